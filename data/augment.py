@@ -1,0 +1,24 @@
+"""Random crops and flips of images, on the device, keyed by example."""
+
+import jax
+import jax.numpy as jnp
+
+PADDING = 4  # pixels on each side
+MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # CIFAR-10's training set, by channel
+
+
+def crop_and_flip(images: jax.Array, keys: jax.Array) -> jax.Array:
+  """Shifts each image [B, S, S, C] by up to 4 pixels, the rest black, and mirrors half of them; keys [B]."""
+
+  def one(image: jax.Array, key: jax.Array) -> jax.Array:
+    row, column, flip = jax.random.randint(key, (3,), 0, jnp.array([2 * PADDING + 1, 2 * PADDING + 1, 2]))
+    padded = jnp.pad(image, ((PADDING, PADDING), (PADDING, PADDING), (0, 0)))
+    crop = jax.lax.dynamic_slice(padded, (row, column, 0), image.shape)
+    return jnp.where(flip == 1, crop[:, ::-1], crop)
+
+  return jax.vmap(one)(images, keys)
+
+
+def normalize(images: jax.Array) -> jax.Array:
+  """uint8 pixels [B, S, S, 3] → float32 of zero mean and unit variance by channel."""
+  return (images / 255.0 - jnp.array(MEAN)) / jnp.array(STD)

@@ -1,0 +1,52 @@
+"""Text from a trained model, a token at a time, with a key-value cache."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from models.axes import UNSHARDED, Sharding
+from models.config import ModelConfig
+from models.transformer import bind
+
+
+def generate(
+  config: ModelConfig,
+  params: dict[str, Any],
+  prompt: jax.Array,  # [B, P] token ids
+  *,
+  length: int,
+  key: jax.Array,
+  temperature: float = 1.0,
+  sharding: Sharding = UNSHARDED,
+) -> jax.Array:
+  """Continues each prompt by `length` tokens → [B, P + length]. Temperature 0 takes the likeliest token.
+
+  One pass over the prompt fills the cache; then every step runs a single position against it. P + length must not
+  pass `model.seq_len`, the positions the model was trained on.
+  """
+  batch, prompt_length = prompt.shape
+  if prompt_length + length > config.seq_len:
+    raise ValueError(f"prompt ({prompt_length}) + length ({length}) passes model.seq_len={config.seq_len}")
+  model = bind(config, params)
+
+  def run(tokens: jax.Array, cache: Any, start: jax.Array | int) -> tuple[jax.Array, Any]:
+    x, cache = model.run_blocks(model.embed(tokens, sharding), sharding=sharding, cache=cache, start=start)
+    return model.logits(x[:, -1:], sharding)[:, 0], cache  # [B, V]
+
+  def choose(logits: jax.Array, position: jax.Array | int) -> jax.Array:
+    if temperature == 0:
+      return jnp.argmax(logits, axis=-1).astype(prompt.dtype)
+    chosen = jax.random.categorical(jax.random.fold_in(key, position), logits / temperature)
+    return chosen.astype(prompt.dtype)
+
+  def step(carry: tuple[jax.Array, Any], position: jax.Array) -> tuple[tuple[jax.Array, Any], jax.Array]:
+    token, cache = carry
+    logits, cache = run(token[:, None], cache, position)
+    return (choose(logits, position), cache), token
+
+  logits, cache = run(prompt, model.empty_cache(batch, prompt_length + length), 0)
+  first = choose(logits, prompt_length - 1)
+  positions = prompt_length + jnp.arange(length - 1)
+  (last, _), tokens = jax.lax.scan(step, (first, cache), positions)
+  return jnp.concatenate([prompt, tokens.T, last[:, None]], axis=1)

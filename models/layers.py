@@ -1,0 +1,73 @@
+"""The small parts of a block: parameters, linear maps, RMSNorm, SwiGLU and dropout."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.axes import Axes, Sharding
+from models.config import ModelConfig
+
+
+def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, *, std: float, dtype: str) -> nnx.Param:
+  """A weight drawn from a normal distribution; `axes` names its dimensions (models/axes.py)."""
+  assert len(shape) == len(axes)
+  value = std * jax.random.normal(rngs.params(), shape, jnp.float32)
+  return nnx.Param(value.astype(dtype), axes=axes)
+
+
+def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1) -> jax.Array:
+  """Contracts the last `inputs` dimensions of x with the first of w: [..., I] × [I, O...] → [..., O...].
+
+  Written as one two-dimensional product, because XLA's CPU backend runs the weight gradient of a contraction over
+  two dimensions (batch and position) at half the speed of the same gradient over one.
+  """
+  lead, out = x.shape[: x.ndim - inputs], w.shape[inputs:]
+  x = x.reshape(math.prod(lead), -1)
+  return (x @ w.reshape(x.shape[-1], -1)).reshape(*lead, *out)
+
+
+class RMSNorm(nnx.Module):
+  """Root mean square normalisation over the width, in float32 (arXiv:1910.07467)."""
+
+  def __init__(self, config: ModelConfig):
+    self.eps = config.norm_eps
+    self.scale = nnx.Param(jnp.ones(config.width, config.param_dtype), axes=(None,))
+
+  def __call__(self, x: jax.Array) -> jax.Array:  # [B, T, D] → [B, T, D]
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+    return (normed * self.scale[...]).astype(x.dtype)
+
+
+class SwiGLU(nnx.Module):
+  """The gated MLP: down(silu(gate(x)) · up(x)) (arXiv:2002.05202)."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    d, f, dtype = config.width, config.mlp_width, config.param_dtype
+    self.gate = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.up = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.down = weight(rngs, (f, d), ("mlp", "embed"), std=(2 * config.depth * f) ** -0.5, dtype=dtype)
+
+  def __call__(self, x: jax.Array, sharding: Sharding) -> jax.Array:  # [B, T, D] → [B, T, D]
+    h = jax.nn.silu(linear(x, self.gate[...])) * linear(x, self.up[...])
+    h = sharding.activation(h, "batch", None, "mlp")  # [B, T, F]
+    return sharding.activation(linear(h, self.down[...]), "batch", None, None)
+
+
+def dropout(x: jax.Array, rate: float, keys: jax.Array | None, sharding: Sharding) -> jax.Array:
+  """Zeroes elements of x [B, T, D] with probability `rate` and scales up the rest; keys [B] hold one key an example.
+
+  A key belongs to an example and a step, never to a device, so every layout drops the same elements.
+  """
+  if keys is None or rate == 0:
+    return x
+  keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
+  keep = sharding.activation(keep, "batch", None, None)
+  return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
+
+
+def fold_in(keys: jax.Array | None, data: jax.Array | int) -> jax.Array | None:
+  """Folds one number into every key of keys [B]."""
+  return None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, data))(keys)

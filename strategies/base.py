@@ -1,0 +1,135 @@
+"""Strategy: the interface that train.py, the tools and the tests use, and its implementation for every SPMD layout.
+
+The mathematics is in training/program.py and knows no device. Here each of its functions becomes one jitted program
+over the mesh: what goes in and comes out is pinned by shardings, and the compiler places the communication.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from errors import ConfigError
+from models.generate import generate
+from strategies.layout import Layout, local_rows
+from training.program import Batch, Metrics, Params, Program, Sums, TrainState
+
+
+class Strategy:
+  """A Program laid out on a mesh.
+
+  Attributes:
+    layout: the resolved Layout; `layout.mesh` holds the size of every mesh axis.
+    mesh: the devices in that shape, or an AbstractMesh to lower without devices.
+  """
+
+  def __init__(self, layout: Layout, program: Program, mesh: Mesh | AbstractMesh):
+    layout.check_divides(program.model.sizes())
+    self.layout, self.program, self.mesh = layout, program, mesh
+    replicated = NamedSharding(mesh, P())
+    shapes = jax.eval_shape(program.init, jax.random.key(0))
+    params = jax.tree.map(
+      lambda axes: NamedSharding(mesh, layout.spec(axes)), program.axes(), is_leaf=lambda x: isinstance(x, tuple)
+    )
+    self.state_sharding = TrainState(
+      step=replicated,
+      params=params,
+      # Adam keeps two numbers per weight; they lie where the weight lies.
+      opt_state=optax.tree.map_params(
+        program.optimizer.transform,
+        lambda _, sharding: sharding,
+        shapes.opt_state,
+        params,
+        transform_non_params=lambda _: replicated,
+      ),
+    )
+    self.batch_sharding = NamedSharding(mesh, layout.spec(("batch",)))
+    self._abstract_state = jax.tree.map(
+      lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, self.state_sharding
+    )
+    self._init = jax.jit(program.init, out_shardings=self.state_sharding)
+    self._train_step = jax.jit(
+      functools.partial(program.train_step, sharding=layout),
+      in_shardings=(self.state_sharding, self.batch_sharding),
+      out_shardings=(self.state_sharding, replicated),
+      donate_argnums=0,
+    )
+    self._eval_step = jax.jit(
+      functools.partial(program.eval_step, sharding=layout),
+      in_shardings=(params, self.batch_sharding),
+      out_shardings=replicated,
+    )
+    self._gradients = jax.jit(
+      functools.partial(program.gradients, sharding=layout),
+      in_shardings=(self.state_sharding, self.batch_sharding),
+      out_shardings=(replicated, params),
+    )
+    self._generate = jax.jit(
+      functools.partial(generate, program.model, sharding=layout.place(batch=None)),
+      static_argnames=("length", "temperature"),
+      out_shardings=replicated,
+    )
+
+  def init(self, seed: int) -> TrainState:
+    """The state at step 0, born sharded: no device ever holds more than its part."""
+    with jax.set_mesh(self.mesh):
+      return self._init(jax.random.key(seed))
+
+  def abstract_state(self) -> TrainState:
+    """The state's shapes, dtypes and shardings: for restoring, and for compiling ahead of time."""
+    return self._abstract_state
+
+  def abstract_batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """The same for a global training batch."""
+    return {
+      name: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=self.batch_sharding)
+      for name, (shape, dtype) in self.program.example_shapes().items()
+    }
+
+  def rows(self, batch_size: int) -> slice:
+    """The rows of a global batch that this process must supply."""
+    return local_rows(self.batch_sharding, batch_size)
+
+  def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> Batch:
+    """A global batch from this process's rows of it."""
+    return {
+      name: jax.make_array_from_process_local_data(self.batch_sharding, rows, (batch_size, *rows.shape[1:]))
+      for name, rows in host_batch.items()
+    }
+
+  def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    """One update. Donates `state`: use the one returned. The metrics are replicated scalars, not yet computed."""
+    with jax.set_mesh(self.mesh):
+      return self._train_step(state, batch)
+
+  def eval_step(self, state: TrainState, batch: Batch) -> Sums:
+    """Sums of loss, correct predictions and count over the batch, padding left out."""
+    with jax.set_mesh(self.mesh):
+      return self._eval_step(state.params, batch)
+
+  def gradients(self, state: TrainState, batch: Batch) -> tuple[Metrics, Params]:
+    """The loss and the gradient of the mean loss that `train_step` would apply, laid out as the parameters."""
+    with jax.set_mesh(self.mesh):
+      return self._gradients(state, batch)
+
+  def generate(self, state: TrainState, prompt: np.ndarray, *, length: int, seed: int, temperature: float) -> jax.Array:
+    """Continues prompts [B, P] by `length` tokens; every device holds the result."""
+    with jax.set_mesh(self.mesh):
+      return self._generate(state.params, prompt, length=length, key=jax.random.key(seed), temperature=temperature)
+
+  def lower_train_step(self, batch_size: int, **options: Any) -> jax.stages.Lowered:
+    """The training step, lowered but not compiled; `options` go to `jax.stages.Traced.lower`."""
+    with jax.set_mesh(self.mesh) if isinstance(self.mesh, Mesh) else jax.sharding.use_abstract_mesh(self.mesh):
+      return self._train_step.trace(self._abstract_state, self.abstract_batch(batch_size)).lower(**options)
+
+  def check_batch(self, field: str, batch_size: int, accumulation: int = 1) -> None:
+    """Raises ConfigError unless a global batch splits evenly over the batch axis and the microbatches."""
+    shards = self.layout.shards("batch")
+    if batch_size < 1 or batch_size % (shards * accumulation):
+      unit = f"{shards} (devices that split the batch)" + (f" × {accumulation} (accumulation)" if accumulation > 1 else "")
+      nearest = max(1, round(batch_size / (shards * accumulation))) * shards * accumulation
+      raise ConfigError(f"{field}={batch_size} is not a multiple of {unit}; use {nearest}")

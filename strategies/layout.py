@@ -1,0 +1,172 @@
+"""Layout: which logical axis lies on which mesh axis. The whole vocabulary of sharding is in this file.
+
+A strategy is a Layout: a mesh, and for each of the model's six logical axes (models/axes.py) the mesh axis that
+splits it, or none. Two layouts join with `|`, which is how 2D is FSDP and tensor parallelism. Next: base.py, which
+runs the training step under a layout.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from errors import ConfigError, one_of
+from models.axes import AXES, Axes
+
+# Canonical mesh axes, outermost (slowest links) first. Strategies compose because they agree on these names.
+MESH_AXES = ("replica", "stage", "data", "context", "expert", "model")
+
+Place = str | tuple[str, ...] | None  # the mesh axis, or axes, that split a logical axis
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """`mesh` gives the size of each mesh axis, -1 for "the devices that are left"; the rest place the logical axes.
+
+  Implements `models.axes.Sharding`. Call its methods under `jax.set_mesh`, in automatic sharding mode: the
+  constraints written here are the fixed points and the compiler fills in the rest (WORKSPACE.md says why not
+  explicit mode).
+  """
+
+  mesh: Mapping[str, int]
+  batch: Place = None
+  embed: Place = None
+  heads: Place = None
+  mlp: Place = None
+  vocab: Place = None
+  layers: Place = None
+
+  def __post_init__(self):
+    ordered = {axis: self.mesh[axis] for axis in MESH_AXES if axis in self.mesh}
+    unknown = set(self.mesh) - set(ordered)
+    unknown |= {axis for name in AXES for axis in _parts(getattr(self, name))} - set(ordered)
+    if unknown:
+      raise ValueError(f"mesh axes {sorted(unknown)} are not in this layout's mesh {dict(self.mesh)} or not canonical")
+    object.__setattr__(self, "mesh", ordered)
+
+  # --- How layouts are made ---
+
+  def __or__(self, other: "Layout") -> "Layout":
+    """Both layouts at once. Where they disagree about an axis it is an error, not a choice."""
+    merged: dict[str, Any] = {"mesh": dict(self.mesh) | dict(other.mesh)}
+    for name in AXES:
+      mine, theirs = getattr(self, name), getattr(other, name)
+      if mine and theirs and mine != theirs:
+        raise ValueError(f"these layouts place '{name}' on both '{mine}' and '{theirs}'")
+      merged[name] = mine or theirs
+    return Layout(**merged)
+
+  def on(self, **sizes: int) -> "Layout":
+    """The same layout with other mesh sizes."""
+    return dataclasses.replace(self, mesh=dict(self.mesh) | sizes)
+
+  def place(self, **places: Place) -> "Layout":
+    """The same layout with some logical axes placed elsewhere."""
+    return dataclasses.replace(self, **places)
+
+  def resolve(self, devices: int, sizes: Mapping[str, int | None] | None = None) -> "Layout":
+    """Fills in the mesh for a number of devices; `sizes` are the user's `mesh.AXIS` fields, None where not given.
+
+    On one device every size that the user did not give becomes 1. Raises ConfigError where the sizes don't fit.
+    """
+    given = {axis: size for axis, size in (sizes or {}).items() if size is not None}
+    for axis, size in given.items():
+      one_of("mesh axis", axis, MESH_AXES)
+      if size < 1 and size != -1:
+        raise ConfigError(f"mesh.{axis}={size} is no size; use a positive number, or -1 for the devices that are left")
+      if axis not in self.mesh and size != 1:
+        raise ConfigError(
+          f"mesh.{axis}={size}, but this strategy has no '{axis}' axis; it has: {', '.join(self.mesh)}"
+        )
+    default = {axis: 1 for axis in self.mesh} if devices == 1 else self.mesh
+    mesh = dict(default) | {axis: size for axis, size in given.items() if axis in self.mesh}
+    shown = ", ".join(f"mesh.{axis}={size}" for axis, size in mesh.items())
+    free = [axis for axis, size in mesh.items() if size == -1]
+    if len(free) > 1:
+      raise ConfigError(f"{shown}: only one axis can be -1; give the others a size")
+    fixed = math.prod(size for size in mesh.values() if size != -1)
+    if free and devices % fixed == 0:
+      mesh[free[0]] = devices // fixed
+    elif fixed != devices and not (fixed == 1 and not free):  # a mesh of ones is the single-device run, wherever
+      raise ConfigError(
+        f"{shown} do not multiply to the {devices} devices here; "
+        f"use sizes whose product is {devices}, or -1 for one of them"
+      )
+    return dataclasses.replace(self, mesh=mesh)
+
+  # --- What a resolved layout says ---
+
+  @property
+  def device_count(self) -> int:
+    return math.prod(self.mesh.values())
+
+  def shards(self, name: str) -> int:
+    """The number of pieces a logical axis is split into."""
+    return math.prod(self.mesh[axis] for axis in _parts(getattr(self, name)))
+
+  def spec(self, axes: Iterable[str | None]) -> P:
+    """The PartitionSpec of an array whose dimensions carry these names."""
+    places = [getattr(self, name) if name else None for name in axes]
+    used = [axis for place in places for axis in _parts(place)]
+    if len(used) != len(set(used)):
+      raise ValueError(f"axes {tuple(axes)} would split two dimensions of one array over the same mesh axis: {places}")
+    return P(*places)
+
+  def make_mesh(self, devices: list[jax.Device]) -> Mesh:
+    """The mesh over the first `device_count` of these devices, laid out along their links."""
+    shape = tuple(self.mesh.values())
+    return jax.make_mesh(
+      shape, tuple(self.mesh), axis_types=(AxisType.Auto,) * len(shape), devices=devices[: self.device_count]
+    )
+
+  def abstract_mesh(self) -> AbstractMesh:
+    """A mesh of this shape without devices, to trace and lower for machines that are not there."""
+    return AbstractMesh(
+      tuple(self.mesh.values()), tuple(self.mesh), axis_types=(AxisType.Auto,) * len(self.mesh)
+    )
+
+  def check_divides(self, sizes: Iterable[tuple[str, str, int]]) -> None:
+    """Raises ConfigError unless every (logical axis, config field, size) splits evenly."""
+    for name, field, size in sizes:
+      shards = self.shards(name)
+      if size % shards:
+        fields = " × ".join(f"mesh.{axis}={self.mesh[axis]}" for axis in _parts(getattr(self, name)))
+        divisors = [str(d) for d in range(1, min(size, 64) + 1) if size % d == 0]
+        raise ConfigError(f"{fields} does not divide {field}={size}; use {_either(divisors)}")
+
+  # --- models.axes.Sharding ---
+
+  def activation(self, x: jax.Array, *axes: str | None) -> jax.Array:
+    if self.device_count == 1:
+      return x
+    return jax.lax.with_sharding_constraint(x, self.spec(axes))
+
+  def gather(self, w: jax.Array, axes: Axes) -> jax.Array:
+    """All-gathers a weight along `embed`; its gradient goes back the other way, reduced and split as it is stored."""
+    if self.shards("embed") == 1 or "embed" not in axes:
+      return w
+    stored, used = self.spec(axes), self.spec(None if name == "embed" else name for name in axes)
+    constrain = jax.lax.with_sharding_constraint
+    gathered = jax.custom_vjp(lambda w: constrain(w, used))
+    gathered.defvjp(lambda w: (constrain(w, used), None), lambda _, gradient: (constrain(gradient, stored),))
+    return gathered(w)
+
+
+def _parts(place: Place) -> tuple[str, ...]:
+  return () if place is None else (place,) if isinstance(place, str) else tuple(place)
+
+
+def _either(options: list[str]) -> str:
+  return options[0] if len(options) == 1 else f"{', '.join(options[:-1])} or {options[-1]}"
+
+
+def local_rows(sharding: jax.sharding.NamedSharding, size: int) -> slice:
+  """The rows of a global batch of `size` that this process's devices hold."""
+  held = [index[0].indices(size)[:2] for index in sharding.addressable_devices_indices_map((size,)).values()]
+  starts, stops = np.array(held).T
+  return slice(int(starts.min()), int(stops.max()))

@@ -1,0 +1,67 @@
+"""AdamW with warm-up, cosine decay and clipping by global norm."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import optax
+
+from errors import ConfigError, positive
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """`configs/base.py` explains each field.
+
+  The learning rate is a function of the step and is applied apart from `transform`: a step whose update was thrown
+  away still counts on the schedule, and `transform` keeps nothing but Adam's moments and their count.
+  """
+
+  learning_rate: float
+  warmup: int
+  steps: int
+  final_fraction: float
+  b1: float
+  b2: float
+  eps: float
+  weight_decay: float
+  clip_norm: float
+
+  def __post_init__(self):
+    positive("steps", self.steps)
+    if self.learning_rate <= 0:
+      raise ConfigError(f"optimizer.learning_rate={self.learning_rate} must be above 0")
+    if self.warmup < 0:
+      raise ConfigError(f"optimizer.warmup={self.warmup} must be 0 or more steps")
+    for name in ("b1", "b2"):
+      if not 0 <= getattr(self, name) < 1:
+        raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1")
+    for name in ("clip_norm", "weight_decay"):
+      if getattr(self, name) < 0:
+        raise ConfigError(f"optimizer.{name}={getattr(self, name)} must not be negative; use 0 to switch it off")
+
+  @property
+  def transform(self) -> optax.GradientTransformation:
+    """Gradients to updates, before the learning rate."""
+    return optax.chain(
+      optax.clip_by_global_norm(self.clip_norm) if self.clip_norm else optax.identity(),
+      optax.scale_by_adam(self.b1, self.b2, self.eps),
+      optax.add_decayed_weights(self.weight_decay, mask=is_decayed),
+    )
+
+  def schedule(self, step: jax.Array | int) -> jax.Array:
+    """The learning rate of the update from `step` to step + 1; zero is never reached."""
+    warmup = min(self.warmup, self.steps)
+    rates = optax.warmup_cosine_decay_schedule(
+      init_value=self.learning_rate / (warmup + 1),
+      peak_value=self.learning_rate,
+      warmup_steps=warmup,
+      decay_steps=max(self.steps, warmup + 1),
+      end_value=self.learning_rate * self.final_fraction,
+    )
+    return rates(step)
+
+
+def is_decayed(params: dict[str, Any]) -> dict[str, Any]:
+  """Weight decay is for matrices, not for the scales of norms."""
+  return jax.tree.map_with_path(lambda path, _: path[-1].key != "scale", params)

@@ -1,0 +1,162 @@
+"""What is trained: the state, the loss and the step, as pure functions that know no device.
+
+Losses and gradients travel as sums until the very end: `gradient_sums` adds up over examples, devices and
+microbatches, and `apply_gradients` divides once by the count. So padding, uneven batches and accumulation change no
+number. Random numbers are keyed by step and example, so no layout changes one either.
+
+A strategy wraps `init`, `train_step`, `eval_step` and `gradients` for its mesh (strategies/base.py).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from data.augment import crop_and_flip, normalize
+from errors import positive
+from models.axes import UNSHARDED, Sharding
+from models.config import ModelConfig
+from models.transformer import bind, init_params, logical_axes
+from training.optimizer import Optimizer
+
+Params = dict[str, Any]  # nested; the leaves are arrays
+Batch = dict[str, jax.Array]  # see `Program.example_shapes`
+Metrics = dict[str, jax.Array]  # scalars
+Sums = dict[str, jax.Array]  # "loss", "correct" and "count", summed over predictions
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  """All that changes in training. The tree and the global shapes are the same under every strategy."""
+
+  step: jax.Array  # int32, updates tried so far
+  params: Params
+  opt_state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A model, an optimizer, and how a batch becomes an update."""
+
+  model: ModelConfig
+  optimizer: Optimizer
+  seed: int
+  accumulation: int
+  augment: bool
+
+  def __post_init__(self):
+    positive("accumulation", self.accumulation)
+
+  # --- State ---
+
+  def init(self, key: jax.Array) -> TrainState:
+    params = init_params(self.model, key)
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=self.optimizer.transform.init(params))
+
+  def axes(self) -> dict[str, Any]:
+    """The logical axes of every parameter, in the shape of the parameters."""
+    return logical_axes(self.model)
+
+  def example_shapes(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+    """What a batch holds: for each array the shape of one example, and the dtype.
+
+    `id` names the example in its data set, for its random numbers; `mask` is false on padding.
+    """
+    content: dict[str, tuple[tuple[int, ...], Any]]
+    if self.model.is_image:
+      side = self.model.image_size
+      content = {"image": ((side, side, 3), np.uint8), "label": ((), np.int32)}
+    else:
+      content = {"tokens": ((self.model.seq_len + 1,), np.int32)}  # inputs and, one further, targets
+    return content | {"id": ((), np.int32), "mask": ((), np.bool_)}
+
+  # --- Steps ---
+
+  def train_step(self, state: TrainState, batch: Batch, sharding: Sharding = UNSHARDED) -> tuple[TrainState, Metrics]:
+    sums, grads = self.gradient_sums(state.params, batch, state.step, sharding)
+    return self.apply_gradients(state, sums, grads)
+
+  def eval_step(self, params: Params, batch: Batch, sharding: Sharding = UNSHARDED) -> Sums:
+    return self.loss_sums(params, batch, None, sharding)[1]
+
+  def gradients(self, state: TrainState, batch: Batch, sharding: Sharding = UNSHARDED) -> tuple[Metrics, Params]:
+    """The mean loss and its gradient, before clipping."""
+    sums, grads = self.gradient_sums(state.params, batch, state.step, sharding)
+    return {"loss": sums["loss"] / sums["count"]}, jax.tree.map(lambda g: g / sums["count"], grads)
+
+  # --- Their parts, which strategies with a schedule of their own recombine ---
+
+  def loss_sums(
+    self, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED
+  ) -> tuple[jax.Array, Sums]:
+    """The loss summed over the batch's predictions, and all sums. Training if `step` is given, else evaluation."""
+    keys = None if step is None else self._example_keys(batch["id"], step)
+    model = bind(self.model, params)
+    if self.model.is_image:
+      image = batch["image"]
+      if keys is not None and self.augment:
+        image = crop_and_flip(image, jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys))
+      inputs, targets = normalize(sharding.activation(image, "batch", None, None, None)), batch["label"]
+    else:
+      inputs, targets = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
+    dropout_keys = keys if self.model.dropout else None
+    return self.prediction_sums(model(inputs, keys=dropout_keys, sharding=sharding), targets, batch["mask"])
+
+  def prediction_sums(self, logits: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, Sums]:
+    """Cross-entropy of logits [B, ..., V] against targets [B, ...], examples with mask [B] false left out.
+
+    Only reductions over V, no lookup in it, so that logits split over the vocabulary stay where they are.
+    """
+    weight = jnp.broadcast_to(mask.reshape(-1, *(1,) * (targets.ndim - 1)), targets.shape)
+    is_target = targets[..., None] == jnp.arange(logits.shape[-1])
+    target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+    loss = jnp.sum(jnp.where(weight, jax.nn.logsumexp(logits, axis=-1) - target_logit, 0))
+    correct = weight & (target_logit >= jnp.max(logits, axis=-1))
+    return loss, {"loss": loss, "correct": jnp.sum(correct), "count": jnp.sum(weight)}
+
+  def gradient_sums(
+    self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
+  ) -> tuple[Sums, Params]:
+    """Sums over the batch and the gradient of the summed loss, a microbatch at a time."""
+    gradient = jax.grad(self.loss_sums, has_aux=True)
+    if self.accumulation == 1:
+      grads, sums = gradient(params, batch, step, sharding)
+      return sums, grads
+
+    def microbatches(x: jax.Array) -> jax.Array:  # [B, ...] → [A, B/A, ...]
+      # Every A-th row, so that each device's rows stay on it.
+      x = x.reshape(-1, self.accumulation, *x.shape[1:]).swapaxes(0, 1)
+      return sharding.activation(x, None, "batch", *(None,) * (x.ndim - 2))
+
+    def add(total: tuple[Params, Sums], microbatch: Batch) -> tuple[tuple[Params, Sums], None]:
+      return jax.tree.map(jnp.add, total, gradient(params, microbatch, step, sharding)), None
+
+    split = jax.tree.map(microbatches, batch)
+    first, rest = jax.tree.map(lambda x: x[0], split), jax.tree.map(lambda x: x[1:], split)
+    (grads, sums), _ = jax.lax.scan(add, gradient(params, first, step, sharding), rest)
+    return sums, grads
+
+  def apply_gradients(self, state: TrainState, sums: Sums, grads: Params) -> tuple[TrainState, Metrics]:
+    """The update from the gradient of the summed loss; none where the loss or the gradient is not finite."""
+    grads = jax.tree.map(lambda g: g / sums["count"], grads)
+    loss, norm = sums["loss"] / sums["count"], optax.global_norm(grads)
+    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    rate = self.optimizer.schedule(state.step)
+    updates, opt_state = self.optimizer.transform.update(grads, state.opt_state, state.params)
+    params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
+    params, opt_state = jax.tree.map(
+      lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
+    )
+    metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}
+    if self.model.is_image:
+      metrics["accuracy"] = sums["correct"] / sums["count"]
+    return TrainState(state.step + 1, params, opt_state), metrics
+
+  def _example_keys(self, ids: jax.Array, step: jax.Array) -> jax.Array:
+    """One key for each example [B], the same wherever it is computed."""
+    key = jax.random.fold_in(jax.random.key(self.seed), step)
+    return jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
