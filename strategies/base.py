@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError
+from models.axes import AXES
 from models.generate import generate
 from strategies.layout import Layout, local_rows
 from training.program import Batch, Metrics, Params, Program, Sums, TrainState
@@ -125,6 +126,14 @@ class Strategy:
     """The training step, lowered but not compiled; `options` go to `jax.stages.Traced.lower`."""
     with jax.set_mesh(self.mesh) if isinstance(self.mesh, Mesh) else jax.sharding.use_abstract_mesh(self.mesh):
       return self._train_step.trace(self._abstract_state, self.abstract_batch(batch_size)).lower(**options)
+
+  def describe(self, name: str) -> str:
+    """One line: the strategy's name, its mesh, and which logical axis it splits over what."""
+    if self.layout.device_count == 1:
+      return name if name == "single" else f"{name} on one device: nothing to split, so this is the single-device run"
+    mesh = " × ".join(f"{axis}={size}" for axis, size in self.layout.mesh.items())
+    placed = {axis: getattr(self.layout, axis) for axis in AXES if getattr(self.layout, axis)}
+    return f"{name} on mesh {mesh}; " + ", ".join(f"{axis} over {place}" for axis, place in placed.items())
 
   def check_batch(self, field: str, batch_size: int, accumulation: int = 1) -> None:
     """Raises ConfigError unless a global batch splits evenly over the batch axis and the microbatches."""

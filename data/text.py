@@ -1,0 +1,199 @@
+"""Text: Python's own standard library by default, or the user's files; as bytes, or in the pieces of a trained BPE.
+
+The files are split by name into training and validation (few files: the end of each), joined with an end-of-document
+token between them, and kept as one memory-mapped array of token ids each. Example i is a window of seq_len + 1
+tokens; windows overlap by the one token that is a target in the first and an input in the next.
+"""
+
+import dataclasses
+import hashlib
+import json
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data import bigram
+from data.batches import Batches, HostBatch
+from data.cache import prepared
+from errors import ConfigError, one_of
+from models.config import ModelConfig
+
+TOKENIZERS = ("bytes", "bpe")
+END = 0  # the token between documents: the zero byte, and the first special token of a BPE
+HELD_OUT = 20  # one file in so many is for validation
+FORMAT = 1  # of the cache; raise it when what is written there changes
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+  """Token ids [N] cut into windows of `length` + 1."""
+
+  tokens: np.ndarray
+  length: int
+
+  def __len__(self) -> int:
+    return (len(self.tokens) - 1) // self.length
+
+  def read(self, ids: np.ndarray) -> HostBatch:
+    places = ids[:, None] * self.length + np.arange(self.length + 1)
+    return {"tokens": self.tokens[places].astype(np.int32)}
+
+
+def load(config: Any, model: ModelConfig) -> dict[str, Any]:
+  """The fields of a `data.Dataset` for the text at `config.path`, tokenized by `config.tokenizer`."""
+  one_of("data.tokenizer", config.tokenizer, TOKENIZERS)
+  root, files = find_files(config.path)
+  stamps = [(str(f.relative_to(root)), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+  key = (FORMAT, stamps, config.tokenizer, model.vocab_size if config.tokenizer == "bpe" else 256)
+  folder = prepared(config.cache_dir, "text", key, lambda to: _write(to, root, files, config.tokenizer, model.vocab_size))
+
+  meta = json.loads((folder / "meta.json").read_text())
+  if meta["largest_id"] >= model.vocab_size:
+    raise ConfigError(
+      f"model.vocab_size={model.vocab_size} is too small: the text holds token id {meta['largest_id']}; "
+      f"use {256 if config.tokenizer == 'bytes' else meta['largest_id'] + 1} or more"
+    )
+  splits = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "validation")}
+  for name, tokens in splits.items():
+    if len(tokens) <= model.seq_len:
+      raise ConfigError(
+        f"data.path={config.path!r} is shorter than one sequence: {len(tokens)} tokens for {name}, but "
+        f"model.seq_len={model.seq_len} needs {model.seq_len + 1}; give more text or use a smaller model.seq_len"
+      )
+  encode, decode = codec(config.tokenizer, folder)
+  to_bytes = bytes if config.tokenizer == "bytes" else lambda ids: decode(ids).encode()
+  validation = Windows(splits["validation"], model.seq_len)
+
+  def bigram_loss(examples: int) -> float:
+    """Bits a byte of the bigram model on the windows that an evaluation of `examples` examples sees."""
+    batches = Batches(validation, 256).evaluation(examples=examples)
+    windows = (window for batch in batches for window in batch["tokens"][batch["mask"]])
+    return bigram.bits_per_byte(np.load(folder / "pairs.npy"), (to_bytes(window.tolist()) for window in windows))
+
+  return {
+    "train": Windows(splits["train"], model.seq_len),
+    "validation": validation,
+    "description": (
+      f"text of {config.path or 'the Python standard library'}: {meta['files']} files, "
+      f"{meta['bytes'] / 1e6:.1f} MB, {len(splits['train']):,} tokens to train on and "
+      f"{len(splits['validation']):,} to validate on ({config.tokenizer})"
+    ),
+    "fingerprint": meta["fingerprint"],
+    "bytes_per_token": meta["validation_bytes"] / len(splits["validation"]),
+    "encode": encode,
+    "decode": decode,
+    "bigram": bigram_loss,
+  }
+
+
+def find_files(path: str) -> tuple[Path, list[Path]]:
+  """The text files at `path`, sorted, and the folder their names are relative to.
+
+  `path` is a file, a folder, several of them with commas between, or empty for the standard library. In a folder,
+  hidden files and files that are not text (a zero byte in their first 8 KiB) are passed over.
+  """
+  if not path:
+    root = Path(sysconfig.get_path("stdlib"))
+    # Not its tests: many systems package them apart, and the corpus should be the same on all.
+    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    return root, sorted(f for f in root.rglob("*.py") if not skipped & set(f.relative_to(root).parts))
+  files: list[Path] = []
+  for name in path.split(","):
+    place = Path(name.strip()).expanduser()
+    if not place.exists():
+      raise ConfigError(f"data.path={name.strip()!r} does not exist; name a text file, a folder, or several with commas")
+    within = sorted(place.rglob("*")) if place.is_dir() else [place]
+    files += [f for f in within if f.is_file() and (f == place or _is_text(f, place))]
+  files = sorted(set(files))
+  if not any(f.stat().st_size for f in files):
+    raise ConfigError(f"data.path={path!r} holds no text; name a file or folder that does")
+  common = Path(*_common_parts([f.absolute().parent.parts for f in files]))
+  return common, [f.absolute() for f in files]
+
+
+def codec(tokenizer: str, folder: Path) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
+  """Text to token ids, and back."""
+  if tokenizer == "bytes":
+    return lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace")
+  from tokenizers import Tokenizer
+
+  bpe = Tokenizer.from_file(str(folder / "tokenizer.json"))
+  return lambda text: bpe.encode(text).ids, lambda ids: bpe.decode(ids)
+
+
+def _write(folder: Path, root: Path, files: list[Path], tokenizer: str, vocab_size: int) -> None:
+  """Tokenizes the files into `folder`, one document at a time."""
+  if tokenizer == "bpe":
+    _train_bpe(folder, [text for f in files for text in _split(root, f, files)[:1] if text], vocab_size)
+  encode, _ = codec(tokenizer, folder)
+  dtype = np.uint16 if tokenizer == "bytes" or vocab_size <= 1 << 16 else np.uint32
+  digest, largest, sizes = hashlib.sha256(f"{tokenizer}{vocab_size}".encode()), 0, [0, 0]
+  pairs = np.zeros((256, 256), np.int64)
+  for split, name in enumerate(("train", "validation")):
+    raw = folder / "tokens.raw"
+    with raw.open("wb") as out:
+      for file in files:
+        text = _split(root, file, files)[split]
+        if text:
+          ids = np.frombuffer(text, np.uint8) if tokenizer == "bytes" else encode(text.decode(errors="replace"))
+          ids = np.append(np.asarray(ids, dtype), np.asarray(END, dtype))
+          largest = max(largest, int(ids.max()))
+          sizes[split] += len(text) + 1
+          pairs += bigram.pair_counts(b"\0" + text + b"\0") * (name == "train")
+          digest.update(ids.tobytes())
+          out.write(ids.tobytes())
+      digest.update(b"|")
+    tokens = np.memmap(raw, dtype, mode="r") if raw.stat().st_size else np.zeros(0, dtype)
+    np.save(folder / f"{name}.npy", tokens)
+    raw.unlink()
+  np.save(folder / "pairs.npy", pairs)
+  meta = {
+    "files": len(files), "bytes": sum(sizes), "validation_bytes": sizes[1],
+    "largest_id": largest, "fingerprint": digest.hexdigest(),
+  }  # fmt: skip
+  (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def _train_bpe(folder: Path, texts: list[bytes], vocab_size: int) -> None:
+  from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+  if vocab_size < 257:
+    raise ConfigError(f"model.vocab_size={vocab_size} is too small for a BPE; use 257 or more (256 bytes and one end)")
+  bpe = Tokenizer(models.BPE())
+  bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  bpe.decoder = decoders.ByteLevel()
+  alphabet = pre_tokenizers.ByteLevel.alphabet()
+  trainer = trainers.BpeTrainer(
+    vocab_size=vocab_size, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
+  )
+  bpe.train_from_iterator((text.decode(errors="replace") for text in texts), trainer)
+  bpe.save(str(folder / "tokenizer.json"))
+
+
+def _split(root: Path, file: Path, files: list[Path]) -> tuple[bytes, bytes]:
+  """A file's part for training and its part for validation."""
+  text = file.read_bytes()
+  if len(files) < HELD_OUT:  # too few to hold whole files out
+    cut = len(text) - len(text) // HELD_OUT
+    cut = text.rfind(b"\n", 0, cut) + 1 or cut
+    return text[:cut], text[cut:]
+  name = file.relative_to(root).as_posix()
+  held_out = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % HELD_OUT == 0
+  return (b"", text) if held_out else (text, b"")
+
+
+def _is_text(file: Path, root: Path) -> bool:
+  if any(part.startswith(".") for part in file.relative_to(root).parts):
+    return False
+  with file.open("rb") as opened:
+    return b"\0" not in opened.read(8192)
+
+
+def _common_parts(paths: list[tuple[str, ...]]) -> Iterator[str]:
+  for parts in zip(*paths, strict=False):
+    if len(set(parts)) > 1:
+      return
+    yield parts[0]

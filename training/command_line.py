@@ -1,0 +1,83 @@
+"""`--config=FILE[:PRESET] --config.FIELD=VALUE`: ml_collections' flags, with errors that a user can act on."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from absl import app, flags
+from ml_collections import ConfigDict, config_flags
+
+from errors import ConfigError, did_you_mean
+
+CONFIG = config_flags.DEFINE_config_file(
+  "config", None, "configs/STRATEGY.py[:PRESET]; change a field with --config.FIELD=VALUE", lock_config=True
+)
+
+
+def run(main: Callable[[Any], None]) -> NoReturn:
+  """Runs `main(config)` with the config of the command line. A ConfigError becomes one line and exit status 2."""
+
+  def reporting(_: list[str]) -> None:
+    try:
+      main(CONFIG.value)
+    except ConfigError as error:
+      fail(error, status=2)
+
+  app.run(reporting, flags_parser=_parse)
+
+
+def fail(error: Exception, status: int) -> NoReturn:
+  """Ends the program with one line on standard error."""
+  print(f"error: {error}", file=sys.stderr)
+  sys.exit(status)
+
+
+def load_config(argument: str) -> ConfigDict:
+  """The config of "FILE[:PRESET]". Raises ConfigError where there is no such file or preset."""
+  name, _, preset = argument.partition(":")
+  path = Path(name)
+  if not path.is_file():
+    known = [str(f) for f in path.parent.glob("*.py") if f.stem not in ("__init__", "base")]
+    raise ConfigError(f"config={name!r} does not exist{did_you_mean(name, known) if known else ''}")
+  spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  if not hasattr(module, "get_config"):
+    raise ConfigError(f"config={name!r} defines no get_config(); use one of the strategies' configs")
+  return module.get_config(preset) if preset else module.get_config()
+
+
+def field_names(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+  """The dotted names of all fields."""
+  for name, value in config.items():
+    if isinstance(value, ConfigDict):
+      yield from field_names(value, f"{prefix}{name}.")
+    else:
+      yield prefix + name
+
+
+def _parse(argv: list[str]) -> list[str]:
+  try:
+    _check(argv[1:])
+    rest = flags.FLAGS(argv)
+    if len(rest) > 1:
+      raise ConfigError(f"argument {rest[1]!r} is not understood; fields are given as --config.FIELD=VALUE")
+    return rest
+  except (ConfigError, flags.Error) as error:
+    fail(error, status=2)
+
+
+def _check(arguments: list[str]) -> None:
+  """Raises ConfigError for a missing or unknown config, and for fields that it does not have."""
+  if any(argument.lstrip("-") in ("help", "helpfull", "helpshort", "h", "?") for argument in arguments):
+    return
+  given = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments if argument.startswith("-"))
+  if not given.get("config"):
+    raise ConfigError("config is missing; name one with --config=configs/fsdp.py")
+  known = list(field_names(load_config(given["config"])))
+  for name in (name.removeprefix("config.") for name in given if name.startswith("config.")):
+    if name not in known:
+      raise ConfigError(f"config.{name} is no field{did_you_mean(name, known)}")

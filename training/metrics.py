@@ -1,0 +1,143 @@
+"""Where measurements go: a line in the terminal, `metrics.jsonl`, and TensorBoard event files."""
+
+import collections
+import contextlib
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+
+class Clock:
+  """Adds up wall time by what it was spent on. `spent` maps names to seconds; blocks do not nest."""
+
+  def __init__(self) -> None:
+    self.spent: dict[str, float] = collections.defaultdict(float)
+    self.born = time.perf_counter()
+
+  @contextlib.contextmanager
+  def __call__(self, name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+      yield
+    finally:
+      self.spent[name] += time.perf_counter() - start
+
+  @property
+  def total(self) -> float:
+    return time.perf_counter() - self.born
+
+
+class Meter:
+  """Speed over the steps since the last line.
+
+  Args:
+    items: how many of `unit` ("tokens" or "images") a step processes.
+    flops: floating-point operations of a step; `peak` is what all devices could do a second, None if not known.
+  """
+
+  def __init__(self, clock: Clock, items: int, unit: str, flops: float, peak: float | None):
+    self.clock, self.items, self.unit, self.flops, self.peak = clock, items, unit, flops, peak
+    self.restart(0)
+
+  def restart(self, step: int) -> None:
+    """Starts to measure after `step`; call it after what should not count, such as an evaluation."""
+    self.step, self.time, self.waited = step, time.perf_counter(), self.clock.spent["data"]
+
+  def read(self, step: int) -> dict[str, float]:
+    """The speed from the last start until `step`, which has just ended, and a new start."""
+    seconds, steps = time.perf_counter() - self.time, max(1, step - self.step)
+    rate = steps / seconds
+    speed = {
+      f"{self.unit}_per_second": self.items * rate,
+      "step_ms": 1e3 * seconds / steps,
+      "data_wait": (self.clock.spent["data"] - self.waited) / seconds,
+      "tflops_per_second": self.flops * rate / 1e12,
+    }
+    if self.peak:
+      speed["mfu"] = self.flops * rate / self.peak
+    self.restart(step)
+    return speed
+
+
+# How a measurement is written in the terminal; the ones not listed go to the files only.
+FORMATS = {
+  "loss": "loss {:.4f}",
+  "bits_per_byte": "{:.3f} bits/byte",
+  "accuracy": "accuracy {:.2%}",
+  "grad_norm": "grad norm {:.2f}",
+  "learning_rate": "lr {:.2e}",
+  "tokens_per_second": "{:,.0f} tokens/s",
+  "images_per_second": "{:,.0f} images/s",
+  "step_ms": "{:.0f} ms/step",
+  "data_wait": "data {:.1%}",
+  "memory_gib": "{:.2f} GiB",
+  "tflops_per_second": "{:.3g} TFLOP/s",
+  "mfu": "MFU {:.1%}",
+  "skipped_updates": "{:.0f} skipped",
+  "examples": "{:,.0f} examples",
+}
+
+
+class Writer:
+  """Writes measurements of one run into its workdir, if `enabled` (one process of a job is).
+
+  An earlier run's metrics in the same folder are kept under another name.
+  """
+
+  def __init__(self, workdir: Path, first_step: int, last_step: int, enabled: bool = True):
+    self.enabled, self.path = enabled, workdir / "metrics.jsonl"
+    self.last_step = last_step
+    self.bar = None
+    if not enabled:
+      return
+    if self.path.exists():
+      number = next(n for n in range(1, sys.maxsize) if not (workdir / f"metrics.{n}.jsonl").exists())
+      self.path.rename(workdir / f"metrics.{number}.jsonl")
+    self.file = self.path.open("w")
+    self.board = SummaryWriter(str(workdir / "tensorboard"))
+    if sys.stderr.isatty():
+      self.bar = tqdm(initial=first_step, total=last_step, unit="step", dynamic_ncols=True)
+
+  def __enter__(self) -> "Writer":
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    if self.enabled:
+      self.file.close()
+      self.board.close()
+      if self.bar is not None:
+        self.bar.close()
+
+  def write(self, step: int, split: str, values: dict[str, float]) -> None:
+    """Records values measured at a step of "train" or "validation"."""
+    if not self.enabled:
+      return
+    # JSON has no number for these; null keeps the line readable by every parser.
+    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    self.file.write(json.dumps({"step": step, "split": split, **finite}) + "\n")
+    self.file.flush()
+    for name, value in values.items():
+      self.board.add_scalar(f"{split}/{name}", value, step)
+    shown = [form.format(values[name]) for name, form in FORMATS.items() if name in values]
+    self.say(f"{split:<10} {step:>{len(str(self.last_step))}}/{self.last_step}  " + "  ".join(shown))
+
+  def progress(self, step: int) -> None:
+    """Moves the progress bar, if there is one."""
+    if self.bar is not None:
+      self.bar.update(step - self.bar.n)
+
+  def say(self, text: str) -> None:
+    """Prints text without breaking the progress bar."""
+    if self.enabled:
+      tqdm.write(text) if self.bar is not None else print(text, flush=True)
+
+
+def read(path: Path) -> list[dict]:
+  """The lines of a metrics.jsonl."""
+  return [json.loads(line) for line in path.read_text().splitlines()]

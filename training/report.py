@@ -1,0 +1,52 @@
+"""What a run tells at its start and at its end."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+from clu import parameter_overview
+
+from training import metrics
+
+
+def parameter_table(params: Any) -> str:
+  """Name, shape, dtype, size and sharding of every parameter."""
+  return parameter_overview.get_parameter_overview(params, include_stats="sharding")
+
+
+def device_line(devices: list[jax.Device], processes: int) -> str:
+  """How many devices of which kind, and whether they are real."""
+  kind, count = devices[0].device_kind, len(devices)
+  if devices[0].platform == "cpu":
+    kind = "CPU device, simulated" if count > 1 else "CPU"
+  return f"{count} × {kind}" + (f" in {processes} processes" if processes > 1 else "")
+
+
+def wall_time_lines(clock: metrics.Clock) -> list[str]:
+  """Where the wall time went, largest share first."""
+  total = clock.total
+  spent = dict(clock.spent)
+  spent["other"] = total - sum(spent.values())
+  parts = sorted(spent.items(), key=lambda part: -part[1])
+  return [f"wall time {total:.1f} s"] + [f"  {name:<10} {s:7.1f} s  {s / total:6.1%}" for name, s in parts if s >= 0.05]
+
+
+def plot_loss(path: Path, lines: list[dict], baseline: tuple[str, float] | None = None) -> None:
+  """Draws the losses in the lines of a metrics.jsonl; `baseline` is a name and a loss to compare with."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot
+
+  figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+  for split, style in (("train", {"linewidth": 1}), ("validation", {"marker": "o", "linewidth": 1.5})):
+    points = [(line["step"], line["loss"]) for line in lines if line["split"] == split and line["loss"] is not None]
+    if points:
+      axes.plot(*zip(*points, strict=True), label=split, **style)
+  if baseline:
+    axes.axhline(baseline[1], color="gray", linestyle="--", label=baseline[0])
+  axes.set(xlabel="step", ylabel="loss (nats)")
+  axes.grid(alpha=0.3)
+  axes.legend()
+  figure.savefig(path, dpi=120)
+  pyplot.close(figure)
