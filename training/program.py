@@ -143,7 +143,7 @@ class Program:
   def apply_gradients(self, state: TrainState, sums: Sums, grads: Params) -> tuple[TrainState, Metrics]:
     """The update from the gradient of the summed loss; none where the loss or the gradient is not finite."""
     grads = jax.tree.map(lambda g: g / sums["count"], grads)
-    loss, norm = sums["loss"] / sums["count"], optax.global_norm(grads)
+    loss, norm = sums["loss"] / sums["count"], optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     rate = self.optimizer.schedule(state.step)
     updates, opt_state = self.optimizer.transform.update(grads, state.opt_state, state.params)

@@ -1,6 +1,8 @@
 """The edge to the machine: which devices there are, and where compiled programs and results are kept."""
 
+import ctypes
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from errors import ConfigError, positive
 def start(config: Any) -> list[jax.Device]:
   """Sets JAX up and returns the devices to train on: the accelerators, or `config.simulated_devices` made from the CPU."""
   jax.config.update("jax_num_cpu_devices", positive("simulated_devices", config.simulated_devices))
+  _keep_freed_memory()
   if config.compilation_cache_dir:
     folder = writable(Path(config.compilation_cache_dir).expanduser(), "compilation_cache_dir")
     jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -29,3 +32,16 @@ def writable(folder: Path, field: str) -> Path:
   except OSError as error:
     raise ConfigError(f"{field}={str(folder)!r} cannot be written ({error.strerror}); name another folder") from error
   return folder
+
+
+def _keep_freed_memory() -> None:
+  """Tells glibc to hold on to freed memory, where the C library is glibc.
+
+  XLA's CPU backend allocates its temporaries anew each step, and glibc takes large ones from the kernel and gives
+  them back, so that each step begins by faulting in zeroed pages. Numbers: the constants of malloc.h.
+  """
+  if platform.libc_ver()[0] == "glibc":
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(-8, 1)  # M_ARENA_MAX: one heap, which freed memory goes back to
+    mallopt(-4, 0)  # M_MMAP_MAX: nothing is mapped apart from it
+    mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: nothing of it is returned

@@ -1,0 +1,13 @@
+"""Eight simulated devices and a shared compilation cache for every test. MESHWRIGHT_TEST_PLATFORM=cuda runs on a GPU."""
+
+import os
+from pathlib import Path
+
+os.environ["JAX_PLATFORMS"] = os.environ.get("MESHWRIGHT_TEST_PLATFORM", "cpu")
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_default_matmul_precision", "highest")  # on a GPU too, float32 means float32
+jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/meshwright/tests").expanduser()))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

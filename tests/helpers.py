@@ -1,0 +1,82 @@
+"""What several tests need: small configs, the objects made from them, and comparisons with their tolerances."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+import strategies
+from configs import base
+from data.batches import HostBatch
+from errors import ConfigError
+from models.config import ModelConfig
+from training import settings
+from training.program import Program
+
+# How far a strategy may be from a single device. Float32 sums in another order differ by a few units in the last
+# place, 6e-8 each; these tests see at most 2e-6.
+PARITY = 1e-5
+
+
+def config(strategy: str = "single", preset: str = "tiny", **fields: Any) -> ConfigDict:
+  """A preset with some fields changed; dots in names are written as two underscores."""
+  changed = base.get_config(preset, strategy)
+  changed.update_from_flattened_dict({name.replace("__", "."): value for name, value in fields.items()})
+  return changed
+
+
+IMAGES = {"model__inputs": "images", "data__name": "synthetic"}
+
+
+def program(**fields: Any) -> Program:
+  return settings.program(config(**fields), "cpu")
+
+
+def model_config(**fields: Any) -> ModelConfig:
+  return program(**{f"model__{name}": value for name, value in fields.items()}).model
+
+
+def strategy(name: str, program: Program, devices: int = 8, **sizes: int) -> strategies.Strategy:
+  return strategies.create(name, program, jax.devices()[:devices], sizes)
+
+
+def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:
+  """A batch of noise in the shape that a program takes, with distinct example ids."""
+  random = np.random.default_rng(seed)
+  limits = {"tokens": program.model.vocab_size, "image": 256, "label": program.model.classes}
+  content = {
+    name: random.integers(0, limits[name], (size, *shape)).astype(dtype)
+    for name, (shape, dtype) in program.example_shapes().items()
+    if name in limits
+  }
+  ids = random.permutation(1000)[:size].astype(np.int32)
+  return content | {"id": ids, "mask": np.ones(size, np.bool_)}
+
+
+def relative_difference(a: Any, b: Any) -> float:
+  """The largest difference of two arrays, relative to the largest entry of the second."""
+  a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+  return float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny))
+
+
+def assert_trees_close(a: Any, b: Any, tolerance: float) -> None:
+  """Every leaf of `a` within `tolerance` of its twin in `b`, relative to the largest entry of the leaf."""
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  differences = jax.tree.map_with_path(lambda path, x, y: (relative_difference(x, y), jax.tree_util.keystr(path)), a, b)
+  worst = max(jax.tree.leaves(differences, is_leaf=lambda x: isinstance(x, tuple)))
+  assert worst[0] <= tolerance, f"{worst[1]} differs by {worst[0]:.1e}, more than {tolerance:.0e}"
+
+
+@contextlib.contextmanager
+def one_sentence(*parts: str) -> Iterator[None]:
+  """Expects a ConfigError of one line that mentions all the parts: the field, its value and the mend."""
+  with pytest.raises(ConfigError) as caught:
+    yield
+  message = str(caught.value)
+  assert "\n" not in message
+  for part in parts:
+    assert part in message, f"{part!r} is not in {message!r}"

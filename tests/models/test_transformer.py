@@ -1,0 +1,204 @@
+"""The model against itself computed another way: attention, generation, scanned depth, dropout, images."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxprs_in_params
+from helpers import IMAGES, model_config, one_sentence, program, relative_difference
+
+from models import attention, layers, transformer
+from models.axes import UNSHARDED
+from models.config import ModelConfig
+from models.generate import generate
+
+
+def apply(config: ModelConfig, inputs: jax.Array, **options) -> jax.Array:
+  return transformer.bind(config, transformer.init_params(config, jax.random.key(0)))(inputs, **options)
+
+
+def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
+  """One head, one query at a time, in float64."""
+  out = np.zeros(q.shape)
+  group = q.shape[2] // k.shape[2]
+  for b, t, n in np.ndindex(*q.shape[:3]):
+    seen = t + 1 if causal else k.shape[1]
+    scores = k[b, :seen, n // group] @ q[b, t, n] / np.sqrt(q.shape[-1])
+    weights = np.exp(scores - scores.max())
+    out[b, t, n] = weights / weights.sum() @ v[b, :seen, n // group]
+  return out
+
+
+@pytest.mark.parametrize("name", ["plain", "blockwise"])
+@pytest.mark.parametrize("length", [64, 150])  # a whole number of query blocks, and not
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_equals_the_definition(name: str, length: int, causal: bool):
+  q, k, v = (
+    jax.random.normal(jax.random.key(i), (2, length, heads, 8)) for i, heads in enumerate((4, 2, 2))
+  )
+  core = attention.IMPLEMENTATIONS[name]
+  expected = naive_attention(*(np.asarray(x, np.float64) for x in (q, k, v)), causal)
+  assert relative_difference(core(q, k, v, causal=causal), expected) < 1e-5
+
+  def loss(core, q, k, v):
+    return jnp.sum(jnp.sin(core(q, k, v, causal=causal)))
+
+  ours, plain = (jax.grad(loss, argnums=(1, 2, 3))(c, q, k, v) for c in (core, attention.plain))
+  for a, b in zip(ours, plain, strict=True):
+    assert relative_difference(a, b) < 1e-5
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+  q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 16)) for i in range(2))
+
+  def score(query_at: int, key_at: int) -> float:
+    angles = [attention.rope_angles(jnp.array([[p]]), 16, 1e4) for p in (query_at, key_at)]
+    return float(jnp.sum(attention.rotate(q, angles[0]) * attention.rotate(k, angles[1])))
+
+  assert score(3, 1) == pytest.approx(score(12, 10), rel=1e-4)
+  assert score(3, 1) != pytest.approx(score(3, 2), rel=1e-2)
+
+
+def test_a_token_does_not_see_the_ones_after_it():
+  config = model_config()
+  tokens = jax.random.randint(jax.random.key(1), (2, 20), 0, 256)
+  changed = tokens.at[:, 12].add(1)
+  a, b = apply(config, tokens), apply(config, changed)
+  np.testing.assert_array_equal(a[:, :12], b[:, :12])
+  assert (a[:, 12:] != b[:, 12:]).any()
+
+
+def test_an_image_sees_all_its_patches():
+  config = program(**IMAGES).model
+  images = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
+  corner = images.at[0, -1, -1].add(1.0)
+  a, b = apply(config, images), apply(config, corner)
+  assert a.shape == (2, 10)
+  assert (a[0] != b[0]).all()
+  np.testing.assert_array_equal(a[1], b[1])
+
+
+def test_patches_are_squares_row_by_row():
+  image = jnp.arange(4 * 4 * 3).reshape(1, 4, 4, 3)
+  np.testing.assert_array_equal(transformer.patches(image, 2)[0, 1], image[0, :2, 2:].reshape(-1))
+
+
+@pytest.mark.parametrize("prompt_length", [1, 7])
+def test_cached_generation_equals_full_recomputation(prompt_length: int):
+  config = model_config()
+  params = transformer.init_params(config, jax.random.key(0))
+  text = jax.random.randint(jax.random.key(1), (3, prompt_length), 0, 256)
+  cached = generate(config, params, text, length=20, key=jax.random.key(0), temperature=0)
+  for _ in range(20):
+    logits = transformer.bind(config, params)(text)
+    text = jnp.concatenate([text, jnp.argmax(logits[:, -1:], axis=-1)], axis=1)
+  np.testing.assert_array_equal(cached, text)
+
+
+def test_cached_logits_equal_full_recomputation():
+  """Token choices can agree by luck; the numbers they come from must agree too."""
+  config = model_config()
+  model = transformer.bind(config, transformer.init_params(config, jax.random.key(0)))
+  tokens = jax.random.randint(jax.random.key(1), (2, 24), 0, 256)
+  cache, parts = model.empty_cache(2, 24), []
+  for start, stop in ((0, 10), (10, 11), (11, 24)):
+    x, cache = model.run_blocks(model.embed(tokens[:, start:stop]), cache=cache, start=start)
+    parts.append(model.logits(x))
+  assert relative_difference(jnp.concatenate(parts, axis=1), model(tokens)) < 1e-5
+
+
+def test_sampling_follows_the_temperature():
+  config = model_config()
+  params = transformer.init_params(config, jax.random.key(0))
+  prompt = jnp.zeros((8, 4), jnp.int32)
+  draw = [
+    generate(config, params, prompt, length=12, key=jax.random.key(seed), temperature=t)
+    for seed, t in ((0, 1.0), (1, 1.0), (0, 0.0), (1, 0.0))
+  ]
+  assert (draw[0] != draw[1]).any()
+  np.testing.assert_array_equal(draw[2], draw[3])
+
+
+def test_generation_stops_at_the_trained_length():
+  config = model_config()
+  with pytest.raises(ValueError, match=r"model\.seq_len=64"):
+    generate(config, {}, jnp.zeros((1, 60), jnp.int32), length=5, key=jax.random.key(0))
+
+
+def equations(depth: int) -> int:
+  config = model_config(depth=depth)
+  params = jax.eval_shape(lambda: transformer.init_params(config, jax.random.key(0)))
+  tokens = jax.ShapeDtypeStruct((2, 32), jnp.int32)
+
+  def loss(params, tokens):
+    return transformer.bind(config, params)(tokens).sum()
+
+  def count(jaxpr) -> int:
+    """Equations of a jaxpr and of all jaxprs inside it."""
+    return len(jaxpr.eqns) + sum(count(inner) for eqn in jaxpr.eqns for inner in jaxprs_in_params(eqn.params))
+
+  return count(jax.make_jaxpr(jax.grad(loss))(params, tokens).jaxpr)
+
+
+def test_the_program_does_not_grow_with_depth():
+  assert equations(32) == equations(4)
+
+
+def test_dropout_is_keyed_by_example():
+  x = jnp.ones((4, 16, 32))
+  keys = jax.random.split(jax.random.key(0), 4)
+  dropped = layers.dropout(x, 0.25, keys, UNSHARDED)
+  order = jnp.array([2, 0, 3, 1])
+  np.testing.assert_array_equal(layers.dropout(x, 0.25, keys[order], UNSHARDED), dropped[order])
+  assert float((dropped == 0).mean()) == pytest.approx(0.25, abs=0.05)
+  assert float(dropped.mean()) == pytest.approx(1.0, abs=0.05)
+  assert (dropped[0] != dropped[1]).any()
+
+
+def test_every_layer_draws_its_own_dropout():
+  """Were the key of a layer not folded in, all layers would drop the same elements."""
+  config = model_config(dropout=0.5, depth=2)
+  params = transformer.init_params(config, jax.random.key(0))
+  same = jax.tree.map(lambda w: jnp.stack([w[0], w[0]]), params["blocks"])
+  model = transformer.bind(config, params | {"blocks": same})
+  x = jax.random.normal(jax.random.key(1), (1, 8, config.width))
+  keys = jax.random.split(jax.random.key(2), 1)
+  both, _ = model.run_blocks(x, keys=keys)
+  later, _ = model.run_blocks(x, keys=keys, first_layer=1)
+  assert (both != later).any()
+
+
+def test_tied_embedding_has_no_head():
+  config = model_config(tied_embedding=True)
+  params = transformer.init_params(config, jax.random.key(0))
+  assert "head" not in params
+  assert apply(config, jnp.zeros((1, 4), jnp.int32)).shape == (1, 4, 256)
+
+
+def test_flops_count_every_matrix_product():
+  """6 per weight of a matrix and position; the rest is attention's 12 · T · width."""
+  config = model_config()
+  params = jax.eval_shape(lambda: transformer.init_params(config, jax.random.key(0)))
+  matrices = sum(x.size for path, x in jax.tree.leaves_with_path(params) if path[-1].key not in ("scale", "embedding"))
+  attention_flops = 12 * config.depth * config.seq_len * config.width
+  assert config.train_flops_per_example() == config.seq_len * (6 * matrices + attention_flops)
+
+
+@pytest.mark.parametrize(
+  "fields, parts",
+  [
+    ({"heads": 7}, ["model.heads=7", "model.width=64"]),
+    ({"kv_heads": 3}, ["model.kv_heads=3", "model.heads=16"]),
+    ({"dropout": 1.0}, ["model.dropout=1.0"]),
+    ({"depth": 0}, ["model.depth=0"]),
+    ({"remat": "ful"}, ["model.remat='ful'", "'full'"]),
+    ({"dtype": "float31"}, ["model.dtype='float31'", "'float32'"]),
+    ({"param_dtype": "fp8"}, ["model.param_dtype='fp8'", "float32"]),
+    ({"attention": "flash"}, ["model.attention='flash'", "blockwise"]),
+    ({"inputs": "images", "patch_size": 5}, ["model.patch_size=5", "32"]),
+    ({"inputs": "images", "heads": 32}, ["model.heads=32", "multiple of 4"]),
+  ],
+)
+def test_a_model_that_cannot_be_is_refused(fields: dict, parts: list[str]):
+  with one_sentence(*parts):
+    model_config(**fields)

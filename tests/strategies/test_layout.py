@@ -1,0 +1,73 @@
+"""Layouts: how they join, resolve and refuse."""
+
+import pytest
+from helpers import model_config, one_sentence
+from jax.sharding import PartitionSpec as P
+
+import strategies
+from strategies.layout import Layout
+
+FSDP, TENSOR = strategies.layout("fsdp"), strategies.layout("tensor_parallel")
+
+
+def test_two_d_is_the_union_of_fsdp_and_tensor_parallel():
+  two_d = strategies.layout("two_d").resolve(8)
+  assert two_d == (FSDP | TENSOR).resolve(8, {"data": 4, "model": 2})
+  assert two_d.spec(("layers", "embed", "heads", None)) == P(None, "data", "model", None)
+
+
+def test_a_union_that_disagrees_is_an_error():
+  with pytest.raises(ValueError, match="'batch' on both"):
+    FSDP | Layout(mesh={"model": -1}, batch="model")
+
+
+def test_one_mesh_axis_cannot_split_two_dimensions():
+  clash = Layout(mesh={"data": 8}, embed="data", mlp="data")
+  with pytest.raises(ValueError, match="two dimensions"):
+    clash.spec(("embed", "mlp"))
+
+
+def test_mesh_axes_stand_in_canonical_order():
+  assert list(Layout(mesh={"model": 2, "data": 2, "replica": 2}).mesh) == ["replica", "data", "model"]
+
+
+def test_an_axis_may_lie_on_two_mesh_axes():
+  layout = Layout(mesh={"replica": 2, "data": 4}, batch=("replica", "data"))
+  assert layout.shards("batch") == 8
+  assert layout.spec(("batch", None)) == P(("replica", "data"), None)
+
+
+def test_minus_one_takes_the_devices_that_are_left():
+  assert strategies.layout("two_d").resolve(8, {"model": 4}).mesh == {"data": 2, "model": 4}
+  assert FSDP.resolve(1).mesh == {"data": 1}
+  assert strategies.layout("two_d").resolve(1).mesh == {"data": 1, "model": 1}
+
+
+@pytest.mark.parametrize(
+  "sizes, parts",
+  [
+    ({"data": 3}, ["mesh.data=3", "8 devices", "-1"]),
+    ({"data": -1, "model": -1}, ["mesh.data=-1", "mesh.model=-1", "only one"]),
+    ({"data": 3, "model": -1}, ["mesh.data=3", "8 devices"]),
+    ({"data": 0}, ["mesh.data=0", "positive"]),
+    ({"stage": 2}, ["mesh.stage=2", "no 'stage' axis"]),
+  ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(sizes: dict[str, int], parts: list[str]):
+  with one_sentence(*parts):
+    strategies.layout("two_d").resolve(8, sizes)
+
+
+@pytest.mark.parametrize(
+  "field, value, mend",
+  [("heads", 4, "1, 2 or 4"), ("kv_heads", 4, "1, 2 or 4"), ("mlp_width", 100, "20"), ("vocab_size", 100, "20")],
+)
+def test_sizes_that_do_not_split_are_refused(field: str, value: int, mend: str):
+  sizes = model_config(**({"kv_heads": 4} if field == "heads" else {}) | {field: value}).sizes()
+  with one_sentence("mesh.model=8", f"model.{field}={value}", mend):
+    TENSOR.resolve(8).check_divides(sizes)
+
+
+def test_unknown_strategy_names_the_nearest():
+  with one_sentence("strategy='fdsp'", "did you mean 'fsdp'"):
+    strategies.layout("fdsp")

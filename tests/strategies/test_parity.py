@@ -1,0 +1,106 @@
+"""Promise 1: every strategy equals a single device, in 20 losses and in every parameter's gradient."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from helpers import IMAGES, PARITY, assert_trees_close, config, random_batch, strategy
+from jax.typing import ArrayLike
+
+import strategies
+from training import settings
+from training.program import Params, Program
+
+STEPS, BATCH = 20, 16
+
+# Dropout is on everywhere; images are cropped and flipped.
+VARIANTS = {
+  "text": {"model__dropout": 0.1},
+  "text, accumulated": {"model__dropout": 0.1, "accumulation": 2},
+  "text, remat": {"model__dropout": 0.1, "model__remat": "full"},
+  "text, tied, remat dots": {"model__tied_embedding": True, "model__remat": "dots"},
+  "images": {"model__dropout": 0.1, "data__augment": True, **IMAGES},
+  "images, accumulated, remat": {
+    "model__dropout": 0.1, "data__augment": True, "accumulation": 2, "model__remat": "full", **IMAGES,
+  },
+}  # fmt: skip
+OTHERS = [name for name in strategies.names() if name != "single"]
+
+
+def make_program(variant: str) -> Program:
+  return settings.program(config(steps=STEPS, model__seq_len=32, **VARIANTS[variant]), "cpu")
+
+
+def run(name: str, program: Program) -> tuple[np.ndarray, Params]:
+  """The losses of 20 steps, and the gradient of the first."""
+  runner = strategy(name, program)
+  state, losses, gradients = runner.init(seed=1), [], None
+  for step in range(STEPS):
+    batch = runner.shard(random_batch(program, BATCH, seed=step), BATCH)
+    if gradients is None:
+      gradients = jax.device_get(runner.gradients(state, batch)[1])
+    state, metrics = runner.train_step(state, batch)
+    losses.append(metrics["loss"])
+  return np.array(jax.device_get(losses)), gradients
+
+
+@functools.cache
+def reference(variant: str) -> tuple[np.ndarray, Params]:
+  return run("single", make_program(variant))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_strategy_equals_single_device(name: str, variant: str):
+  losses, gradients = run(name, make_program(variant))
+  expected_losses, expected_gradients = reference(variant)
+  assert_trees_close(gradients, expected_gradients, PARITY)
+  np.testing.assert_allclose(losses, expected_losses, rtol=PARITY)
+  assert losses[-1] != losses[0]
+
+
+@pytest.mark.parametrize(
+  "plain, changed",
+  [
+    ("text", "text, accumulated"),
+    ("text", "text, remat"),
+    ("images", "images, accumulated, remat"),
+  ],
+)
+def test_accumulation_and_remat_change_nothing(plain: str, changed: str):
+  """The references themselves agree, so that the tests above compare with one truth."""
+  assert_trees_close(reference(changed)[1], reference(plain)[1], PARITY)
+  np.testing.assert_allclose(reference(changed)[0], reference(plain)[0], rtol=PARITY)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_one_device_falls_back_to_single(name: str):
+  program = make_program("text")
+  runner = strategy(name, program, devices=1)
+  assert "single-device run" in runner.describe(name)
+  state, batch = runner.init(seed=1), runner.shard(random_batch(program, BATCH), BATCH)
+  assert_trees_close(jax.device_get(runner.gradients(state, batch)[1]), reference("text")[1], PARITY)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_initial_state_is_bitwise_equal(name: str):
+  program = make_program("text")
+  ours, reference = strategy(name, program).init(seed=3), strategy("single", program).init(seed=3)
+
+  def equal(a: ArrayLike, b: ArrayLike) -> None:
+    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+  jax.tree.map(equal, ours, reference)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_padded_evaluation_counts_each_example_once(name: str):
+  program = settings.program(config(**IMAGES), "cpu")
+  sums = []
+  for runner in (strategy("single", program), strategy(name, program)):
+    batch = random_batch(program, BATCH)
+    batch["mask"][5:] = False
+    sums.append(jax.device_get(runner.eval_step(runner.init(seed=0), runner.shard(batch, BATCH))))
+  assert sums[0]["count"] == sums[1]["count"] == 5
+  assert_trees_close(sums[1], sums[0], PARITY)

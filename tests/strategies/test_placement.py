@@ -1,0 +1,117 @@
+"""What each strategy places where, and what it sends: bytes of the shards, and the collectives of the compiled step."""
+
+import math
+import re
+
+import jax
+import pytest
+from helpers import config, random_batch, strategy
+from jax.sharding import AxisType
+
+import strategies
+from training import settings
+from training.program import Program
+
+BATCH = 16
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+  # Sizes that differ from each other, so that a shape tells what it is.
+  return settings.program(config(model__depth=3, model__seq_len=48), "cpu")
+
+
+def compiled_text(name: str, program: Program) -> str:
+  return strategy(name, program).lower_train_step(BATCH).compile().as_text()
+
+
+def collectives(text: str, kind: str) -> list[tuple[int, ...]]:
+  """The shapes of the results of every collective of a kind: tuples taken apart, dimensions of size 1 left out."""
+  results = re.findall(rf"^ *\S+ = (.*?) {kind}(?:-start)?\(", text, re.MULTILINE)
+  shapes = [dims.split(",") for result in results for dims in re.findall(r"\w+\[([\d,]*)\]", result)]
+  return [tuple(int(size) for size in shape if size not in ("", "1")) for shape in shapes]
+
+
+@pytest.mark.parametrize("name, share", [("fsdp", 8), ("two_d", 8)])
+def test_each_device_holds_its_share_of_parameters_and_optimizer(name: str, share: int, program: Program):
+  state = strategy(name, program).init(seed=0)
+  total = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state)))
+  whole = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state)) if x.is_fully_replicated)
+  held = {device: 0 for device in jax.devices()}
+  for x in jax.tree.leaves((state.params, state.opt_state)):
+    for shard in x.addressable_shards:
+      held[shard.device] += shard.data.nbytes
+  assert whole < 0.01 * total
+  for device_bytes in held.values():
+    assert device_bytes == (total - whole) / share + whole
+
+
+def test_fsdp_gathers_weights_block_by_block_and_forgets_them(program: Program):
+  """Each weight is gathered alone and twice, forward and backward; nothing gathered is kept for all layers."""
+  text = compiled_text("fsdp", program)
+  gathered = collectives(text, "all-gather")
+  model, head = program.model, program.model.head_size
+  d, n, k, f, v = model.width, model.heads, model.kv_heads, model.mlp_width, model.vocab_size
+  block = [(d, n, head), (d, k, head), (d, k, head), (n, head, d), (d, f), (d, f), (f, d)]
+  assert sorted(gathered) == sorted([*block, *block, (v, d), (d, v)])
+  for shape in block:
+    stacked = ",".join(map(str, (model.depth, *shape)))
+    assert f"f32[{stacked}]" not in text, "a gathered weight of every layer is held at once"
+
+
+def test_tensor_parallel_never_gathers_logits(program: Program):
+  for name in ("tensor_parallel", "two_d"):
+    runner = strategy(name, program)
+    text = runner.lower_train_step(BATCH).compile().as_text()
+    examples = BATCH // runner.layout.shards("batch")
+    logits = f"[{examples},{program.model.seq_len},{program.model.vocab_size}]"
+    flat_logits = f"[{examples * program.model.seq_len},{program.model.vocab_size}]"
+    assert logits not in text and flat_logits not in text, "full logits exist on a device"
+  assert collectives(compiled_text("tensor_parallel", program), "all-gather") == []
+
+
+def test_data_parallel_sends_each_gradient_once(program: Program):
+  """The blocks' gradients are summed inside the scan, a block at a time, so the text holds one block's."""
+  text = compiled_text("data_parallel", program)
+  params = strategy("single", program).abstract_state().params
+  blocks = sum(math.prod(x.shape) for x in jax.tree.leaves(params["blocks"]))
+  edges = sum(math.prod(x.shape) for x in jax.tree.leaves(params)) - blocks
+  expected = blocks // program.model.depth + edges
+  numbers = sum(math.prod(shape) for shape in collectives(text, "all-reduce"))
+  assert expected <= numbers <= expected + 8  # and the sums of loss and counts
+  assert collectives(text, "all-gather") == []
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_no_strategy_moves_activations_by_accident(name: str, program: Program):
+  text = compiled_text(name, program)
+  assert collectives(text, "all-to-all") == []
+  assert collectives(text, "collective-permute") == []
+
+
+@pytest.mark.parametrize("name", [name for name in strategies.names() if name != "single"])
+def test_lowers_for_64_devices_that_are_not_there(name: str):
+  """The sharding is written for any mesh: the step lowers on an abstract one, for TPUs."""
+  wide = settings.program(config(model__width=128, model__heads=64, model__kv_heads=64, model__dtype="bfloat16"), "tpu")
+  layout = strategies.layout(name).resolve(64)
+  abstract = strategies.Strategy(layout, wide, layout.abstract_mesh())
+  assert all(kind == AxisType.Auto for kind in abstract.mesh.axis_types)
+  text = abstract.lower_train_step(64, lowering_platforms=("tpu",)).as_text()
+  assert "mhlo.num_partitions = 64" in text
+
+
+def test_train_step_donates_its_state(program: Program):
+  runner = strategy("fsdp", program)
+  state = runner.init(seed=0)
+  runner.train_step(state, runner.shard(random_batch(program, BATCH), BATCH))
+  assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
+
+
+def test_abstract_state_has_the_shardings_of_the_real_one(program: Program):
+  for name in strategies.names():
+    runner = strategy(name, program)
+    real, abstract = runner.init(seed=0), runner.abstract_state()
+    assert jax.tree.structure(real) == jax.tree.structure(abstract)
+    for x, y in zip(jax.tree.leaves(real), jax.tree.leaves(abstract), strict=True):
+      assert (x.shape, x.dtype) == (y.shape, y.dtype)
+      assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
