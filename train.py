@@ -6,7 +6,6 @@ Reads top to bottom: what there is to run on, what is trained on what, the loop,
 configs/base.py documents every field.
 """
 
-import json
 import math
 import time
 from pathlib import Path
@@ -41,6 +40,7 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
     runtime.writable(workdir, "workdir")
     dataset = data.load(config.data, program.model)
+    prompt = report.prompt(config, dataset, program.model)
     state = strategy.init(config.seed)
 
   train_batches = data.Batches(dataset.train, config.batch_size, config.seed)
@@ -132,14 +132,12 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
         f"baseline   byte bigram model: loss {baseline[1]:.4f}  {bits:.3f} bits/byte; "
         f"this model is {abs(better):.1%} {'below' if better >= 0 else 'above'} it"
       )
-    if dataset.decode and config.sample_length:
+    if prompt is not None:
       with clock("sample"):
-        prompt = np.array([dataset.encode(config.sample_prompt)], np.int32)
         length = min(config.sample_length, program.model.seq_len - prompt.shape[1])
-        text = strategy.generate(
-          state, prompt, length=length, seed=config.seed, temperature=config.sample_temperature
-        )
-      writer.say("sample\n" + "\n".join(f"  | {line}" for line in dataset.decode(np.asarray(text)[0].tolist()).splitlines()))
+        text = strategy.generate(state, prompt, length=length, seed=config.seed, temperature=config.sample_temperature)
+        sample = dataset.decode(np.asarray(text)[0].tolist())
+      writer.say("sample\n" + "\n".join(f"  | {line}" for line in sample.splitlines()))
     if writer.enabled:
       with clock("logging"):
         report.plot_loss(workdir / "loss.png", read(writer.path), baseline)

@@ -23,7 +23,7 @@ def get_config(preset: str, strategy: str) -> ConfigDict:
       "accumulation": 1,  # microbatches a step, one after another, to fit a batch into memory
       # Where to run. Mesh sizes left out are the strategy's own; -1 means the devices that are left.
       "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "context", "expert", "model")},
-      "simulated_devices": 8,  # devices made from the CPU, used only where no accelerator is found; 1: plain single device
+      "simulated_devices": 8,  # made from the CPU where no accelerator is found; 1: plain single device
       "compilation_cache_dir": "~/.cache/meshwright/compiled",  # a second run of a config compiles nothing; "": off
       # What to train
       "model": {

@@ -72,11 +72,13 @@ def prepare(root: Path) -> None:
   """Downloads CIFAR-10 and writes it under `root` as TensorFlow Datasets would, in array_record form."""
   host = urlparse(URL)
   try:
-    socket.create_connection((host.hostname, host.port or (443 if host.scheme == "https" else 80)), CONNECT_SECONDS).close()
+    socket.create_connection(
+      (host.hostname, host.port or (443 if host.scheme == "https" else 80)), CONNECT_SECONDS
+    ).close()
   except OSError as error:
     raise ConfigError(
       f"data.name='cifar10' is neither prepared in {str(root)!r} nor can it be downloaded ({host.hostname}: {error}); "
-      "set TFDS_DATA_DIR or data.dir to a folder that holds cifar10/3.0.2 in array_record form, or run once with a network"
+      "set TFDS_DATA_DIR or data.dir to a folder with cifar10/3.0.2 in array_record form, or run once with a network"
     ) from error
   print(f"downloading and preparing CIFAR-10 in {root}", flush=True)
   _builder_class()(data_dir=str(root), file_format="array_record").download_and_prepare()

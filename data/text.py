@@ -24,7 +24,7 @@ from models.config import ModelConfig
 TOKENIZERS = ("bytes", "bpe")
 END = 0  # the token between documents: the zero byte, and the first special token of a BPE
 HELD_OUT = 20  # one file in so many is for validation
-FORMAT = 1  # of the cache; raise it when what is written there changes
+FORMAT = 2  # of the cache; raise it when what is written there changes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,9 @@ def load(config: Any, model: ModelConfig) -> dict[str, Any]:
   root, files = find_files(config.path)
   stamps = [(str(f.relative_to(root)), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
   key = (FORMAT, stamps, config.tokenizer, model.vocab_size if config.tokenizer == "bpe" else 256)
-  folder = prepared(config.cache_dir, "text", key, lambda to: _write(to, root, files, config.tokenizer, model.vocab_size))
+  folder = prepared(
+    config.cache_dir, "text", key, lambda to: _write(to, root, files, config.tokenizer, model.vocab_size)
+  )
 
   meta = json.loads((folder / "meta.json").read_text())
   if meta["largest_id"] >= model.vocab_size:
@@ -104,7 +106,9 @@ def find_files(path: str) -> tuple[Path, list[Path]]:
   for name in path.split(","):
     place = Path(name.strip()).expanduser()
     if not place.exists():
-      raise ConfigError(f"data.path={name.strip()!r} does not exist; name a text file, a folder, or several with commas")
+      raise ConfigError(
+        f"data.path={name.strip()!r} does not exist; name a text file, a folder, or several with commas"
+      )
     within = sorted(place.rglob("*")) if place.is_dir() else [place]
     files += [f for f in within if f.is_file() and (f == place or _is_text(f, place))]
   files = sorted(set(files))
@@ -129,7 +133,7 @@ def _write(folder: Path, root: Path, files: list[Path], tokenizer: str, vocab_si
   if tokenizer == "bpe":
     _train_bpe(folder, [text for f in files for text in _split(root, f, files)[:1] if text], vocab_size)
   encode, _ = codec(tokenizer, folder)
-  dtype = np.uint16 if tokenizer == "bytes" or vocab_size <= 1 << 16 else np.uint32
+  dtype = np.uint8 if tokenizer == "bytes" else np.uint16 if vocab_size <= 1 << 16 else np.uint32
   digest, largest, sizes = hashlib.sha256(f"{tokenizer}{vocab_size}".encode()), 0, [0, 0]
   pairs = np.zeros((256, 256), np.int64)
   for split, name in enumerate(("train", "validation")):

@@ -34,7 +34,7 @@ class ModelConfig:
   patch_size: int
   classes: int
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     one_of("model.inputs", self.inputs, INPUTS)
     one_of("model.attention", self.attention, ATTENTION)
     one_of("model.remat", self.remat, REMAT)

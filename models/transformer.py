@@ -94,9 +94,7 @@ class Transformer(nnx.Module):
     elif not config.tied_embedding:
       self.head = weight(rngs, (d, config.vocab_size), ("embed", "vocab"), std=d**-0.5, dtype=dtype)
 
-  def __call__(
-    self, inputs: jax.Array, *, keys: jax.Array | None = None, sharding: Sharding = UNSHARDED
-  ) -> jax.Array:
+  def __call__(self, inputs: jax.Array, *, keys: jax.Array | None = None, sharding: Sharding = UNSHARDED) -> jax.Array:
     """The whole forward pass. `keys` [B] holds a dropout key for each example; None switches dropout off."""
     x = self.embed(inputs, sharding)
     x, _ = self.run_blocks(x, keys=keys, sharding=sharding)

@@ -4,6 +4,7 @@ The mathematics is in training/program.py and knows no device. Here each of its 
 over the mesh: what goes in and comes out is pinned by shardings, and the compiler places the communication.
 """
 
+import contextlib
 import functools
 from typing import Any
 
@@ -37,7 +38,7 @@ class Strategy:
       lambda axes: NamedSharding(mesh, layout.spec(axes)), program.axes(), is_leaf=lambda x: isinstance(x, tuple)
     )
     self.state_sharding = TrainState(
-      step=replicated,
+      step=replicated,  # type: ignore[arg-type]  # the same tree, with shardings for arrays
       params=params,
       # Adam keeps two numbers per weight; they lie where the weight lies.
       opt_state=optax.tree.map_params(
@@ -77,7 +78,7 @@ class Strategy:
 
   def init(self, seed: int) -> TrainState:
     """The state at step 0, born sharded: no device ever holds more than its part."""
-    with jax.set_mesh(self.mesh):
+    with self._on_mesh():
       return self._init(jax.random.key(seed))
 
   def abstract_state(self) -> TrainState:
@@ -104,27 +105,27 @@ class Strategy:
 
   def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     """One update. Donates `state`: use the one returned. The metrics are replicated scalars, not yet computed."""
-    with jax.set_mesh(self.mesh):
+    with self._on_mesh():
       return self._train_step(state, batch)
 
   def eval_step(self, state: TrainState, batch: Batch) -> Sums:
     """Sums of loss, correct predictions and count over the batch, padding left out."""
-    with jax.set_mesh(self.mesh):
+    with self._on_mesh():
       return self._eval_step(state.params, batch)
 
   def gradients(self, state: TrainState, batch: Batch) -> tuple[Metrics, Params]:
     """The loss and the gradient of the mean loss that `train_step` would apply, laid out as the parameters."""
-    with jax.set_mesh(self.mesh):
+    with self._on_mesh():
       return self._gradients(state, batch)
 
   def generate(self, state: TrainState, prompt: np.ndarray, *, length: int, seed: int, temperature: float) -> jax.Array:
     """Continues prompts [B, P] by `length` tokens; every device holds the result."""
-    with jax.set_mesh(self.mesh):
+    with self._on_mesh():
       return self._generate(state.params, prompt, length=length, key=jax.random.key(seed), temperature=temperature)
 
   def lower_train_step(self, batch_size: int, **options: Any) -> jax.stages.Lowered:
     """The training step, lowered but not compiled; `options` go to `jax.stages.Traced.lower`."""
-    with jax.set_mesh(self.mesh) if isinstance(self.mesh, Mesh) else jax.sharding.use_abstract_mesh(self.mesh):
+    with self._on_mesh():
       return self._train_step.trace(self._abstract_state, self.abstract_batch(batch_size)).lower(**options)
 
   def describe(self, name: str) -> str:
@@ -135,10 +136,16 @@ class Strategy:
     placed = {axis: getattr(self.layout, axis) for axis in AXES if getattr(self.layout, axis)}
     return f"{name} on mesh {mesh}; " + ", ".join(f"{axis} over {place}" for axis, place in placed.items())
 
+  def _on_mesh(self) -> contextlib.AbstractContextManager:
+    """The context in which axis names in sharding constraints mean this mesh."""
+    return jax.set_mesh(self.mesh) if isinstance(self.mesh, Mesh) else jax.sharding.use_abstract_mesh(self.mesh)
+
   def check_batch(self, field: str, batch_size: int, accumulation: int = 1) -> None:
     """Raises ConfigError unless a global batch splits evenly over the batch axis and the microbatches."""
     shards = self.layout.shards("batch")
     if batch_size < 1 or batch_size % (shards * accumulation):
-      unit = f"{shards} (devices that split the batch)" + (f" × {accumulation} (accumulation)" if accumulation > 1 else "")
+      unit = f"{shards} (devices that split the batch)" + (
+        f" × {accumulation} (accumulation)" if accumulation > 1 else ""
+      )
       nearest = max(1, round(batch_size / (shards * accumulation))) * shards * accumulation
       raise ConfigError(f"{field}={batch_size} is not a multiple of {unit}; use {nearest}")

@@ -41,7 +41,7 @@ class Layout:
   vocab: Place = None
   layers: Place = None
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     ordered = {axis: self.mesh[axis] for axis in MESH_AXES if axis in self.mesh}
     unknown = set(self.mesh) - set(ordered)
     unknown |= {axis for name in AXES for axis in _parts(getattr(self, name))} - set(ordered)
@@ -67,7 +67,7 @@ class Layout:
 
   def place(self, **places: Place) -> "Layout":
     """The same layout with some logical axes placed elsewhere."""
-    return dataclasses.replace(self, **places)
+    return dataclasses.replace(self, **places)  # type: ignore[arg-type]  # only logical axes are given
 
   def resolve(self, devices: int, sizes: Mapping[str, int | None] | None = None) -> "Layout":
     """Fills in the mesh for a number of devices; `sizes` are the user's `mesh.AXIS` fields, None where not given.
@@ -80,10 +80,8 @@ class Layout:
       if size < 1 and size != -1:
         raise ConfigError(f"mesh.{axis}={size} is no size; use a positive number, or -1 for the devices that are left")
       if axis not in self.mesh and size != 1:
-        raise ConfigError(
-          f"mesh.{axis}={size}, but this strategy has no '{axis}' axis; it has: {', '.join(self.mesh)}"
-        )
-    default = {axis: 1 for axis in self.mesh} if devices == 1 else self.mesh
+        raise ConfigError(f"mesh.{axis}={size}, but this strategy has no '{axis}' axis; it has: {', '.join(self.mesh)}")
+    default = dict.fromkeys(self.mesh, 1) if devices == 1 else self.mesh
     mesh = dict(default) | {axis: size for axis, size in given.items() if axis in self.mesh}
     shown = ", ".join(f"mesh.{axis}={size}" for axis, size in mesh.items())
     free = [axis for axis, size in mesh.items() if size == -1]
@@ -126,9 +124,7 @@ class Layout:
 
   def abstract_mesh(self) -> AbstractMesh:
     """A mesh of this shape without devices, to trace and lower for machines that are not there."""
-    return AbstractMesh(
-      tuple(self.mesh.values()), tuple(self.mesh), axis_types=(AxisType.Auto,) * len(self.mesh)
-    )
+    return AbstractMesh(tuple(self.mesh.values()), tuple(self.mesh), axis_types=(AxisType.Auto,) * len(self.mesh))
 
   def check_divides(self, sizes: Iterable[tuple[str, str, int]]) -> None:
     """Raises ConfigError unless every (logical axis, config field, size) splits evenly."""
@@ -167,6 +163,6 @@ def _either(options: list[str]) -> str:
 
 def local_rows(sharding: jax.sharding.NamedSharding, size: int) -> slice:
   """The rows of a global batch of `size` that this process's devices hold."""
-  held = [index[0].indices(size)[:2] for index in sharding.addressable_devices_indices_map((size,)).values()]
+  held = [index[0].indices(size)[:2] for index in sharding.addressable_devices_indices_map((size,)).values() if index]
   starts, stops = np.array(held).T
   return slice(int(starts.min()), int(stops.max()))

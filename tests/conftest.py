@@ -1,4 +1,4 @@
-"""Eight simulated devices and a shared compilation cache for every test. MESHWRIGHT_TEST_PLATFORM=cuda runs on a GPU."""
+"""Eight simulated devices and a shared compilation cache for all tests. MESHWRIGHT_TEST_PLATFORM=cuda takes a GPU."""
 
 import os
 from pathlib import Path

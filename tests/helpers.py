@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from ml_collections import ConfigDict
 
 import strategies
@@ -69,6 +70,14 @@ def assert_trees_close(a: Any, b: Any, tolerance: float) -> None:
   differences = jax.tree.map_with_path(lambda path, x, y: (relative_difference(x, y), jax.tree_util.keystr(path)), a, b)
   worst = max(jax.tree.leaves(differences, is_leaf=lambda x: isinstance(x, tuple)))
   assert worst[0] <= tolerance, f"{worst[1]} differs by {worst[0]:.1e}, more than {tolerance:.0e}"
+
+
+def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+  """All equations of a jaxpr and of the jaxprs inside it."""
+  for equation in jaxpr.eqns:
+    yield equation
+    for inner in jaxprs_in_params(equation.params):
+      yield from equations(inner)
 
 
 @contextlib.contextmanager

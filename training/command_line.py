@@ -25,7 +25,7 @@ def run(main: Callable[[Any], None]) -> NoReturn:
     except ConfigError as error:
       fail(error, status=2)
 
-  app.run(reporting, flags_parser=_parse)
+  app.run(reporting, flags_parser=parse)
 
 
 def fail(error: Exception, status: int) -> NoReturn:
@@ -42,7 +42,8 @@ def load_config(argument: str) -> ConfigDict:
     known = [str(f) for f in path.parent.glob("*.py") if f.stem not in ("__init__", "base")]
     raise ConfigError(f"config={name!r} does not exist{did_you_mean(name, known) if known else ''}")
   spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
-  assert spec is not None and spec.loader is not None
+  assert spec is not None
+  assert spec.loader is not None
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   if not hasattr(module, "get_config"):
@@ -59,7 +60,8 @@ def field_names(config: ConfigDict, prefix: str = "") -> Iterator[str]:
       yield prefix + name
 
 
-def _parse(argv: list[str]) -> list[str]:
+def parse(argv: list[str]) -> list[str]:
+  """Parses the command line; a mistake ends the program with one line and status 2."""
   try:
     _check(argv[1:])
     rest = flags.FLAGS(argv)

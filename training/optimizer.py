@@ -27,7 +27,7 @@ class Optimizer:
   weight_decay: float
   clip_norm: float
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     positive("steps", self.steps)
     if self.learning_rate <= 0:
       raise ConfigError(f"optimizer.learning_rate={self.learning_rate} must be above 0")

@@ -48,7 +48,7 @@ class Program:
   accumulation: int
   augment: bool
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     positive("accumulation", self.accumulation)
 
   # --- State ---

@@ -4,9 +4,25 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from clu import parameter_overview
 
+from errors import ConfigError
+from models.config import ModelConfig
 from training import metrics
+
+
+def prompt(config: Any, dataset: Any, model: ModelConfig) -> np.ndarray | None:
+  """The token ids [1, P] that the sample at the end begins with; None where no sample is wanted or can be."""
+  if dataset.encode is None or config.sample_length < 1:
+    return None
+  ids = np.array([dataset.encode(config.sample_prompt)], np.int32)
+  if not 0 < ids.shape[1] < model.seq_len:
+    raise ConfigError(
+      f"sample_prompt={config.sample_prompt!r} has {ids.shape[1]} tokens, but model.seq_len={model.seq_len} leaves "
+      f"room for 1 to {model.seq_len - 1}; use another prompt, or sample_length=0 for no sample"
+    )
+  return ids
 
 
 def parameter_table(params: Any) -> str:

@@ -12,8 +12,9 @@ from errors import ConfigError, positive
 
 
 def start(config: Any) -> list[jax.Device]:
-  """Sets JAX up and returns the devices to train on: the accelerators, or `config.simulated_devices` made from the CPU."""
-  jax.config.update("jax_num_cpu_devices", positive("simulated_devices", config.simulated_devices))
+  """Sets JAX up and returns the devices to train on: accelerators, else `config.simulated_devices` made of the CPU."""
+  if jax.config.read("jax_num_cpu_devices") != positive("simulated_devices", config.simulated_devices):
+    jax.config.update("jax_num_cpu_devices", config.simulated_devices)
   _keep_freed_memory()
   if config.compilation_cache_dir:
     folder = writable(Path(config.compilation_cache_dir).expanduser(), "compilation_cache_dir")

@@ -51,4 +51,4 @@ class Schedule:
     return min(self.steps, self.stop_after or self.steps)
 
   def evaluates(self, step: int) -> bool:
-    return step == self.last or bool(self.eval_every) and step % self.eval_every == 0
+    return step == self.last or (self.eval_every > 0 and step % self.eval_every == 0)

@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import jaxprs_in_params
-from helpers import IMAGES, model_config, one_sentence, program, relative_difference
+from helpers import IMAGES, equations, model_config, one_sentence, program, relative_difference
 
 from models import attention, layers, transformer
 from models.axes import UNSHARDED
@@ -33,9 +32,7 @@ def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -
 @pytest.mark.parametrize("length", [64, 150])  # a whole number of query blocks, and not
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_equals_the_definition(name: str, length: int, causal: bool):
-  q, k, v = (
-    jax.random.normal(jax.random.key(i), (2, length, heads, 8)) for i, heads in enumerate((4, 2, 2))
-  )
+  q, k, v = (jax.random.normal(jax.random.key(i), (2, length, heads, 8)) for i, heads in enumerate((4, 2, 2)))
   core = attention.IMPLEMENTATIONS[name]
   expected = naive_attention(*(np.asarray(x, np.float64) for x in (q, k, v)), causal)
   assert relative_difference(core(q, k, v, causal=causal), expected) < 1e-5
@@ -125,23 +122,16 @@ def test_generation_stops_at_the_trained_length():
     generate(config, {}, jnp.zeros((1, 60), jnp.int32), length=5, key=jax.random.key(0))
 
 
-def equations(depth: int) -> int:
-  config = model_config(depth=depth)
-  params = jax.eval_shape(lambda: transformer.init_params(config, jax.random.key(0)))
-  tokens = jax.ShapeDtypeStruct((2, 32), jnp.int32)
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_the_program_does_not_grow_with_depth(remat: str):
+  def size(depth: int) -> int:
+    config = model_config(depth=depth, remat=remat)
+    params = jax.eval_shape(lambda: transformer.init_params(config, jax.random.key(0)))
+    tokens = jax.ShapeDtypeStruct((2, 32), jnp.int32)
+    gradient = jax.grad(lambda params, tokens: transformer.bind(config, params)(tokens).sum())
+    return sum(1 for _ in equations(jax.make_jaxpr(gradient)(params, tokens).jaxpr))
 
-  def loss(params, tokens):
-    return transformer.bind(config, params)(tokens).sum()
-
-  def count(jaxpr) -> int:
-    """Equations of a jaxpr and of all jaxprs inside it."""
-    return len(jaxpr.eqns) + sum(count(inner) for eqn in jaxpr.eqns for inner in jaxprs_in_params(eqn.params))
-
-  return count(jax.make_jaxpr(jax.grad(loss))(params, tokens).jaxpr)
-
-
-def test_the_program_does_not_grow_with_depth():
-  assert equations(32) == equations(4)
+  assert size(32) == size(4)
 
 
 def test_dropout_is_keyed_by_example():

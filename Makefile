@@ -1,0 +1,39 @@
+# Two commands need nothing but Python ≥ 3.11 and make: `make train` and `make test`. The rest of the time, use
+# `.venv/bin/python train.py ...` as README.md shows.
+
+PYTHON ?= python3
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+TRAIN := train.py --config=configs/fsdp.py
+
+.PHONY: train test lint format lock clean
+
+train: $(INSTALLED)
+	@echo "python $(TRAIN)"
+	@$(VENV)/bin/python $(TRAIN)
+
+test: $(INSTALLED)
+	$(VENV)/bin/python -m pytest -n 2 -q
+
+lint: $(INSTALLED)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(INSTALLED)
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+$(INSTALLED): requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, and $(PYTHON) is " + sys.version.split()[0] + "; name another with make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@touch $(INSTALLED)
+
+# Writes requirements.lock anew from pyproject.toml, for every platform and Python version; needs `pip install uv`.
+lock:
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header --upgrade --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache

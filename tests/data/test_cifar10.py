@@ -1,0 +1,128 @@
+"""CIFAR-10: the real records where they are, the preparation on a small archive, and augmentation."""
+
+import http.server
+import io
+import os
+import tarfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import IMAGES, one_sentence, program
+
+import data
+from data import augment, cifar10
+
+ROOT = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
+real = pytest.mark.skipif(
+  not (ROOT / "cifar10" / cifar10.VERSION).exists(),
+  reason=f"the real CIFAR-10 is not prepared in {ROOT}; set TFDS_DATA_DIR to where it is",
+)
+
+
+def settings(tmp_path: Path, **fields) -> SimpleNamespace:
+  return SimpleNamespace(**{"name": "cifar10", "dir": "", "cache_dir": "~/.cache/meshwright/data"} | fields)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+  """A tiny archive in the format of the real one: 5 × 4 training and 3 test images."""
+  random, path = np.random.default_rng(0), tmp_path / "cifar-10-binary.tar.gz"
+  with tarfile.open(path, "w:gz") as out:
+    for name, count in [(f"data_batch_{i}.bin", 4) for i in range(1, 6)] + [("test_batch.bin", 3)]:
+      rows = random.integers(0, 256, (count, 1 + cifar10.PIXELS), dtype=np.uint8)
+      rows[:, 0] %= 10
+      info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+      info.size = rows.size
+      out.addfile(info, io.BytesIO(rows.tobytes()))
+  return path
+
+
+@real
+def test_the_real_data_set_is_whole(tmp_path: Path):
+  dataset = data.load(settings(tmp_path), program(**IMAGES).model)
+  assert (len(dataset.train), len(dataset.validation)) == (50_000, 10_000)
+  assert np.bincount(dataset.train.labels).tolist() == [5000] * 10
+  assert np.bincount(dataset.validation.labels).tolist() == [1000] * 10
+  batch = dataset.validation.read(np.arange(10_000))
+  mean = batch["image"].mean(axis=(0, 1, 2)) / 255
+  np.testing.assert_allclose(mean, augment.MEAN, atol=0.005)
+
+
+@real
+@pytest.mark.parametrize("batch", [96, 1000])
+def test_evaluation_counts_exactly_ten_thousand(tmp_path: Path, batch: int):
+  dataset = data.load(settings(tmp_path), program(**IMAGES).model)
+  masks = [part["mask"] for part in data.Batches(dataset.validation, batch).evaluation()]
+  assert sum(int(mask.sum()) for mask in masks) == 10_000
+  assert {len(mask) for mask in masks} == {batch}
+
+
+def test_preparation_writes_what_the_archive_holds(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch):
+  """The whole path, download included, from a server on this machine, without TensorFlow."""
+
+  class Handler(http.server.SimpleHTTPRequestHandler):
+    def __init__(self, *args):
+      super().__init__(*args, directory=str(tmp_path))
+
+    def log_message(self, *_):
+      pass
+
+  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+  threading.Thread(target=server.serve_forever, daemon=True).start()
+  monkeypatch.setattr(cifar10, "URL", f"http://127.0.0.1:{server.server_port}/{archive.name}")
+  try:
+    dataset = data.load(
+      settings(tmp_path, dir=str(tmp_path / "tfds"), cache_dir=str(tmp_path / "cache")), program(**IMAGES).model
+    )
+  finally:
+    server.shutdown()
+  for split, source in (("train", dataset.train), ("test", dataset.validation)):
+    expected = {image.tobytes(): label for label, image in cifar10.read_archive(archive, split)}
+    assert len(source) == len(expected)
+    for image, label in zip(source.images, source.labels, strict=True):
+      assert expected[np.asarray(image).tobytes()] == label  # the records lie shuffled
+
+
+def test_no_data_and_no_network_is_said_within_15_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.setattr(cifar10, "URL", "http://127.0.0.1:9/cifar.tar.gz")  # where nothing listens
+  start = time.monotonic()
+  with one_sentence("data.name='cifar10'", "neither prepared", "TFDS_DATA_DIR"):
+    data.load(settings(tmp_path, dir=str(tmp_path / "none")), program(**IMAGES).model)
+  assert time.monotonic() - start < 15  # a promise about waiting, not about speed
+  assert cifar10.CONNECT_SECONDS < 15
+
+
+def test_images_and_text_are_not_mixed_up(tmp_path: Path):
+  with one_sentence("data.name='cifar10'", "model.inputs='tokens'", "'images'"):
+    data.load(settings(tmp_path), program().model)
+  with one_sentence("data.name='cifar'", "did you mean 'cifar10'"):
+    data.load(settings(tmp_path, name="cifar"), program(**IMAGES).model)
+
+
+def test_crops_and_flips_are_keyed_by_example():
+  images = jax.random.randint(jax.random.key(0), (64, 32, 32, 3), 1, 256).astype(jnp.uint8)
+  keys = jax.random.split(jax.random.key(1), 64)
+  changed = augment.crop_and_flip(images, keys)
+  order = jnp.arange(64)[::-1]
+  np.testing.assert_array_equal(augment.crop_and_flip(images[order], keys[order]), changed[order])
+  assert (changed != images).any(axis=(1, 2, 3)).mean() > 0.9
+
+
+def test_every_crop_is_a_shifted_or_mirrored_original():
+  image = jnp.arange(1, 32 * 32 * 3 + 1, dtype=jnp.int32).reshape(1, 32, 32, 3)
+  padded = np.pad(np.asarray(image[0]), ((4, 4), (4, 4), (0, 0)))
+  shifts = {(r, c): padded[r : r + 32, c : c + 32] for r in range(9) for c in range(9)}
+  flips = set()
+  for seed in range(40):
+    out = np.asarray(augment.crop_and_flip(image, jax.random.split(jax.random.key(seed), 1))[0])
+    straight = any((out == crop).all() for crop in shifts.values())
+    mirrored = any((out == crop[:, ::-1]).all() for crop in shifts.values())
+    assert straight or mirrored
+    flips.add(mirrored)
+  assert flips == {True, False}

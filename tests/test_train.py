@@ -1,0 +1,198 @@
+"""train.py as a user runs it: results, repeatability, clean ends, and one sentence for each mistake."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import IMAGES, config, one_sentence
+
+import strategies
+import train
+from strategies.layout import MESH_AXES
+from training import command_line, metrics
+
+ROOT = Path(__file__).parents[1]
+SHORT = {"steps": 4, "log_every": 2, "eval_every": 2, "sample_length": 8, "simulated_devices": 8}
+
+
+def command(*arguments: str, workdir: Path) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    [sys.executable, "train.py", *arguments, f"--workdir={workdir}"],
+    cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  )  # fmt: skip
+
+
+def measured(workdir: Path) -> list[dict[str, Any]]:
+  """The lines of a run, without the speeds."""
+  timing = ("tokens_per_second", "images_per_second", "step_ms", "data_wait", "tflops_per_second")
+  return [{k: v for k, v in line.items() if k not in timing} for line in metrics.read(workdir / "metrics.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+  """One run of the command in the README, short: its workdir and what it printed."""
+  workdir = tmp_path_factory.mktemp("run")
+  done = command("--config=configs/fsdp.py:tiny", "--config.steps=30", "--config.log_every=10", workdir=workdir)
+  assert done.returncode == 0, done.stderr
+  return workdir, done.stdout
+
+
+def test_a_run_tells_what_it_runs_on_and_learns(finished: tuple[Path, str]):
+  workdir, printed = finished
+  for expected in (
+    "8 × CPU device, simulated", "fsdp on mesh data=8; batch over data, embed over data", "Python standard library",
+    "blocks/attention/query", "byte bigram model", "sample\n  | def ", "wall time", "compile",
+  ):  # fmt: skip
+    assert expected in printed
+  lines = measured(workdir)
+  assert [line["step"] for line in lines if line["split"] == "train"] == [10, 20, 30]
+  assert [line["step"] for line in lines if line["split"] == "validation"] == [20, 30]
+  assert {"loss", "grad_norm", "learning_rate"} <= lines[0].keys()
+  assert "mfu" not in lines[0]  # a CPU has no peak in the table
+  losses = [line["loss"] for line in lines if line["split"] == "train"]
+  assert losses[-1] < losses[0]
+  assert losses[-1] < 3.5  # knowing nothing is ln 256 = 5.5
+
+
+def test_a_run_leaves_its_results(finished: tuple[Path, str]):
+  workdir, _ = finished
+  assert (workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
+  assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
+  assert json.loads((workdir / "config.json").read_text())["strategy"] == "fsdp"
+
+
+@pytest.mark.parametrize("fields", [{}, IMAGES | {"data__augment": True, "model__dropout": 0.1}])
+def test_two_runs_are_bitwise_equal(tmp_path: Path, fields: dict):
+  for name in ("a", "b"):
+    train.train(config("two_d", **SHORT, **fields), tmp_path / name)
+  assert measured(tmp_path / "a") == measured(tmp_path / "b")
+  assert len(measured(tmp_path / "a")) == 4
+
+
+def test_another_seed_is_another_run(tmp_path: Path):
+  for seed in (0, 1):
+    train.train(config("data_parallel", seed=seed, **SHORT), tmp_path / str(seed))
+  assert measured(tmp_path / "0")[0]["loss"] != measured(tmp_path / "1")[0]["loss"]
+
+
+def test_stop_after_ends_early_on_the_same_schedule(tmp_path: Path):
+  train.train(config("data_parallel", **SHORT), tmp_path / "whole")
+  train.train(config("data_parallel", stop_after=2, **SHORT), tmp_path / "part")
+  assert measured(tmp_path / "part") == measured(tmp_path / "whole")[:2]
+
+
+def test_one_simulated_device_is_the_plain_run(tmp_path: Path):
+  arguments = [f"--config.{name}={value}" for name, value in (SHORT | {"simulated_devices": 1}).items()]
+  done = command("--config=configs/tensor_parallel.py:tiny", *arguments, workdir=tmp_path / "one")
+  assert done.returncode == 0, done.stderr
+  assert "tensor_parallel on one device: nothing to split, so this is the single-device run" in done.stdout
+  train.train(config("single", **SHORT), tmp_path / "single")
+  ours, reference = (measured(tmp_path / name) for name in ("one", "single"))
+  np.testing.assert_allclose([line["loss"] for line in ours], [line["loss"] for line in reference], rtol=1e-5)
+
+
+def test_a_diverging_run_stops_with_its_reason(tmp_path: Path):
+  broken = config("fsdp", optimizer__learning_rate=1e30, optimizer__warmup=0, max_skipped=3, **SHORT | {"steps": 40})
+  with pytest.raises(train.Diverged, match=r"last 3 updates.*optimizer\.learning_rate=1e\+30"):
+    train.train(broken, tmp_path)
+
+
+def test_a_gradient_that_is_not_finite_is_shown_as_skipped(tmp_path: Path, capsys: pytest.CaptureFixture):
+  broken = config("fsdp", optimizer__learning_rate=1e30, optimizer__warmup=0, **SHORT)
+  train.train(broken, tmp_path)
+  last = [line for line in measured(tmp_path) if line["split"] == "train"][-1]
+  assert last["grad_norm"] is None
+  assert last["skipped_updates"] == 3  # the first update was the one that broke it
+  assert "3 skipped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  "strategy, fields, parts",
+  [
+    ("fdsp", {}, ["strategy='fdsp'", "did you mean 'fsdp'"]),
+    ("fsdp", {"mesh__data": 3}, ["mesh.data=3", "8 devices"]),
+    ("two_d", {"mesh__data": -1, "mesh__model": -1}, ["mesh.data=-1, mesh.model=-1", "only one"]),
+    ("fsdp", {"batch_size": 12}, ["batch_size=12", "8 (devices", "16"]),
+    ("fsdp", {"accumulation": 4}, ["batch_size=16", "8 (devices", "4 (accumulation)", "32"]),
+    ("fsdp", {"eval_batch_size": 12}, ["eval_batch_size=12", "16"]),
+    ("fsdp", {"model__width": 96, "model__heads": 16, "mesh__data": 8, "model__mlp_width": 100}, None),
+    ("tensor_parallel", {"model__heads": 4, "model__kv_heads": 4}, ["mesh.model=8", "model.heads=4", "1, 2 or 4"]),
+    ("tensor_parallel", {"model__kv_heads": 4}, ["mesh.model=8", "model.kv_heads=4"]),
+    ("tensor_parallel", {"model__mlp_width": 100}, ["mesh.model=8", "model.mlp_width=100"]),
+    ("tensor_parallel", {"model__vocab_size": 260}, ["mesh.model=8", "model.vocab_size=260"]),
+    ("fsdp", {"model__width": 36, "model__heads": 9, "model__kv_heads": 9}, ["mesh.data=8", "model.width=36"]),
+    ("fsdp", {"data__path": "/no/such/file"}, ["data.path='/no/such/file'", "does not exist"]),
+    ("fsdp", {"model__vocab_size": 64}, ["model.vocab_size=64", "token id", "256"]),
+    ("fsdp", {"steps": 0}, ["steps=0"]),
+    ("fsdp", {"steps": -5}, ["steps=-5"]),
+    ("fsdp", {"log_every": 0}, ["log_every=0"]),
+    ("fsdp", {"stop_after": -1}, ["stop_after=-1"]),
+    ("fsdp", {"model__dtype": "float8"}, ["model.dtype='float8'"]),
+    ("fsdp", {"sample_prompt": "x" * 64}, ["sample_prompt", "model.seq_len=64"]),
+  ],
+)
+def test_mistakes_get_one_sentence_before_compilation(
+  strategy: str, fields: dict, parts: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+  monkeypatch.setattr(strategies.Strategy, "init", lambda *_: pytest.fail("compiled before the check"))
+  if parts is None:  # the control: what is right gets as far as compiling
+    with pytest.raises(pytest.fail.Exception):
+      train.train(config(strategy, **fields), tmp_path)
+    return
+  with one_sentence(*parts):
+    train.train(config(strategy, **fields), tmp_path)
+
+
+def test_a_workdir_that_cannot_be_written_is_refused(tmp_path: Path):
+  (tmp_path / "file").touch()
+  with one_sentence("workdir=", "cannot be written"):
+    train.train(config("fsdp"), tmp_path / "file" / "run")
+
+
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
+    (["--config=configs/fsdp.py:tyny"], "preset='tyny' does not exist; did you mean 'tiny'?"),
+    (["--config=configs/fsdq.py"], "config='configs/fsdq.py' does not exist; did you mean 'configs/fsdp.py'?"),
+    (
+      ["--config=configs/fsdp.py", "--config.modle.width=3"],
+      "config.modle.width is no field; did you mean 'model.width'",
+    ),
+    (["--config=configs/fsdp.py", "--config.steps=many"], "config.steps=many"),
+    (["--config=configs/fsdp.py", "steps=3"], "argument 'steps=3' is not understood"),
+    ([], "config is missing"),
+  ],
+)
+def test_the_command_line_says_what_is_wrong(
+  arguments: list[str], message: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+  monkeypatch.setattr(sys, "argv", ["train.py", *arguments])  # where ml_collections looks for fields
+  with pytest.raises(SystemExit) as ended:
+    command_line.parse(sys.argv)
+  assert ended.value.code == 2
+  error = capsys.readouterr().err
+  assert error.startswith("error: ")
+  assert message in error
+  assert error.count("\n") == 1
+
+
+def test_a_mistake_ends_the_program_with_status_2(tmp_path: Path):
+  done = command("--config=configs/fsdp.py:tiny", "--config.mesh.data=3", workdir=tmp_path)
+  assert done.returncode == 2
+  assert done.stderr.strip().splitlines()[-1].startswith("error: mesh.data=3 ")
+  assert "Traceback" not in done.stderr
+
+
+def test_every_strategy_has_a_config_and_every_config_its_strategy():
+  found = {f.stem for f in (ROOT / "configs").glob("*.py")} - {"__init__", "base"}
+  assert found == set(strategies.names())
+  for name in found:
+    for preset in ("lm", "cifar10", "cifar10_gpu", "tiny"):
+      loaded = command_line.load_config(str(ROOT / "configs" / f"{name}.py") + f":{preset}")
+      assert loaded.strategy == name
+  assert set(loaded.mesh) == set(MESH_AXES)

@@ -1,0 +1,140 @@
+"""The step: sums, the optimizer against optax's own, non-finite updates, and random numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import IMAGES, assert_trees_close, equations, one_sentence, program, random_batch
+
+from training.optimizer import Optimizer, is_decayed
+from training.program import Program, TrainState
+
+
+def step(p: Program, state: TrainState, batch) -> tuple[TrainState, dict]:
+  return jax.jit(p.train_step)(state, batch)
+
+
+def test_updates_equal_optax_adamw():
+  """Three steps of ours against optax.adamw with the same schedule and mask, gradients taken by themselves."""
+  ours = program(steps=10, optimizer__warmup=2, optimizer__weight_decay=0.3, optimizer__clip_norm=0.5)
+  o = ours.optimizer
+  reference = optax.chain(
+    optax.clip_by_global_norm(o.clip_norm),
+    optax.adamw(o.schedule, o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=is_decayed),
+  )
+  state, update = ours.init(jax.random.key(0)), jax.jit(reference.update)
+  params, opt_state = state.params, reference.init(state.params)
+  for i in range(3):
+    batch = random_batch(ours, 4, seed=i)
+    gradient = jax.jit(ours.gradients)(state, batch)[1]
+    updates, opt_state = update(gradient, opt_state, params)
+    params = optax.apply_updates(params, updates)
+    state, metrics = step(ours, state, batch)
+    assert float(metrics["grad_norm"]) == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-5)
+    assert_trees_close(state.params, params, 1e-5)
+
+
+def test_weight_decay_spares_the_norms():
+  params = program().init(jax.random.key(0)).params
+  decayed = jax.tree.leaves_with_path(is_decayed(params))
+  spared = {path[-2].key for path, value in decayed if not value}
+  assert spared == {"norm", "attention_norm", "mlp_norm"}
+
+
+def test_schedule_warms_up_and_decays_to_its_fraction():
+  optimizer = Optimizer(
+    1.0, warmup=10, steps=100, final_fraction=0.1, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0, clip_norm=0
+  )
+  rates = [float(optimizer.schedule(i)) for i in range(101)]
+  assert 0 < rates[0] < rates[5] < rates[10] == pytest.approx(1.0)
+  assert rates[10] > rates[55] > rates[100] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("broken", ["loss", "gradient"])
+def test_a_non_finite_update_is_not_applied_but_counted(broken: str):
+  p = program()
+  state = p.init(jax.random.key(0))
+  batch = random_batch(p, 4)
+  sums, grads = jax.jit(p.gradient_sums)(state.params, batch, state.step)
+  if broken == "loss":
+    sums = sums | {"loss": jnp.inf}
+  else:
+    grads = grads | {"embedding": grads["embedding"].at[0, 0].set(jnp.nan)}
+  after, metrics = jax.jit(p.apply_gradients)(state, sums, grads)
+  assert bool(metrics["skipped"])
+  assert int(after.step) == int(state.step) + 1
+  jax.tree.map(np.testing.assert_array_equal, (after.params, after.opt_state), (state.params, state.opt_state))
+  _, healthy = step(p, state, batch)
+  assert not bool(healthy["skipped"])
+
+
+def test_padding_changes_neither_loss_nor_gradient():
+  p = program(**IMAGES)
+  state = p.init(jax.random.key(0))
+  batch = random_batch(p, 8)
+  batch["mask"][3:] = False
+  short = {name: value[:3] for name, value in batch.items()}
+  (loss, grads), (short_loss, short_grads) = (jax.jit(p.gradients)(state, b) for b in (batch, short))
+  assert_trees_close(loss, short_loss, 1e-6)
+  assert_trees_close(grads, short_grads, 1e-5)
+
+
+def test_masked_examples_are_not_counted_as_correct():
+  p = program(**IMAGES)
+  state, batch = p.init(jax.random.key(0)), random_batch(p, 8)
+  batch["mask"][:] = False
+  sums = p.eval_step(state.params, batch)
+  assert {name: float(value) for name, value in sums.items()} == {"loss": 0, "correct": 0, "count": 0}
+
+
+def test_accuracy_counts_the_largest_logit():
+  logits = jnp.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 5.0]])
+  loss, sums = program().prediction_sums(logits, jnp.array([1, 2, 2]), jnp.array([True, True, True]))
+  assert int(sums["correct"]) == 2
+  expected = -jax.nn.log_softmax(logits)[jnp.arange(3), jnp.array([1, 2, 2])].sum()
+  assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("fields", [{"model__dropout": 0.5}, {"data__augment": True, **IMAGES}])
+def test_random_numbers_follow_step_and_example_not_place(fields: dict):
+  p = program(**fields)
+  state, batch = p.init(jax.random.key(0)), random_batch(p, 8)
+  moved = {name: value[::-1] for name, value in batch.items()}
+  loss = jax.jit(lambda b, step: p.loss_sums(state.params, b, step)[0])
+  assert float(loss(moved, 0)) == pytest.approx(float(loss(batch, 0)), rel=1e-6)
+  assert float(loss(batch, 1)) != pytest.approx(float(loss(batch, 0)), rel=1e-6)
+  other = batch | {"id": batch["id"] + 1}
+  assert float(loss(other, 0)) != pytest.approx(float(loss(batch, 0)), rel=1e-6)
+  still = p.eval_step(state.params, batch)["loss"]
+  assert float(still) == pytest.approx(float(p.eval_step(state.params, moved)["loss"]), rel=1e-6)
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_masters():
+  p = program(model__dtype="bfloat16")
+  state = p.init(jax.random.key(0))
+  forward = jax.make_jaxpr(p.eval_step)(state.params, random_batch(p, 4)).jaxpr
+  products = [equation for equation in equations(forward) if equation.primitive.name == "dot_general"]
+  assert products
+  assert all(operand.aval.dtype == jnp.bfloat16 for product in products for operand in product.invars)
+  after, metrics = step(p, state, random_batch(p, 4))
+  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(after.params))
+  exact = step(program(), state, random_batch(p, 4))[1]
+  assert float(metrics["loss"]) == pytest.approx(float(exact["loss"]), rel=0.02)
+
+
+@pytest.mark.parametrize(
+  "fields, parts",
+  [
+    ({"optimizer__learning_rate": 0.0}, ["optimizer.learning_rate=0.0"]),
+    ({"optimizer__b2": 1.0}, ["optimizer.b2=1.0"]),
+    ({"optimizer__clip_norm": -1.0}, ["optimizer.clip_norm=-1.0"]),
+    ({"optimizer__warmup": -1}, ["optimizer.warmup=-1"]),
+    ({"steps": 0}, ["steps=0", "at least 1"]),
+    ({"accumulation": 0}, ["accumulation=0"]),
+    ({"model__dtype": "flaot32"}, ["model.dtype='flaot32'", "'float32'"]),
+  ],
+)
+def test_settings_that_cannot_be_are_refused(fields: dict, parts: list[str]):
+  with one_sentence(*parts):
+    program(**fields)
