@@ -32,7 +32,7 @@ $(INSTALLED): requirements.lock
 
 # Writes requirements.lock anew from pyproject.toml, for every platform and Python version; needs `pip install uv`.
 lock:
-	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+	uv pip compile pyproject.toml --extra dev --universal --fork-strategy fewest --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-header --upgrade --output-file requirements.lock
 
 clean:

@@ -91,7 +91,7 @@ def cifar10(config: ConfigDict) -> None:
   config.data.update(name="cifar10", augment=True)
   config.model.update(inputs="images", mlp_width=256)
   config.optimizer.update(learning_rate=2e-3, warmup=100, weight_decay=0.05)
-  config.update(steps=5000, batch_size=64, log_every=100, eval_every=1000, eval_batch_size=200, eval_examples=0)
+  config.update(steps=3500, batch_size=64, log_every=100, eval_every=1000, eval_batch_size=200, eval_examples=0)
 
 
 def cifar10_gpu(config: ConfigDict) -> None:
