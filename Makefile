@@ -13,7 +13,7 @@ train: $(INSTALLED)
 	@$(VENV)/bin/python $(TRAIN)
 
 test: $(INSTALLED)
-	$(VENV)/bin/python -m pytest -n 2 -q
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -q
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

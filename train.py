@@ -8,6 +8,7 @@ configs/base.py documents every field.
 
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from absl import flags
 
 import data
 import strategies
+from data.batches import HostBatch
 from training import command_line, report, runtime, settings
 from training.hardware import memory_in_use, peak_flops
 from training.metrics import Clock, Meter, Writer, read
+from training.program import TrainState
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the results; default runs/STRATEGY-TIME.")
 
@@ -85,12 +88,8 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
   def evaluate(step: int) -> dict[str, float]:
     """Loss and accuracy over the validation examples."""
     with clock("eval"):
-      eval_rows = strategy.rows(config.eval_batch_size)
-      batches = (
-        strategy.shard(batch, config.eval_batch_size) for batch in eval_batches.evaluation(eval_rows, eval_examples)
-      )
-      sums = jax.device_get([strategy.eval_step(state, batch) for batch in batches])
-      total = {name: math.fsum(float(part[name]) for part in sums) for name in sums[0]}
+      batches = eval_batches.evaluation(strategy.rows(config.eval_batch_size), eval_examples)
+      total = evaluation_sums(strategy, state, batches, config.eval_batch_size)
       values = {"loss": total["loss"] / total["count"]}
       if program.model.is_image:
         values |= {"accuracy": total["correct"] / total["count"], "examples": total["count"]}
@@ -145,6 +144,20 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
       writer.say(line)
     writer.say(f"results in {workdir}: metrics.jsonl, loss.png, tensorboard/, config.json")
   return result
+
+
+def evaluation_sums(
+  strategy: strategies.Strategy, state: TrainState, batches: Iterable[HostBatch], size: int
+) -> dict[str, float]:
+  """Loss, correct predictions and count over all batches, read two batches late so that the device does not wait."""
+  total, waiting = collections.Counter(), collections.deque()
+  for batch in batches:
+    waiting.append(strategy.eval_step(state, strategy.shard(batch, size)))
+    if len(waiting) > 2:
+      total.update({name: float(value) for name, value in jax.device_get(waiting.popleft()).items()})
+  for sums in waiting:
+    total.update({name: float(value) for name, value in jax.device_get(sums).items()})
+  return total
 
 
 def main(config: Any) -> None:

@@ -17,7 +17,7 @@ def get_config(preset: str, strategy: str) -> ConfigDict:
       # What to run
       "strategy": strategy,  # a module of strategies/: how weights and batch are split over the devices
       "seed": 0,  # of the initial weights, the order of examples, dropout and augmentation
-      "steps": 400,  # length of the schedule, in updates
+      "steps": 300,  # length of the schedule, in updates
       "stop_after": 0,  # end this run cleanly after so many steps of the schedule; 0: run it all
       "batch_size": 16,  # examples in a global batch, over all devices
       "accumulation": 1,  # microbatches a step, one after another, to fit a batch into memory
@@ -83,7 +83,7 @@ def get_config(preset: str, strategy: str) -> ConfigDict:
 
 def lm(config: ConfigDict) -> None:
   """A byte-level language model of Python code, for a laptop. The defaults."""
-  config.eval_every = 200
+  config.eval_every = 100
 
 
 def cifar10(config: ConfigDict) -> None:
@@ -91,7 +91,7 @@ def cifar10(config: ConfigDict) -> None:
   config.data.update(name="cifar10", augment=True)
   config.model.update(inputs="images", mlp_width=256)
   config.optimizer.update(learning_rate=2e-3, warmup=100, weight_decay=0.05)
-  config.update(steps=3500, batch_size=64, log_every=100, eval_every=1000, eval_batch_size=200, eval_examples=0)
+  config.update(steps=2800, batch_size=64, log_every=100, eval_every=700, eval_batch_size=200, eval_examples=0)
 
 
 def cifar10_gpu(config: ConfigDict) -> None:

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = os.environ.get("MESHWRIGHT_TEST_PLATFORM", "cpu")
+# LLVM's optimizations take most of the time it takes to compile; tiny programs do not need them.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 import jax
 

@@ -13,7 +13,7 @@ from errors import ConfigError, positive
 
 def start(config: Any) -> list[jax.Device]:
   """Sets JAX up and returns the devices to train on: accelerators, else `config.simulated_devices` made of the CPU."""
-  if jax.config.read("jax_num_cpu_devices") != positive("simulated_devices", config.simulated_devices):
+  if jax.config.jax_num_cpu_devices != positive("simulated_devices", config.simulated_devices):  # type: ignore
     jax.config.update("jax_num_cpu_devices", config.simulated_devices)
   _keep_freed_memory()
   if config.compilation_cache_dir:

@@ -25,6 +25,7 @@ VARIANTS = {
     "model__dropout": 0.1, "data__augment": True, "accumulation": 2, "model__remat": "full", **IMAGES,
   },
 }  # fmt: skip
+# The tests of a variant run in one worker, which computes its reference once.
 OTHERS = [name for name in strategies.names() if name != "single"]
 
 
@@ -51,7 +52,7 @@ def reference(variant: str) -> tuple[np.ndarray, Params]:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [pytest.param(v, marks=pytest.mark.xdist_group(v)) for v in VARIANTS])
 def test_strategy_equals_single_device(name: str, variant: str):
   losses, gradients = run(name, make_program(variant))
   expected_losses, expected_gradients = reference(variant)

@@ -1,0 +1,1 @@
+"""Commands that are also importable functions: `python -m tools.NAME`."""
