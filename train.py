@@ -6,6 +6,7 @@ Reads top to bottom: what there is to run on, what is trained on what, the loop,
 configs/base.py documents every field.
 """
 
+import collections
 import math
 import time
 from collections.abc import Iterable
@@ -150,13 +151,18 @@ def evaluation_sums(
   strategy: strategies.Strategy, state: TrainState, batches: Iterable[HostBatch], size: int
 ) -> dict[str, float]:
   """Loss, correct predictions and count over all batches, read two batches late so that the device does not wait."""
-  total, waiting = collections.Counter(), collections.deque()
+  total: collections.Counter = collections.Counter()
+  waiting: collections.deque = collections.deque()
+
+  def read_oldest() -> None:
+    total.update({name: float(value) for name, value in jax.device_get(waiting.popleft()).items()})
+
   for batch in batches:
     waiting.append(strategy.eval_step(state, strategy.shard(batch, size)))
     if len(waiting) > 2:
-      total.update({name: float(value) for name, value in jax.device_get(waiting.popleft()).items()})
-  for sums in waiting:
-    total.update({name: float(value) for name, value in jax.device_get(sums).items()})
+      read_oldest()
+  while waiting:
+    read_oldest()
   return total
 
 
