@@ -6,6 +6,7 @@ prints that sentence and exits with status 2; nothing has been compiled by then.
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -27,7 +28,7 @@ def one_of(field: str, value: str, known: Iterable[str]) -> str:
   return value
 
 
-def positive(field: str, value: int) -> int:
+def positive(field: str, value: Any) -> Any:
   """Returns `value` if it is at least 1, else raises ConfigError naming `field`."""
   if value < 1:
     raise ConfigError(f"{field}={value} must be at least 1")

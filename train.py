@@ -52,7 +52,7 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
   eval_examples = config.eval_examples or len(dataset.validation)
   rows = strategy.rows(config.batch_size)
 
-  used = list(strategy.mesh.devices.flat)
+  used = list(strategy.mesh.devices.flat)  # of all processes
   peak = peak_flops(used[0], program.model.dtype)
   unit, per_example = ("images", 1) if program.model.is_image else ("tokens", program.model.seq_len)
   meter = Meter(
@@ -62,7 +62,8 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
     flops=config.batch_size * program.model.train_flops_per_example(),
     peak=peak and peak * len(used),
   )
-  first_step, result, skipped_in_a_row, pending = 0, {}, 0, None
+  first_step, result, pending = 0, {}, None
+  skipped_in_a_row = skipped_since_line = 0
   writer = Writer(workdir, first_step, schedule.last, enabled=jax.process_index() == 0)
   reader = data.prefetch(
     lambda step: strategy.shard(train_batches.train(step, rows), config.batch_size), range(first_step, schedule.last)
@@ -70,16 +71,19 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
 
   def note(step: int, metrics: dict[str, jax.Array]) -> None:
     """Reads the metrics of a step, which waits until it is done, and tells them if it is time to."""
-    nonlocal skipped_in_a_row
+    nonlocal skipped_in_a_row, skipped_since_line
     with clock("train"):
       values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-    skipped_in_a_row = skipped_in_a_row + 1 if values.pop("skipped") else 0
+    skipped = int(values.pop("skipped"))
+    skipped_since_line += skipped
+    skipped_in_a_row = skipped_in_a_row + 1 if skipped else 0
     with clock("logging"):
       writer.progress(step)
       if step % schedule.log_every == 0 or step == schedule.last:
-        if skipped_in_a_row:
-          values["skipped_updates"] = skipped_in_a_row
-        writer.write(step, "train", values | meter.read(step) | memory_in_use(used[0]))
+        if skipped_since_line:
+          values["skipped_updates"] = skipped_since_line
+          skipped_since_line = 0
+        writer.write(step, "train", values | meter.read(step) | memory_in_use(used))
     if skipped_in_a_row >= schedule.max_skipped:
       raise Diverged(
         f"the last {skipped_in_a_row} updates, up to step {step}, had a loss or gradient that was not finite and were "
@@ -103,7 +107,8 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
 
   with writer, reader:
     with clock("logging"):
-      (workdir / "config.json").write_text(config.to_json(indent=2))
+      if writer.enabled:
+        (workdir / "config.json").write_text(config.to_json(indent=2))
       writer.say(f"devices   {report.device_line(devices, jax.process_count())}")
       writer.say(f"strategy  {strategy.describe(config.strategy)}")
       writer.say(f"data      {dataset.description}")

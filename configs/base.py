@@ -24,7 +24,7 @@ def get_config(preset: str, strategy: str) -> ConfigDict:
       # Where to run. Mesh sizes left out are the strategy's own; -1 means the devices that are left.
       "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "context", "expert", "model")},
       "simulated_devices": 8,  # made from the CPU where no accelerator is found; 1: plain single device
-      "compilation_cache_dir": "~/.cache/meshwright/compiled",  # a second run of a config compiles nothing; "": off
+      "compilation_cache_dir": "~/.cache/meshwright/compiled",  # of programs that took over half a second; "": off
       # What to train
       "model": {
         "inputs": "tokens",  # "tokens" or "images"

@@ -55,6 +55,10 @@ def load(config: Any, model: ModelConfig) -> dict[str, Any]:
   if not (folder / "dataset_info.json").exists():
     prepare(root)
   records = sorted((f.name, f.stat().st_size) for f in folder.glob("*.array_record*"))
+  if not records:
+    raise ConfigError(
+      f"data.dir={str(root)!r} holds CIFAR-10, but not in array_record form; name another folder, to prepare it there"
+    )
   decoded = prepared(config.cache_dir, "cifar10", (str(folder.resolve()), records), lambda to: _decode(folder, to))
   splits = {
     split: Images(np.load(decoded / f"{split}-images.npy", mmap_mode="r"), np.load(decoded / f"{split}-labels.npy"))
@@ -81,7 +85,14 @@ def prepare(root: Path) -> None:
       "set TFDS_DATA_DIR or data.dir to a folder with cifar10/3.0.2 in array_record form, or run once with a network"
     ) from error
   print(f"downloading and preparing CIFAR-10 in {root}", flush=True)
-  _builder_class()(data_dir=str(root), file_format="array_record").download_and_prepare()
+  try:
+    _builder_class()(data_dir=str(root), file_format="array_record").download_and_prepare()
+  except Exception as error:  # the library raises many kinds: of the network, of the disk, of a broken archive
+    reason = str(error).strip().partition("\n")[0]
+    raise ConfigError(
+      f"data.dir={str(root)!r}: CIFAR-10 could not be downloaded to it ({type(error).__name__}: {reason}); "
+      "mend that, or set TFDS_DATA_DIR or data.dir to a folder that holds it"
+    ) from error
 
 
 def _builder_class() -> type:

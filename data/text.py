@@ -6,6 +6,7 @@ tokens; windows overlap by the one token that is a target in the first and an in
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import sysconfig
@@ -23,8 +24,8 @@ from models.config import ModelConfig
 
 TOKENIZERS = ("bytes", "bpe")
 END = 0  # the token between documents: the zero byte, and the first special token of a BPE
-HELD_OUT = 20  # one file in so many is for validation
-FORMAT = 2  # of the cache; raise it when what is written there changes
+HELD_OUT = 20  # one file in so many, or one byte of a file in so many, is for validation
+FORMAT = 3  # of the cache; raise it when what is written there changes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ def load(config: Any, model: ModelConfig) -> dict[str, Any]:
   if meta["largest_id"] >= model.vocab_size:
     raise ConfigError(
       f"model.vocab_size={model.vocab_size} is too small: the text holds token id {meta['largest_id']}; "
-      f"use {256 if config.tokenizer == 'bytes' else meta['largest_id'] + 1} or more"
+      f"use {256 if config.tokenizer == 'bytes' else meta['largest_id'] + 1}"
     )
   splits = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("train", "validation")}
   for name, tokens in splits.items():
@@ -66,7 +67,7 @@ def load(config: Any, model: ModelConfig) -> dict[str, Any]:
         f"model.seq_len={model.seq_len} needs {model.seq_len + 1}; give more text or use a smaller model.seq_len"
       )
   encode, decode = codec(config.tokenizer, folder)
-  to_bytes = bytes if config.tokenizer == "bytes" else lambda ids: decode(ids).encode()
+  to_bytes = bytes if config.tokenizer == "bytes" else lambda ids: decode(ids).encode()  # of ids from the text
   validation = Windows(splits["validation"], model.seq_len)
 
   def bigram_loss(examples: int) -> float:
@@ -103,7 +104,7 @@ def find_files(path: str) -> tuple[Path, list[Path]]:
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     return root, sorted(f for f in root.rglob("*.py") if not skipped & set(f.relative_to(root).parts))
   files: list[Path] = []
-  for name in path.split(","):
+  for name in filter(str.strip, path.split(",")):
     place = Path(name.strip()).expanduser()
     if not place.exists():
       raise ConfigError(
@@ -121,7 +122,7 @@ def find_files(path: str) -> tuple[Path, list[Path]]:
 def codec(tokenizer: str, folder: Path) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
   """Text to token ids, and back."""
   if tokenizer == "bytes":
-    return lambda text: list(text.encode()), lambda ids: bytes(ids).decode(errors="replace")
+    return lambda text: list(text.encode()), lambda ids: bytes(i for i in ids if i < 256).decode(errors="replace")
   from tokenizers import Tokenizer
 
   bpe = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -146,7 +147,8 @@ def _write(folder: Path, root: Path, files: list[Path], tokenizer: str, vocab_si
           ids = np.append(np.asarray(ids, dtype), np.asarray(END, dtype))
           largest = max(largest, int(ids.max()))
           sizes[split] += len(text) + 1
-          pairs += bigram.pair_counts(b"\0" + text + b"\0") * (name == "train")
+          if name == "train":
+            pairs += bigram.pair_counts(b"\0" + text + b"\0")
           digest.update(ids.tobytes())
           out.write(ids.tobytes())
       digest.update(b"|")
@@ -182,11 +184,18 @@ def _split(root: Path, file: Path, files: list[Path]) -> tuple[bytes, bytes]:
   text = file.read_bytes()
   if len(files) < HELD_OUT:  # too few to hold whole files out
     cut = len(text) - len(text) // HELD_OUT
-    cut = text.rfind(b"\n", 0, cut) + 1 or cut
+    cut = text.rfind(b"\n", cut - len(text) // 100, cut) + 1 or cut  # at the end of a line, if one ends near
+    while cut < len(text) and text[cut] & 0b1100_0000 == 0b1000_0000:  # not inside a UTF-8 character
+      cut += 1
     return text[:cut], text[cut:]
-  name = file.relative_to(root).as_posix()
-  held_out = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % HELD_OUT == 0
-  return (b"", text) if held_out else (text, b"")
+  return (b"", text) if file in _held_out(root, tuple(files)) else (text, b"")
+
+
+@functools.cache
+def _held_out(root: Path, files: tuple[Path, ...]) -> frozenset[Path]:
+  """The files for validation: a choice by name that does not change when the folder is moved."""
+  by_hash = sorted(files, key=lambda f: hashlib.sha256(f.relative_to(root).as_posix().encode()).digest())
+  return frozenset(by_hash[: len(files) // HELD_OUT])
 
 
 def _is_text(file: Path, root: Path) -> bool:

@@ -1,7 +1,7 @@
 """Grouped-query attention with rotary positions: the layer, and the ways to compute its core.
 
-Every implementation computes the same function as `plain`, which the tests hold them to; `auto` takes the fastest
-one for the platform (`resolve`).
+Every implementation computes the same function as `plain`; `auto` takes cuDNN's on a GPU where the shapes allow it, the
+blockwise one on a CPU, and `plain` elsewhere (`resolve`).
 """
 
 import math
@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from errors import ConfigError
 from models.axes import Sharding
 from models.config import ModelConfig
 from models.layers import linear, weight
@@ -25,13 +26,21 @@ class Cache(NamedTuple):
   v: jax.Array
 
 
-def resolve(name: str, platform: str, dtype: str) -> str:
-  """The implementation that `auto` stands for on a platform ("cpu", "gpu", "tpu"); other names stand for themselves."""
+def resolve(name: str, platform: str, dtype: str, head_size: int) -> str:
+  """The implementation that `auto` stands for on a platform ("cpu", "gpu", "tpu"); other names stand for themselves.
+
+  Raises ConfigError for cuDNN where it cannot work: it takes bfloat16 or float16 on NVIDIA GPUs, in heads of a
+  multiple of 8 up to 128.
+  """
+  fits_cudnn = platform == "gpu" and dtype != "float32" and head_size % 8 == 0 and head_size <= 128
+  if name == "cudnn" and not fits_cudnn:
+    raise ConfigError(
+      f"model.attention='cudnn' needs a GPU, bfloat16 and heads of a multiple of 8 up to 128, but here are platform "
+      f"{platform!r}, {dtype} and heads of {head_size}; use 'auto'"
+    )
   if name != "auto":
     return name
-  if platform == "cpu":
-    return "blockwise"
-  return "cudnn" if platform == "gpu" and dtype != "float32" else "plain"
+  return "blockwise" if platform == "cpu" else "cudnn" if fits_cudnn else "plain"
 
 
 def rope_angles(positions: jax.Array, head_size: int, base: float) -> jax.Array:

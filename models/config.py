@@ -7,7 +7,7 @@ from errors import ConfigError, one_of, positive
 ATTENTION = ("auto", "plain", "blockwise", "cudnn")
 REMAT = ("none", "dots", "full")
 INPUTS = ("tokens", "images")
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = ("float32", "bfloat16")  # float16 would need its loss scaled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,8 @@ class ModelConfig:
     one_of("model.remat", self.remat, REMAT)
     one_of("model.dtype", self.dtype, DTYPES)
     one_of("model.param_dtype", self.param_dtype, DTYPES)
-    for name in ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len", "vocab_size", "patch_size"):
+    sizes = ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len", "vocab_size")
+    for name in (*sizes, "image_size", "patch_size", "classes", "rope_base"):
       positive(f"model.{name}", getattr(self, name))
     if self.width % (2 * self.heads):
       raise ConfigError(

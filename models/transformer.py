@@ -140,7 +140,8 @@ class Transformer(nnx.Module):
     """[B, T, D] → float32 logits: [B, T, V] for a text, [B, classes] for images (mean over the patches)."""
     x = self.norm(x)
     if self.config.is_image:
-      return linear(jnp.mean(x, axis=1), self._ready(self.head, sharding)).astype(jnp.float32)
+      head = sharding.gather(self.head[...], self.head.axes)
+      return linear(jnp.mean(x, axis=1, dtype=jnp.float32), head.astype(jnp.float32))  # ten classes: float32 is free
     head = self._ready(self.embedding, sharding).T if self.config.tied_embedding else self._ready(self.head, sharding)
     return sharding.activation(linear(x, head).astype(jnp.float32), "batch", None, "vocab")
 
@@ -151,8 +152,12 @@ class Transformer(nnx.Module):
     return Cache(zeros, zeros)
 
   def _ready(self, w: nnx.Param, sharding: Sharding) -> jax.Array:
-    """A weight as used: in the compute dtype (cast first, so that fewer bytes travel), then gathered."""
-    return sharding.gather(w[...].astype(self.config.dtype), w.axes)
+    """A weight as used: in the compute dtype (cast first, so that fewer bytes travel), then gathered.
+
+    The scales of norms keep their precision; they are used in float32.
+    """
+    is_scale = not any(w.axes)
+    return w[...] if is_scale else sharding.gather(w[...].astype(self.config.dtype), w.axes)
 
   def _positions(self, length: int, start: jax.Array | int) -> jax.Array:
     """Coordinates [T, A] of the positions: place in the text, or (row, column) of the patch."""

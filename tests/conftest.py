@@ -1,15 +1,14 @@
-"""Eight simulated devices and a shared compilation cache for all tests. MESHWRIGHT_TEST_PLATFORM=cuda takes a GPU."""
+"""Eight simulated devices and a shared compilation cache for all tests."""
 
 import os
 from pathlib import Path
 
-os.environ["JAX_PLATFORMS"] = os.environ.get("MESHWRIGHT_TEST_PLATFORM", "cpu")
+os.environ["JAX_PLATFORMS"] = "cpu"
 # LLVM's optimizations take most of the time it takes to compile; tiny programs do not need them.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 
 import jax
 
 jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_default_matmul_precision", "highest")  # on a GPU too, float32 means float32
 jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/meshwright/tests").expanduser()))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -59,17 +59,20 @@ def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:
 
 
 def relative_difference(a: Any, b: Any) -> float:
-  """The largest difference of two arrays, relative to the largest entry of the second."""
+  """The largest difference of two arrays of one shape, relative to the largest entry of the second."""
   a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+  assert a.shape == b.shape
+  assert np.isfinite(a).all()
+  assert np.isfinite(b).all()
   return float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny))
 
 
 def assert_trees_close(a: Any, b: Any, tolerance: float) -> None:
   """Every leaf of `a` within `tolerance` of its twin in `b`, relative to the largest entry of the leaf."""
   assert jax.tree.structure(a) == jax.tree.structure(b)
-  differences = jax.tree.map_with_path(lambda path, x, y: (relative_difference(x, y), jax.tree_util.keystr(path)), a, b)
-  worst = max(jax.tree.leaves(differences, is_leaf=lambda x: isinstance(x, tuple)))
-  assert worst[0] <= tolerance, f"{worst[1]} differs by {worst[0]:.1e}, more than {tolerance:.0e}"
+  for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
+    difference = relative_difference(x, y)
+    assert difference <= tolerance, f"{jax.tree_util.keystr(path)} differs by {difference:.1e}"
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

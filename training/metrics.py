@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 import json
 import math
 import sys
@@ -79,15 +80,18 @@ FORMATS = {
   "memory_gib": "{:.2f} GiB",
   "tflops_per_second": "{:.3g} TFLOP/s",
   "mfu": "MFU {:.1%}",
-  "skipped_updates": "{:.0f} skipped",
+  "skipped_updates": "{:.0f} skipped",  # since the last line
   "examples": "{:,.0f} examples",
 }
+
+
+RESULTS = ("metrics.jsonl", "tensorboard", "loss.png", "config.json")  # what a run leaves in its workdir
 
 
 class Writer:
   """Writes measurements of one run into its workdir, if `enabled` (one process of a job is).
 
-  An earlier run's metrics in the same folder are kept under another name.
+  The results of an earlier run in the same folder are moved to previous-1, previous-2, ...
   """
 
   def __init__(self, workdir: Path, first_step: int, last_step: int, enabled: bool = True):
@@ -96,9 +100,12 @@ class Writer:
     self.bar = None
     if not enabled:
       return
-    if self.path.exists():
-      number = next(n for n in range(1, sys.maxsize) if not (workdir / f"metrics.{n}.jsonl").exists())
-      self.path.rename(workdir / f"metrics.{number}.jsonl")
+    earlier = [workdir / name for name in RESULTS if (workdir / name).exists()]
+    if earlier:
+      number = next(n for n in itertools.count(1) if not (workdir / f"previous-{n}").exists())
+      (workdir / f"previous-{number}").mkdir()
+      for result in earlier:
+        result.rename(workdir / f"previous-{number}" / result.name)
     self.file = self.path.open("w")
     self.board = SummaryWriter(str(workdir / "tensorboard"))
     if sys.stderr.isatty():

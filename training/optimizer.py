@@ -33,6 +33,10 @@ class Optimizer:
       raise ConfigError(f"optimizer.learning_rate={self.learning_rate} must be above 0")
     if self.warmup < 0:
       raise ConfigError(f"optimizer.warmup={self.warmup} must be 0 or more steps")
+    if self.eps <= 0:
+      raise ConfigError(f"optimizer.eps={self.eps} must be above 0; use 1e-8")
+    if not 0 <= self.final_fraction <= 1:
+      raise ConfigError(f"optimizer.final_fraction={self.final_fraction} must be from 0 to 1")
     for name in ("b1", "b2"):
       if not 0 <= getattr(self, name) < 1:
         raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1")

@@ -19,8 +19,11 @@ from data.augment import crop_and_flip, normalize
 from errors import positive
 from models.axes import UNSHARDED, Sharding
 from models.config import ModelConfig
+from models.layers import fold_in
 from models.transformer import bind, init_params, logical_axes
 from training.optimizer import Optimizer
+
+_DROPOUT, _AUGMENT = 0, 1  # the two uses of an example's key at a step, kept apart
 
 Params = dict[str, Any]  # nested; the leaves are arrays
 Batch = dict[str, jax.Array]  # see `Program.example_shapes`
@@ -99,11 +102,11 @@ class Program:
     if self.model.is_image:
       image = batch["image"]
       if keys is not None and self.augment:
-        image = crop_and_flip(image, jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys))
+        image = crop_and_flip(image, fold_in(keys, _AUGMENT))  # type: ignore[arg-type]  # None gives None
       inputs, targets = normalize(sharding.activation(image, "batch", None, None, None)), batch["label"]
     else:
       inputs, targets = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
-    dropout_keys = keys if self.model.dropout else None
+    dropout_keys = fold_in(keys, _DROPOUT) if self.model.dropout else None
     return self.prediction_sums(model(inputs, keys=dropout_keys, sharding=sharding), targets, batch["mask"])
 
   def prediction_sums(self, logits: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, Sums]:
@@ -115,7 +118,8 @@ class Program:
     is_target = targets[..., None] == jnp.arange(logits.shape[-1])
     target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
     loss = jnp.sum(jnp.where(weight, jax.nn.logsumexp(logits, axis=-1) - target_logit, 0))
-    correct = weight & (target_logit >= jnp.max(logits, axis=-1))
+    others = jnp.max(jnp.where(is_target, -jnp.inf, logits), axis=-1)
+    correct = weight & (target_logit > others)  # a tie is no answer
     return loss, {"loss": loss, "correct": jnp.sum(correct), "count": jnp.sum(weight)}
 
   def gradient_sums(

@@ -16,9 +16,12 @@ def program(config: Any, platform: str) -> Program:
   one_of("model.dtype", model["dtype"], ("auto", *DTYPES))
   if model["dtype"] == "auto":
     model["dtype"] = "float32" if platform == "cpu" else "bfloat16"
-  model["attention"] = resolve(model["attention"], platform, model["dtype"])
+  checked = ModelConfig(**model)
+  attention = resolve(checked.attention, platform, checked.dtype, checked.head_size)
+  if config.data.augment and not checked.is_image:
+    raise ConfigError("data.augment=True is for images, but model.inputs='tokens'; set data.augment=False")
   return Program(
-    model=ModelConfig(**model),
+    model=dataclasses.replace(checked, attention=attention),
     optimizer=Optimizer(steps=config.steps, **config.optimizer),
     seed=config.seed,
     accumulation=config.accumulation,
@@ -40,7 +43,7 @@ class Schedule:
   def of(config: Any) -> "Schedule":
     for name in ("steps", "log_every", "max_skipped", "eval_batch_size"):
       positive(name, config[name])
-    for name in ("stop_after", "eval_every", "eval_examples"):
+    for name in ("stop_after", "eval_every", "eval_examples", "sample_temperature"):
       if config[name] < 0:
         raise ConfigError(f"{name}={config[name]} must not be negative; use 0 for its default")
     return Schedule(**{field.name: config[field.name] for field in dataclasses.fields(Schedule)})

@@ -68,6 +68,33 @@ def test_a_single_file_gives_its_end_to_validation(tmp_path: Path):
   assert 0.04 < len(validation) / len(train) < 0.06
 
 
+def test_a_long_last_line_does_not_swallow_the_training_text(tmp_path: Path):
+  file = tmp_path / "one.txt"
+  file.write_text("id\n" + "ü" * 20_000)
+  dataset = data.load(settings(tmp_path, path=str(file)), model_config())
+  assert 18 < len(dataset.train.tokens) / len(dataset.validation.tokens) < 20
+  bytes(np.asarray(dataset.train.tokens)).decode()  # not cut inside a character
+
+
+@pytest.mark.parametrize("count", [20, 25, 39])
+def test_a_folder_always_holds_whole_files_out(tmp_path: Path, count: int):
+  (tmp_path / "corpus").mkdir()
+  for i in range(count):
+    (tmp_path / "corpus" / f"{i}.txt").write_text(f"document {i} " * 20)
+  dataset = data.load(settings(tmp_path), model_config())
+  assert bytes(np.asarray(dataset.validation.tokens)).count(b"\0") == 1
+
+
+def test_ids_that_are_no_bytes_do_not_break_the_sample(tmp_path: Path, corpus: Path):
+  dataset = data.load(settings(tmp_path), model_config(vocab_size=320))
+  assert dataset.decode([100, 300, 101]) == "de"
+
+
+def test_an_empty_name_between_commas_is_not_the_current_folder(tmp_path: Path, corpus: Path):
+  _, files = text.find_files(f"{corpus / '00.txt'},")
+  assert len(files) == 1
+
+
 def test_several_paths_are_joined(tmp_path: Path, corpus: Path):
   paths = [corpus / "00.txt", corpus / "sub"]
   _, files = text.find_files(",".join(map(str, paths)))

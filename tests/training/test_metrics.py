@@ -48,8 +48,11 @@ def test_an_earlier_run_in_the_same_folder_is_kept(tmp_path: Path):
   for step in (1, 2, 3):
     with metrics.Writer(tmp_path, 0, 10) as writer:
       writer.write(step, "train", {"loss": 1.0})
-  kept = [metrics.read(tmp_path / name)[0]["step"] for name in ("metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl")]
+  kept = [metrics.read(tmp_path / name / "metrics.jsonl")[0]["step"] for name in ("previous-1", "previous-2", "")]
   assert kept == [1, 2, 3]
+  for folder, step in (("previous-1", 1), ("", 3)):
+    events = read_events(tmp_path / folder / "tensorboard")
+    assert [e.step for e in events if e.summary.value] == [step]
 
 
 def test_a_process_that_is_not_the_first_writes_nothing(tmp_path: Path):
@@ -75,7 +78,7 @@ def test_meter_divides_work_by_time(monkeypatch: pytest.MonkeyPatch):
 
 class Device:
   def __init__(self, kind: str, stats: dict | None = None):
-    self.device_kind, self.stats = kind, stats
+    self.device_kind, self.stats, self.process_index = kind, stats, 0
 
   def memory_stats(self) -> dict | None:
     return self.stats
@@ -89,6 +92,9 @@ class Device:
     ("NVIDIA H100 PCIe", 756e12),
     ("TPU v5 lite", 197e12),
     ("TPU v5p", 459e12),
+    ("NVIDIA L40S", None),  # no L4
+    ("NVIDIA H200 NVL", None),
+    ("TPU7x", 1153.5e12),
     ("cpu", None),
   ],
 )
@@ -98,5 +104,6 @@ def test_peaks_are_found_by_the_kind_of_device(kind: str, peak: float | None):
 
 
 def test_memory_is_reported_where_the_backend_does():
-  assert hardware.memory_in_use(Device("cpu")) == {}
-  assert hardware.memory_in_use(Device("gpu", {"bytes_in_use": 2**30})) == {"memory_gib": 1.0}
+  assert hardware.memory_in_use([Device("cpu"), Device("cpu")]) == {}
+  devices = [Device("gpu", {"bytes_in_use": gib * 2**30}) for gib in (1, 3)]
+  assert hardware.memory_in_use(devices) == {"memory_gib": 3.0}

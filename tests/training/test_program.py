@@ -88,6 +88,11 @@ def test_masked_examples_are_not_counted_as_correct():
   assert {name: float(value) for name, value in sums.items()} == {"loss": 0, "correct": 0, "count": 0}
 
 
+def test_a_tie_is_not_correct():
+  _, sums = program().prediction_sums(jnp.zeros((4, 10)), jnp.arange(4), jnp.ones(4, bool))
+  assert int(sums["correct"]) == 0
+
+
 def test_accuracy_counts_the_largest_logit():
   logits = jnp.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 5.0]])
   loss, sums = program().prediction_sums(logits, jnp.array([1, 2, 2]), jnp.array([True, True, True]))
@@ -127,6 +132,9 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_masters():
   "fields, parts",
   [
     ({"optimizer__learning_rate": 0.0}, ["optimizer.learning_rate=0.0"]),
+    ({"optimizer__eps": 0.0}, ["optimizer.eps=0.0"]),
+    ({"optimizer__final_fraction": 1.5}, ["optimizer.final_fraction=1.5"]),
+    ({"model__param_dtype": "float16"}, ["model.param_dtype='float16'", "bfloat16"]),
     ({"optimizer__b2": 1.0}, ["optimizer.b2=1.0"]),
     ({"optimizer__clip_norm": -1.0}, ["optimizer.clip_norm=-1.0"]),
     ({"optimizer__warmup": -1}, ["optimizer.warmup=-1"]),
