@@ -45,6 +45,7 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
     runtime.writable(workdir, "workdir")
     dataset = data.load(config.data, program.model)
     prompt = report.prompt(config, dataset, program.model)
+  with clock("compile"):
     state = strategy.init(config.seed)
 
   train_batches = data.Batches(dataset.train, config.batch_size, config.seed)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 HostBatch = dict[str, np.ndarray]  # arrays with the examples on their first axis
+Rows = slice | np.ndarray  # which rows of a global batch
 
 
 class Source(Protocol):
@@ -48,11 +49,11 @@ class Batches:
       [shuffled(place[epoch == e], len(self.source), self.seed, e) for e in range(epoch[0], epoch[-1] + 1)]
     )
 
-  def train(self, step: int, rows: slice = slice(None)) -> HostBatch:
+  def train(self, step: int, rows: Rows = slice(None)) -> HostBatch:
     """These rows of the global batch at a step, with `id` and an all-true `mask`."""
     return self._read(self.train_ids(step)[rows], np.ones(self.size, np.bool_)[rows])
 
-  def evaluation(self, rows: slice = slice(None), examples: int | None = None) -> Iterator[HostBatch]:
+  def evaluation(self, rows: Rows = slice(None), examples: int | None = None) -> Iterator[HostBatch]:
     """These rows of the batches that together hold `examples` of the source (all if None), each exactly once.
 
     A fixed shuffle picks them, so that few are like all. The last batch is filled up, its `mask` false there.

@@ -92,7 +92,7 @@ class Strategy:
       for name, (shape, dtype) in self.program.example_shapes().items()
     }
 
-  def rows(self, batch_size: int) -> slice:
+  def rows(self, batch_size: int) -> np.ndarray:
     """The rows of a global batch that this process must supply."""
     return local_rows(self.batch_sharding, batch_size)
 

@@ -161,8 +161,7 @@ def _either(options: list[str]) -> str:
   return options[0] if len(options) == 1 else f"{', '.join(options[:-1])} or {options[-1]}"
 
 
-def local_rows(sharding: jax.sharding.NamedSharding, size: int) -> slice:
-  """The rows of a global batch of `size` that this process's devices hold."""
-  held = [index[0].indices(size)[:2] for index in sharding.addressable_devices_indices_map((size,)).values() if index]
-  starts, stops = np.array(held).T
-  return slice(int(starts.min()), int(stops.max()))
+def local_rows(sharding: jax.sharding.NamedSharding, size: int) -> np.ndarray:
+  """The rows of a global batch of `size` that this process's devices hold, in order; they need not be neighbours."""
+  held = [index for index in sharding.addressable_devices_indices_map((size,)).values() if index]
+  return np.unique(np.concatenate([np.arange(size)[index[0]] for index in held]))

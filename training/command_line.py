@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from absl import app, flags
+from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from errors import ConfigError, did_you_mean
@@ -25,6 +25,7 @@ def run(main: Callable[[Any], None]) -> NoReturn:
     except ConfigError as error:
       fail(error, status=2)
 
+  logging.set_verbosity(logging.WARNING)  # libraries' notes, such as which accelerators were not found
   app.run(reporting, flags_parser=parse)
 
 

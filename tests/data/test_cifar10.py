@@ -25,7 +25,7 @@ real = pytest.mark.skipif(
 
 
 def settings(tmp_path: Path, **fields) -> SimpleNamespace:
-  return SimpleNamespace(**{"name": "cifar10", "dir": "", "cache_dir": "~/.cache/meshwright/data"} | fields)
+  return SimpleNamespace(**{"name": "cifar10", "dir": "", "cache_dir": "~/.cache/meshwright/tests"} | fields)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from helpers import model_config, one_sentence
 from jax.sharding import PartitionSpec as P
 
 import strategies
-from strategies.layout import Layout
+from strategies.layout import Layout, local_rows
 
 FSDP, TENSOR = strategies.layout("fsdp"), strategies.layout("tensor_parallel")
 
@@ -66,6 +66,18 @@ def test_sizes_that_do_not_split_are_refused(field: str, value: int, mend: str):
   sizes = model_config(**({"kv_heads": 4} if field == "heads" else {}) | {field: value}).sizes()
   with one_sentence("mesh.model=8", f"model.{field}={value}", mend):
     TENSOR.resolve(8).check_divides(sizes)
+
+
+@pytest.mark.parametrize(
+  "held, rows",
+  [([(0, 4), (4, 8)], range(8)), ([(8, 12), (0, 4)], [0, 1, 2, 3, 8, 9, 10, 11]), ([(4, 8), (4, 8)], [4, 5, 6, 7])],
+)
+def test_a_process_reads_the_rows_its_devices_hold(held: list[tuple[int, int]], rows: list[int]):
+  class Sharding:
+    def addressable_devices_indices_map(self, shape: tuple[int, ...]) -> dict:
+      return {device: (slice(*part),) for device, part in enumerate(held)}
+
+  assert local_rows(Sharding(), 16).tolist() == list(rows)
 
 
 def test_unknown_strategy_names_the_nearest():
