@@ -90,6 +90,13 @@ def test_no_strategy_moves_activations_by_accident(name: str, program: Program):
   assert collectives(text, "collective-permute") == []
 
 
+def test_microbatches_stay_on_their_devices():
+  accumulated = settings.program(config(model__depth=3, model__seq_len=48, accumulation=2), "cpu")
+  text = compiled_text("data_parallel", accumulated)
+  for kind in ("all-gather", "all-to-all", "collective-permute"):
+    assert collectives(text, kind) == []
+
+
 @pytest.mark.parametrize("name", [name for name in strategies.names() if name != "single"])
 def test_lowers_for_64_devices_that_are_not_there(name: str):
   """The sharding is written for any mesh: the step lowers on an abstract one, for TPUs."""
