@@ -139,9 +139,9 @@ class Program:
     def add(total: tuple[Params, Sums], microbatch: Batch) -> tuple[tuple[Params, Sums], None]:
       return jax.tree.map(jnp.add, total, gradient(params, microbatch, step, sharding)), None
 
-    split = jax.tree.map(microbatches, batch)
-    first, rest = jax.tree.map(lambda x: x[0], split), jax.tree.map(lambda x: x[1:], split)
-    (grads, sums), _ = jax.lax.scan(add, gradient(params, first, step, sharding), rest)
+    nothing = {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "count": jnp.zeros((), jnp.int32)}
+    start = (jax.tree.map(jnp.zeros_like, params), nothing)
+    (grads, sums), _ = jax.lax.scan(add, start, jax.tree.map(microbatches, batch))
     return sums, grads
 
   def apply_gradients(self, state: TrainState, sums: Sums, grads: Params) -> tuple[TrainState, Metrics]:
