@@ -9,8 +9,10 @@ import dataclasses
 import hashlib
 import io
 import os
+import queue
 import socket
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,9 +78,7 @@ def prepare(root: Path) -> None:
   """Downloads CIFAR-10 and writes it under `root` as TensorFlow Datasets would, in array_record form."""
   host = urlparse(URL)
   try:
-    socket.create_connection(
-      (host.hostname, host.port or (443 if host.scheme == "https" else 80)), CONNECT_SECONDS
-    ).close()
+    _connect(host.hostname or "", host.port or (443 if host.scheme == "https" else 80))
   except OSError as error:
     raise ConfigError(
       f"data.name='cifar10' is neither prepared in {str(root)!r} nor can it be downloaded ({host.hostname}: {error}); "
@@ -93,6 +93,26 @@ def prepare(root: Path) -> None:
       f"data.dir={str(root)!r}: CIFAR-10 could not be downloaded to it ({type(error).__name__}: {reason}); "
       "mend that, or set TFDS_DATA_DIR or data.dir to a folder that holds it"
     ) from error
+
+
+def _connect(host: str, port: int) -> None:
+  """Raises OSError unless the server answers within CONNECT_SECONDS, the look-up of its name included."""
+  outcome: queue.Queue[OSError | None] = queue.Queue()
+
+  def attempt() -> None:
+    try:
+      socket.create_connection((host, port), CONNECT_SECONDS).close()
+      outcome.put(None)
+    except OSError as error:
+      outcome.put(error)
+
+  threading.Thread(target=attempt, daemon=True).start()
+  try:
+    error = outcome.get(timeout=CONNECT_SECONDS)
+  except queue.Empty:
+    raise TimeoutError(f"no answer in {CONNECT_SECONDS:g} s") from None
+  if error:
+    raise error
 
 
 def _builder_class() -> type:
