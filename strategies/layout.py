@@ -49,8 +49,6 @@ class Layout:
       raise ValueError(f"mesh axes {sorted(unknown)} are not in this layout's mesh {dict(self.mesh)} or not canonical")
     object.__setattr__(self, "mesh", ordered)
 
-  # --- How layouts are made ---
-
   def __or__(self, other: "Layout") -> "Layout":
     """Both layouts at once. Where they disagree about an axis it is an error, not a choice."""
     merged: dict[str, Any] = {"mesh": dict(self.mesh) | dict(other.mesh)}
@@ -97,8 +95,6 @@ class Layout:
       )
     return dataclasses.replace(self, mesh=mesh)
 
-  # --- What a resolved layout says ---
-
   @property
   def device_count(self) -> int:
     return math.prod(self.mesh.values())
@@ -134,8 +130,6 @@ class Layout:
         fields = " × ".join(f"mesh.{axis}={self.mesh[axis]}" for axis in _parts(getattr(self, name)))
         divisors = [str(d) for d in range(1, min(size, 64) + 1) if size % d == 0]
         raise ConfigError(f"{fields} does not divide {field}={size}; use {_either(divisors)}")
-
-  # --- models.axes.Sharding ---
 
   def activation(self, x: jax.Array, *axes: str | None) -> jax.Array:
     if self.device_count == 1:

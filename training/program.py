@@ -54,8 +54,6 @@ class Program:
   def __post_init__(self) -> None:
     positive("accumulation", self.accumulation)
 
-  # --- State ---
-
   def init(self, key: jax.Array) -> TrainState:
     params = init_params(self.model, key)
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=self.optimizer.transform.init(params))
@@ -77,8 +75,6 @@ class Program:
       content = {"tokens": ((self.model.seq_len + 1,), np.int32)}  # inputs and, one further, targets
     return content | {"id": ((), np.int32), "mask": ((), np.bool_)}
 
-  # --- Steps ---
-
   def train_step(self, state: TrainState, batch: Batch, sharding: Sharding = UNSHARDED) -> tuple[TrainState, Metrics]:
     sums, grads = self.gradient_sums(state.params, batch, state.step, sharding)
     return self.apply_gradients(state, sums, grads)
@@ -90,8 +86,6 @@ class Program:
     """The mean loss and its gradient, before clipping."""
     sums, grads = self.gradient_sums(state.params, batch, state.step, sharding)
     return {"loss": sums["loss"] / sums["count"]}, jax.tree.map(lambda g: g / sums["count"], grads)
-
-  # --- Their parts, which strategies with a schedule of their own recombine ---
 
   def loss_sums(
     self, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED
