@@ -39,7 +39,7 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
     devices = runtime.start(config)
     schedule = settings.Schedule.of(config)
     program = settings.program(config, devices[0].platform)
-    strategy = strategies.create(config.strategy, program, devices, config.mesh)
+    strategy = strategies.create(config, program, devices)
     strategy.check_batch("batch_size", config.batch_size, config.accumulation)
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
     runtime.writable(workdir, "workdir")

@@ -25,6 +25,11 @@ def get_config(preset: str, strategy: str) -> ConfigDict:
       "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "context", "expert", "model")},
       "simulated_devices": 8,  # made from the CPU where no accelerator is found; 1: plain single device
       "compilation_cache_dir": "~/.cache/meshwright/compiled",  # of programs that took over half a second; "": off
+      "pipeline": {  # of the strategies that have a stage axis
+        "schedule": "1f1b",  # "gpipe", "1f1b" or "interleaved"
+        "microbatches": 8,  # that a batch goes through the stages in; 4 a stage leave them idle a fifth of the time
+        "chunks": 2,  # interleaved: the pieces of a stage, which are spread over the depth of the model
+      },
       # What to train
       "model": {
         "inputs": "tokens",  # "tokens" or "images"
@@ -104,9 +109,9 @@ def cifar10_gpu(config: ConfigDict) -> None:
 
 def tiny(config: ConfigDict) -> None:
   """Seconds: to try things out, and for tests. The model has two query heads for each key-value head."""
-  config.model.update(width=64, depth=2, heads=16, kv_heads=8, mlp_width=128, seq_len=64)
+  config.model.update(width=64, depth=4, heads=16, kv_heads=8, mlp_width=128, seq_len=32)
   config.optimizer.update(warmup=5)
-  config.update(steps=40, log_every=10, eval_every=20, eval_batch_size=32, eval_examples=80, sample_length=40)
+  config.update(steps=40, log_every=10, eval_every=20, eval_batch_size=32, eval_examples=80, sample_length=24)
 
 
 PRESETS = {"lm": lm, "cifar10": cifar10, "cifar10_gpu": cifar10_gpu, "tiny": tiny}

@@ -1,5 +1,6 @@
 """Text from a trained model, a token at a time, with a key-value cache."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,19 +20,23 @@ def generate(
   key: jax.Array,
   temperature: float = 1.0,
   sharding: Sharding = UNSHARDED,
+  run_blocks: Callable | None = None,
 ) -> jax.Array:
   """Continues each prompt by `length` tokens → [B, P + length]. Temperature 0 takes the likeliest token.
 
   One pass over the prompt fills the cache; then every step runs a single position against it. P + length must not
-  pass `model.seq_len`, the positions the model was trained on.
+  pass `model.seq_len`, the positions the model was trained on. `run_blocks(x, cache, start)` stands in for the model's
+  own where a strategy runs the blocks in its own way.
   """
   batch, prompt_length = prompt.shape
   if prompt_length + length > config.seq_len:
     raise ValueError(f"prompt ({prompt_length}) + length ({length}) passes model.seq_len={config.seq_len}")
   model = bind(config, params)
 
+  run_blocks = run_blocks or (lambda x, c, start: model.run_blocks(x, sharding=sharding, cache=c, start=start))
+
   def run(tokens: jax.Array, cache: Any, start: jax.Array | int) -> tuple[jax.Array, Any]:
-    x, cache = model.run_blocks(model.embed(tokens, sharding), sharding=sharding, cache=cache, start=start)
+    x, cache = run_blocks(model.embed(tokens, sharding), cache, start)
     return model.logits(x[:, -1:], sharding)[:, 0], cache  # [B, V]
 
   def choose(logits: jax.Array, position: jax.Array | int) -> jax.Array:

@@ -120,10 +120,12 @@ class Transformer(nnx.Module):
     cache: Cache | None = None,  # stacked, [L, B, S, K, H] each
     start: jax.Array | int = 0,
     first_layer: jax.Array | int = 0,
+    unroll: int = 1,
   ) -> tuple[jax.Array, Cache | None]:
     """Runs the stacked blocks. With a cache, x stands at positions start .. start + T of the text.
 
-    `first_layer` numbers the first block of this stack, where the stack is a slice of a longer one.
+    `first_layer` numbers the first block of this stack, where the stack is a slice of a longer one. `unroll` blocks are
+    written out in each round of the scan.
     """
     graph, stacked = nnx.split(self.blocks)
     depth = jax.tree.leaves(stacked)[0].shape[0]
@@ -134,7 +136,7 @@ class Transformer(nnx.Module):
       return block(x, angles, fold_in(keys, layer.index), sharding, layer.cache, start)
 
     body = jax.checkpoint(body, policy=REMAT_POLICIES[self.config.remat], prevent_cse=False)
-    return jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache))
+    return jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
 
   def logits(self, x: jax.Array, sharding: Sharding = UNSHARDED) -> jax.Array:
     """[B, T, D] → float32 logits: [B, T, V] for a text, [B, classes] for images (mean over the patches)."""

@@ -1,6 +1,7 @@
 """Every way to shard the one Transformer: one file, one idea.
 
-Read layout.py and base.py, then data_parallel.py, fsdp.py, tensor_parallel.py and two_d.py. A module of this package
+Read layout.py and base.py, then data_parallel.py, fsdp.py, tensor_parallel.py and two_d.py; then pipeline.py with
+schedule.py and stage.py. A module of this package
 that defines `LAYOUT` is a strategy: it is found here by that and needs no other registration.
 """
 
@@ -8,15 +9,17 @@ import importlib
 import pkgutil
 from collections.abc import Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh, Mesh
 
 from errors import one_of
 from strategies.base import Strategy
 from strategies.layout import Layout
 from training.program import Program
 
-__all__ = ["Layout", "Strategy", "create", "layout", "names"]
+__all__ = ["Layout", "Strategy", "build", "create", "layout", "names"]
 
 
 def _modules() -> dict[str, ModuleType]:
@@ -34,10 +37,14 @@ def layout(name: str) -> Layout:
   return _modules()[one_of("strategy", name, names())].LAYOUT
 
 
-def create(
-  name: str, program: Program, devices: Sequence[jax.Device], sizes: Mapping[str, int | None] | None = None
-) -> Strategy:
-  """A strategy by its name on these devices; `sizes` overrides the layout's own mesh sizes where not None."""
-  resolved = layout(name).resolve(len(devices), sizes)
-  implementation = getattr(_modules()[name], "STRATEGY", Strategy)
-  return implementation(resolved, program, resolved.make_mesh(list(devices)))
+def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.Device]) -> Strategy:
+  """The strategy that a config names (configs/base.py: `strategy`, `mesh` and the strategy's own section)."""
+  resolved = layout(config["strategy"]).resolve(len(devices), config["mesh"])
+  return build(config, resolved, program, resolved.make_mesh(list(devices)))
+
+
+def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mesh | AbstractMesh) -> Strategy:
+  """The same on a mesh that is already there, or on an abstract one."""
+  implementation = getattr(_modules()[config["strategy"]], "STRATEGY", Strategy)
+  fields = config[implementation.section] if implementation.section else {}
+  return implementation(layout, program, mesh, **fields)

@@ -6,6 +6,7 @@ over the mesh: what goes in and comes out is pinned by shardings, and the compil
 
 import contextlib
 import functools
+import math
 from typing import Any
 
 import jax
@@ -16,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError
 from models.axes import AXES
-from models.generate import generate
 from strategies.layout import Layout, local_rows
 from training.program import Batch, Metrics, Params, Program, Sums, TrainState
 
@@ -27,7 +27,12 @@ class Strategy:
   Attributes:
     layout: the resolved Layout; `layout.mesh` holds the size of every mesh axis.
     mesh: the devices in that shape, or an AbstractMesh to lower without devices.
+    microbatches: the parts that a batch is cut into by the strategy itself.
+    section: the section of the config whose fields the constructor takes by name, if it takes any.
   """
+
+  microbatches = 1
+  section: str | None = None
 
   def __init__(self, layout: Layout, program: Program, mesh: Mesh | AbstractMesh):
     layout.check_divides(program.model.sizes())
@@ -71,7 +76,7 @@ class Strategy:
       out_shardings=(replicated, params),
     )
     self._generate = jax.jit(
-      functools.partial(generate, program.model, sharding=layout.place(batch=None)),
+      functools.partial(program.generate, sharding=layout.place(batch=None)),
       static_argnames=("length", "temperature"),
       out_shardings=replicated,
     )
@@ -141,11 +146,15 @@ class Strategy:
     return jax.set_mesh(self.mesh) if isinstance(self.mesh, Mesh) else jax.sharding.use_abstract_mesh(self.mesh)
 
   def check_batch(self, field: str, batch_size: int, accumulation: int = 1) -> None:
-    """Raises ConfigError unless a global batch splits evenly over the batch axis and the microbatches."""
-    shards = self.layout.shards("batch")
-    if batch_size < 1 or batch_size % (shards * accumulation):
-      unit = f"{shards} (devices that split the batch)" + (
-        f" × {accumulation} (accumulation)" if accumulation > 1 else ""
+    """Raises ConfigError unless a global batch splits evenly over the batch axis and into its parts."""
+    parts = {
+      "devices that split the batch": self.layout.shards("batch"),
+      "accumulation": accumulation,
+      "pipeline.microbatches": self.microbatches,
+    }
+    unit = math.prod(parts.values())
+    if batch_size < 1 or batch_size % unit:
+      shown = " × ".join(f"{n} ({name})" for name, n in parts.items() if n > 1 or name.startswith("devices"))
+      raise ConfigError(
+        f"{field}={batch_size} is not a multiple of {shown}; use {max(1, round(batch_size / unit)) * unit}"
       )
-      nearest = max(1, round(batch_size / (shards * accumulation))) * shards * accumulation
-      raise ConfigError(f"{field}={batch_size} is not a multiple of {unit}; use {nearest}")

@@ -142,8 +142,18 @@ class Layout:
       return w
     stored, used = self.spec(axes), self.spec(None if name == "embed" else name for name in axes)
     constrain = jax.lax.with_sharding_constraint
+
+    def scatter(gradient: jax.Array) -> jax.Array:
+      if not any(used) and any(
+        size > 1 for axis, size in self.mesh.items() if axis not in ("stage", *_parts(self.embed))
+      ):
+        # With a mesh axis to spare, the compiler would split the product over it and then have to move the gradient
+        # by a collective-permute, which a stage of a pipeline cannot do alone. So whole first; such weights are small.
+        gradient = constrain(gradient, used)
+      return constrain(gradient, stored)
+
     gathered = jax.custom_vjp(lambda w: constrain(w, used))
-    gathered.defvjp(lambda w: (constrain(w, used), None), lambda _, gradient: (constrain(gradient, stored),))
+    gathered.defvjp(lambda w: (constrain(w, used), None), lambda _, gradient: (scatter(gradient),))
     return gathered(w)
 
 

@@ -43,8 +43,8 @@ def model_config(**fields: Any) -> ModelConfig:
   return program(**{f"model__{name}": value for name, value in fields.items()}).model
 
 
-def strategy(name: str, program: Program, devices: int = 8, **sizes: int) -> strategies.Strategy:
-  return strategies.create(name, program, jax.devices()[:devices], sizes)
+def strategy(name: str, program: Program, devices: int = 8, **fields: Any) -> strategies.Strategy:
+  return strategies.create(config(name, **fields), program, jax.devices()[:devices])
 
 
 def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:

@@ -135,7 +135,7 @@ def test_a_gradient_that_is_not_finite_is_shown_as_skipped(tmp_path: Path, capsy
     ("fsdp", {"model__attention": "cudnn"}, ["model.attention='cudnn'", "'cpu'", "'auto'"]),
     ("fsdp", {"stop_after": -1}, ["stop_after=-1"]),
     ("fsdp", {"model__dtype": "float8"}, ["model.dtype='float8'"]),
-    ("fsdp", {"sample_prompt": "x" * 64}, ["sample_prompt", "model.seq_len=64"]),
+    ("fsdp", {"sample_prompt": "x" * 32}, ["sample_prompt", "model.seq_len=32"]),
   ],
 )
 def test_mistakes_get_one_sentence_before_compilation(

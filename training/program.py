@@ -19,7 +19,7 @@ from data.augment import crop_and_flip, normalize
 from errors import positive
 from models.axes import UNSHARDED, Sharding
 from models.config import ModelConfig
-from models.layers import fold_in
+from models.generate import generate
 from models.transformer import bind, init_params, logical_axes
 from training.optimizer import Optimizer
 
@@ -84,24 +84,40 @@ class Program:
 
   def gradients(self, state: TrainState, batch: Batch, sharding: Sharding = UNSHARDED) -> tuple[Metrics, Params]:
     """The mean loss and its gradient, before clipping."""
-    sums, grads = self.gradient_sums(state.params, batch, state.step, sharding)
+    return self.mean(*self.gradient_sums(state.params, batch, state.step, sharding))
+
+  def mean(self, sums: Sums, grads: Params) -> tuple[Metrics, Params]:
+    """The mean loss and its gradient from the sums."""
     return {"loss": sums["loss"] / sums["count"]}, jax.tree.map(lambda g: g / sums["count"], grads)
 
   def loss_sums(
     self, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED
   ) -> tuple[jax.Array, Sums]:
     """The loss summed over the batch's predictions, and all sums. Training if `step` is given, else evaluation."""
-    keys = None if step is None else self._example_keys(batch["id"], step)
     model = bind(self.model, params)
-    if self.model.is_image:
-      image = batch["image"]
-      if keys is not None and self.augment:
-        image = crop_and_flip(image, fold_in(keys, _AUGMENT))  # type: ignore[arg-type]  # None gives None
-      inputs, targets = normalize(sharding.activation(image, "batch", None, None, None)), batch["label"]
-    else:
-      inputs, targets = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
-    dropout_keys = fold_in(keys, _DROPOUT) if self.model.dropout else None
-    return self.prediction_sums(model(inputs, keys=dropout_keys, sharding=sharding), targets, batch["mask"])
+    logits = model(self.inputs(batch, step, sharding), keys=self.dropout_keys(batch, step), sharding=sharding)
+    return self.prediction_sums(logits, self.targets(batch), batch["mask"])
+
+  def generate(self, params: Params, prompt: jax.Array, *, sharding: Sharding = UNSHARDED, **options: Any) -> jax.Array:
+    """Continues prompts [B, P]; see models/generate.py for the options."""
+    return generate(self.model, params, prompt, sharding=sharding, **options)
+
+  def inputs(self, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED) -> jax.Array:
+    """What the model takes: tokens [B, T]; or images [B, S, S, 3], normalised and, in training, augmented."""
+    if not self.model.is_image:
+      return batch["tokens"][:, :-1]
+    image = batch["image"]
+    if self.augment and step is not None:
+      image = crop_and_flip(image, self._example_keys(batch["id"], step, _AUGMENT))
+    return normalize(sharding.activation(image, "batch", None, None, None))
+
+  def targets(self, batch: Batch) -> jax.Array:
+    """What it should predict: tokens [B, T], each the one after the input at its place; or labels [B]."""
+    return batch["label"] if self.model.is_image else batch["tokens"][:, 1:]
+
+  def dropout_keys(self, batch: Batch, step: jax.Array | None) -> jax.Array | None:
+    """One key for each example [B]; None where nothing is dropped."""
+    return self._example_keys(batch["id"], step, _DROPOUT) if self.model.dropout and step is not None else None
 
   def prediction_sums(self, logits: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, Sums]:
     """Cross-entropy of logits [B, ..., V] against targets [B, ...], examples with mask [B] false left out.
@@ -119,23 +135,21 @@ class Program:
   def gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
   ) -> tuple[Sums, Params]:
-    """Sums over the batch and the gradient of the summed loss, a microbatch at a time."""
-    gradient = jax.grad(self.loss_sums, has_aux=True)
+    """Sums over the batch and the gradient of the summed loss, one of `accumulation` parts after the other."""
     if self.accumulation == 1:
-      grads, sums = gradient(params, batch, step, sharding)
-      return sums, grads
+      return self.part_gradient_sums(params, batch, step, sharding)
 
-    def microbatches(x: jax.Array) -> jax.Array:  # [B, ...] → [A, B/A, ...]
-      # Every A-th row, so that each device's rows stay on it.
-      x = x.reshape(-1, self.accumulation, *x.shape[1:]).swapaxes(0, 1)
-      return sharding.activation(x, None, "batch", *(None,) * (x.ndim - 2))
+    def add(total: tuple[Sums, Params], part: Batch) -> tuple[tuple[Sums, Params], None]:
+      return jax.tree.map(jnp.add, total, self.part_gradient_sums(params, part, step, sharding)), None
 
-    def add(total: tuple[Params, Sums], microbatch: Batch) -> tuple[tuple[Params, Sums], None]:
-      return jax.tree.map(jnp.add, total, gradient(params, microbatch, step, sharding)), None
+    start = (no_sums(), jax.tree.map(jnp.zeros_like, params))
+    return jax.lax.scan(add, start, split(batch, self.accumulation, sharding))[0]
 
-    nothing = {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "count": jnp.zeros((), jnp.int32)}
-    start = (jax.tree.map(jnp.zeros_like, params), nothing)
-    (grads, sums), _ = jax.lax.scan(add, start, jax.tree.map(microbatches, batch))
+  def part_gradient_sums(
+    self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
+  ) -> tuple[Sums, Params]:
+    """The same for what is computed in one go; a strategy with a schedule of its own replaces this."""
+    grads, sums = jax.grad(self.loss_sums, has_aux=True)(params, batch, step, sharding)
     return sums, grads
 
   def apply_gradients(self, state: TrainState, sums: Sums, grads: Params) -> tuple[TrainState, Metrics]:
@@ -154,7 +168,22 @@ class Program:
       metrics["accuracy"] = sums["correct"] / sums["count"]
     return TrainState(state.step + 1, params, opt_state), metrics
 
-  def _example_keys(self, ids: jax.Array, step: jax.Array) -> jax.Array:
-    """One key for each example [B], the same wherever it is computed."""
+  def _example_keys(self, ids: jax.Array, step: jax.Array, use: int) -> jax.Array:
+    """One key for each example [B] and use, the same wherever it is computed."""
     key = jax.random.fold_in(jax.random.key(self.seed), step)
-    return jax.vmap(lambda i: jax.random.fold_in(key, i))(ids)
+    return jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i), use))(ids)
+
+
+def no_sums() -> Sums:
+  """The sums over an empty batch."""
+  return {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "count": jnp.zeros((), jnp.int32)}
+
+
+def split(batch: Batch, parts: int, sharding: Sharding) -> Batch:
+  """A batch [B, ...] in parts [A, B/A, ...]. A part takes every A-th row, so that each device's rows stay on it."""
+
+  def rows(x: jax.Array) -> jax.Array:
+    x = x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
+    return sharding.activation(x, None, "batch", *(None,) * (x.ndim - 2))
+
+  return jax.tree.map(rows, batch)

@@ -18,7 +18,7 @@ BATCH = 16
 @pytest.fixture(scope="module")
 def program() -> Program:
   # Sizes that differ from each other, so that a shape tells what it is.
-  return settings.program(config(model__depth=3, model__seq_len=48), "cpu")
+  return settings.program(config(model__depth=4, model__seq_len=48), "cpu")
 
 
 def compiled_text(name: str, program: Program) -> str:
@@ -85,26 +85,29 @@ def test_data_parallel_sends_each_gradient_once(program: Program):
 
 @pytest.mark.parametrize("name", strategies.names())
 def test_no_strategy_moves_activations_by_accident(name: str, program: Program):
+  """The stages of a pipeline send what they should (test_pipeline.py); nothing else moves from device to device."""
   text = compiled_text(name, program)
   assert collectives(text, "all-to-all") == []
-  assert collectives(text, "collective-permute") == []
+  allowed = 2 if strategies.layout(name).layers else 0
+  assert len(collectives(text, "collective-permute")) == allowed
 
 
 def test_microbatches_stay_on_their_devices():
-  accumulated = settings.program(config(model__depth=3, model__seq_len=48, accumulation=2), "cpu")
+  accumulated = settings.program(config(model__depth=4, model__seq_len=48, accumulation=2), "cpu")
   text = compiled_text("data_parallel", accumulated)
   for kind in ("all-gather", "all-to-all", "collective-permute"):
     assert collectives(text, kind) == []
 
 
-@pytest.mark.parametrize("name", [name for name in strategies.names() if name != "single"])
+# pmap is bound to devices that are there (test_pmap_ddp.py).
+@pytest.mark.parametrize("name", [name for name in strategies.names() if name not in ("single", "pmap_ddp")])
 def test_lowers_for_64_devices_that_are_not_there(name: str):
   """The sharding is written for any mesh: the step lowers on an abstract one, for TPUs."""
-  wide = settings.program(config(model__width=128, model__heads=64, model__kv_heads=64, model__dtype="bfloat16"), "tpu")
+  asked = config(name, model__width=128, model__heads=64, model__kv_heads=64, model__dtype="bfloat16")
   layout = strategies.layout(name).resolve(64)
-  abstract = strategies.Strategy(layout, wide, layout.abstract_mesh())
+  abstract = strategies.build(asked, layout, settings.program(asked, "tpu"), layout.abstract_mesh())
   assert all(kind == AxisType.Auto for kind in abstract.mesh.axis_types)
-  text = abstract.lower_train_step(64, lowering_platforms=("tpu",)).as_text()
+  text = abstract.lower_train_step(256, lowering_platforms=("tpu",)).as_text()
   assert "mhlo.num_partitions = 64" in text
 
 

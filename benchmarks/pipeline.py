@@ -1,0 +1,117 @@
+"""Speed and memory of the pipeline schedules against a single device; writes pipeline.json and the tables of its guide.
+
+    python -m benchmarks.pipeline            # measures (minutes), then writes the tables of docs/pipeline.md
+    python -m benchmarks.pipeline --tables   # writes the tables from the record that is there
+
+8 simulated devices as 4 stages × 2 data, 16 microbatches, one global batch. The programs take turns, step by step, and
+each ratio is of neighbours in time, so a machine that slows down slows all of them.
+"""
+
+import json
+import os
+import platform
+import re
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import app, flags
+
+import data
+import strategies
+from configs import base
+from tools.schedules import schedules, text
+from training import runtime, settings
+
+_TABLES = flags.DEFINE_bool("tables", False, "Only write the tables again.")
+_ROUNDS = flags.DEFINE_integer("rounds", 15, "Steps of each program.", lower_bound=1)
+
+ROOT = Path(__file__).parents[1]
+RECORD, PAGE = ROOT / "benchmarks" / "pipeline.json", ROOT / "docs" / "pipeline.md"
+STAGES, MICROBATCHES, EXAMPLES = 4, 16, 4  # stages are the strategy's own default; examples of a microbatch
+
+
+def config(strategy: str, schedule: str = "1f1b", microbatches: int = MICROBATCHES) -> Any:
+  """The lm preset with 8 blocks, which the interleaved schedule can split into 4 stages of 2 chunks."""
+  c = base.get_config("lm", strategy)
+  c.model.depth = 8
+  c.pipeline.update(schedule=schedule, microbatches=microbatches)
+  c.batch_size = microbatches * EXAMPLES
+  return c
+
+
+def measure(rounds: int) -> dict[str, Any]:
+  """Seconds of each step of each program, and the temporary bytes of a device for several numbers of microbatches."""
+  asked = {"single": config("single")} | {name: config("pipeline", name) for name in schedules(1, 1, 1)}
+  asked["single"].batch_size = MICROBATCHES * EXAMPLES
+  devices = runtime.start(asked["single"])
+  runs = {}
+  for name, c in asked.items():
+    program = settings.program(c, devices[0].platform)
+    strategy = strategies.create(c, program, devices)
+    dataset = data.load(c.data, program.model)
+    batches = data.Batches(dataset.train, c.batch_size, c.seed)
+    batch = strategy.shard(batches.train(0, strategy.rows(c.batch_size)), c.batch_size)
+    runs[name] = [strategy, strategy.init(0), batch]
+  seconds: dict[str, list[float]] = {name: [] for name in runs}
+  for turn in range(rounds + 1):
+    for name, run in runs.items():
+      start = time.perf_counter()
+      run[1], metrics = run[0].train_step(run[1], run[2])
+      jax.block_until_ready(metrics)
+      if turn:  # the first compiles
+        seconds[name].append(time.perf_counter() - start)
+  memory: dict[str, dict[int, int]] = {}
+  for name in schedules(1, 1, 1):
+    for microbatches in (STAGES, 2 * STAGES, 4 * STAGES):
+      c = config("pipeline", name, microbatches)
+      lowered = strategies.create(c, settings.program(c, "cpu"), devices).lower_train_step(c.batch_size)
+      held = lowered.compile().memory_analysis().temp_size_in_bytes
+      memory.setdefault(name, {})[microbatches] = held
+  return {
+    "command": f"python -m benchmarks.pipeline --rounds={rounds}",
+    "machine": f"{len(devices)} × {devices[0].device_kind}, simulated on {os.cpu_count()} cores, {platform.machine()}",
+    "versions": {"python": platform.python_version(), "jax": jax.__version__},
+    "seconds": seconds,
+    "temporary_bytes": memory,
+  }
+
+
+def tables(record: dict[str, Any]) -> dict[str, str]:
+  """The generated parts of docs/pipeline.md by the name of their place."""
+  made = {f"timeline {name}": f"```\n{text(name, s)}\n```" for name, s in schedules(4, 8, 2).items()}
+  seconds = record["seconds"]
+  rows = ["| Program | Median step | Throughput, single device = 1 |", "|---|---|---|"]
+  for name, steps in seconds.items():
+    ratio = statistics.median(a / b for a, b in zip(seconds["single"], steps, strict=True))
+    rows.append(f"| {name} | {statistics.median(steps) * 1e3:,.0f} ms | {ratio:.2f} |")
+  versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+  made["speed"] = "\n".join([*rows, "", f"`{record['command']}`, {record['machine']}; {versions}."])
+  counts = list(next(iter(record["temporary_bytes"].values())))
+  rows = [f"| Schedule | {' | '.join(f'{m} microbatches' for m in counts)} |", "|---|" + "---|" * len(counts)]
+  for name, held in record["temporary_bytes"].items():
+    rows.append(f"| {name} | {' | '.join(f'{held[m] / 1e6:.1f} MB' for m in counts)} |")
+  return made | {"memory": "\n".join(rows)}
+
+
+def fill(page: str, parts: dict[str, str]) -> str:
+  """A page with what stands between `<!-- NAME -->` and `<!-- end -->` replaced, for every name of `parts`."""
+  for name, part in parts.items():
+    place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
+    if not place.search(page):
+      raise ValueError(f"the page has no place for '{name}'")
+    page = place.sub(lambda found, part=part: f"{found.group(1)}{part}\n{found.group(2)}", page)
+  return page
+
+
+def main(_: list[str]) -> None:
+  if not _TABLES.value:
+    RECORD.write_text(json.dumps(measure(_ROUNDS.value), indent=1) + "\n")
+  PAGE.write_text(fill(PAGE.read_text(), tables(json.loads(RECORD.read_text()))))
+  print(tables(json.loads(RECORD.read_text()))["speed"])
+
+
+if __name__ == "__main__":
+  app.run(main)

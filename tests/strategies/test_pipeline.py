@@ -1,0 +1,190 @@
+"""The pipeline: equal to a single device under every schedule, with no work done twice and no stage left out."""
+
+import functools
+import math
+import re
+
+import hlo
+import jax
+import numpy as np
+import pytest
+from helpers import IMAGES, PARITY, assert_trees_close, one_sentence, random_batch, strategy
+from helpers import program as make_program
+
+from strategies.pipeline import Pipeline
+from training.program import Params, Program
+
+STEPS, BATCH = 20, 32
+SMALL = {
+  "model__width": 32, "model__depth": 8, "model__heads": 4, "model__kv_heads": 2, "model__mlp_width": 64,
+  "model__seq_len": 16, "model__vocab_size": 64,
+}  # fmt: skip
+SCHEDULES = ["gpipe", "1f1b", "interleaved"]
+# (strategy, stages, devices)
+MESHES = {"stage": ("pipeline", 2, 2), "stage × data": ("pipeline", 4, 8), "stage × data × model": ("three_d", 2, 8)}
+
+
+@functools.cache
+def program(depth: int = 8) -> Program:
+  # Without clipping Adam's first moment after one step is (1 − b1) times the gradient.
+  fields = SMALL | {"optimizer__warmup": 2, "optimizer__clip_norm": 0.0, "model__depth": depth}
+  return make_program(steps=STEPS, **fields)
+
+
+def pipeline(schedule: str, microbatches: int, mesh: str = "stage × data", model: Program | None = None) -> Pipeline:
+  name, stages, devices = MESHES[mesh]
+  fields = {"mesh__stage": stages, "pipeline__schedule": schedule, "pipeline__microbatches": microbatches}
+  return strategy(name, model or program(), devices, **fields)
+
+
+def run(runner) -> tuple[list[float], Params]:
+  """The losses of 20 steps, and every gradient of the first."""
+  state, losses, gradient = runner.init(seed=1), [], None
+  for step in range(STEPS):
+    state, metrics = runner.train_step(state, runner.shard(random_batch(program(), BATCH, seed=step), BATCH))
+    if gradient is None:
+      gradient = jax.device_get(state.opt_state[1].mu)
+    losses.append(metrics["loss"])
+  return jax.device_get(losses), gradient
+
+
+@functools.cache
+def reference(depth: int) -> tuple[list[float], Params]:
+  return run(strategy("single", program(depth)))
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4])
+@pytest.mark.parametrize("mesh", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in MESHES])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_pipeline_equals_single_device(schedule: str, mesh: str, factor: int):
+  stages = MESHES[mesh][1]
+  losses, gradient = run(pipeline(schedule, factor * stages, mesh, program(2 * stages)))
+  expected_losses, expected_gradient = reference(2 * stages)
+  assert_trees_close(gradient, expected_gradient, PARITY)
+  np.testing.assert_allclose(losses, expected_losses, rtol=PARITY)
+  assert np.isfinite(losses).all()
+  assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradient))
+
+
+@functools.cache
+def compiled_text(name: str, schedule: str = "1f1b") -> str:
+  fields = {"pipeline__schedule": schedule} if name != "single" else {}
+  return strategy(name, program(), **fields).lower_train_step(BATCH).compile().as_text()
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_no_work_is_done_twice_and_none_in_the_bubble(schedule: str):
+  """Counted in the compiled program: the products of a tick stand in loops of no round or one, and those of the head
+  in one more, which only the last stage enters. All stages' units together are the single device's step."""
+  runner = strategy("pipeline", program(), pipeline__schedule=schedule)
+  work = hlo.work(compiled_text("pipeline", schedule))
+  assert work.flops == 0
+  (ticks,) = work.loops
+  executed = runner.schedule.microbatches * runner.schedule.chunks * 2
+  stages = runner.layout.mesh["stage"]
+  assert ticks.rounds == runner.schedule.ticks
+  assert 1 - executed / ticks.rounds == pytest.approx((stages - 1) / (executed / 2 + stages - 1))
+  assert ticks.body.flops == 0
+  forward, backward = ticks.body.loops
+  assert forward.rounds is None
+  assert backward.rounds is None
+  head = [loop for loop in forward.body.loops if loop.rounds is None]
+  blocks = forward.body.flops + sum(loop.total() for loop in forward.body.loops if loop.rounds is not None)
+  blocks += backward.body.flops + sum(loop.total() for loop in backward.body.loops)
+  assert len(head) == 1
+  ours = executed / 2 * (stages * blocks) + runner.schedule.microbatches * head[0].body.flops
+  single = hlo.work(compiled_text("single"))
+  expected = single.flops + sum(loop.total() for loop in single.loops)
+  assert ours * runner.layout.mesh["data"] == expected
+
+
+@pytest.mark.parametrize("name", ["pipeline", "three_d"])
+@pytest.mark.parametrize("fields", [{}, IMAGES | {"data__augment": True}])
+def test_only_neighbours_exchange_and_only_between_units(name: str, fields: dict):
+  """A collective-permute of the compiler's own, inside a unit, would wait for stages that do something else."""
+  runner = strategy(name, make_program(model__dropout=0.1, **fields))
+  text = runner.lower_train_step(BATCH).compile().as_text()
+  assert len(re.findall(r" collective-permute(?:-start)?\(", text)) == 2
+  assert not re.findall(r" all-to-all\(", text)
+
+
+def temporary_bytes(schedule: str, microbatches: int) -> int:
+  larger = make_program(**SMALL | {"model__seq_len": 64, "model__width": 64})
+  runner = strategy("pipeline", larger, 4, pipeline__schedule=schedule, pipeline__microbatches=microbatches)
+  return runner.lower_train_step(4 * microbatches).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_memory_of_1f1b_stays_flat_where_gpipe_grows():
+  """From M = S to 4 S, with microbatches of one size."""
+  (gpipe, gpipe_more), (ours, ours_more) = ([temporary_bytes(s, m) for m in (4, 16)] for s in ("gpipe", "1f1b"))
+  assert ours_more < 1.05 * ours
+  assert gpipe_more > 2.5 * gpipe
+  assert ours == pytest.approx(gpipe, rel=0.1)  # with M = S both hold the same
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_no_stage_is_dead(schedule: str):
+  """Changing any one layer's weights changes the loss, in training and in evaluation, by what it does on one device."""
+  quiet = make_program(**SMALL)
+  ours, single = pipeline(schedule, 4, "stage", quiet), strategy("single", quiet)
+  batch, state = random_batch(quiet, BATCH), jax.device_get(single.init(seed=0))
+  seen = set()
+  for layer in range(quiet.model.depth):
+    changed = jax.tree.map(lambda w: w.copy(), state)
+    changed.params["blocks"]["mlp"]["up"][layer] *= 2
+    losses = []
+    for runner in (ours, single):
+      placed = jax.device_put(changed, runner.state_sharding)
+      trained = runner.gradients(placed, runner.shard(batch, BATCH))[0]["loss"]
+      evaluated = runner.eval_step(placed, runner.shard(batch, BATCH))
+      losses.append((float(trained), float(evaluated["loss"] / evaluated["count"])))
+    assert losses[0] == pytest.approx(losses[1], rel=PARITY)
+    seen.add(round(losses[0][0], 6))
+  assert len(seen) == quiet.model.depth
+
+
+def test_interleaved_leaves_the_layers_in_their_order():
+  """Weights move to where they are used for the time of a step; the state is every other strategy's."""
+  ours, single = (
+    strategy(n, program(), **f) for n, f in (("pipeline", {"pipeline__schedule": "interleaved"}), ("single", {}))
+  )
+  states = [r.train_step(r.init(seed=3), r.shard(random_batch(program(), BATCH), BATCH))[0] for r in (ours, single)]
+  assert_trees_close(*(jax.device_get(state.opt_state[1].mu) for state in states), PARITY)
+
+
+@pytest.mark.parametrize(
+  "name, fields, parts",
+  [
+    ("pipeline", {"pipeline__schedule": "1f1c"}, ["pipeline.schedule='1f1c'", "did you mean '1f1b'"]),
+    ("pipeline", {"mesh__stage": 8}, ["mesh.stage=8", "model.depth=4", "1, 2 or 4"]),
+    ("pipeline", {"pipeline__schedule": "interleaved"}, ["mesh.stage=4 × pipeline.chunks=2", "model.depth=4", "8"]),
+    ("pipeline", {"pipeline__microbatches": 0}, ["pipeline.microbatches=0"]),
+    ("pipeline", {"pipeline__schedule": "interleaved", "pipeline__chunks": 0}, ["pipeline.chunks=0"]),
+    (
+      "three_d",
+      {"pipeline__schedule": "interleaved", "pipeline__microbatches": 7},
+      ["pipeline.microbatches=7", "mesh.stage=2", "8"],
+    ),
+  ],
+)
+def test_mistakes_get_one_sentence(name: str, fields: dict, parts: list[str]):
+  with one_sentence(*parts):
+    strategy(name, make_program(model__depth=4), **fields)
+
+
+def test_a_batch_that_does_not_split_is_refused():
+  runner = pipeline("1f1b", 8)
+  with one_sentence("batch_size=24", "2 (devices that split the batch) × 8 (pipeline.microbatches)", "use 32"):
+    runner.check_batch("batch_size", 24)
+
+
+def test_fewer_microbatches_than_stages_are_a_warning_with_the_bubble():
+  with pytest.warns(UserWarning, match=r"pipeline.microbatches=2 is fewer than mesh.stage=4.* 60% of the time"):
+    runner = pipeline("1f1b", 2)
+  assert math.isclose(runner.schedule.bubble, 3 / 5)
+
+
+def test_describe_tells_the_schedule():
+  assert pipeline("1f1b", 8).describe("pipeline") == (
+    "pipeline on mesh stage=4 × data=2; batch over data, layers over stage; schedule 1f1b, 8 microbatches: bubble 27%"
+  )

@@ -1,0 +1,45 @@
+"""pmap held to a hand-written shard_map of the same step, which is also how to migrate from it."""
+
+import jax
+import numpy as np
+import pytest
+from helpers import program, random_batch, strategy
+from jax.sharding import PartitionSpec as P
+
+
+def test_pmap_equals_its_shard_map_twin():
+  p = program(model__dropout=0.1, model__depth=2)
+  runner = strategy("pmap_ddp", p)
+
+  def twin(state, batch):
+    sums, grads = p.gradient_sums(state.params, batch, state.step)
+    return p.apply_gradients(state, *jax.lax.psum((sums, grads), "data"))
+
+  mapped = jax.shard_map(twin, mesh=runner.mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+  ours, theirs = runner.init(seed=0), runner.init(seed=0)
+  for step in range(3):
+    batch = random_batch(p, 16, seed=step)
+    ours, metrics = runner.train_step(ours, runner.shard(batch, 16))
+    theirs, expected = jax.jit(mapped)(theirs, batch)
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(metrics), jax.device_get(expected))
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(ours), jax.device_get(theirs))
+
+
+def test_nothing_that_leaves_has_a_leading_axis_of_devices():
+  p = program(model__depth=2)
+  runner = strategy("pmap_ddp", p)
+  state, batch = runner.init(seed=0), runner.shard(random_batch(p, 16), 16)
+  metrics, gradients = runner.gradients(state, batch)
+  sums = runner.eval_step(state, batch)
+  state, more = runner.train_step(state, batch)
+  for x, abstract in zip(jax.tree.leaves(state), jax.tree.leaves(runner.abstract_state()), strict=True):
+    assert (x.shape, x.dtype) == (abstract.shape, abstract.dtype)
+    assert x.is_fully_replicated
+  assert all(x.shape == () for x in jax.tree.leaves((metrics, sums, more)))
+  assert jax.tree.map(np.shape, gradients) == jax.tree.map(np.shape, state.params)
+
+
+def test_pmap_is_bound_to_real_devices():
+  runner = strategy("pmap_ddp", program())
+  with pytest.raises(NotImplementedError, match="data_parallel"):
+    type(runner)(runner.layout, runner.program, runner.layout.abstract_mesh())
