@@ -23,7 +23,7 @@ Row = dict[str, jax.Array]  # a stage's line of the schedule at one tick: column
 Rebuild = Callable[[list[jax.Array], Params], Callable]  # residuals and weights → vjp
 T = TypeVar("T")
 
-# Blocks that a round of the scan over a chunk's layers writes out. A scan stacks its residuals, which then are copied to
+# Blocks that a round of the scan over a chunk's layers writes out. A scan stacks its residuals, then they are copied to
 # their slot; where it is unrolled the compiler writes them there: 0.74 → 0.92 of single-device speed with 2 a stage.
 UNROLL = 2
 
