@@ -145,7 +145,7 @@ class Layout:
 
     def scatter(gradient: jax.Array) -> jax.Array:
       if not any(used) and any(
-        size > 1 for axis, size in self.mesh.items() if axis not in ("stage", *_parts(self.embed))
+        size > 1 for axis, size in self.mesh.items() if axis not in ("stage", *_parts(self.embed), *_parts(self.batch))
       ):
         # With a mesh axis to spare, the compiler would split the product over it and then have to move the gradient
         # by a collective-permute, which a stage of a pipeline cannot do alone. So whole first; such weights are small.

@@ -6,7 +6,7 @@
 
 What pmap is today: a wrapper that builds a `jit` of a fully manual `shard_map` over one axis (jax 0.8 on). Code that
 kept its state with a leading device axis (`replicate`, `unreplicate`) need not: `in_axes=None` and `out_axes=None`
-take and give whole arrays, so the state here is like that of every other strategy.
+take and give whole arrays, so the state here is like that of every other strategy. One process only.
 
 How it differs from data_parallel: there the program is written for the whole batch and the compiler derives the sums
 over devices; here it is written for a slice, and each sum is an explicit `psum`. Leave one out and nothing fails.

@@ -3,7 +3,7 @@
 A unit is the forward or the backward pass of one microbatch through one chunk of layers. Each stage runs its units in
 an order, and that order is the whole idea of a schedule (`ORDERS`). `build` plays the orders out tick by tick, a unit
 running once what it needs has arrived, and gives every value that has to wait a slot of memory. Nothing here knows
-JAX: pipeline.py runs the tables.
+JAX: stage.py runs the tables.
 """
 
 import dataclasses
@@ -60,6 +60,16 @@ class Schedule:
     """The share of (tick, stage) pairs in which a stage has nothing to do."""
     return float(np.mean(self.table["kind"] == IDLE))
 
+  def idle_time(self, backward: float = 2.0) -> float:
+    """The share of the time a stage does nothing, if a backward unit takes `backward` times as long as a forward unit.
+
+    Neighbours exchange after each tick, so that a tick lasts as long as the slowest unit in it.
+    """
+    kind = self.table["kind"]
+    lasts = np.select([(kind == BACKWARD).any(axis=1), (kind == FORWARD).any(axis=1)], [backward, 1.0])  # [ticks]
+    works = np.select([kind == BACKWARD, kind == FORWARD], [backward, 1.0])  # [ticks, stages]
+    return float(1 - works.sum() / (lasts.sum() * self.stages))
+
   def timeline(self) -> str:
     """The table as text, a row a stage and a column a tick.
 
@@ -112,9 +122,14 @@ ORDERS: dict[str, Order] = {
 def build(order: Order, stages: int, microbatches: int, chunks: int = 1) -> Schedule:
   """The schedule in which every stage runs each unit of its order at the first tick that has what the unit needs.
 
-  Raises ValueError if the orders wait for each other for ever.
+  Raises ValueError if an order is not complete, or if the orders wait for each other for ever.
   """
-  queues = [iter(order(stage, stages, chunks, microbatches)) for stage in range(stages)]
+  orders = [order(stage, stages, chunks, microbatches) for stage in range(stages)]
+  kinds = {unit.kind for unit in orders[0]}
+  wanted = sorted(Unit(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(chunks))
+  if any(sorted(units) != wanted for units in orders):
+    raise ValueError("an order leaves a unit out or has it twice")
+  queues = [iter(units) for units in orders]
   heads = [next(queue, None) for queue in queues]
   ticks: dict[tuple[int, Unit], int] = {}  # (stage, unit) → the tick it runs at
   tick = 0

@@ -1,6 +1,8 @@
 """What several tests need: small configs, the objects made from them, and comparisons with their tolerances."""
 
 import contextlib
+import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +18,7 @@ from data.batches import HostBatch
 from errors import ConfigError
 from models.config import ModelConfig
 from training import settings
-from training.program import Program
+from training.program import Program, TrainState
 
 # How far a strategy may be from a single device. Float32 sums in another order differ by a few units in the last
 # place, 6e-8 each; these tests see at most 2e-6.
@@ -45,6 +47,17 @@ def model_config(**fields: Any) -> ModelConfig:
 
 def strategy(name: str, program: Program, devices: int = 8, **fields: Any) -> strategies.Strategy:
   return strategies.create(config(name, **fields), program, jax.devices()[:devices])
+
+
+def initial_state(runner: strategies.Strategy, seed: int = 1) -> TrainState:
+  """`runner.init(seed)` without compiling it for every strategy; a test of their own holds that they are equal."""
+  return jax.device_put(_initial(runner.program.model, seed), runner.state_sharding)
+
+
+@functools.cache
+def _initial(model: ModelConfig, seed: int) -> TrainState:
+  some = program()
+  return jax.device_get(jax.jit(dataclasses.replace(some, model=model).init)(jax.random.key(seed)))
 
 
 def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:

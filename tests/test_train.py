@@ -7,14 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from helpers import IMAGES, config, one_sentence
 
 import strategies
 import train
+from configs import base
 from strategies.layout import MESH_AXES
-from training import command_line, metrics
+from training import command_line, metrics, settings
 
 ROOT = Path(__file__).parents[1]
 SHORT = {"steps": 4, "log_every": 2, "eval_every": 2, "sample_length": 8, "simulated_devices": 8}
@@ -201,3 +203,12 @@ def test_every_strategy_has_a_config_and_every_config_its_strategy():
       loaded = command_line.load_config(str(ROOT / "configs" / f"{name}.py") + f":{preset}")
       assert loaded.strategy == name
   assert set(loaded.mesh) == set(MESH_AXES)
+
+
+@pytest.mark.parametrize("preset", base.PRESETS)
+@pytest.mark.parametrize("name", strategies.names())
+def test_every_preset_fits_every_strategy_on_eight_devices(name: str, preset: str):
+  asked = config(name, preset)
+  strategy = strategies.create(asked, settings.program(asked, "cpu"), jax.devices())
+  strategy.check_batch("batch_size", asked.batch_size, asked.accumulation)
+  strategy.check_batch("eval_batch_size", asked.eval_batch_size)

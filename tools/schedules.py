@@ -25,7 +25,10 @@ def text(name: str, schedule: Schedule) -> str:
   """A heading with the figures, and the timeline."""
   held = schedule.slots["residuals"]
   unit = "microbatches" if schedule.chunks == 1 else f"microbatches through 1/{schedule.chunks} of a stage"
-  heading = f"{name}: {schedule.ticks} ticks, bubble {schedule.bubble:.1%}, holds the activations of {held} {unit}"
+  heading = (
+    f"{name}: {schedule.ticks} ticks, bubble {schedule.bubble:.1%} of them ({schedule.idle_time():.1%} of the time if "
+    f"a backward unit takes twice as long), holds the activations of {held} {unit}"
+  )
   return f"{heading}\n{schedule.timeline()}"
 
 

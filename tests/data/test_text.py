@@ -152,7 +152,7 @@ def test_missing_empty_and_short_texts_are_refused(tmp_path: Path):
     data.load(settings(tmp_path, path=str(empty)), model_config())
   short = tmp_path / "short.txt"
   short.write_text("a few words")
-  with one_sentence("data.path=", "shorter than one sequence", "model.seq_len=64"):
+  with one_sentence("data.path=", "shorter than one sequence", "model.seq_len=32"):
     data.load(settings(tmp_path, path=str(short)), model_config())
 
 

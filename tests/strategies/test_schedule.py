@@ -100,6 +100,18 @@ def test_orders_that_wait_for_each_other_are_an_error():
     schedules.build(backward_first, 2, 1)
 
 
+def test_an_order_that_leaves_a_microbatch_out_is_an_error():
+  with pytest.raises(ValueError, match="leaves a unit out"):
+    schedules.build(lambda *sizes: schedules.gpipe(*sizes)[1:], 2, 4)
+
+
+def test_idle_time_counts_what_waits_for_slower_units():
+  """Two stages, one microbatch: forward, forward, backward, backward last 1 + 1 + 2 + 2, and each stage works for 3."""
+  assert build("gpipe", 2, 1, 1).idle_time() == pytest.approx(0.5)
+  assert build("gpipe", 4, 16, 1).idle_time() == pytest.approx(3 / 19)
+  assert build("1f1b", 4, 16, 1).idle_time() == pytest.approx(1 - 48 / 72)
+
+
 def test_timeline():
   assert build("1f1b", 2, 3, 1).timeline() == (
     "stage 0    0   1   · (0)   2 (1)   · (2)\n"
