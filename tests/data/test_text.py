@@ -45,9 +45,9 @@ def test_files_are_split_whole_and_nothing_is_lost(tmp_path: Path, corpus: Path)
 def test_windows_share_the_token_that_is_target_and_input(tmp_path: Path, corpus: Path):
   windows = data.load(settings(tmp_path), model_config()).train
   first, second = windows.read(np.array([0, 1]))["tokens"]
-  assert len(first) == 65
+  assert len(first) == 33
   assert first[-1] == second[0]
-  np.testing.assert_array_equal(np.append(first, second[1:]), windows.tokens[:129])
+  np.testing.assert_array_equal(np.append(first, second[1:]), windows.tokens[:65])
 
 
 def test_the_cache_is_used_until_a_file_changes(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch):
