@@ -78,7 +78,7 @@ class PipelinedProgram(Program):
       index = jax.lax.axis_index("stage")
       end = Stage(self, schedule, inside, index, chunk(blocks), edges, batch, step).run()
       (of_blocks,) = jax.linear_transpose(chunk, blocks)(end.gradients[0])
-      sums, of_edges = jax.lax.psum((end.sums, end.gradients[1]), "stage")
+      sums, of_edges = jax.tree.map(_sum_over_stages, (end.sums, end.gradients[1]))
       return sums, of_blocks, of_edges
 
     edges = {name: weights for name, weights in params.items() if name != "blocks"}
@@ -107,7 +107,7 @@ class PipelinedProgram(Program):
           return jax.lax.ppermute(x, "stage", [(s, (s + 1) % stages) for s in range(stages)]), cache
 
         x, cache = jax.lax.fori_loop(0, stages, turn, (x, cache))
-        return jax.lax.psum(jnp.where(index == 0, x, 0), "stage"), cache  # the last stage sent it to the first
+        return _sum_over_stages(jnp.where(index == 0, x, 0)), cache  # the last stage sent it to the first
 
       return jax.shard_map(
         stage,
@@ -118,6 +118,13 @@ class PipelinedProgram(Program):
       )(params["blocks"], x, cache, jnp.asarray(start))
 
     return generate(self.model, params, prompt, sharding=sharding, run_blocks=in_turn, **options)
+
+
+def _sum_over_stages(x: jax.Array) -> jax.Array:
+  """In float32: XLA's CPU backend fails on a bfloat16 all-reduce over part of the mesh's axes (jax 0.10.2)."""
+  if x.dtype != jnp.bfloat16:
+    return jax.lax.psum(x, "stage")
+  return jax.lax.psum(x.astype(jnp.float32), "stage").astype(x.dtype)
 
 
 class Pipeline(Strategy):

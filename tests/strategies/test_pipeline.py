@@ -190,6 +190,19 @@ def test_mistakes_get_one_sentence(name: str, fields: dict, parts: list[str]):
     strategy(name, make_program(model__depth=4), **fields)
 
 
+@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
+def test_bfloat16_trains_and_generates(param_dtype: str):
+  """To 2%, a bfloat16 having 8 bits: that the programs compile and run is what is held here."""
+  half = make_program(**SMALL | {"model__dtype": "bfloat16", "model__param_dtype": param_dtype})
+  runners = [strategy("pipeline", half), strategy("single", half)]
+  batch, prompt = random_batch(half, BATCH), np.array([[1, 2, 3]], np.int32)
+  losses = [float(r.gradients(initial_state(r), r.shard(batch, BATCH))[0]["loss"]) for r in runners]
+  assert losses[0] == pytest.approx(losses[1], rel=0.02)
+  options = {"length": 5, "seed": 0, "temperature": 0.0}
+  ours, expected = (np.asarray(r.generate(initial_state(r), prompt, **options)) for r in runners)
+  np.testing.assert_array_equal(ours, expected)
+
+
 def test_a_batch_that_does_not_split_is_refused():
   runner = pipeline("1f1b", 8)
   with one_sentence("batch_size=24", "2 (devices that split the batch) × 8 (pipeline.microbatches)", "use 32"):
