@@ -136,10 +136,14 @@ class Stage:
       return jax.tree.unflatten(tree, [next(rest) if i is None else given[i] for i in sources])
 
     residuals = [leaf for leaf, i in zip(leaves, sources, strict=True) if i is None]
+    # The stream of activations is pinned on its way into the store, else the compiler may split it by width for the
+    # sake of the weights' gradients, and exchange it between devices at every tick.
+    residuals = [self.pin(r) if r.shape[-3:] == x.shape else r for r in residuals]
     return y, residuals, jax.tree_util.Partial(rebuild)
 
   def pin(self, x: jax.Array) -> jax.Array:
-    return self.sharding.activation(x, "batch", None, None)
+    """Pins activations [..., b, T, D]."""
+    return self.sharding.activation(x, *(None,) * (x.ndim - 3), "batch", None, None)
 
   def run(self) -> Carry:
     """Every tick of the schedule → the carry at its end: this stage's sums and gradients."""
