@@ -2,6 +2,7 @@
 
 import json
 
+import strategies.pipeline
 from benchmarks import pipeline
 
 
@@ -10,3 +11,11 @@ def test_the_pipeline_page_shows_the_schedules_and_the_record():
   page = pipeline.PAGE.read_text()
   assert pipeline.fill(page, pipeline.tables(record)) == page
   assert "stage 3" in page
+
+
+def test_the_docstring_quotes_the_record():
+  said = " ".join(strategies.pipeline.__doc__.split())
+  rows = pipeline.tables(json.loads(pipeline.RECORD.read_text()))["speed"].splitlines()
+  ratios = {cells[1].strip(): cells[-2].strip() for cells in (row.split("|") for row in rows) if len(cells) > 2}
+  for name in ("gpipe", "1f1b", "interleaved"):
+    assert f"{name} {ratios[name]}" in said
