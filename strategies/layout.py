@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -112,11 +113,24 @@ class Layout:
     return P(*places)
 
   def make_mesh(self, devices: list[jax.Device]) -> Mesh:
-    """The mesh over the first `device_count` of these devices, laid out along their links."""
-    shape = tuple(self.mesh.values())
-    return jax.make_mesh(
-      shape, tuple(self.mesh), axis_types=(AxisType.Auto,) * len(shape), devices=devices[: self.device_count]
-    )
+    """The mesh over the first `device_count` of these devices, laid out along their links.
+
+    Where they lie in several slices, the outermost axis goes across the slices. Raises ConfigError if it cannot.
+    """
+    shape, devices = tuple(self.mesh.values()), devices[: self.device_count]
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices > 1:
+      outermost = next(i for i, size in enumerate(shape) if size > 1)
+      if shape[outermost] % slices:
+        axis = tuple(self.mesh)[outermost]
+        raise ConfigError(
+          f"mesh.{axis}={shape[outermost]} does not spread over {slices} slices; use a multiple of them"
+        )
+      across = tuple(slices if i == outermost else 1 for i in range(len(shape)))
+      within = tuple(size // n for size, n in zip(shape, across, strict=True))
+      arranged = mesh_utils.create_hybrid_device_mesh(within, across, devices)
+      return Mesh(arranged, tuple(self.mesh), axis_types=(AxisType.Auto,) * len(shape))
+    return jax.make_mesh(shape, tuple(self.mesh), axis_types=(AxisType.Auto,) * len(shape), devices=devices)
 
   def abstract_mesh(self) -> AbstractMesh:
     """A mesh of this shape without devices, to trace and lower for machines that are not there."""
@@ -169,3 +183,10 @@ def local_rows(sharding: jax.sharding.NamedSharding, size: int) -> np.ndarray:
   """The rows of a global batch of `size` that this process's devices hold, in order; they need not be neighbours."""
   held = [index for index in sharding.addressable_devices_indices_map((size,)).values() if index]
   return np.unique(np.concatenate([np.arange(size)[index[0]] for index in held]))
+
+
+def from_local_copies(x: jax.Array, sharding: jax.sharding.NamedSharding) -> jax.Array:
+  """The replicated array of all processes, from what may be each process's own replicated array. Copies nothing."""
+  if x.sharding.device_set == sharding.device_set:
+    return x
+  return jax.make_array_from_single_device_arrays(x.shape, sharding, [shard.data for shard in x.addressable_shards])

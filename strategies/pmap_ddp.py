@@ -1,20 +1,17 @@
 """Distributed data parallelism by `jax.pmap`, the legacy API, as it is still met in the wild.
 
-    state        [ W ] [ W ] [ W ] [ W ]     replicated
-    batch        [ 0 ] [ 1 ] [ 2 ] [ 3 ]     a leading axis of devices, one slice each
-    gradients    psum → the same sum everywhere, and each device makes the same update
+    state   [ W ] [ W ] [ W ] [ W ]     replicated; psum of the gradients, and each device makes the same update
+    batch   [ 0 ] [ 1 ] [ 2 ] [ 3 ]     a leading axis of devices, one slice each
 
 What pmap is today: a wrapper that builds a `jit` of a fully manual `shard_map` over one axis (jax 0.8 on). Code that
 kept its state with a leading device axis (`replicate`, `unreplicate`) need not: `in_axes=None` and `out_axes=None`
-take and give whole arrays, so the state here is like that of every other strategy. One process only.
+take and give whole arrays, so the state here is like that of every other strategy. With several processes each still
+gets arrays of its own devices alone, of which `train_step` makes global ones. Each sum over devices is an explicit
+`psum`, which data_parallel leaves to the compiler.
 
-How it differs from data_parallel: there the program is written for the whole batch and the compiler derives the sums
-over devices; here it is written for a slice, and each sum is an explicit `psum`. Leave one out and nothing fails.
-
-Communication: data_parallel's, one all-reduce of the gradients, P numbers.
-
-Use it to read old code. To migrate: `jax.shard_map` with in_specs=(P(), P("data")), out_specs=P() and no leading axis
-on the batch (a test holds such a twin to this file); or drop the psums: data_parallel.py.
+Communication: data_parallel's, one all-reduce of the gradients, P numbers. Use it to read old code. To migrate:
+`jax.shard_map` with in_specs=(P(), P("data")), out_specs=P() and no leading axis on the batch (a test holds such a
+twin to this file); or drop the psums: data_parallel.py.
 
 Source: https://docs.jax.dev/en/latest/migrate_pmap.html; Li et al. 2020 (PyTorch DDP), arXiv:2006.15704.
 """
@@ -27,7 +24,8 @@ import numpy as np
 
 from strategies.base import Strategy
 from strategies.data_parallel import LAYOUT as LAYOUT
-from training.program import Batch, Program
+from strategies.layout import from_local_copies
+from training.program import Batch, Metrics, Program, TrainState
 
 
 class PmapDDP(Strategy):
@@ -38,9 +36,8 @@ class PmapDDP(Strategy):
     if not isinstance(mesh, jax.sharding.Mesh):
       raise NotImplementedError("pmap is bound to devices that are there; lower data_parallel, its equal, instead")
     sums = lambda s, b: jax.lax.psum(program.gradient_sums(s.params, b, s.step), "data")
-    pmap = functools.partial(
-      jax.pmap, axis_name="data", in_axes=(None, 0), out_axes=None, devices=list(mesh.devices.flat)
-    )
+    devices = list(mesh.devices.flat)
+    pmap = functools.partial(jax.pmap, axis_name="data", in_axes=(None, 0), out_axes=None, devices=devices)
     self._train_step = pmap(lambda s, b: program.apply_gradients(s, *sums(s, b)), donate_argnums=0)
     self._gradients = pmap(lambda s, b: program.mean(*sums(s, b)))
     self._eval_step = pmap(lambda p, b: jax.lax.psum(program.eval_step(p, b), "data"))
@@ -48,7 +45,11 @@ class PmapDDP(Strategy):
   def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> Batch:
     """A batch with a leading axis of devices: [n, B/n, ...]."""
     n = self.layout.device_count
-    return super().shard({name: x.reshape(-1, batch_size // n, *x.shape[1:]) for name, x in host_batch.items()}, n)
+    return super().shard({k: x.reshape(-1, batch_size // n, *x.shape[1:]) for k, x in host_batch.items()}, n)
+
+  def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    state, metrics = super().train_step(state, batch)
+    return jax.tree.map(from_local_copies, state, self.state_sharding), metrics
 
   def lower_train_step(self, batch_size: int, **options: Any) -> jax.stages.Lowered:
     n = self.layout.device_count
