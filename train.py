@@ -2,7 +2,8 @@
 
     python train.py --config=configs/fsdp.py[:PRESET] [--workdir=DIR] [--config.FIELD=VALUE ...]
 
-Reads top to bottom: what there is to run on, what is trained on what, the loop, and what is told at the end.
+Reads top to bottom: what there is to run on, what is trained on what, where to begin, the loop, and what is told at
+the end. With the workdir of a run that has ended early, the same command goes on from its newest checkpoint.
 configs/base.py documents every field.
 """
 
@@ -20,33 +21,44 @@ from absl import flags
 import data
 import strategies
 from data.batches import HostBatch
-from training import command_line, report, runtime, settings
-from training.hardware import memory_in_use, peak_flops
+from training import command_line, processes, record, report, restore, runtime, settings
+from training.checkpoint import Checkpoints, NotSaved
+from training.hardware import peak_flops
 from training.metrics import Clock, Meter, Writer, read
 from training.program import TrainState
+from training.progress import Diverged, Progress
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the results; default runs/STRATEGY-TIME.")
 
 
-class Diverged(RuntimeError):
-  """Too many updates in a row had a loss or gradient that was not finite."""
-
-
 def train(config: Any, workdir: Path) -> dict[str, float]:
-  """Trains as `config` says, writes the results into `workdir`, and returns the last evaluation's values."""
+  """Trains as `config` says, writes the results into `workdir`, and returns the last evaluation's values.
+
+  SIGTERM and SIGINT end it early, with a checkpoint. Raises ConfigError for bad input; Diverged; and NotSaved, at the
+  end, if a checkpoint could not be written on the way.
+  """
   clock = Clock()
   with clock("set-up"):
     devices = runtime.start(config)
+  with runtime.owned(workdir):
+    return train_in(workdir, config, devices, clock)
+
+
+def train_in(workdir: Path, config: Any, devices: list[jax.Device], clock: Clock) -> dict[str, float]:
+  """The same in a folder that no other run has, on devices that are there."""
+  with clock("set-up"), processes.together():
     schedule = settings.Schedule.of(config)
     program = settings.program(config, devices[0].platform)
     strategy = strategies.create(config, program, devices)
     strategy.check_batch("batch_size", config.batch_size, config.accumulation)
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
-    runtime.writable(workdir, "workdir")
     dataset = data.load(config.data, program.model)
     prompt = report.prompt(config, dataset, program.model)
-  with clock("compile"):
-    state = strategy.init(config.seed)
+  processes.same("data.fingerprint", dataset.fingerprint)
+  with clock("initial state"):
+    run = record.make(config, dataset, strategy)
+    start = restore.begin(workdir, config.init_from, strategy, run, report.warn)
+    state, first_step = start.state, start.saved["step"]
 
   train_batches = data.Batches(dataset.train, config.batch_size, config.seed)
   eval_batches = data.Batches(dataset.validation, config.eval_batch_size)
@@ -63,33 +75,13 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
     flops=config.batch_size * program.model.train_flops_per_example(),
     peak=peak and peak * len(used),
   )
-  first_step, result, pending = 0, {}, None
-  skipped_in_a_row = skipped_since_line = 0
   writer = Writer(workdir, first_step, schedule.last, enabled=jax.process_index() == 0)
+  progress = Progress(clock, meter, writer, schedule, used, start.saved["skipped"])
+  keep, keep_best = config.checkpoint.keep, config.checkpoint.keep_best
+  checkpoints = Checkpoints(workdir / restore.FOLDER, keep, keep_best, writer.say, report.warn)
   reader = data.prefetch(
     lambda step: strategy.shard(train_batches.train(step, rows), config.batch_size), range(first_step, schedule.last)
   )
-
-  def note(step: int, metrics: dict[str, jax.Array]) -> None:
-    """Reads the metrics of a step, which waits until it is done, and tells them if it is time to."""
-    nonlocal skipped_in_a_row, skipped_since_line
-    with clock("train"):
-      values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-    skipped = int(values.pop("skipped"))
-    skipped_since_line += skipped
-    skipped_in_a_row = skipped_in_a_row + 1 if skipped else 0
-    with clock("logging"):
-      writer.progress(step)
-      if step % schedule.log_every == 0 or step == schedule.last:
-        if skipped_since_line:
-          values["skipped_updates"] = skipped_since_line
-          skipped_since_line = 0
-        writer.write(step, "train", values | meter.read(step) | memory_in_use(used))
-    if skipped_in_a_row >= schedule.max_skipped:
-      raise Diverged(
-        f"the last {skipped_in_a_row} updates, up to step {step}, had a loss or gradient that was not finite and were "
-        f"not applied; lower optimizer.learning_rate={config.optimizer.learning_rate}, or raise optimizer.warmup"
-      )
 
   def evaluate(step: int) -> dict[str, float]:
     """Loss and accuracy over the validation examples."""
@@ -106,7 +98,7 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
     meter.restart(step)
     return values
 
-  with writer, reader:
+  with processes.Requests() as requests, checkpoints, writer, reader:
     with clock("logging"):
       if writer.enabled:
         (workdir / "config.json").write_text(config.to_json(indent=2))
@@ -114,7 +106,13 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
       writer.say(f"strategy  {strategy.describe(config.strategy)}")
       writer.say(f"data      {dataset.description}")
       writer.say(report.parameter_table(state.params))
+      for line in start.told:
+        writer.say(line)
 
+    pending, result, stopped = None, {}, False
+    timer = processes.Timer(config.checkpoint.minutes)
+    if schedule.evaluates(first_step) and not start.saved["evaluated"]:  # it was stopped before that
+      result = evaluate(first_step)
     for step in range(first_step, schedule.last):
       with clock("data"):
         batch = next(reader)
@@ -123,11 +121,32 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
       if step == first_step:
         meter.restart(step)
       if pending:
-        note(*pending)  # of the step before, while the device works on this one
-      pending = (step + 1, metrics)
-      if schedule.evaluates(step + 1):
-        note(*pending)
-        pending, result = None, evaluate(step + 1)
+        progress.note(*pending)  # of the step before, while the device works on this one
+      pending, done = (step + 1, metrics), step + 1
+      checkpoints.check()
+      wishes = requests.decide(save=timer.due)
+      if schedule.saves(done) or wishes.save or wishes.stop:
+        progress.note(*pending)
+        pending, evaluated = None, schedule.evaluates(done) and not wishes.stop
+        if evaluated:
+          result = evaluate(done)
+        with clock("checkpoint"):
+          loop = {"step": done, "skipped": progress.skipped, "evaluated": evaluated}
+          writer.sync()
+          checkpoints.save(state, run | loop, result["loss"] if evaluated else None)
+        timer.restart()
+        meter.restart(done)
+      if stopped := wishes.stop:
+        break
+    with clock("checkpoint"):
+      checkpoints.finish()
+
+    if stopped:
+      writer.say(f"stopped   by {requests.signal or 'a signal'} after step {done}; the same command goes on from there")
+      return result
+    if first_step >= schedule.last:
+      writer.say(f"finished  at step {first_step}: nothing is left to do of {schedule.last} steps")
+      return result or read(writer.path)[-1]
 
     baseline = None
     if dataset.bigram and jax.process_index() == 0:
@@ -149,7 +168,7 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
         report.plot_loss(workdir / "loss.png", read(writer.path), baseline)
     for line in report.wall_time_lines(clock):
       writer.say(line)
-    writer.say(f"results in {workdir}: metrics.jsonl, loss.png, tensorboard/, config.json")
+    writer.say(f"results in {workdir}: metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/")
   return result
 
 
@@ -176,7 +195,7 @@ def main(config: Any) -> None:
   workdir = Path(WORKDIR.value or f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}")
   try:
     train(config, workdir)
-  except Diverged as error:
+  except (Diverged, NotSaved) as error:
     command_line.fail(error, status=1)
 
 

@@ -23,7 +23,13 @@ def get_config(preset: str, strategy: str) -> ConfigDict:
       "accumulation": 1,  # microbatches a step, one after another, to fit a batch into memory
       # Where to run. Mesh sizes left out are the strategy's own; -1 means the devices that are left.
       "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "context", "expert", "model")},
-      "simulated_devices": 8,  # made from the CPU where no accelerator is found; 1: plain single device
+      "simulated_devices": 8,  # made by each process from its CPU where no accelerator is found; 1: plain single device
+      "distributed": {  # a job of several processes, where no cluster tells (docs/cluster.md)
+        "coordinator": "",  # HOST:PORT of process 0; "": as SLURM, Open MPI, Kubernetes or Cloud TPU say, else alone
+        "processes": 0,  # with coordinator: their number
+        "process": -1,  # and which one this is, from 0
+        "timeout": 300,  # seconds to wait for all of them at the start
+      },
       "compilation_cache_dir": "~/.cache/meshwright/compiled",  # of programs that took over half a second; "": off
       "pipeline": {  # of the strategies that have a stage axis
         "schedule": "1f1b",  # "gpipe", "1f1b" or "interleaved"
@@ -70,6 +76,14 @@ def get_config(preset: str, strategy: str) -> ConfigDict:
         "augment": False,  # images: random crop and flip
         "cache_dir": "~/.cache/meshwright/data",  # tokenized text and decoded images
       },
+      # What to keep, in WORKDIR/checkpoints. A run goes on from its workdir by itself.
+      "checkpoint": {  # one after each evaluation, at the end, when told to stop by SIGTERM or SIGINT, and
+        "every": 0,  # after so many steps; 0: not by steps
+        "minutes": 5.0,  # when so many minutes have passed without one; 0: not by time
+        "keep": 2,  # of the latest
+        "keep_best": 1,  # and of those with the lowest validation loss
+      },
+      "init_from": "",  # begin with the parameters of another run: its workdir, or one checkpoint of it
       # What to tell
       "log_every": 20,  # steps between lines
       "eval_every": 0,  # steps between evaluations; 0: at the end only

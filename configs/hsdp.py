@@ -1,6 +1,6 @@
 """Hybrid sharded data parallelism: FSDP within a group of devices, data parallelism across. See strategies/hsdp.py.
 
-    python train.py --config=configs/hsdp.py
+python train.py --config=configs/hsdp.py
 """
 
 from ml_collections import ConfigDict

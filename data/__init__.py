@@ -24,6 +24,7 @@ class Dataset:
     train, validation: the examples.
     description: one line for the user.
     fingerprint: a hash of the content and of how it was tokenized; equal fingerprints mean equal examples.
+    tokenizer: what the token ids mean; equal names mean the same. Empty for images.
     bytes_per_token: of the validation text, to turn a loss in nats a token into bits a byte; None for images.
     encode, decode: text to token ids and back; None for images.
     bigram: the loss in bits a byte of a byte bigram model on the validation text; None for images and synthetic data.
@@ -33,6 +34,7 @@ class Dataset:
   validation: Source
   description: str
   fingerprint: str
+  tokenizer: str = ""
   bytes_per_token: float | None = None
   encode: Callable[[str], list[int]] | None = None
   decode: Callable[[list[int]], str] | None = None

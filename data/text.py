@@ -85,6 +85,7 @@ def load(config: Any, model: ModelConfig) -> dict[str, Any]:
       f"{len(splits['validation']):,} to validate on ({config.tokenizer})"
     ),
     "fingerprint": meta["fingerprint"],
+    "tokenizer": tokenizer_name(config.tokenizer, folder),
     "bytes_per_token": meta["validation_bytes"] / len(splits["validation"]),
     "encode": encode,
     "decode": decode,
@@ -127,6 +128,13 @@ def codec(tokenizer: str, folder: Path) -> tuple[Callable[[str], list[int]], Cal
 
   bpe = Tokenizer.from_file(str(folder / "tokenizer.json"))
   return lambda text: bpe.encode(text).ids, lambda ids: bpe.decode(ids)
+
+
+def tokenizer_name(tokenizer: str, folder: Path) -> str:
+  """A name that two tokenizers share if they are the same."""
+  if tokenizer == "bytes":
+    return "bytes"
+  return f"{tokenizer} {hashlib.sha256((folder / 'tokenizer.json').read_bytes()).hexdigest()[:12]}"
 
 
 def _write(folder: Path, root: Path, files: list[Path], tokenizer: str, vocab_size: int) -> None:

@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -91,7 +92,8 @@ RESULTS = ("metrics.jsonl", "tensorboard", "loss.png", "config.json")  # what a 
 class Writer:
   """Writes measurements of one run into its workdir, if `enabled` (one process of a job is).
 
-  The results of an earlier run in the same folder are moved to previous-1, previous-2, ...
+  A run that starts at step 0 moves what an earlier one has left there to previous-1, previous-2, ...; one that goes on
+  from `first_step` keeps the lines up to there, and writes the ones after it anew.
   """
 
   def __init__(self, workdir: Path, first_step: int, last_step: int, enabled: bool = True):
@@ -101,13 +103,15 @@ class Writer:
     if not enabled:
       return
     earlier = [workdir / name for name in RESULTS if (workdir / name).exists()]
-    if earlier:
+    if first_step > 0:
+      _cut(self.path, first_step)
+    elif earlier:
       number = next(n for n in itertools.count(1) if not (workdir / f"previous-{n}").exists())
       (workdir / f"previous-{number}").mkdir()
       for result in earlier:
         result.rename(workdir / f"previous-{number}" / result.name)
-    self.file = self.path.open("w")
-    self.board = SummaryWriter(str(workdir / "tensorboard"))
+    self.file = self.path.open("a")
+    self.board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1 if first_step else None)
     if sys.stderr.isatty():
       self.bar = tqdm(initial=first_step, total=last_step, unit="step", dynamic_ncols=True)
 
@@ -134,6 +138,11 @@ class Writer:
     shown = [form.format(values[name]) for name, form in FORMATS.items() if name in values]
     self.say(f"{split:<10} {step:>{len(str(self.last_step))}}/{self.last_step}  " + "  ".join(shown))
 
+  def sync(self) -> None:
+    """Makes sure that what was written outlives the machine's power."""
+    if self.enabled:
+      os.fsync(self.file.fileno())
+
   def progress(self, step: int) -> None:
     """Moves the progress bar, if there is one."""
     if self.bar is not None:
@@ -143,6 +152,19 @@ class Writer:
     """Prints text without breaking the progress bar."""
     if self.enabled:
       tqdm.write(text) if self.bar is not None else print(text, flush=True)
+
+
+def _cut(path: Path, last_step: int) -> None:
+  """Drops the lines of a metrics.jsonl after a step, and one that was not written to its end."""
+  kept = []
+  for line in path.read_text().splitlines() if path.exists() else []:
+    try:
+      kept += [line] if json.loads(line)["step"] <= last_step else []
+    except ValueError:
+      continue
+  part = path.with_suffix(".part")
+  part.write_text("".join(line + "\n" for line in kept))
+  part.replace(path)
 
 
 def read(path: Path) -> list[dict]:

@@ -1,11 +1,13 @@
 """What a run tells at its start and at its end."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from clu import parameter_overview
+from tqdm import tqdm
 
 from errors import ConfigError
 from models.config import ModelConfig
@@ -38,13 +40,18 @@ def device_line(devices: list[jax.Device], processes: int) -> str:
   return f"{count} × {kind}" + (f" in {processes} processes" if processes > 1 else "")
 
 
+def warn(text: str) -> None:
+  """An error that does not end the run, on standard error, from any process."""
+  tqdm.write(f"error: {text}", file=sys.stderr)
+
+
 def wall_time_lines(clock: metrics.Clock) -> list[str]:
   """Where the wall time went, largest share first."""
   total = clock.total
   spent = dict(clock.spent)
   spent["other"] = total - sum(spent.values())
   parts = sorted(spent.items(), key=lambda part: -part[1])
-  return [f"wall time {total:.1f} s"] + [f"  {name:<10} {s:7.1f} s  {s / total:6.1%}" for name, s in parts if s >= 0.05]
+  return [f"wall time {total:.1f} s"] + [f"  {name:<13} {s:7.1f} s  {s / total:6.1%}" for name, s in parts if s >= 0.05]
 
 
 def plot_loss(path: Path, lines: list[dict], baseline: tuple[str, float] | None = None) -> None:

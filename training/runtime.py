@@ -1,20 +1,27 @@
 """The edge to the machine: which devices there are, and where compiled programs and results are kept."""
 
+import contextlib
 import ctypes
+import fcntl
 import os
 import platform
+import socket
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from errors import ConfigError, positive
+from training import processes
 
 
 def start(config: Any) -> list[jax.Device]:
   """Sets JAX up and returns the devices to train on: accelerators, else `config.simulated_devices` made of the CPU."""
   if jax.config.jax_num_cpu_devices != positive("simulated_devices", config.simulated_devices):  # type: ignore
     jax.config.update("jax_num_cpu_devices", config.simulated_devices)
+  processes.start(config.distributed)
   _keep_freed_memory()
   if config.compilation_cache_dir:
     folder = writable(Path(config.compilation_cache_dir).expanduser(), "compilation_cache_dir")
@@ -33,6 +40,40 @@ def writable(folder: Path, field: str) -> Path:
   except OSError as error:
     raise ConfigError(f"{field}={str(folder)!r} cannot be written ({error.strerror}); name another folder") from error
   return folder
+
+
+@contextlib.contextmanager
+def owned(workdir: Path) -> Iterator[None]:
+  """Makes `workdir` this job's alone while the body runs; all processes call it.
+
+  Raises ConfigError if nothing can be written there, if another run has it, or if the processes of the job do not
+  all see it. The lock is the operating system's and ends with the process that holds it, however that ends.
+  """
+  with contextlib.ExitStack() as held:
+
+    def take() -> str:
+      writable(workdir, "workdir")
+      file = held.enter_context((workdir / "lock").open("a+"))
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        file.seek(0)
+        raise ConfigError(
+          f"workdir={str(workdir)!r} is in use by another run ({file.read().strip()}); name another, or end that run"
+        ) from None
+      except OSError as error:
+        print(f"note: {workdir} cannot be locked ({error.strerror}); start no second run there", flush=True)
+      file.truncate(0)
+      owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+      print(owner, file=file, flush=True)
+      os.fsync(file.fileno())
+      return owner
+
+    owner = processes.first(take)
+    with processes.together():
+      if not (workdir / "lock").exists() or (workdir / "lock").read_text().strip() != owner:
+        raise ConfigError(f"workdir={str(workdir)!r} is not one folder for all processes; use a shared file system")
+    yield
 
 
 def _keep_freed_memory() -> None:

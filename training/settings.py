@@ -38,6 +38,8 @@ class Schedule:
   log_every: int
   eval_every: int
   max_skipped: int
+  save_every: int
+  learning_rate: float  # for messages
 
   @staticmethod
   def of(config: Any) -> "Schedule":
@@ -46,7 +48,12 @@ class Schedule:
     for name in ("stop_after", "eval_every", "eval_examples", "sample_temperature"):
       if config[name] < 0:
         raise ConfigError(f"{name}={config[name]} must not be negative; use 0 for its default")
-    return Schedule(**{field.name: config[field.name] for field in dataclasses.fields(Schedule)})
+    positive("checkpoint.keep", config.checkpoint.keep)
+    for name in ("every", "minutes", "keep_best"):
+      if config.checkpoint[name] < 0:
+        raise ConfigError(f"checkpoint.{name}={config.checkpoint[name]} must not be negative; use 0 to switch it off")
+    fields = {"save_every": config.checkpoint.every, "learning_rate": config.optimizer.learning_rate} | dict(config)
+    return Schedule(**{field.name: fields[field.name] for field in dataclasses.fields(Schedule)})
 
   @property
   def last(self) -> int:
@@ -55,3 +62,6 @@ class Schedule:
 
   def evaluates(self, step: int) -> bool:
     return step == self.last or (self.eval_every > 0 and step % self.eval_every == 0)
+
+  def saves(self, step: int) -> bool:
+    return self.evaluates(step) or (self.save_every > 0 and step % self.save_every == 0)

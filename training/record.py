@@ -1,0 +1,154 @@
+"""What a checkpoint says of the run that wrote it, and whether another run may go on from it.
+
+The record is plain JSON beside the arrays: config, data, versions, where it ran, and for every array its shape, dtype
+and a digest. The digest is computed on the devices from the bits and their places, so it is the same under every
+layout, and a restored array can be held to it.
+"""
+
+import functools
+import importlib.metadata
+import platform
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from errors import ConfigError
+
+VERSION = 1  # of the record's form
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
+FREE_TO_CHANGE = ("attention", "remat", "dtype", "dropout")  # of config.model: how it is computed, not what it is
+TOLD = ("strategy", "mesh", "pipeline", "optimizer", "steps", "accumulation", "model", "data.augment")
+
+
+def make(config: Any, dataset: Any, strategy: Any) -> dict[str, Any]:
+  """The part of the record that is the same for every checkpoint of a run.
+
+  Args:
+    config: as in configs/base.py.
+    dataset: a `data.Dataset`.
+    strategy: a `Strategy`, for its mesh.
+  """
+  versions = {name: importlib.metadata.version(name) for name in PACKAGES}
+  return {
+    "version": VERSION,
+    "config": config.to_dict(),
+    "data": {
+      "fingerprint": dataset.fingerprint,
+      "tokenizer": dataset.tokenizer,
+      "seed": config.seed,
+      "batch_size": config.batch_size,
+    },
+    "versions": versions | {"python": platform.python_version()},
+    "strategy": strategy.describe(config.strategy),
+    "devices": strategy.mesh.devices.size,
+    "processes": jax.process_count(),
+  }
+
+
+def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Nested sections as dotted names."""
+  out: dict[str, Any] = {}
+  for name, value in fields.items():
+    out |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+  return out
+
+
+def check_same_run(saved: dict[str, Any], now: dict[str, Any], where: str) -> None:
+  """Raises ConfigError if a run with record `now` may not go on from the checkpoint `where` with record `saved`."""
+  before, after = (flat(record["config"]) for record in (saved, now))
+  names = [n for n in sorted(before.keys() | after.keys()) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
+  wrong = [_change(name, before, after) for name in names if before.get(name) != after.get(name)]
+  # The data position is the step, so what makes a step's batch must be the same too.
+  wrong += [_change(name, saved["data"], now["data"]) for name in ("seed", "batch_size") if _differs(name, saved, now)]
+  if _differs("fingerprint", saved, now):
+    fields = [f"data.{name}" for name in ("name", "path", "tokenizer")]
+    fields = [_change(name, before, after) for name in fields if before.get(name) != after.get(name)]
+    wrong += fields or ["the data itself has changed (data.fingerprint)"]
+  if wrong:
+    raise ConfigError(f"{where} is of another run: {'; '.join(wrong)}; set the same, or name another workdir")
+
+
+def check_arrays(saved: dict[str, Any], abstract: Any, where: str) -> None:
+  """Raises ConfigError unless the checkpoint `where` holds the arrays of the tree `abstract`, in their shapes."""
+  wanted = {name: [list(x.shape), str(x.dtype)] for name, x in named(abstract)}
+  held = {name: entry[:2] for name, entry in saved["arrays"].items()}
+  wrong = [
+    f"{name} is {_shape(held.get(name))} there and {_shape(shape)} here"
+    for name, shape in wanted.items()
+    if held.get(name) != shape
+  ]
+  if wrong:
+    more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+    raise ConfigError(f"{where} holds another model or optimizer: {'; '.join(wrong[:3])}{more}; set model.* as there")
+
+
+def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
+  """What is allowed to differ between two runs, does, and is worth telling."""
+  before, after = (flat(record["config"]) for record in (saved, now))
+  names = [name for name in after if name.startswith(TOLD) and name in before and before[name] != after[name]]
+  told = [_change(name, before, after) for name in names]
+  return told + [_change(name, saved, now) for name in ("devices", "processes") if saved[name] != now[name]]
+
+
+def _differs(name: str, saved: dict[str, Any], now: dict[str, Any]) -> bool:
+  return saved["data"][name] != now["data"][name]
+
+
+def _change(name: str, before: dict[str, Any], after: dict[str, Any]) -> str:
+  return f"{name} is {before.get(name)!r} there and {after.get(name)!r} here"
+
+
+def _shape(entry: list | None) -> str:
+  return "absent" if entry is None else f"{entry[1]}{entry[0]}"
+
+
+def named(tree: Any) -> list[tuple[str, Any]]:
+  """The leaves of a tree with their names, such as "params/blocks/mlp/up"."""
+  leaves = jax.tree.leaves_with_path(tree)
+  return [("/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in p), x) for p, x in leaves]
+
+
+def arrays(state: Any) -> dict[str, list]:
+  """For each array of a tree: shape, dtype and digest. Waits until the arrays are computed."""
+  names, leaves = zip(*named(state), strict=True)
+  digests = jax.device_get(_digests(leaves))
+  return {
+    name: [list(x.shape), str(x.dtype), f"{int(d):08x}"] for name, x, d in zip(names, leaves, digests, strict=True)
+  }
+
+
+def damaged(state: Any, saved: dict[str, Any]) -> str | None:
+  """The name of an array in a tree that is not what the record says, if there is one."""
+  found = arrays(state)
+  return next((name for name, entry in found.items() if saved["arrays"].get(name) != entry), None)
+
+
+def _digests(leaves: Iterable[jax.Array]) -> list[jax.Array]:
+  leaves = list(leaves)
+  sharding = leaves[0].sharding
+  return _jitted(NamedSharding(sharding.mesh, P()) if isinstance(sharding, NamedSharding) else None)(leaves)
+
+
+@functools.cache
+def _jitted(replicated: NamedSharding | None) -> Any:
+  return jax.jit(lambda leaves: [digest(x) for x in leaves], out_shardings=replicated)
+
+
+def digest(x: jax.Array) -> jax.Array:
+  """A uint32 that depends on every bit of an array and on its place, and on no layout.
+
+  The sum, modulo 2³², of the elements' bits times odd weights made from their indices: integer sums come out the same
+  in any order, and a change of one element always shows.
+  """
+  size = x.dtype.itemsize
+  bits = x.astype(jnp.uint8) if x.dtype == bool else jax.lax.bitcast_convert_type(x, f"uint{8 * min(size, 4)}")
+  place = jnp.zeros(bits.shape, jnp.uint32)
+  for axis in range(bits.ndim):  # the multiplier of murmur3, so that different axes do not fall together
+    place = place * jnp.uint32(0xCC9E2D51) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+  place = (place ^ (place >> 16)) * jnp.uint32(0x85EBCA6B)
+  weight = (place ^ (place >> 13)) | jnp.uint32(1)
+  return jnp.sum(bits.astype(jnp.uint32) * weight, dtype=jnp.uint32)

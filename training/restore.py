@@ -1,0 +1,148 @@
+"""Where a run begins: at the newest whole checkpoint of its workdir, with another run's parameters, or anew.
+
+Arrays are read into the layout of the reader, each process its own shards, and are held to the digests in the record.
+What wrote them, under which strategy and on how many devices, makes no difference.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+from etils import epath
+
+from errors import ConfigError
+from training import processes, record
+from training.program import Params, TrainState
+
+FOLDER = "checkpoints"  # in the workdir
+NO_STEP = {"step": 0, "skipped": [0, 0], "evaluated": True}  # the loop's part of a record, before the first step
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A state to begin with, what its checkpoint says of the loop (or of no step yet), and lines for the user."""
+
+  state: TrainState
+  saved: dict[str, Any]
+  told: list[str]
+
+
+def begin(workdir: Path, init_from: str, strategy: Any, run: dict[str, Any], warn: Callable[[str], None]) -> Start:
+  """The newest checkpoint in `workdir`; else initial weights, or those of `init_from` if that is not empty.
+
+  Args:
+    strategy: the `Strategy` to lay the state out for.
+    run: the record of this run (record.make).
+    warn: takes what is wrong with checkpoints that are passed over.
+  """
+  if found := restore(workdir / FOLDER, strategy.abstract_state(), run, warn):
+    state, saved = found
+    told = [f"resumed   at step {saved['step']}, saved by {saved['strategy']}"]
+    return Start(state, saved, told + [f"note      {change}" for change in record.changes(saved, run)])
+  state = strategy.init(run["config"]["seed"])
+  if not init_from:
+    return Start(state, NO_STEP, [])
+  params, saved = load_params(init_from, strategy.abstract_state(), run)
+  told = [f"initial   parameters of {init_from}, step {saved['step']}, saved by {saved['strategy']}"]
+  return Start(dataclasses.replace(state, params=params), NO_STEP, told)
+
+
+def restore(
+  folder: Path, abstract: TrainState, now: dict[str, Any], warn: Callable[[str], None]
+) -> tuple[TrainState, dict] | None:
+  """The newest checkpoint that is whole, in the layout of `abstract`, and its record; None if there is no checkpoint.
+
+  Damaged ones are renamed and told of. Raises ConfigError if the checkpoint is not of a run like `now` (record.make),
+  or if there are checkpoints and none can be read.
+  """
+  found = processes.first(lambda: [[step, _record(folder / str(step))] for step in sorted(steps(folder), reverse=True)])
+  for step, saved in found:
+    where = f"checkpoint {step} in {str(folder)!r}"
+    why, state = "its record cannot be read", None
+    if saved is not None:
+      record.check_same_run(saved, now, where)
+      record.check_arrays(saved, abstract, where)
+      state, why = _read(folder / str(step), abstract, saved)
+    if state is not None:
+      return state, saved
+    aside = processes.first(functools.partial(_set_aside, folder / str(step)))
+    warn(f"{where} is damaged ({why}) and was renamed to {aside}; trying the one before it")
+  if found:
+    raise ConfigError(f"workdir: none of the checkpoints in {str(folder)!r} can be read; name another workdir")
+  return None
+
+
+def load_params(source: str, abstract: TrainState, now: dict[str, Any]) -> tuple[Params, dict]:
+  """Another run's parameters in the layout of `abstract`, and the record. `source` is its workdir, or a checkpoint."""
+  given = Path(source).expanduser()
+  held = steps(given / FOLDER)
+  folder = given / FOLDER / str(max(held)) if held else given
+  saved = processes.first(lambda: _record(folder))
+  if saved is None:
+    raise ConfigError(f"init_from={source!r} is no workdir with a checkpoint, nor a checkpoint; name one")
+  where = f"init_from={source!r}"
+  theirs, ours = saved["data"]["tokenizer"], now["data"]["tokenizer"]
+  if theirs != ours:
+    raise ConfigError(f"{where} was trained on tokens of {theirs!r}, and this run's are of {ours!r}; use the same text")
+  only = {"params": abstract.params}
+  record.check_arrays(saved, only, where)
+  params, why = _read(folder, only, saved)
+  if params is None:
+    raise ConfigError(f"{where} is damaged ({why}); name another checkpoint, such as WORKDIR/{FOLDER}/STEP")
+  return params["params"], saved
+
+
+def steps(folder: Path) -> list[int]:
+  """The steps of the finished checkpoints in a folder."""
+  return sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdigit()) if folder.is_dir() else []
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+  """The record of a checkpoint; None if there is none that can be read."""
+  try:
+    found = json.loads((folder / "run" / "metadata").read_text())
+    return found if found["arrays"] and found["config"] and found["data"] else None
+  except (OSError, ValueError, KeyError, TypeError):
+    return None
+
+
+def _read(folder: Path, abstract: Any, saved: dict[str, Any]) -> tuple[Any, str]:
+  """The arrays of a checkpoint as the TrainState or {"params"} that `abstract` is; or None, and why not.
+
+  Orbax's handlers read each process's shards, without waiting for the others, so that what one of them finds wrong
+  can become known to all.
+  """
+  whole = isinstance(abstract, TrainState)
+  items = {"params": abstract.params if whole else abstract["params"]}
+  if whole:
+    items["optimizer"] = {"step": abstract.step, "opt_state": abstract.opt_state}
+  why, out = "", {}
+  try:
+    for name, item in items.items():
+      handler = ocp.StandardCheckpointHandler()
+      out[name] = handler.restore(epath.Path((folder / name).absolute()), args=ocp.args.StandardRestore(item))
+  except (ValueError, OSError, KeyError, TypeError) as error:  # how tensorstore and orbax tell of broken files
+    why = reason(error)
+  why = next(filter(None, processes.share(why)), "")
+  if why:
+    return None, why
+  state = TrainState(params=out["params"], **out["optimizer"]) if whole else out
+  wrong = record.damaged(state, saved)
+  return (None, f"{wrong} is not what was saved") if wrong else (state, "")
+
+
+def _set_aside(folder: Path) -> str:
+  """Renames a damaged checkpoint, so that its step can be saved anew and nothing is lost."""
+  aside = next(p for n in range(1, 1000) if not (p := folder.with_name(f"damaged-{folder.name}-{n}")).exists())
+  folder.rename(aside)
+  return aside.name
+
+
+def reason(error: BaseException) -> str:
+  """The first line of an error, shortened."""
+  text = (str(error).strip() or type(error).__name__).partition("\n")[0]
+  return text if len(text) <= 300 else text[:140] + " … " + text[-140:]
