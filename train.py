@@ -24,7 +24,7 @@ from data.batches import HostBatch
 from training import command_line, processes, record, report, restore, runtime, settings
 from training.checkpoint import Checkpoints, NotSaved
 from training.hardware import peak_flops
-from training.metrics import Clock, Meter, Writer, read
+from training.metrics import Clock, Meter, Writer, read, warn
 from training.program import TrainState
 from training.progress import Diverged, Progress
 
@@ -57,7 +57,7 @@ def train_in(workdir: Path, config: Any, devices: list[jax.Device], clock: Clock
   processes.same("data.fingerprint", dataset.fingerprint)
   with clock("initial state"):
     run = record.make(config, dataset, strategy)
-    start = restore.begin(workdir, config.init_from, strategy, run, report.warn)
+    start = restore.begin(workdir, config.init_from, strategy, run, warn)
     state, first_step = start.state, start.saved["step"]
 
   train_batches = data.Batches(dataset.train, config.batch_size, config.seed)
@@ -78,7 +78,7 @@ def train_in(workdir: Path, config: Any, devices: list[jax.Device], clock: Clock
   writer = Writer(workdir, first_step, schedule.last, enabled=jax.process_index() == 0)
   progress = Progress(clock, meter, writer, schedule, used, start.saved["skipped"])
   keep, keep_best = config.checkpoint.keep, config.checkpoint.keep_best
-  checkpoints = Checkpoints(workdir / restore.FOLDER, keep, keep_best, writer.say, report.warn)
+  checkpoints = Checkpoints(workdir / restore.FOLDER, keep, keep_best, writer.say, warn)
   reader = data.prefetch(
     lambda step: strategy.shard(train_batches.train(step, rows), config.batch_size), range(first_step, schedule.last)
   )
@@ -191,8 +191,8 @@ def evaluation_sums(
   return total
 
 
-def main(config: Any) -> None:
-  workdir = Path(WORKDIR.value or f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}")
+def run(config: Any, workdir: Path) -> None:
+  """`train` as a program: a run that ended badly is one line on standard error, and exit status 1."""
   try:
     train(config, workdir)
   except (Diverged, NotSaved) as error:
@@ -200,4 +200,6 @@ def main(config: Any) -> None:
 
 
 if __name__ == "__main__":
-  command_line.run(main)
+  command_line.run(
+    lambda config: run(config, Path(WORKDIR.value or f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"))
+  )

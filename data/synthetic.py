@@ -44,5 +44,6 @@ def load(config: Any, model: ModelConfig) -> dict[str, Any]:
     "train": Synthetic(model, 0, TRAIN_EXAMPLES),
     "validation": Synthetic(model, TRAIN_EXAMPLES, VALIDATION_EXAMPLES),
     "description": f"synthetic {model.inputs}: random, for measuring speed; nothing can be learnt from them",
+    "tokenizer": "" if model.is_image else "synthetic",
     "fingerprint": f"synthetic-{model.inputs}-{TRAIN_EXAMPLES}-{VALIDATION_EXAMPLES}",
   }

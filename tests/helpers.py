@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from configs import base
 from data.batches import HostBatch
 from errors import ConfigError
 from models.config import ModelConfig
-from training import settings
+from training import metrics, settings
 from training.program import Program, TrainState
 
 # How far a strategy may be from a single device. Float32 sums in another order differ by a few units in the last
@@ -58,6 +59,12 @@ def initial_state(runner: strategies.Strategy, seed: int = 1) -> TrainState:
 def _initial(model: ModelConfig, seed: int) -> TrainState:
   some = program()
   return jax.device_get(jax.jit(dataclasses.replace(some, model=model).init)(jax.random.key(seed)))
+
+
+def measured(workdir: Path) -> list[dict[str, Any]]:
+  """The lines of a run's metrics, without the speeds."""
+  timing = ("tokens_per_second", "images_per_second", "step_ms", "data_wait", "tflops_per_second")
+  return [{k: v for k, v in line.items() if k not in timing} for line in metrics.read(workdir / "metrics.jsonl")]
 
 
 def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:

@@ -5,18 +5,17 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from helpers import IMAGES, config, one_sentence
+from helpers import IMAGES, config, measured, one_sentence
 
 import strategies
 import train
 from configs import base
 from strategies.layout import MESH_AXES
-from training import command_line, metrics, settings
+from training import command_line, settings
 
 ROOT = Path(__file__).parents[1]
 SHORT = {"steps": 4, "log_every": 2, "eval_every": 2, "sample_length": 8, "simulated_devices": 8}
@@ -27,12 +26,6 @@ def command(*arguments: str, workdir: Path) -> subprocess.CompletedProcess:
     [sys.executable, "train.py", *arguments, f"--workdir={workdir}"],
     cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | {"JAX_PLATFORMS": "cpu"},
   )  # fmt: skip
-
-
-def measured(workdir: Path) -> list[dict[str, Any]]:
-  """The lines of a run, without the speeds."""
-  timing = ("tokens_per_second", "images_per_second", "step_ms", "data_wait", "tflops_per_second")
-  return [{k: v for k, v in line.items() if k not in timing} for line in metrics.read(workdir / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module")

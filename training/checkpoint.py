@@ -6,8 +6,8 @@ it is written, so a run that is killed leaves whole checkpoints and, at most, an
 """
 
 import concurrent.futures
-import logging
 import math
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +20,10 @@ from orbax.checkpoint import checkpoint_managers
 
 from training import processes, record
 from training.program import TrainState
-from training.restore import reason
+from training.quiet import reason
 
 SECONDS_TO_WRITE = 600  # after which a process that waits for another's shards gives up on a checkpoint
+SLICE_BYTES = 1 << 20  # the least that is worth a slice
 CHUNK_BYTES = 32 << 20  # the unit of reading: a device that needs a part of an array reads no more than this too much
 Tell = Callable[[str], None]
 
@@ -58,22 +59,32 @@ class Checkpoints:
     self._pending: tuple[int, float, concurrent.futures.Future] | None = None
     self._attempts = 0
     self._watcher = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-    logging.getLogger("absl").addFilter(_brief)
+    # Replicas share the writing of an array, by slices that they compile for each shape: not for small ones.
+    handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SLICE_BYTES)
+    ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
     self._open()
 
   def _open(self) -> None:
-    """Makes the manager of the folder, which removes what an unfinished checkpoint has left there."""
+    """Makes the manager of the folder; the first removes what an earlier run has left there unfinished."""
     self._broken = False  # a checkpoint could not be written, and processes may wait for each other at odds
+    self._clear()
     self._attempts += 1
     policies = [checkpoint_managers.LatestN(self.keep), Best(self.keep_best)]
     options = ocp.CheckpointManagerOptions(
       preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
       best_fn=lambda metrics: -(metrics["loss"] or math.inf),  # given, so that the losses are written down
-      cleanup_tmp_directories=True,
+      cleanup_tmp_directories=self._attempts == 1,
       async_options=ocp.AsyncOptions(timeout_secs=SECONDS_TO_WRITE),
       multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=f"try-{self._attempts}"),
     )
     self._manager = ocp.CheckpointManager(epath.Path(self.folder.absolute()), options=options)
+
+  def _clear(self) -> None:
+    """Removes what failed checkpoints have left, as far as it can: some of it may still be being written."""
+    if jax.process_index() == 0:
+      for step in self.failed:
+        for folder in self.folder.glob(f"{step}.*tmp*"):
+          shutil.rmtree(folder, ignore_errors=True)
 
   def __enter__(self) -> "Checkpoints":
     return self
@@ -82,6 +93,7 @@ class Checkpoints:
     """Waits for what is being written. Raises NotSaved if a checkpoint of the run, which ended well, was not."""
     self.finish()
     self._watcher.shutdown()
+    self._clear()
     if kind is None:
       failed = sorted({step for steps in processes.share(self.failed) for step in steps})
       if failed:
@@ -141,11 +153,3 @@ class Checkpoints:
 
 def _save_args(tree: Any) -> ocp.args.StandardSave:
   return ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree))
-
-
-def _brief(log: logging.LogRecord) -> bool:
-  """Of what orbax logs about an error, one line and no traceback; and nothing where we tell of it ourselves."""
-  if "orbax" in log.pathname:
-    log.exc_info = None
-    return log.levelno < logging.ERROR or jax.process_count() > 1
-  return True

@@ -6,12 +6,17 @@ import itertools
 import json
 import math
 import os
+import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
 from tqdm import tqdm
 
 
@@ -89,6 +94,41 @@ FORMATS = {
 RESULTS = ("metrics.jsonl", "tensorboard", "loss.png", "config.json")  # what a run leaves in its workdir
 
 
+class Appender:
+  """Appends to a file. What a full disk does not take is told of once, kept, and tried again with what comes next."""
+
+  def __init__(self, path: Path):
+    self.path, self.waiting, self.failing = path, b"", False
+    self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+  def write(self, data: bytes) -> None:
+    self.waiting += data
+    try:
+      while self.waiting:
+        self.waiting = self.waiting[os.write(self.descriptor, self.waiting) :]
+    except OSError as error:
+      if not self.failing:
+        warn(f"{self.path} cannot be written ({error.strerror}); training goes on, and it is tried again")
+    self.failing = bool(self.waiting)
+
+  def sync(self) -> None:
+    """Makes sure that what was written outlives the machine's power."""
+    with contextlib.suppress(OSError):
+      os.fsync(self.descriptor)
+
+  def close(self) -> None:
+    self.write(b"")
+    os.close(self.descriptor)
+
+
+def event_record(**fields: Any) -> bytes:
+  """An event as TensorBoard reads it: a TFRecord (length, checksum, content, checksum) of the protocol buffer."""
+  content = Event(wall_time=time.time(), **fields).SerializeToString()
+  length = struct.pack("<Q", len(content))
+  crcs = (struct.pack("<I", masked_crc32c(part)) for part in (length, content))
+  return length + next(crcs) + content + next(crcs)
+
+
 class Writer:
   """Writes measurements of one run into its workdir, if `enabled` (one process of a job is).
 
@@ -110,8 +150,13 @@ class Writer:
       (workdir / f"previous-{number}").mkdir()
       for result in earlier:
         result.rename(workdir / f"previous-{number}" / result.name)
-    self.file = self.path.open("a")
-    self.board = SummaryWriter(str(workdir / "tensorboard"), purge_step=first_step + 1 if first_step else None)
+    self.file = Appender(self.path)
+    board = workdir / "tensorboard"
+    board.mkdir(exist_ok=True)
+    self.board = Appender(board / f"events.out.tfevents.{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}")
+    self.board.write(event_record(file_version="brain.Event:2"))
+    if first_step:  # TensorBoard then forgets what an earlier piece of the run has told of later steps
+      self.board.write(event_record(step=first_step + 1, session_log=SessionLog(status=SessionLog.START)))
     if sys.stderr.isatty():
       self.bar = tqdm(initial=first_step, total=last_step, unit="step", dynamic_ncols=True)
 
@@ -131,17 +176,16 @@ class Writer:
       return
     # JSON has no number for these; null keeps the line readable by every parser.
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    self.file.write(json.dumps({"step": step, "split": split, **finite}) + "\n")
-    self.file.flush()
-    for name, value in values.items():
-      self.board.add_scalar(f"{split}/{name}", value, step)
+    self.file.write(json.dumps({"step": step, "split": split, **finite}).encode() + b"\n")
+    scalars = [Summary.Value(tag=f"{split}/{name}", simple_value=value) for name, value in values.items()]
+    self.board.write(event_record(step=step, summary=Summary(value=scalars)))
     shown = [form.format(values[name]) for name, form in FORMATS.items() if name in values]
     self.say(f"{split:<10} {step:>{len(str(self.last_step))}}/{self.last_step}  " + "  ".join(shown))
 
   def sync(self) -> None:
-    """Makes sure that what was written outlives the machine's power."""
+    """Makes sure that the measurements so far outlive the machine's power."""
     if self.enabled:
-      os.fsync(self.file.fileno())
+      self.file.sync()
 
   def progress(self, step: int) -> None:
     """Moves the progress bar, if there is one."""
@@ -152,6 +196,11 @@ class Writer:
     """Prints text without breaking the progress bar."""
     if self.enabled:
       tqdm.write(text) if self.bar is not None else print(text, flush=True)
+
+
+def warn(text: str) -> None:
+  """An error that does not end the run, on standard error, from any process."""
+  tqdm.write(f"error: {text}", file=sys.stderr)
 
 
 def _cut(path: Path, last_step: int) -> None:

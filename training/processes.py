@@ -171,6 +171,8 @@ class Requests:
 
   def _on_signal(self, number: int, _: FrameType | None) -> None:
     self.signal = signal.Signals(number).name
+    # Not by print: the signal may have come in the middle of one.
+    os.write(2, f"{self.signal}: will save and end after this step; a second signal ends it at once\n".encode())
     for each in self._before:
       signal.signal(each, signal.SIG_DFL)
 

@@ -141,14 +141,19 @@ def _jitted(replicated: NamedSharding | None) -> Any:
 def digest(x: jax.Array) -> jax.Array:
   """A uint32 that depends on every bit of an array and on its place, and on no layout.
 
-  The sum, modulo 2³², of the elements' bits times odd weights made from their indices: integer sums come out the same
-  in any order, and a change of one element always shows.
+  The sum, modulo 2³², of hashes of each element's bits and indices: integer sums come out the same in any order, and a
+  change of one element always shows.
   """
   size = x.dtype.itemsize
   bits = x.astype(jnp.uint8) if x.dtype == bool else jax.lax.bitcast_convert_type(x, f"uint{8 * min(size, 4)}")
   place = jnp.zeros(bits.shape, jnp.uint32)
-  for axis in range(bits.ndim):  # the multiplier of murmur3, so that different axes do not fall together
+  for axis in range(bits.ndim):  # an odd factor, so that indices of different axes do not fall together
     place = place * jnp.uint32(0xCC9E2D51) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
-  place = (place ^ (place >> 16)) * jnp.uint32(0x85EBCA6B)
-  weight = (place ^ (place >> 13)) | jnp.uint32(1)
-  return jnp.sum(bits.astype(jnp.uint32) * weight, dtype=jnp.uint32)
+  return jnp.sum(_mix(bits.astype(jnp.uint32) ^ _mix(place)), dtype=jnp.uint32)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+  """The finalizer of murmur3: one to one, and every bit reaches every other."""
+  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+    x = (x ^ (x >> shift)) * jnp.uint32(factor)
+  return x

@@ -1,13 +1,11 @@
 """What a run tells at its start and at its end."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from clu import parameter_overview
-from tqdm import tqdm
 
 from errors import ConfigError
 from models.config import ModelConfig
@@ -40,11 +38,6 @@ def device_line(devices: list[jax.Device], processes: int) -> str:
   return f"{count} × {kind}" + (f" in {processes} processes" if processes > 1 else "")
 
 
-def warn(text: str) -> None:
-  """An error that does not end the run, on standard error, from any process."""
-  tqdm.write(f"error: {text}", file=sys.stderr)
-
-
 def wall_time_lines(clock: metrics.Clock) -> list[str]:
   """Where the wall time went, largest share first."""
   total = clock.total
@@ -71,5 +64,8 @@ def plot_loss(path: Path, lines: list[dict], baseline: tuple[str, float] | None 
   axes.set(xlabel="step", ylabel="loss (nats)")
   axes.grid(alpha=0.3)
   axes.legend()
-  figure.savefig(path, dpi=120)
+  try:
+    figure.savefig(path, dpi=120)
+  except OSError as error:
+    metrics.warn(f"{path} cannot be written ({error.strerror})")
   pyplot.close(figure)

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
 from errors import ConfigError
 from training import processes, record
 from training.program import Params, TrainState
+from training.quiet import reason
 
 FOLDER = "checkpoints"  # in the workdir
 NO_STEP = {"step": 0, "skipped": [0, 0], "evaluated": True}  # the loop's part of a record, before the first step
@@ -125,8 +127,10 @@ def _read(folder: Path, abstract: Any, saved: dict[str, Any]) -> tuple[Any, str]
     for name, item in items.items():
       handler = ocp.StandardCheckpointHandler()
       out[name] = handler.restore(epath.Path((folder / name).absolute()), args=ocp.args.StandardRestore(item))
-  except (ValueError, OSError, KeyError, TypeError) as error:  # how tensorstore and orbax tell of broken files
-    why = reason(error)
+  except (MemoryError, jax.errors.JaxRuntimeError):
+    raise  # no fault of the files
+  except Exception as error:  # orbax raises bare Exceptions for broken files
+    why = reason(error.__cause__ or error)
   why = next(filter(None, processes.share(why)), "")
   if why:
     return None, why
@@ -140,9 +144,3 @@ def _set_aside(folder: Path) -> str:
   aside = next(p for n in range(1, 1000) if not (p := folder.with_name(f"damaged-{folder.name}-{n}")).exists())
   folder.rename(aside)
   return aside.name
-
-
-def reason(error: BaseException) -> str:
-  """The first line of an error, shortened."""
-  text = (str(error).strip() or type(error).__name__).partition("\n")[0]
-  return text if len(text) <= 300 else text[:140] + " … " + text[-140:]

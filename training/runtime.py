@@ -15,6 +15,7 @@ import jax
 
 from errors import ConfigError, positive
 from training import processes
+from training.quiet import quiet
 
 
 def start(config: Any) -> list[jax.Device]:
@@ -23,6 +24,7 @@ def start(config: Any) -> list[jax.Device]:
     jax.config.update("jax_num_cpu_devices", config.simulated_devices)
   processes.start(config.distributed)
   _keep_freed_memory()
+  quiet()
   if config.compilation_cache_dir:
     folder = writable(Path(config.compilation_cache_dir).expanduser(), "compilation_cache_dir")
     jax.config.update("jax_compilation_cache_dir", str(folder))

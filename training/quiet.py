@@ -1,0 +1,48 @@
+"""What the storage libraries print about an error is pages long; here it becomes the one line that we tell."""
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+
+def quiet() -> None:
+  """From now on leaves out what orbax prints about errors that it also raises, and about tasks that an error ended.
+
+  In a job of several processes a line of each stays: an error of one is raised in the others minutes later.
+  """
+  for logger in (logging.getLogger("absl"), logging.getLogger("asyncio")):
+    logger.addFilter(_brief)  # once: a filter that is there is not added again
+  if sys.unraisablehook is not _hook:
+    _others.append(sys.unraisablehook)
+    sys.unraisablehook = _hook
+
+
+_others: list[Callable[[Any], Any]] = []  # the hooks before ours, the last of which is called for all else
+
+
+def _hook(raised: Any) -> None:
+  if not _of_storage(raised):
+    _others[-1](raised)
+
+
+def _brief(log: logging.LogRecord) -> bool:
+  if log.name == "asyncio":
+    return "never retrieved" not in log.getMessage()
+  if "orbax" in log.pathname:
+    log.exc_info = None
+    return "overriding" not in log.getMessage() and (log.levelno < logging.ERROR or jax.process_count() > 1)
+  return True
+
+
+def _of_storage(raised: Any) -> bool:
+  """Whether an exception that nobody can catch comes of a reading or writing that was given up."""
+  return "Event loop is closed" in str(raised.exc_value) or "_read_array_index" in str(raised.object)
+
+
+def reason(error: BaseException) -> str:
+  """The first line of an error, shortened."""
+  text = (str(error).strip() or type(error).__name__).partition("\n")[0]
+  return text if len(text) <= 300 else text[:140] + " … " + text[-140:]
