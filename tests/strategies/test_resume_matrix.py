@@ -1,0 +1,102 @@
+"""Save under any strategy, resume under any other, on any number of devices: same next batch, same next loss."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import PARITY, program, relative_difference, strategy
+
+import data
+import strategies
+from data.synthetic import Synthetic
+from strategies import Strategy
+from training import record, restore
+from training.checkpoint import Checkpoints
+from training.program import Program, TrainState
+
+BATCH, STEP = 16, 2  # of the checkpoint
+CASES = [(name, n) for name in strategies.names() for n in (8, 4, 2, 1) if name != "single" or n == 1]
+SAVED_ON = {name: 1 if name == "single" else 8 for name in strategies.names()}
+# Where a strategy's own mesh does not fit so few devices.
+MESHES = {("pipeline", 2): {"mesh__stage": 2}, ("three_d", 2): {"mesh__model": 1}}
+RUN = {
+  "config": {"model": {}}, "data": {"fingerprint": "", "tokenizer": "", "seed": 0, "batch_size": BATCH},
+  "strategy": "", "devices": 8, "processes": 1, "step": STEP, "skipped": [0, 0], "evaluated": True,
+}  # fmt: skip
+
+
+@functools.cache
+def small() -> Program:
+  shape = {"width": 32, "heads": 8, "kv_heads": 8, "mlp_width": 64, "seq_len": 8, "vocab_size": 64}
+  return program(**{f"model__{name}": size for name, size in shape.items()}, model__dropout=0.1)
+
+
+def runner(name: str, devices: int) -> Strategy:
+  fields = MESHES.get((name, devices), {})
+  if devices > 1:
+    fields = fields | {"pipeline__microbatches": 4, "pipeline__chunks": 1}
+  return strategy(name, small(), devices, **fields)
+
+
+def batches() -> data.Batches:
+  return data.Batches(Synthetic(small().model, 0, 1000), BATCH, seed=0)
+
+
+def next_step(strategy: Strategy, state: TrainState, step: int) -> tuple[TrainState, np.ndarray, float]:
+  """The state after a step, the ids of the examples that it saw, in order, and its loss."""
+  batch = strategy.shard(batches().train(step, strategy.rows(BATCH)), BATCH)
+  ids = np.asarray(batch["id"]).ravel()
+  state, metrics = strategy.train_step(state, batch)
+  return state, ids, float(metrics["loss"])
+
+
+@functools.cache
+def uninterrupted() -> tuple[TrainState, np.ndarray, float]:
+  """On one device, without checkpoints: the state after STEP steps, and the ids and loss of the step after."""
+  alone = runner("single", 1)
+  state = alone.init(seed=0)
+  for step in range(STEP):
+    state, _, _ = next_step(alone, state, step)
+  kept = jax.device_get(state)
+  return kept, *next_step(alone, state, STEP)[1:]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
+  """The folder of a checkpoint written under a strategy on a number of devices."""
+
+  @functools.cache
+  def folder(name: str, devices: int) -> Path:
+    laid_out = jax.device_put(uninterrupted()[0], runner(name, devices).state_sharding)
+    place = tmp_path_factory.mktemp(f"{name}-{devices}")
+    with Checkpoints(place, 1, 0, lambda _: None, pytest.fail) as writer:
+      writer.save(laid_out, RUN, None)
+    return place
+
+  return folder
+
+
+def test_every_checkpoint_holds_the_same_bits(saved: Callable[[str, int], Path]):
+  state = uninterrupted()[0]
+  expected = record.arrays(jax.device_put(state, runner("single", 1).state_sharding))
+  for name, devices in CASES:
+    found, saved_record = restore.restore(saved(name, devices), runner("single", 1).abstract_state(), RUN, pytest.fail)
+    assert saved_record["arrays"] == expected
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
+      np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name, devices", CASES)
+def test_a_run_goes_on_from_a_checkpoint_of_any_strategy(name: str, devices: int, saved: Callable[[str, int], Path]):
+  strategy = runner(name, devices)
+  _, ids, loss = uninterrupted()
+  for saver in strategies.names():
+    state, saved_record = restore.restore(saved(saver, SAVED_ON[saver]), strategy.abstract_state(), RUN, pytest.fail)
+    for x, abstract in zip(jax.tree.leaves(state), jax.tree.leaves(strategy.abstract_state()), strict=True):
+      assert x.sharding == abstract.sharding
+    _, found_ids, found_loss = next_step(strategy, state, saved_record["step"])
+    np.testing.assert_array_equal(found_ids, ids)
+    assert relative_difference(found_loss, loss) <= PARITY
