@@ -24,7 +24,7 @@ from training.quiet import reason
 
 SECONDS_TO_WRITE = 600  # after which a process that waits for another's shards gives up on a checkpoint
 SLICE_BYTES = 1 << 20  # the least that is worth a slice
-CHUNK_BYTES = 32 << 20  # the unit of reading: a device that needs a part of an array reads no more than this too much
+CHUNK_BYTES = 4 << 20  # the unit of reading: who needs a part of an array reads the chunks that it touches
 Tell = Callable[[str], None]
 
 
@@ -113,9 +113,10 @@ class Checkpoints:
       return
     start = time.perf_counter()
     run = run | {"loss": loss, "arrays": record.arrays(state), "time": time.time()}
+    tree = record.nested(record.named(state))
     items = {
-      "params": _save_args(state.params),
-      "optimizer": _save_args({"step": state.step, "opt_state": state.opt_state}),
+      "params": _save_args(tree.pop("params")),
+      "optimizer": _save_args(tree),
       "run": ocp.args.JsonSave(run),
     }
     metrics = {"loss": loss if loss is not None and math.isfinite(loss) else None}

@@ -112,10 +112,19 @@ def named(tree: Any) -> list[tuple[str, Any]]:
   return [("/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in p), x) for p, x in leaves]
 
 
+def nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+  """The leaves as dicts in dicts, by the parts of their names: a tree that needs no class to be read."""
+  out: dict[str, Any] = {}
+  for name, leaf in pairs:
+    *path, last = name.split("/")
+    functools.reduce(lambda inner, part: inner.setdefault(part, {}), path, out)[last] = leaf
+  return out
+
+
 def arrays(state: Any) -> dict[str, list]:
   """For each array of a tree: shape, dtype and digest. Waits until the arrays are computed."""
   names, leaves = zip(*named(state), strict=True)
-  digests = jax.device_get(_digests(leaves))
+  digests = [jax.device_get(_digest(x)) for x in leaves]
   return {
     name: [list(x.shape), str(x.dtype), f"{int(d):08x}"] for name, x, d in zip(names, leaves, digests, strict=True)
   }
@@ -127,15 +136,17 @@ def damaged(state: Any, saved: dict[str, Any]) -> str | None:
   return next((name for name, entry in found.items() if saved["arrays"].get(name) != entry), None)
 
 
-def _digests(leaves: Iterable[jax.Array]) -> list[jax.Array]:
-  leaves = list(leaves)
-  sharding = leaves[0].sharding
-  return _jitted(NamedSharding(sharding.mesh, P()) if isinstance(sharding, NamedSharding) else None)(leaves)
+def _digest(x: jax.Array) -> jax.Array:
+  """Of one array, so that equal shapes are compiled once, and while one is computed little memory is needed.
+
+  Await each before the next: XLA's CPU backend may hang on many small programs whose devices all wait for each other.
+  """
+  return _jitted(NamedSharding(x.sharding.mesh, P()) if isinstance(x.sharding, NamedSharding) else None)(x)
 
 
 @functools.cache
 def _jitted(replicated: NamedSharding | None) -> Any:
-  return jax.jit(lambda leaves: [digest(x) for x in leaves], out_shardings=replicated)
+  return jax.jit(digest, out_shardings=replicated)
 
 
 def digest(x: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ What wrote them, under which strategy and on how many devices, makes no differen
 import dataclasses
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from training.program import Params, TrainState
 from training.quiet import reason
 
 FOLDER = "checkpoints"  # in the workdir
+READ_BYTES = 2 << 30  # of arrays that a process reads at once, or one, if that is larger
 NO_STEP = {"step": 0, "skipped": [0, 0], "evaluated": True}  # the loop's part of a record, before the first step
 
 
@@ -113,20 +114,10 @@ def _record(folder: Path) -> dict[str, Any] | None:
 
 
 def _read(folder: Path, abstract: Any, saved: dict[str, Any]) -> tuple[Any, str]:
-  """The arrays of a checkpoint as the TrainState or {"params"} that `abstract` is; or None, and why not.
-
-  Orbax's handlers read each process's shards, without waiting for the others, so that what one of them finds wrong
-  can become known to all.
-  """
-  whole = isinstance(abstract, TrainState)
-  items = {"params": abstract.params if whole else abstract["params"]}
-  if whole:
-    items["optimizer"] = {"step": abstract.step, "opt_state": abstract.opt_state}
-  why, out = "", {}
+  """The arrays of a checkpoint in the tree and the layout of `abstract`; or None, and why not."""
+  why = ""
   try:
-    for name, item in items.items():
-      handler = ocp.StandardCheckpointHandler()
-      out[name] = handler.restore(epath.Path((folder / name).absolute()), args=ocp.args.StandardRestore(item))
+    found = read_arrays(folder, record.named(abstract))
   except (MemoryError, jax.errors.JaxRuntimeError):
     raise  # no fault of the files
   except Exception as error:  # orbax raises bare Exceptions for broken files
@@ -134,9 +125,48 @@ def _read(folder: Path, abstract: Any, saved: dict[str, Any]) -> tuple[Any, str]
   why = next(filter(None, processes.share(why)), "")
   if why:
     return None, why
-  state = TrainState(params=out["params"], **out["optimizer"]) if whole else out
+  state = jax.tree.unflatten(jax.tree.structure(abstract), found)
   wrong = record.damaged(state, saved)
   return (None, f"{wrong} is not what was saved") if wrong else (state, "")
+
+
+def read_arrays(folder: Path, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> list[jax.Array]:
+  """The named arrays of a checkpoint, in their layouts, so many at a time that memory stays within READ_BYTES or so.
+
+  Each process reads its shards and waits for no other, so that what one of them finds wrong can become known to all.
+  """
+  out: list[jax.Array] = []
+  for item, group in _groups(wanted):
+    tree = record.nested((name.removeprefix("params/"), x) for name, x in group)
+    args = ocp.args.PyTreeRestore(
+      tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=True
+    )
+    at_once = max(READ_BYTES, *(_size(x) for _, x in group))
+    handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=(at_once + 1) / 1e9)
+    read = dict(record.named(handler.restore(epath.Path((folder / item).absolute()), args=args)))
+    out += [read[name.removeprefix("params/")] for name, _ in group]
+  return out
+
+
+def _groups(wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> Iterator[tuple[str, list]]:
+  """Neighbours that lie in the same item of a checkpoint and have READ_BYTES together, or one that has more."""
+  group: list = []
+  for name, x in wanted:
+    item = item_of(name)
+    if group and (item != item_of(group[0][0]) or sum(_size(y) for _, y in group) + _size(x) > READ_BYTES):
+      yield item_of(group[0][0]), group
+      group = []
+    group.append((name, x))
+  yield item_of(group[0][0]), group
+
+
+def item_of(name: str) -> str:
+  """Which part of a checkpoint an array lies in: parameters apart, as others may want them alone."""
+  return "params" if name.startswith("params/") else "optimizer"
+
+
+def _size(x: jax.ShapeDtypeStruct) -> int:
+  return x.size * x.dtype.itemsize
 
 
 def _set_aside(folder: Path) -> str:
