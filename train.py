@@ -40,11 +40,13 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
   clock = Clock()
   with clock("set-up"):
     devices = runtime.start(config)
-  with runtime.owned(workdir):
-    return train_in(workdir, config, devices, clock)
+  with processes.Requests() as requests, runtime.owned(workdir):
+    return train_in(workdir, config, devices, requests, clock)
 
 
-def train_in(workdir: Path, config: Any, devices: list[jax.Device], clock: Clock) -> dict[str, float]:
+def train_in(
+  workdir: Path, config: Any, devices: list[jax.Device], requests: processes.Requests, clock: Clock
+) -> dict[str, float]:
   """The same in a folder that no other run has, on devices that are there."""
   with clock("set-up"), processes.together():
     schedule = settings.Schedule.of(config)
@@ -98,7 +100,7 @@ def train_in(workdir: Path, config: Any, devices: list[jax.Device], clock: Clock
     meter.restart(step)
     return values
 
-  with processes.Requests() as requests, checkpoints, writer, reader:
+  with checkpoints, writer, reader:
     with clock("logging"):
       if writer.enabled:
         (workdir / "config.json").write_text(config.to_json(indent=2))

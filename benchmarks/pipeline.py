@@ -8,9 +8,6 @@ an order that rotates, and a ratio is of two steps of one round, so a machine th
 """
 
 import json
-import os
-import platform
-import re
 import statistics
 import time
 from pathlib import Path
@@ -21,6 +18,7 @@ from absl import app, flags
 
 import data
 import strategies
+from benchmarks.pages import fill, machine, source
 from configs import base
 from tools.schedules import schedules, text
 from training import runtime, settings
@@ -73,8 +71,7 @@ def measure(rounds: int) -> dict[str, Any]:
       memory.setdefault(name, {})[microbatches] = held
   return {
     "command": f"python -m benchmarks.pipeline --rounds={rounds}",
-    "machine": f"{len(devices)} × {devices[0].device_kind}, simulated on {os.cpu_count()} cores, {platform.machine()}",
-    "versions": {"python": platform.python_version(), "jax": jax.__version__},
+    **machine(devices),
     "seconds": seconds,
     "temporary_bytes": memory,
   }
@@ -91,23 +88,12 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
   for name, steps in seconds.items():
     ratio = statistics.median(a / b for a, b in zip(seconds["single"], steps, strict=True))
     rows.append(f"| {name} | {statistics.median(steps) * 1e3:,.0f} ms | {ratio:.2f} |")
-  versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-  made["speed"] = "\n".join([*rows, "", f"`{record['command']}`, {record['machine']}; {versions}."])
+  made["speed"] = "\n".join([*rows, "", source(record)])
   counts = list(next(iter(record["temporary_bytes"].values())))
   rows = [f"| Schedule | {' | '.join(f'{m} microbatches' for m in counts)} |", "|---|" + "---|" * len(counts)]
   for name, held in record["temporary_bytes"].items():
     rows.append(f"| {name} | {' | '.join(f'{held[m] / 1e6:.1f} MB' for m in counts)} |")
   return made | {"memory": "\n".join(rows)}
-
-
-def fill(page: str, parts: dict[str, str]) -> str:
-  """A page with what stands between `<!-- NAME -->` and `<!-- end -->` replaced, for every name of `parts`."""
-  for name, part in parts.items():
-    place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-    if not place.search(page):
-      raise ValueError(f"the page has no place for '{name}'")
-    page = place.sub(lambda found, part=part: f"{found.group(1)}{part}\n{found.group(2)}", page)
-  return page
 
 
 def main(_: list[str]) -> None:

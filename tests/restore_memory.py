@@ -29,7 +29,7 @@ def main(config: Any) -> None:
   strategy = strategies.create(config, settings.program(config, "cpu"), devices)
   folder = Path(FOLDER.value)
   (step,) = restore.steps(folder)
-  saved = restore._record(folder / str(step))
+  saved = restore.read_record(folder / str(step))
   restore.READ_BYTES = 0  # one array at a time, as with arrays of gigabytes
   abstract = strategy.abstract_state()
   small = [(name, x) for name, x in record.named(abstract) if x.size < 10_000]

@@ -3,13 +3,13 @@
 import json
 
 import strategies.pipeline
-from benchmarks import pipeline
+from benchmarks import checkpoint, pages, pipeline
 
 
 def test_the_pipeline_page_shows_the_schedules_and_the_record():
   record = json.loads(pipeline.RECORD.read_text())
   page = pipeline.PAGE.read_text()
-  assert pipeline.fill(page, pipeline.tables(record)) == page
+  assert pages.fill(page, pipeline.tables(record)) == page
   assert "stage 3" in page
 
 
@@ -19,3 +19,8 @@ def test_the_docstring_quotes_the_record():
   ratios = {cells[1].strip(): cells[-2].strip() for cells in (row.split("|") for row in rows) if len(cells) > 2}
   for name in ("gpipe", "1f1b", "interleaved"):
     assert f"{name} {ratios[name]}" in said
+
+
+def test_the_checkpoints_page_shows_the_record():
+  page = checkpoint.PAGE.read_text()
+  assert pages.fill(page, checkpoint.tables(json.loads(checkpoint.RECORD.read_text()))) == page

@@ -62,7 +62,9 @@ def restore(
   Damaged ones are renamed and told of. Raises ConfigError if the checkpoint is not of a run like `now` (record.make),
   or if there are checkpoints and none can be read.
   """
-  found = processes.first(lambda: [[step, _record(folder / str(step))] for step in sorted(steps(folder), reverse=True)])
+  found = processes.first(
+    lambda: [[step, read_record(folder / str(step))] for step in sorted(steps(folder), reverse=True)]
+  )
   for step, saved in found:
     where = f"checkpoint {step} in {str(folder)!r}"
     why, state = "its record cannot be read", None
@@ -84,7 +86,7 @@ def load_params(source: str, abstract: TrainState, now: dict[str, Any]) -> tuple
   given = Path(source).expanduser()
   held = steps(given / FOLDER)
   folder = given / FOLDER / str(max(held)) if held else given
-  saved = processes.first(lambda: _record(folder))
+  saved = processes.first(lambda: read_record(folder))
   if saved is None:
     raise ConfigError(f"init_from={source!r} is no workdir with a checkpoint, nor a checkpoint; name one")
   where = f"init_from={source!r}"
@@ -104,7 +106,7 @@ def steps(folder: Path) -> list[int]:
   return sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdigit()) if folder.is_dir() else []
 
 
-def _record(folder: Path) -> dict[str, Any] | None:
+def read_record(folder: Path) -> dict[str, Any] | None:
   """The record of a checkpoint; None if there is none that can be read."""
   try:
     found = json.loads((folder / "run" / "metadata").read_text())

@@ -1,0 +1,58 @@
+"""The list of a run's checkpoints, and what verifying finds."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers import config, one_sentence
+
+import train
+from tools import checkpoint
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+  workdir = tmp_path_factory.mktemp("ended")
+  fields = {"steps": 4, "eval_every": 2, "model__depth": 1, "data__name": "synthetic", "sample_length": 0}
+  train.train(config("two_d", **fields), workdir)
+  return workdir
+
+
+def test_the_list_tells_step_loss_strategy_and_health(ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+  run = tmp_path / "run"
+  shutil.copytree(ended, run)
+  shutil.copytree(run / "checkpoints" / "2", run / "checkpoints" / "3.orbax-checkpoint-tmp")
+  shutil.copytree(run / "checkpoints" / "2", run / "checkpoints" / "damaged-1-1")
+  (run / "checkpoints" / "2" / "run" / "metadata").unlink()
+  assert checkpoint.main([str(run)]) == 1
+  lines = capsys.readouterr().out.splitlines()
+  assert [line.split()[0] for line in lines[1:]] == ["1", "2", "3", "4"]
+  assert [line.rpartition("; ")[2] for line in lines[1:]] == [
+    "set aside", "damaged: its record cannot be read", "unfinished", "whole",
+  ]  # fmt: skip
+  assert "two_d on mesh data=4 × model=2" in lines[4]
+  loss = train.read(run / "metrics.jsonl")[-1]["loss"]
+  assert f"{loss:.4f}" in lines[4]
+
+
+def test_verifying_reads_every_array(ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+  assert checkpoint.main([str(ended), "--verify"]) == 0
+  assert capsys.readouterr().out.count("arrays verified") == 2
+  run = tmp_path / "run"
+  shutil.copytree(ended, run)
+  # Whole files, but of another step: only the digests can tell.
+  shutil.rmtree(run / "checkpoints" / "4" / "params")
+  shutil.copytree(run / "checkpoints" / "2" / "params", run / "checkpoints" / "4" / "params")
+  assert checkpoint.main([str(run), "--step=4"]) == 0
+  assert checkpoint.main([str(run), "--step=4", "--verify"]) == 1
+  assert "damaged: params/blocks/attention/key is not what was saved" in capsys.readouterr().out
+  for file in (run / "checkpoints" / "2").glob("optimizer/ocdbt.process_0/d/*"):
+    file.write_bytes(b"")
+  assert checkpoint.main([str(run), "--step=2", "--verify"]) == 1
+
+
+def test_what_is_not_there_is_told(ended: Path, tmp_path: Path):
+  with one_sentence("workdir=", "has no folder checkpoints"):
+    checkpoint.main([str(tmp_path)])
+  with one_sentence("step=3", "[2, 4]"):
+    checkpoint.main([str(ended), "--step=3"])

@@ -1,0 +1,115 @@
+"""Lists the checkpoints of a run, and verifies that what they hold is what was saved.
+
+    python -m tools.checkpoint WORKDIR                       step, size, loss, health, and what wrote it
+    python -m tools.checkpoint WORKDIR --verify [--step=N]   reads every array, one after the other: are they as saved?
+
+Needs no accelerator, and no more memory than the largest array. Exit status 1 if a checkpoint is damaged.
+"""
+
+import argparse
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import SingleDeviceSharding
+
+from errors import ConfigError
+from training import command_line, record, restore
+from training.quiet import quiet, reason
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+  """A folder among a run's checkpoints. `health` is "whole", "unfinished", "set aside" or "damaged: WHY"."""
+
+  folder: Path
+  bytes: int
+  saved: dict[str, Any] | None  # its record
+  health: str
+
+  @property
+  def step(self) -> int:
+    return next(int(part) for part in self.folder.name.replace(".", "-").split("-") if part.isdigit())
+
+
+def find(workdir: Path) -> list[Found]:
+  """What lies among the checkpoints of a run, by step. Reads the records and no array."""
+  root = workdir / restore.FOLDER
+  if not root.is_dir():
+    raise ConfigError(f"workdir={str(workdir)!r} has no folder {restore.FOLDER}; name the workdir of a run")
+  folders = [f for f in root.iterdir() if f.is_dir() and f.name.removeprefix("damaged-")[:1].isdigit()]
+  return sorted((_look(folder) for folder in folders), key=lambda found: (found.step, found.folder.name))
+
+
+def _look(folder: Path) -> Found:
+  size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+  saved = restore.read_record(folder)
+  if folder.name.startswith("damaged-"):
+    health = "set aside"
+  elif not folder.name.isdigit():
+    health = "unfinished"
+  elif saved is None:
+    health = "damaged: its record cannot be read"
+  else:
+    missing = [item for item in ("params", "optimizer") if not (folder / item).is_dir()]
+    health = f"damaged: {missing[0]} is missing" if missing else "whole"
+  return Found(folder, size, saved, health)
+
+
+def verify(found: Found) -> Found:
+  """The same with its health after reading every array."""
+  if found.health != "whole" or found.saved is None:
+    return found
+  here = SingleDeviceSharding(jax.devices("cpu")[0])
+  for name, (shape, dtype, digest) in found.saved["arrays"].items():
+    wanted = jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=here)
+    try:
+      (x,) = restore.read_arrays(found.folder, [(name, wanted)])
+    except Exception as error:  # orbax raises bare Exceptions for broken files
+      return dataclasses.replace(found, health=f"damaged: {name}: {reason(error.__cause__ or error)}")
+    if record.arrays({name: x})[name][2] != digest:
+      return dataclasses.replace(found, health=f"damaged: {name} is not what was saved")
+  return dataclasses.replace(found, health=f"whole, all {len(found.saved['arrays'])} arrays verified")
+
+
+def table(found: list[Found]) -> str:
+  """A line for each."""
+  lines = [f"{'step':>8}  {'size':>10}  {'saved':<19}  {'loss':>7}  {'devices':>7}  strategy; health"]
+  for one in found:
+    saved = one.saved or {}
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved["time"])) if saved else "?"
+    loss = f"{saved['loss']:.4f}" if saved.get("loss") is not None else "-"
+    lines.append(
+      f"{one.step:>8}  {one.bytes / 1e6:>7.1f} MB  {when:<19}  {loss:>7}  {saved.get('devices', '?'):>7}  "
+      f"{saved.get('strategy', '?')}; {one.health}"
+    )
+  return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("workdir", type=Path)
+  parser.add_argument("--verify", action="store_true", help="read every array and check its bits")
+  parser.add_argument("--step", type=int, help="only this checkpoint")
+  options = parser.parse_args(arguments)
+  found = find(options.workdir)
+  if options.step is not None:
+    steps = [one.step for one in found]
+    found = [one for one in found if one.step == options.step]
+    if not found:
+      raise ConfigError(f"step={options.step} has no checkpoint in {str(options.workdir)!r}; there are {steps}")
+  if options.verify:
+    quiet()
+    found = [verify(one) for one in found]
+  print(table(found))
+  return int(any(one.health.startswith("damaged") for one in found))
+
+
+if __name__ == "__main__":
+  try:
+    sys.exit(main(sys.argv[1:]))
+  except ConfigError as error:
+    command_line.fail(error, status=2)
