@@ -1,5 +1,8 @@
 """Layouts: how they join, resolve and refuse."""
 
+import dataclasses
+import sys
+
 import pytest
 from helpers import model_config, one_sentence
 from jax.sharding import PartitionSpec as P
@@ -83,3 +86,24 @@ def test_a_process_reads_the_rows_its_devices_hold(held: list[tuple[int, int]], 
 def test_unknown_strategy_names_the_nearest():
   with one_sentence("strategy='fdsp'", "did you mean 'fsdp'"):
     strategies.layout("fdsp")
+
+
+@dataclasses.dataclass(frozen=True)
+class SliceDevice:
+  """What a TPU device of one of several slices looks like to the code that arranges meshes."""
+
+  id: int
+  slice_index: int
+  platform: str = "made up"
+  device_kind: str = "made up"
+  process_index: int = 0
+
+
+def test_the_outermost_axis_goes_across_slices(monkeypatch: pytest.MonkeyPatch):
+  devices = [SliceDevice(i, slice_index=i % 2) for i in range(8)]  # in no order
+  monkeypatch.setattr(sys.modules["strategies.layout"], "Mesh", lambda arranged, names, axis_types: (arranged, names))
+  arranged, names = strategies.layout("hsdp").resolve(8).make_mesh(devices)
+  assert names == ("replica", "data")
+  assert [[device.slice_index for device in row] for row in arranged] == [[0] * 4, [1] * 4]
+  with one_sentence("mesh.replica=3", "2 slices"):
+    strategies.layout("hsdp").on(replica=3, data=2).resolve(6).make_mesh(devices)

@@ -4,6 +4,7 @@ import math
 import re
 
 import jax
+import numpy as np
 import pytest
 from helpers import config, random_batch, strategy
 from jax.sharding import AxisType
@@ -57,6 +58,36 @@ def test_fsdp_gathers_weights_block_by_block_and_forgets_them(program: Program):
   for shape in block:
     stacked = ",".join(map(str, (model.depth, *shape)))
     assert f"f32[{stacked}]" not in text, "a gathered weight of every layer is held at once"
+
+
+def test_hsdp_gathers_within_a_replica_and_sums_across(program: Program):
+  """What FSDP gathers, in groups of 4 neighbours; the gradients are then summed by groups of 2, one of each replica."""
+  text = compiled_text("hsdp", program)
+  assert sorted(collectives(text, "all-gather")) == sorted(collectives(compiled_text("fsdp", program), "all-gather"))
+  assert groups(text, "all-gather") == {((0, 1, 2, 3), (4, 5, 6, 7))}
+  assert ((0, 4), (1, 5), (2, 6), (3, 7)) in groups(text, "all-reduce")
+
+
+def groups(text: str, kind: str) -> set[tuple[tuple[int, ...], ...]]:
+  """Which devices take part together in the collectives of a kind. XLA writes them as axes of a mesh of device numbers:
+  mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}.
+  """
+  written = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\]T\(([\d,]+)\)\))? \{(.*?)\}")
+  numbers = lambda listed: [int(n) for n in listed.split(",")]
+  found = set()
+  for line in text.splitlines():
+    if f" {kind}(" not in line:
+      continue
+    axes, dimensions, order, reduced = written.search(line).groups()
+    sizes = {name: int(size) for name, size in re.findall(r"('\w+')=(\d+)", axes)}
+    devices = np.arange(math.prod(sizes.values()))
+    if dimensions:
+      devices = devices.reshape(numbers(dimensions)).transpose(numbers(order))
+    within = [i for i, name in enumerate(sizes) if name in reduced.split(",")]
+    together = np.moveaxis(devices.reshape(list(sizes.values())), within, range(-len(within), 0))
+    size = math.prod(list(sizes.values())[i] for i in within)
+    found.add(tuple(sorted(tuple(sorted(group)) for group in together.reshape(-1, size).tolist())))
+  return found
 
 
 def test_tensor_parallel_never_gathers_logits(program: Program):
