@@ -1,8 +1,8 @@
 """Every way to shard the one Transformer: one file, one idea.
 
 Read layout.py and base.py, then data_parallel.py, fsdp.py, hsdp.py, tensor_parallel.py and two_d.py; then pipeline.py
-with schedule.py and stage.py. A module of this package that defines `LAYOUT` is a strategy: it is found here by that and
-needs no other registration.
+with schedule.py and stage.py. A module of this package that defines `LAYOUT` is a strategy: it is found here by that,
+and needs no other registration.
 """
 
 import importlib

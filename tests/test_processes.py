@@ -19,8 +19,8 @@ from training.checkpoint import Checkpoints
 ROOT = Path(__file__).parents[1]
 TINY = {
   "model__depth": 1, "model__width": 32, "model__heads": 8, "model__kv_heads": 8, "model__seq_len": 8,
-  "data__name": "synthetic", "log_every": 1, "eval_every": 2, "eval_examples": 32, "sample_length": 0,
-  "model__dropout": 0.1, "steps": 6, "compilation_cache_dir": "~/.cache/meshwright/tests",
+  "data__name": "synthetic", "log_every": 1, "eval_every": 4, "eval_examples": 32, "sample_length": 0,
+  "model__dropout": 0.1, "steps": 14, "compilation_cache_dir": "~/.cache/meshwright/tests",
 }  # fmt: skip
 
 
@@ -28,26 +28,6 @@ def flags(name: str, workdir: Path, **fields: object) -> list[str]:
   """train.py's."""
   given = [f"--config.{field.replace('__', '.')}={value}" for field, value in (TINY | fields).items()]
   return [f"--config={ROOT}/configs/{name}.py:tiny", f"--workdir={workdir}", *given]
-
-
-def test_a_job_of_2_goes_on_with_1_and_with_4(tmp_path: Path, capfd: pytest.CaptureFixture):
-  """2 × 4 → 1 × 8 → 4 × 2 devices against one process that is left alone: each metric to 1e-5, each line of them."""
-  train.train(config("fsdp", **TINY), tmp_path / "whole")
-  assert launch.launch(2, 4, flags("fsdp", tmp_path / "run", stop_after=2)) == 0
-  told = capfd.readouterr().out
-  assert "[0] devices   8 × CPU device, simulated in 2 processes" in told
-  assert not re.search(r"\[1\] (train|validation|devices)", told), "only process 0 tells"
-  train.train(config("fsdp", **TINY, stop_after=4), tmp_path / "run")
-  assert launch.launch(4, 2, flags("fsdp", tmp_path / "run")) == 0
-  told = capfd.readouterr().out
-  assert "[0] resumed   at step 4, saved by fsdp" in told
-  assert "processes is 1 there and 4 here" in told
-  ours, reference = measured(tmp_path / "run"), measured(tmp_path / "whole")
-  assert len(ours) == len(reference) == 9
-  for mine, expected in zip(ours, reference, strict=True):
-    assert mine.pop("split") == expected.pop("split")
-    assert mine == pytest.approx(expected, rel=1e-5)
-  assert len(list((tmp_path / "run" / "checkpoints" / "6" / "params").glob("ocdbt.process_*"))) == 4, "all write"
 
 
 SIGNALLED = f"""
@@ -58,7 +38,7 @@ sys.path.insert(0, {str(ROOT)!r})
 def later():
   metrics = Path(next(a for a in sys.argv if a.startswith("--workdir="))[10:]) / "metrics.jsonl"
   while not metrics.exists() or metrics.read_text().count("train") < 2:
-    time.sleep(0.02)
+    time.sleep(0.01)
   os.kill(os.getpid(), signal.SIGTERM)
 
 if "--config.distributed.process=1" in sys.argv:
@@ -67,20 +47,40 @@ runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
 
 
-def test_a_signal_that_reaches_one_process_stops_all_after_the_same_step(tmp_path: Path, capfd: pytest.CaptureFixture):
-  """Under pmap, whose arrays are a process's own. And the job goes on exactly."""
+def test_a_job_goes_on_with_other_processes_and_strategies(tmp_path: Path, capfd: pytest.CaptureFixture):
+  """2 × 4 → 1 × 8 → 4 × 2 devices against one process that is left alone: every line there is, each number to 1e-5.
+
+  The first is stopped by a signal that reaches one of its processes; both stop after the same step.
+  """
   program, workdir = tmp_path / "program.py", tmp_path / "run"
   program.write_text(SIGNALLED)
-  fields = {"steps": 1000, "eval_every": 0}
-  assert launch.launch(2, 4, flags("pmap_ddp", workdir, **fields), program) == 0
+  train.train(config("fsdp", **TINY), tmp_path / "whole")
+  capfd.readouterr()
+  assert launch.launch(2, 4, flags("pmap_ddp", workdir), program) == 0
   told = capfd.readouterr().out
+  assert "[0] devices   8 × CPU device, simulated in 2 processes" in told
+  assert not re.search(r"\[1\] (train|validation|devices)", told), "only process 0 tells"
   assert "[1] SIGTERM: will save and end" in told
   assert "[0] SIGTERM" not in told
   stopped = int(re.search(r"stopped   by a signal after step (\d+)", told)[1])
   assert f"checkpoint {stopped} saved" in told
-  assert launch.launch(2, 4, flags("pmap_ddp", workdir, **fields, stop_after=stopped + 1)) == 0
-  assert f"resumed   at step {stopped}" in capfd.readouterr().out
-  assert [line["step"] for line in measured(workdir) if line["split"] == "train"] == list(range(1, stopped + 2))
+  assert stopped < TINY["steps"] - 2
+
+  train.train(config("hsdp", **TINY, stop_after=stopped + 1), workdir)
+  assert f"resumed   at step {stopped}, saved by pmap_ddp" in capfd.readouterr().out
+  assert launch.launch(4, 2, flags("fsdp", workdir)) == 0
+  told = capfd.readouterr().out
+  assert f"[0] resumed   at step {stopped + 1}, saved by hsdp" in told
+  assert "processes is 1 there and 4 here" in told
+  assert len(list((workdir / "checkpoints" / str(TINY["steps"]) / "params").glob("ocdbt.process_*"))) == 4, "all write"
+
+  reference = measured(tmp_path / "whole")
+  ours = [line for line in measured(workdir) if line["split"] == "train" or line["step"] != stopped + 1]
+  reference = [line for line in reference if line["split"] == "train" or line["step"] != stopped + 1]
+  assert len(ours) == len(reference)
+  for mine, expected in zip(ours, reference, strict=True):
+    assert mine.pop("split") == expected.pop("split")
+    assert mine == pytest.approx(expected, rel=1e-5)
 
 
 def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.CaptureFixture):
@@ -95,15 +95,12 @@ def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.Cap
   del state
   reader = ROOT / "tests" / "restore_memory.py"
 
-  def needed(name: str) -> list[float]:
-    arguments = [f"--config=configs/{name}.py:tiny", f"--checkpoints={tmp_path}"]
-    assert launch.launch(2, 4, arguments + [f"--config.{field}={size}" for field, size in shape.items()], reader) == 0
-    return [int(found) / whole for found in re.findall(r"needed (\d+) bytes", capfd.readouterr().out)]
-
-  sharded = needed("fsdp")
-  assert len(sharded) == 2
-  assert max(sharded) < 0.9
-  assert min(needed("data_parallel")) > 4  # every device has a copy, so the measure sees what it should
+  arguments = [f"--config={ROOT}/configs/fsdp.py:tiny", f"--checkpoints={tmp_path}"]
+  assert launch.launch(2, 4, arguments + [f"--config.{field}={size}" for field, size in shape.items()], reader) == 0
+  needed = [int(found) / whole for found in re.findall(r"needed (\d+) bytes", capfd.readouterr().out)]
+  assert len(needed) == 2
+  assert min(needed) > 0.45, "the measure does not see what is read"  # data_parallel, 4 copies, needs 4.9
+  assert max(needed) < 0.9
 
 
 def test_a_mistake_ends_all_processes_with_its_sentence(tmp_path: Path):

@@ -82,7 +82,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path
 def test_every_checkpoint_holds_the_same_bits(saved: Callable[[str, int], Path]):
   state = uninterrupted()[0]
   expected = record.arrays(jax.device_put(state, runner("single", 1).state_sharding))
-  for name, devices in CASES:
+  for name, devices in [case for case in CASES if case[1] > 1] + [("single", 1)]:  # on one device all are one
     found, saved_record = restore.restore(saved(name, devices), runner("single", 1).abstract_state(), RUN, pytest.fail)
     assert saved_record["arrays"] == expected
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
