@@ -24,14 +24,14 @@ from data.batches import HostBatch
 from training import command_line, processes, record, report, restore, runtime, settings
 from training.checkpoint import Checkpoints, NotSaved
 from training.hardware import peak_flops
-from training.metrics import Clock, Meter, Writer, read, warn
+from training.metrics import Clock, Meter, NotWritten, Writer, read, warn
 from training.program import TrainState
 from training.progress import Diverged, Progress
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the results; default runs/STRATEGY-TIME.")
 
 
-def train(config: Any, workdir: Path) -> dict[str, float]:
+def train(config: Any, workdir: Path | None) -> dict[str, float]:
   """Trains as `config` says, writes the results into `workdir`, and returns the last evaluation's values.
 
   SIGTERM and SIGINT end it early, with a checkpoint. Raises ConfigError for bad input; Diverged; and NotSaved, at the
@@ -40,6 +40,8 @@ def train(config: Any, workdir: Path) -> dict[str, float]:
   clock = Clock()
   with clock("set-up"):
     devices = runtime.start(config)
+    workdir = Path(processes.first(lambda: str(workdir or default_workdir(config)))).expanduser()
+    processes.same({name: value for name, value in record.flat(config.to_dict()).items() if "distributed." not in name})
   with processes.Requests() as requests, runtime.owned(workdir):
     return train_in(workdir, config, devices, requests, clock)
 
@@ -56,7 +58,7 @@ def train_in(
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
     dataset = data.load(config.data, program.model)
     prompt = report.prompt(config, dataset, program.model)
-  processes.same("data.fingerprint", dataset.fingerprint)
+  processes.same({"data.fingerprint": dataset.fingerprint})
   with clock("initial state"):
     run = record.make(config, dataset, strategy)
     start = restore.begin(workdir, config.init_from, strategy, run, warn)
@@ -77,7 +79,11 @@ def train_in(
     flops=config.batch_size * program.model.train_flops_per_example(),
     peak=peak and peak * len(used),
   )
-  writer = Writer(workdir, first_step, schedule.last, enabled=jax.process_index() == 0)
+  with processes.together():
+    evaluated = start.saved["evaluated"]
+    writer = Writer(workdir, first_step, schedule.last, enabled=jax.process_index() == 0, evaluated=evaluated)
+    if writer.enabled:
+      (workdir / "config.json").write_text(config.to_json(indent=2))
   progress = Progress(clock, meter, writer, schedule, used, start.saved["skipped"])
   keep, keep_best = config.checkpoint.keep, config.checkpoint.keep_best
   checkpoints = Checkpoints(workdir / restore.FOLDER, keep, keep_best, writer.say, warn)
@@ -102,8 +108,6 @@ def train_in(
 
   with checkpoints, writer, reader:
     with clock("logging"):
-      if writer.enabled:
-        (workdir / "config.json").write_text(config.to_json(indent=2))
       writer.say(f"devices   {report.device_line(devices, jax.process_count())}")
       writer.say(f"strategy  {strategy.describe(config.strategy)}")
       writer.say(f"data      {dataset.description}")
@@ -113,7 +117,7 @@ def train_in(
 
     pending, result, stopped = None, {}, False
     timer = processes.Timer(config.checkpoint.minutes)
-    if schedule.evaluates(first_step) and not start.saved["evaluated"]:  # it was stopped before that
+    if schedule.evaluates(first_step) and not evaluated:  # it was stopped before that
       result = evaluate(first_step)
     for step in range(first_step, schedule.last):
       with clock("data"):
@@ -127,9 +131,10 @@ def train_in(
       pending, done = (step + 1, metrics), step + 1
       checkpoints.check()
       wishes = requests.decide(save=timer.due)
-      if schedule.saves(done) or wishes.save or wishes.stop:
+      stopped = wishes.stop and done < schedule.last
+      if schedule.saves(done) or wishes.save or stopped:
         progress.note(*pending)
-        pending, evaluated = None, schedule.evaluates(done) and not wishes.stop
+        pending, evaluated = None, schedule.evaluates(done) and not stopped
         if evaluated:
           result = evaluate(done)
         with clock("checkpoint"):
@@ -138,17 +143,21 @@ def train_in(
           checkpoints.save(state, run | loop, result["loss"] if evaluated else None)
         timer.restart()
         meter.restart(done)
-      if stopped := wishes.stop:
+      if stopped:
         break
     with clock("checkpoint"):
       checkpoints.finish()
 
     if stopped:
-      writer.say(f"stopped   by {requests.signal or 'a signal'} after step {done}; the same command goes on from there")
+      goes_on = "the same command goes on from there" if done not in checkpoints.failed else "but that is not saved"
+      writer.say(f"stopped   by {requests.signal or 'a signal'} after step {done}; {goes_on}")
       return result
     if first_step >= schedule.last:
-      writer.say(f"finished  at step {first_step}: nothing is left to do of {schedule.last} steps")
-      return result or read(writer.path)[-1]
+      told = [line for line in read(writer.path) if line["split"] == "validation"] if writer.path.exists() else []
+      result = result or (told[-1] if told else evaluate(first_step))
+      if (workdir / "loss.png").exists():
+        writer.say(f"finished  at step {first_step}: nothing is left to do of {schedule.last} steps")
+        return result
 
     baseline = None
     if dataset.bigram and jax.process_index() == 0:
@@ -193,15 +202,17 @@ def evaluation_sums(
   return total
 
 
-def run(config: Any, workdir: Path) -> None:
+def default_workdir(config: Any) -> str:
+  return f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def run(config: Any, workdir: Path | None) -> None:
   """`train` as a program: a run that ended badly is one line on standard error, and exit status 1."""
   try:
     train(config, workdir)
-  except (Diverged, NotSaved) as error:
+  except (Diverged, NotSaved, NotWritten) as error:
     command_line.fail(error, status=1)
 
 
 if __name__ == "__main__":
-  command_line.run(
-    lambda config: run(config, Path(WORKDIR.value or f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"))
-  )
+  command_line.run(lambda config: run(config, Path(WORKDIR.value) if WORKDIR.value else None))

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
-from errors import one_of
+from errors import ConfigError, one_of
 from strategies.base import Strategy
 from strategies.layout import Layout
 from training.program import Program
@@ -40,7 +40,14 @@ def layout(name: str) -> Layout:
 def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.Device]) -> Strategy:
   """The strategy that a config names (configs/base.py: `strategy`, `mesh` and the strategy's own section)."""
   resolved = layout(config["strategy"]).resolve(len(devices), config["mesh"])
-  return build(config, resolved, program, resolved.make_mesh(list(devices)))
+  mesh = resolved.make_mesh(list(devices))
+  used = len({device.process_index for device in mesh.devices.flat})
+  if used < jax.process_count():
+    raise ConfigError(
+      f"strategy={config['strategy']!r} uses the devices of {used} process, but the job has "
+      f"{jax.process_count()}; start one, or use a mesh over all devices"
+    )
+  return build(config, resolved, program, mesh)
 
 
 def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mesh | AbstractMesh) -> Strategy:

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import jax
@@ -138,6 +139,36 @@ def test_one_failing_process_ends_the_rest_with_its_status(tmp_path: Path, capfd
   assert sorted(capfd.readouterr().out.splitlines()) == [f"[{rank}] here is {rank}" for rank in range(3)]
 
 
+FAILING = f"""
+import runpy, sys
+sys.path.insert(0, {str(ROOT)!r})
+from training import restore
+
+def begin(*_):
+  raise RuntimeError("something broke here")
+
+if "--config.distributed.process=1" in sys.argv:
+  restore.begin = begin
+runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
+"""
+
+
+def test_a_process_that_breaks_alone_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture):
+  """Though the other one waits for it in a collective, and jax at its exit would wait for the other."""
+  program = tmp_path / "program.py"
+  program.write_text(FAILING)
+  start = time.monotonic()
+  assert launch.launch(2, 4, flags("fsdp", tmp_path / "run"), program) == 1
+  assert time.monotonic() - start < 100  # the wait at jax's exit is 300 s
+  assert "[1] RuntimeError: something broke here" in capfd.readouterr().out
+
+
+def test_processes_that_were_started_differently_are_told(monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.setattr(processes, "share", lambda fields: [fields, fields | {"steps": 7}])
+  with one_sentence("steps is 5 for process 0, but 7 for process 1"):
+    processes.same({"seed": 0, "steps": 5})
+
+
 def test_who_waits_in_vain_says_for_whom(tmp_path: Path):
   where = {"coordinator": "127.0.0.1:1", "processes": 2, "process": 1, "timeout": 1}
   asked = flags("fsdp", tmp_path, **{f"distributed.{field}": value for field, value in where.items()})
@@ -155,6 +186,7 @@ def test_who_waits_in_vain_says_for_whom(tmp_path: Path):
     ({"processes": 2, "process": 0}, ["distributed.coordinator=''", "all three"]),
     ({"coordinator": "a:1", "processes": 2, "process": 2}, ["distributed.process=2", "0 to 1"]),
     ({"coordinator": "a", "processes": 2, "process": 0}, ["distributed.coordinator='a'", "HOST:PORT"]),
+    ({"coordinator": "a:99999", "processes": 2, "process": 0}, ["distributed.coordinator='a:99999'", "HOST:PORT"]),
   ],
 )
 def test_fields_that_do_not_fit_together(fields: dict, parts: list[str]):

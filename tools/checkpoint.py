@@ -7,6 +7,7 @@ Needs no accelerator, and no more memory than the largest array. Exit status 1 i
 """
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 import time
@@ -45,7 +46,9 @@ def find(workdir: Path) -> list[Found]:
 
 
 def _look(folder: Path) -> Found:
-  size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+  size = 0
+  with contextlib.suppress(FileNotFoundError):  # a run may be writing or removing it
+    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
   saved = restore.read_record(folder)
   if folder.name.startswith("damaged-"):
     health = "set aside"
@@ -103,6 +106,7 @@ def main(arguments: list[str]) -> int:
       raise ConfigError(f"step={options.step} has no checkpoint in {str(options.workdir)!r}; there are {steps}")
   if options.verify:
     quiet()
+    jax.config.update("jax_platforms", "cpu")  # the accelerators may be at work
     found = [verify(one) for one in found]
   print(table(found))
   return int(any(one.health.startswith("damaged") for one in found))

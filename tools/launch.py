@@ -37,7 +37,15 @@ def launch(processes: int, devices_per_process: int, arguments: Sequence[str], p
     f"--config.distributed.processes={processes}",
   ]
   environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-  jobs = [
+  jobs: list[subprocess.Popen] = []
+
+  def forward(number: int, _: object) -> None:
+    for job in jobs:
+      if job.poll() is None:
+        job.send_signal(number)
+
+  handlers = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+  jobs += [
     subprocess.Popen(
       [sys.executable, str(program), *common, f"--config.distributed.process={rank}"],
       stdout=subprocess.PIPE,
@@ -54,12 +62,6 @@ def launch(processes: int, devices_per_process: int, arguments: Sequence[str], p
   for reader in readers:
     reader.start()
 
-  def forward(number: int, _: object) -> None:
-    for job in jobs:
-      if job.poll() is None:
-        job.send_signal(number)
-
-  handlers = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
   try:
     return _wait(jobs)
   finally:

@@ -6,7 +6,9 @@ it is written, so a run that is killed leaves whole checkpoints and, at most, an
 """
 
 import concurrent.futures
+import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -21,8 +23,9 @@ from orbax.checkpoint import checkpoint_managers
 from training import processes, record
 from training.program import TrainState
 from training.quiet import reason
+from training.restore import steps
 
-SECONDS_TO_WRITE = 600  # after which a process that waits for another's shards gives up on a checkpoint
+SECONDS_TO_WRITE = 300  # after which a process that waits for another's shards gives up on a checkpoint
 SLICE_BYTES = 1 << 20  # the least that is worth a slice
 CHUNK_BYTES = 4 << 20  # the unit of reading: who needs a part of an array reads the chunks that it touches
 Tell = Callable[[str], None]
@@ -59,6 +62,7 @@ class Checkpoints:
     self._pending: tuple[int, float, concurrent.futures.Future] | None = None
     self._attempts = 0
     self._watcher = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+    processes.first(self._drop_broken_metrics)
     # Replicas share the writing of an array, by slices that they compile for each shape: not for small ones.
     handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SLICE_BYTES)
     ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
@@ -78,6 +82,17 @@ class Checkpoints:
       multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=f"try-{self._attempts}"),
     )
     self._manager = ocp.CheckpointManager(epath.Path(self.folder.absolute()), options=options)
+
+  def _drop_broken_metrics(self) -> None:
+    """Removes the losses of checkpoints where they cannot be read: without them orbax goes on, with them it raises."""
+    for step in steps(self.folder):
+      losses = self.folder / str(step) / "metrics"
+      try:
+        json.loads((losses / "metrics").read_text())
+      except FileNotFoundError:
+        continue
+      except ValueError:
+        shutil.rmtree(losses)
 
   def _clear(self) -> None:
     """Removes what failed checkpoints have left, as far as it can: some of it may still be being written."""
@@ -107,10 +122,6 @@ class Checkpoints:
     """
     step = run["step"]
     self.finish()
-    if any(processes.share(self._broken)):
-      self._open()
-    if step in self._manager.all_steps():
-      return
     start = time.perf_counter()
     run = run | {"loss": loss, "arrays": record.arrays(state), "time": time.time()}
     tree = record.nested(record.named(state))
@@ -121,12 +132,28 @@ class Checkpoints:
     }
     metrics = {"loss": loss if loss is not None and math.isfinite(loss) else None}
     try:
+      if any(processes.share(self._broken)):
+        self._open()
+      if step in self._manager.all_steps():
+        return
       self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
     except Exception as error:  # whatever storage may raise
       self._fail(step, error)
     else:
       waited = time.perf_counter() - start
-      self._pending = (step, waited, self._watcher.submit(self._manager.wait_until_finished))
+      self._pending = (step, waited, self._watcher.submit(self._wait, step))
+
+  def _wait(self, step: int) -> None:
+    """Returns when a checkpoint has its name, and power may fail: tensorstore syncs the arrays' files, we all else."""
+    self._manager.wait_until_finished()
+    if jax.process_index() == 0:
+      rest = [place for place in (self.folder / str(step)).rglob("*") if place.parent.name != "d"]
+      for place in [*rest, self.folder / str(step), self.folder]:
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+          os.fsync(descriptor)
+        finally:
+          os.close(descriptor)
 
   def check(self) -> None:
     """Tells what has become of the checkpoint that is being written, if that is known. Waits for nothing."""
@@ -147,7 +174,9 @@ class Checkpoints:
   def _fail(self, step: int, error: Exception) -> None:
     self.failed.append(step)
     self._broken = True
-    left = max((s for s in self._manager.all_steps() if s != step), default=None)
+    while error.__context__ is not None:  # what went wrong first, and not that others then waited in vain
+      error = error.__context__  # type: ignore[assignment]
+    left = max((s for s in steps(self.folder) if s != step), default=None)
     stays = "there is none before it" if left is None else f"checkpoint {left} stays"
     self.warn(f"checkpoint {step} in {self.folder} could not be written ({reason(error)}); training goes on, {stays}")
 

@@ -1,11 +1,14 @@
 """`--config=FILE[:PRESET] --config.FIELD=VALUE`: ml_collections' flags, with errors that a user can act on."""
 
 import importlib.util
+import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
@@ -24,6 +27,14 @@ def run(main: Callable[[Any], None]) -> NoReturn:
       main(CONFIG.value)
     except ConfigError as error:
       fail(error, status=2)
+    except Exception:
+      if jax.process_count() == 1:
+        raise
+      # A process of several must go at once: leaving in an orderly way would wait minutes for the others, which wait
+      # for this one, and nobody would see that it has failed.
+      traceback.print_exc()
+      sys.stdout.flush()
+      os._exit(1)
 
   logging.set_verbosity(logging.WARNING)  # libraries' notes, such as which accelerators were not found
   app.run(reporting, flags_parser=parse)

@@ -94,6 +94,10 @@ FORMATS = {
 RESULTS = ("metrics.jsonl", "tensorboard", "loss.png", "config.json")  # what a run leaves in its workdir
 
 
+class NotWritten(RuntimeError):
+  """A run has ended, but some of its measurements could not be written."""
+
+
 class Appender:
   """Appends to a file. What a full disk does not take is told of once, kept, and tried again with what comes next."""
 
@@ -133,10 +137,11 @@ class Writer:
   """Writes measurements of one run into its workdir, if `enabled` (one process of a job is).
 
   A run that starts at step 0 moves what an earlier one has left there to previous-1, previous-2, ...; one that goes on
-  from `first_step` keeps the lines up to there, and writes the ones after it anew.
+  from `first_step` keeps the lines up to there, and writes the ones after it anew; also the evaluation of that step, if
+  it was not yet `evaluated` when its checkpoint was written.
   """
 
-  def __init__(self, workdir: Path, first_step: int, last_step: int, enabled: bool = True):
+  def __init__(self, workdir: Path, first_step: int, last_step: int, enabled: bool = True, evaluated: bool = True):
     self.enabled, self.path = enabled, workdir / "metrics.jsonl"
     self.last_step = last_step
     self.bar = None
@@ -144,7 +149,7 @@ class Writer:
       return
     earlier = [workdir / name for name in RESULTS if (workdir / name).exists()]
     if first_step > 0:
-      _cut(self.path, first_step)
+      _cut(self.path, first_step, evaluated)
     elif earlier:
       number = next(n for n in itertools.count(1) if not (workdir / f"previous-{n}").exists())
       (workdir / f"previous-{number}").mkdir()
@@ -163,12 +168,15 @@ class Writer:
   def __enter__(self) -> "Writer":
     return self
 
-  def __exit__(self, *_: object) -> None:
+  def __exit__(self, kind: type | None, *_: object) -> None:
+    """Raises NotWritten if measurements of a run that ended well could not be written."""
     if self.enabled:
       self.file.close()
       self.board.close()
       if self.bar is not None:
         self.bar.close()
+      if self.file.waiting and kind is None:
+        raise NotWritten(f"the last measurements could not be written to {self.path}")
 
   def write(self, step: int, split: str, values: dict[str, float]) -> None:
     """Records values measured at a step of "train" or "validation"."""
@@ -203,19 +211,22 @@ def warn(text: str) -> None:
   tqdm.write(f"error: {text}", file=sys.stderr)
 
 
-def _cut(path: Path, last_step: int) -> None:
-  """Drops the lines of a metrics.jsonl after a step, and one that was not written to its end."""
-  kept = []
-  for line in path.read_text().splitlines() if path.exists() else []:
-    try:
-      kept += [line] if json.loads(line)["step"] <= last_step else []
-    except ValueError:
-      continue
+def _cut(path: Path, last_step: int, evaluated: bool) -> None:
+  """Drops the lines of a metrics.jsonl after a step, the step's evaluation if it is to come, and broken lines."""
+  kept = [
+    line
+    for line in (read(path) if path.exists() else [])
+    if line["step"] < last_step or (line["step"] == last_step and (evaluated or line["split"] != "validation"))
+  ]
   part = path.with_suffix(".part")
-  part.write_text("".join(line + "\n" for line in kept))
+  part.write_text("".join(json.dumps(line) + "\n" for line in kept))
   part.replace(path)
 
 
 def read(path: Path) -> list[dict]:
-  """The lines of a metrics.jsonl."""
-  return [json.loads(line) for line in path.read_text().splitlines()]
+  """The lines of a metrics.jsonl, but for those that a kill or a full disk has cut."""
+  found = []
+  for line in path.read_bytes().splitlines():
+    with contextlib.suppress(ValueError):
+      found.append(json.loads(line))
+  return [line for line in found if isinstance(line, dict) and "step" in line and "split" in line]

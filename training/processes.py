@@ -51,7 +51,7 @@ def start(config: Any) -> None:
       )
     given = {"coordinator_address": address, "num_processes": count, "process_id": rank}
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    if not host or not port.isdigit() or int(port) > 65535:
       raise ConfigError(f"distributed.coordinator={address!r} is no HOST:PORT; use the address of process 0")
     if rank == 0 and not _is_free(int(port)):
       raise ConfigError(f"distributed.coordinator={address!r}: port {port} is in use on this machine; use another")
@@ -111,7 +111,7 @@ def together() -> Iterator[None]:
   message = ""
   try:
     yield
-  except ConfigError as error:
+  except (ConfigError, OSError) as error:
     message = str(error)
   errors = share(message)
   for rank, text in enumerate(errors):
@@ -128,11 +128,15 @@ def first(make: Callable[[], Any]) -> Any:
   return share(value)[0]
 
 
-def same(what: str, value: Any) -> None:
-  """Raises ConfigError unless all processes give the same value."""
-  values = share(value)
-  if different := next((rank for rank, other in enumerate(values) if other != values[0]), 0):
-    raise ConfigError(f"{what} is {values[0]!r} for process 0, but {values[different]!r} for process {different}")
+def same(fields: dict[str, Any]) -> None:
+  """Raises ConfigError unless all processes give the same fields."""
+  given = share(fields)
+  for rank, others in enumerate(given):
+    for name, value in given[0].items():
+      if others.get(name) != value:
+        raise ConfigError(
+          f"{name} is {value!r} for process 0, but {others.get(name)!r} for process {rank}; start all of them alike"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +190,7 @@ class Requests:
     if jax.process_count() == 1:
       return mine
     granted = Wishes() if self._ballot is None else Wishes(*(bool(vote) for vote in jax.device_get(self._ballot)))
+    mine = dataclasses.replace(mine, save=save and not granted.save)  # that wish has just been granted
     votes = np.tile(np.array(dataclasses.astuple(mine)), (jax.local_device_count(), 1))
     self._ballot = self._any(jax.make_array_from_process_local_data(self._split, votes))
     return granted

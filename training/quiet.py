@@ -32,7 +32,8 @@ def _brief(log: logging.LogRecord) -> bool:
   if log.name == "asyncio":
     return "never retrieved" not in log.getMessage()
   if "orbax" in log.pathname:
-    log.exc_info = None
+    if log.exc_info and log.exc_info[1]:
+      log.msg, log.args, log.exc_info = f"{log.getMessage()}: {reason(log.exc_info[1])}", (), None
     return "overriding" not in log.getMessage() and (log.levelno < logging.ERROR or jax.process_count() > 1)
   return True
 

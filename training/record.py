@@ -59,6 +59,8 @@ def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def check_same_run(saved: dict[str, Any], now: dict[str, Any], where: str) -> None:
   """Raises ConfigError if a run with record `now` may not go on from the checkpoint `where` with record `saved`."""
+  if saved.get("version") != now.get("version"):
+    raise ConfigError(f"{where} was written by another version of this program ({saved.get('version')}); use that one")
   before, after = (flat(record["config"]) for record in (saved, now))
   names = [n for n in sorted(before.keys() | after.keys()) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
   wrong = [_change(name, before, after) for name in names if before.get(name) != after.get(name)]

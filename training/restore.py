@@ -65,6 +65,7 @@ def restore(
   found = processes.first(
     lambda: [[step, read_record(folder / str(step))] for step in sorted(steps(folder), reverse=True)]
   )
+  damaged: list[tuple[str, str, Path]] = []
   for step, saved in found:
     where = f"checkpoint {step} in {str(folder)!r}"
     why, state = "its record cannot be read", None
@@ -72,19 +73,26 @@ def restore(
       record.check_same_run(saved, now, where)
       record.check_arrays(saved, abstract, where)
       state, why = _read(folder / str(step), abstract, saved)
-    if state is not None:
-      return state, saved
-    aside = processes.first(functools.partial(_set_aside, folder / str(step)))
-    warn(f"{where} is damaged ({why}) and was renamed to {aside}; trying the one before it")
-  if found:
-    raise ConfigError(f"workdir: none of the checkpoints in {str(folder)!r} can be read; name another workdir")
+    if state is None:
+      damaged.append((where, why, folder / str(step)))
+      continue
+    for named, reason_why, place in damaged:  # only now that one was found: else another start would begin anew
+      aside = processes.first(functools.partial(_set_aside, place))
+      warn(f"{named} is damaged ({reason_why}) and was renamed to {aside}; going on from checkpoint {step}")
+    return state, saved
+  if found or processes.first(lambda: bool(list(folder.glob("damaged-*")))):
+    told = "; ".join(f"{step}: {why}" for (_, why, _), (step, _) in zip(damaged, found, strict=True))
+    raise ConfigError(
+      f"workdir: none of the checkpoints in {str(folder)!r} can be read ({told or 'all are damaged'}); "
+      "mend them, or name another workdir"
+    )
   return None
 
 
 def load_params(source: str, abstract: TrainState, now: dict[str, Any]) -> tuple[Params, dict]:
   """Another run's parameters in the layout of `abstract`, and the record. `source` is its workdir, or a checkpoint."""
   given = Path(source).expanduser()
-  held = steps(given / FOLDER)
+  held = processes.first(lambda: steps(given / FOLDER))
   folder = given / FOLDER / str(max(held)) if held else given
   saved = processes.first(lambda: read_record(folder))
   if saved is None:
@@ -107,11 +115,11 @@ def steps(folder: Path) -> list[int]:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-  """The record of a checkpoint; None if there is none that can be read."""
+  """The record of a checkpoint; None if it is missing or garbled. Raises OSError where storage does not answer."""
   try:
     found = json.loads((folder / "run" / "metadata").read_text())
     return found if found["arrays"] and found["config"] and found["data"] else None
-  except (OSError, ValueError, KeyError, TypeError):
+  except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
     return None
 
 

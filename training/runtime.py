@@ -26,7 +26,8 @@ def start(config: Any) -> list[jax.Device]:
   _keep_freed_memory()
   quiet()
   if config.compilation_cache_dir:
-    folder = writable(Path(config.compilation_cache_dir).expanduser(), "compilation_cache_dir")
+    with processes.together():
+      folder = writable(Path(config.compilation_cache_dir).expanduser(), "compilation_cache_dir")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
   return jax.devices()

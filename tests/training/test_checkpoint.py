@@ -148,8 +148,23 @@ def test_if_all_are_damaged_nothing_is_begun_anew(tmp_path: Path, written: tuple
   shutil.copytree(written[0], tmp_path / "c")
   for step in ("1", "2"):
     (tmp_path / "c" / step / "run" / "metadata").unlink()
-  with one_sentence("none of the checkpoints", str(tmp_path), "name another workdir"):
+  for _ in range(2):  # as a cluster would, which starts a failed job again
+    with one_sentence("none of the checkpoints", str(tmp_path), "record cannot be read", "name another workdir"):
+      restore.restore(tmp_path / "c", runner.abstract_state(), RUN, Told().append)
+    assert restore.steps(tmp_path / "c") == [1, 2]
+  for step in ("1", "2"):
+    (tmp_path / "c" / step).rename(tmp_path / "c" / f"damaged-{step}-1")
+  with one_sentence("none of the checkpoints", "all are damaged"):
     restore.restore(tmp_path / "c", runner.abstract_state(), RUN, Told().append)
+
+
+def test_a_garbled_loss_stops_nothing(tmp_path: Path, written: tuple, runner: Strategy):
+  shutil.copytree(written[0], tmp_path / "c")
+  (tmp_path / "c" / "1" / "metrics" / "metrics").write_text("")
+  with checkpoints(tmp_path / "c", Told(), keep=9, keep_best=1) as writer:
+    save(writer, 3, initial_state(runner), 1.0)
+  assert restore.steps(tmp_path / "c") == [1, 2, 3]
+  assert read(tmp_path / "c", runner, Told())[1] == 3
 
 
 def test_an_optimizer_of_another_kind_is_not_taken_for_damage(tmp_path: Path, written: tuple, runner: Strategy):
