@@ -6,7 +6,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 TRAIN := train.py --config=configs/fsdp.py
 
-.PHONY: train test lint format lock clean
+.PHONY: train test test-cluster lint format lock clean
 
 train: $(INSTALLED)
 	@echo "python $(TRAIN)"
@@ -14,6 +14,10 @@ train: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -q
+
+# A real SLURM of one node on this machine, and a job that is requeued in mid-run; needs Debian, and root to install it.
+test-cluster: $(INSTALLED)
+	tests/cluster/slurm.sh
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -1,0 +1,49 @@
+"""Holds an interrupted job to an uninterrupted one, by what they wrote: slurm.sh calls it.
+
+python tests/cluster/check.py FOLDER STEPS, where FOLDER has the workdirs and logs of both.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+# What a step took, which is never the same twice. All else in a line of metrics.jsonl must be, to the last bit.
+SPEED = {"tokens_per_second", "step_ms", "data_wait", "tflops_per_second", "memory_gib", "memory_peak_gib"}
+
+
+def lines(workdir: Path) -> list[dict]:
+  """The measurements of a run, without speed."""
+  found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  return [{name: value for name, value in line.items() if name not in SPEED} for line in found]
+
+
+def mistakes(folder: Path, steps: int) -> list[str]:
+  """What is wrong with the interrupted job, a sentence each."""
+  log = (folder / "interrupted.log").read_text()
+  stopped, resumed = (
+    [int(n) for n in re.findall(what, log)] for what in (r"after step (\d+);", r"resumed   at step (\d+)")
+  )
+  found = []
+  if len(resumed) != 2 or not 0 < resumed[0] < resumed[1] < steps:
+    found.append(f"it resumed at steps {resumed}, which are not two between 0 and {steps}")
+  if stopped != resumed:
+    found.append(f"it stopped at steps {stopped}, but resumed at steps {resumed}")
+  if (folder / "interrupted" / "previous-1").exists():
+    found.append("it began anew: there is a folder previous-1")
+  want, have = lines(folder / "uninterrupted"), lines(folder / "interrupted")
+  if [line["step"] for line in want if line["split"] == "train"] != list(range(1, steps + 1)):
+    found.append("the uninterrupted job has not written a line for each step")
+  if len(have) != len(want):
+    found.append(f"it wrote {len(have)} lines of metrics, and the uninterrupted job {len(want)}")
+  found += [f"{a} became {b}" for a, b in zip(want, have, strict=False) if a != b][:3]
+  if not found:
+    print(f"stopped at steps {stopped[0]} and {stopped[1]} of {steps}; all {len(want)} lines of metrics are the same")
+  return found
+
+
+if __name__ == "__main__":
+  wrong = mistakes(Path(sys.argv[1]), int(sys.argv[2]))
+  for sentence in wrong:
+    print(f"error: {sentence}", file=sys.stderr)
+  sys.exit(bool(wrong))
