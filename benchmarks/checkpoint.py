@@ -1,4 +1,4 @@
-"""What checkpoints cost; writes checkpoint.json and the tables of its guide.
+"""What checkpoints cost; writes its record and the tables of its guide.
 
     python -m benchmarks.checkpoint            # measures (minutes), then writes the tables of docs/checkpoints.md
     python -m benchmarks.checkpoint --tables   # writes the tables from the record that is there
@@ -33,7 +33,7 @@ from training.checkpoint import Checkpoints
 from training.program import TrainState
 
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "benchmarks" / "checkpoint.json", ROOT / "docs" / "checkpoints.md"
+RECORD, PAGE = ROOT / "benchmarks" / "results" / "checkpoint.json", ROOT / "docs" / "checkpoints.md"
 STEPS = 4  # of a round's stretch: long enough for a checkpoint to be written meanwhile
 
 

@@ -1,4 +1,4 @@
-"""Speed and memory of the pipeline schedules against a single device; writes pipeline.json and the tables of its guide.
+"""Speed and memory of the pipeline schedules against a single device; writes its record and the tables of its guide.
 
     python -m benchmarks.pipeline            # measures (minutes), then writes the tables of docs/pipeline.md
     python -m benchmarks.pipeline --tables   # writes the tables from the record that is there
@@ -20,14 +20,14 @@ import data
 import strategies
 from benchmarks.pages import fill, machine, source
 from configs import base
-from tools.schedules import schedules, text
+from strategies.schedule import schedules
 from training import runtime, settings
 
 _TABLES = flags.DEFINE_bool("tables", False, "Only write the tables again.")
 _ROUNDS = flags.DEFINE_integer("rounds", 15, "Steps of each program.", lower_bound=1)
 
 ROOT = Path(__file__).parents[1]
-RECORD, PAGE = ROOT / "benchmarks" / "pipeline.json", ROOT / "docs" / "pipeline.md"
+RECORD, PAGE = ROOT / "benchmarks" / "results" / "pipeline.json", ROOT / "docs" / "pipeline.md"
 STAGES, MICROBATCHES, EXAMPLES = 4, 16, 4  # stages are the strategy's own default; examples of a microbatch
 
 
@@ -79,7 +79,7 @@ def measure(rounds: int) -> dict[str, Any]:
 
 def tables(record: dict[str, Any]) -> dict[str, str]:
   """The generated parts of docs/pipeline.md by the name of their place."""
-  made = {f"timeline {name}": f"```\n{text(name, s)}\n```" for name, s in schedules(4, 8, 2).items()}
+  made = {f"timeline {name}": f"```\n{s.text(name)}\n```" for name, s in schedules(4, 8, 2).items()}
   seconds = record["seconds"]
   rows = [
     "| Program | Median step | Throughput, single device = 1 (median of the ratios in each round) |",

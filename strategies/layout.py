@@ -96,6 +96,18 @@ class Layout:
       )
     return dataclasses.replace(self, mesh=mesh)
 
+  def fitted(self, devices: int) -> "Layout":
+    """The same layout with sizes that fit this number of devices, for one meant for more: its fixed sizes halved.
+
+    The largest first, and of equals the innermost, so that a layout keeps as many of its axes as it can.
+    """
+    mesh = dict(self.mesh)
+    while devices % math.prod(size for size in mesh.values() if size != -1):
+      largest = max(size for size in mesh.values())
+      axis = [axis for axis, size in mesh.items() if size == largest][-1]
+      mesh[axis] //= 2
+    return dataclasses.replace(self, mesh=mesh)
+
   @property
   def device_count(self) -> int:
     return math.prod(self.mesh.values())

@@ -85,6 +85,15 @@ class Schedule:
     width = max(len(text) for row in rows for text in row)
     return "\n".join(f"stage {stage}  " + " ".join(text.rjust(width) for text in row) for stage, row in enumerate(rows))
 
+  def text(self, name: str) -> str:
+    """A heading with the figures, and the timeline."""
+    unit = "microbatches" if self.chunks == 1 else f"microbatches through 1/{self.chunks} of a stage"
+    heading = (
+      f"{name}: {self.ticks} ticks, bubble {self.bubble:.1%} of them ({self.idle_time():.1%} of the time if a backward "
+      f"unit takes twice as long), holds the activations of {self.slots['residuals']} {unit}"
+    )
+    return f"{heading}\n{self.timeline()}"
+
 
 def gpipe(stage: int, stages: int, chunks: int, microbatches: int) -> list[Unit]:
   """All forward, then all backward (Huang et al. 2018, arXiv:1811.06965)."""
@@ -146,6 +155,13 @@ def build(order: Order, stages: int, microbatches: int, chunks: int = 1) -> Sche
       heads[stage] = next(queues[stage], None)
     tick += 1
   return _with_slots(ticks, stages, chunks, microbatches)
+
+
+def schedules(stages: int, microbatches: int, chunks: int) -> dict[str, Schedule]:
+  """Every training schedule by its name, for these sizes; `chunks` are for the interleaved one."""
+  return {
+    name: build(order, stages, microbatches, chunks if name == "interleaved" else 1) for name, order in ORDERS.items()
+  }
 
 
 def needs(stage: int, unit: Unit, stages: int, chunks: int) -> list[tuple[int, Unit]]:

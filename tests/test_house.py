@@ -18,8 +18,8 @@ MAY_IMPORT = {
   "training": {"errors", "models", "data"},
   "strategies": {"errors", "models", "training"},
   "configs": {"errors"},
-  "tools": {"errors", "models", "data", "training", "strategies", "configs", "train"},
-  "benchmarks": {"errors", "models", "data", "training", "strategies", "configs", "tools"},
+  "tools": {"errors", "models", "data", "training", "strategies", "configs", "benchmarks", "train"},
+  "benchmarks": {"errors", "models", "data", "training", "strategies", "configs"},
   "train": {"errors", "models", "data", "training", "strategies", "configs"},
 }
 # Not strategies themselves.

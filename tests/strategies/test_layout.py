@@ -47,6 +47,31 @@ def test_minus_one_takes_the_devices_that_are_left():
 
 
 @pytest.mark.parametrize(
+  "name, devices, mesh",
+  [
+    ("pipeline", 2, {"stage": 2, "data": 1}),
+    ("pipeline", 8, {"stage": 4, "data": 2}),
+    ("three_d", 2, {"stage": 2, "data": 1, "model": 1}),
+    ("three_d", 4, {"stage": 2, "data": 1, "model": 2}),
+    ("two_d", 6, {"data": 3, "model": 2}),
+    ("two_d", 3, {"data": 3, "model": 1}),
+  ],
+)
+def test_a_layout_meant_for_more_devices_is_fitted_to_few(name: str, devices: int, mesh: dict[str, int]):
+  assert strategies.layout(name).fitted(devices).resolve(devices).mesh == mesh
+
+
+def test_the_largest_axis_is_halved_first():
+  assert Layout(mesh={"stage": 4, "data": -1, "model": 2}).fitted(4).mesh == {"stage": 2, "data": -1, "model": 2}
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", strategies.names())
+def test_every_strategy_fits_every_table(name: str, devices: int):
+  assert strategies.layout(name).fitted(devices).resolve(devices).device_count in (1, devices)
+
+
+@pytest.mark.parametrize(
   "sizes, parts",
   [
     ({"data": 3}, ["mesh.data=3", "8 devices", "-1"]),
