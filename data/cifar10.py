@@ -52,9 +52,9 @@ def load(config: Any, model: ModelConfig) -> dict[str, Any]:
     raise ConfigError(
       f"model.image_size={model.image_size} and model.classes={model.classes} do not fit CIFAR-10; use 32 and 10"
     )
-  root = Path(config.dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+  root = _root(config)
   folder = root / "cifar10" / VERSION
-  if not (folder / "dataset_info.json").exists():
+  if not is_prepared(config):
     prepare(root)
   records = sorted((f.name, f.stat().st_size) for f in folder.glob("*.array_record*"))
   if not records:
@@ -72,6 +72,15 @@ def load(config: Any, model: ModelConfig) -> dict[str, Any]:
     "description": f"CIFAR-10: {len(splits['train']):,} images to train on and {len(splits['test']):,} to test on",
     "fingerprint": (decoded / "sha256").read_text(),
   }
+
+
+def is_prepared(config: Any) -> bool:
+  """Whether `load` will find the data set, and not have to download it."""
+  return (_root(config) / "cifar10" / VERSION / "dataset_info.json").exists()
+
+
+def _root(config: Any) -> Path:
+  return Path(config.dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
 
 
 def prepare(root: Path) -> None:

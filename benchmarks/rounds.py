@@ -1,0 +1,104 @@
+"""Runs cells in rounds, each in a process of its own, and collects what they measured.
+
+Round 0 compiles, with an empty compilation cache for each cell. In every later round each cell is timed once, in an
+order that rotates, and the reference is timed again before every few of them: a cell is compared with the reference
+that ran last before it, so a machine that slows down slows both.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cells import PEAKS, REFERENCE, ROOT, Cell
+
+BETWEEN = 8  # cells that are compared with one run of the reference
+SECONDS = 1800  # after which a process is given up
+# For processes that don't set it themselves as training/runtime.py does: freed memory is kept.
+ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
+
+Run = Callable[[Sequence[str], dict[str, Any]], dict[str, Any]]
+
+
+def run(command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
+  """Starts the process, hands it the specification, and returns its result; `error` is in it if there is none."""
+  try:
+    done = subprocess.run(
+      command,
+      input=json.dumps(spec),
+      capture_output=True,
+      text=True,
+      cwd=ROOT,
+      env=os.environ | ALLOCATOR,
+      timeout=SECONDS,
+    )
+  except subprocess.TimeoutExpired:
+    return {"error": f"not done after {SECONDS // 60} minutes"}
+  except OSError as error:
+    return {"error": f"cannot be started ({error.strerror})"}
+  lines = done.stdout.strip().splitlines()
+  if done.returncode or not lines:
+    told = done.stderr.strip().splitlines()
+    return {"error": f"exit status {done.returncode}" + (f": {told[-1]}" if told else "")}
+  return json.loads(lines[-1])
+
+
+def measure(
+  cells: Sequence[Cell], rounds: int, steps: int, cache: Path, say: Callable[[str], None], run: Run = run
+) -> dict[str, dict[str, Any]]:
+  """The part of a record that is measured: for each cell what round 0 found, and `rounds`, what each later one did.
+
+  Args:
+    steps: timed in each round; one more is thrown away before them.
+    cache: an empty folder for compiled programs.
+    say: is told of every process that has ended.
+  """
+  found: dict[str, dict[str, Any]] = {cell.name: {"rounds": []} for cell in cells}
+  limits = next(cell for cell in cells if cell.row == PEAKS)
+  peaks = run(limits.command, limits.spec)
+  for cell in cells:
+    if cell.compiled:
+      result = run(
+        cell.command, _cached(cell, cache) | {"task": "compile", "peaks": None if "error" in peaks else peaks}
+      )
+      found[cell.name] |= result
+      say(f"compile    {cell.name:<20} {result.get('error') or _told(result['compile_seconds'])}")
+
+  reference = next(cell for cell in cells if cell.row == REFERENCE)
+  others = [cell for cell in cells if cell is not reference]
+  for turn in range(rounds):
+    start = turn * len(others) // rounds
+    against: list[float] | None = None
+    for place, cell in enumerate(_with_reference(others[start:] + others[:start], reference)):
+      if "error" in found[cell.name]:
+        continue
+      timed = {"task": "steps", "warmup": 1, "steps": steps}
+      result = run(cell.command, timed | (_cached(cell, cache) if cell.compiled else cell.spec))
+      if "error" in result:
+        found[cell.name]["error"] = result["error"]
+      else:
+        if cell is reference:
+          against = result["seconds"]
+        if "seconds" in result:
+          result["against"] = against
+        found[cell.name]["rounds"].append({"place": place} | result)
+      shown = result.get("error") or (_told(min(result["seconds"])) if "seconds" in result else "measured")
+      say(f"round {turn + 1}/{rounds}  {cell.name:<20} {shown}")
+  return found
+
+
+def _with_reference(cells: Sequence[Cell], reference: Cell) -> list[Cell]:
+  parts = [cells[start : start + BETWEEN] for start in range(0, len(cells), BETWEEN)]
+  return [cell for part in parts or [[]] for cell in (reference, *part)]
+
+
+def _cached(cell: Cell, cache: Path) -> dict[str, Any]:
+  """The specification with a folder for compiled programs that no other cell fills."""
+  folder = str(cache / cell.name.replace("/", "-"))
+  return cell.spec | {"config": cell.spec["config"] | {"compilation_cache_dir": folder}}
+
+
+def _told(seconds: float) -> str:
+  return f"{seconds:.2f} s"

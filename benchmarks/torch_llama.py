@@ -1,0 +1,119 @@
+"""The peer: the same Llama-shaped model in PyTorch, by Hugging Face's `transformers`, trained on the same shapes.
+
+    echo SPEC | python benchmarks/torch_llama.py        # SPEC as in worker.py; needs pip install '.[peer]'
+
+Same sizes, global batch, cross-entropy, AdamW, clipping and precision as ours. On a CPU: eager, float32, all cores. On
+a GPU: float32 weights, bfloat16 computation, torch.compile. Imports nothing of this repository, so that any Python
+that has PyTorch can run it. The tests hold its sizes to the model's.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from importlib import metadata
+
+
+def llama_config(model: dict, attention: str) -> dict:
+  """The fields of `transformers.LlamaConfig` for a config's `model` section."""
+  return {
+    "vocab_size": model["vocab_size"],
+    "hidden_size": model["width"],
+    "intermediate_size": model["mlp_width"],
+    "num_hidden_layers": model["depth"],
+    "num_attention_heads": model["heads"],
+    "num_key_value_heads": model["kv_heads"],
+    "max_position_embeddings": model["seq_len"],
+    "rms_norm_eps": model["norm_eps"],
+    "rope_theta": model["rope_base"],
+    "tie_word_embeddings": model["tied_embedding"],
+    "attention_bias": False,
+    "mlp_bias": False,
+    "attn_implementation": attention,
+    "use_cache": False,
+  }
+
+
+def parameter_count(config: dict) -> int:
+  """How many numbers a Llama of this config learns."""
+  width, head = config["hidden_size"], config["hidden_size"] // config["num_attention_heads"]
+  attention = width * head * 2 * (config["num_attention_heads"] + config["num_key_value_heads"])
+  block = attention + 3 * width * config["intermediate_size"] + 2 * width  # and two norms
+  tables = 1 if config["tie_word_embeddings"] else 2
+  return config["num_hidden_layers"] * block + tables * config["vocab_size"] * width + width
+
+
+def measure(spec: dict) -> dict:
+  """Seconds of each training step, as worker.py times them."""
+  import torch
+  from transformers import LlamaConfig, LlamaForCausalLM
+
+  asked = spec["config"]
+  optimizer_fields, fields = asked["optimizer"], llama_config(asked["model"], spec["attention"])
+  device = "cuda" if torch.cuda.is_available() else "cpu"
+  torch.set_num_threads(os.cpu_count() or 1)
+  torch.manual_seed(0)
+  model = LlamaForCausalLM(LlamaConfig(**fields)).to(device, torch.float32)
+  model.train()
+  count = sum(p.numel() for p in model.parameters())
+  if count != parameter_count(fields):
+    raise ValueError(f"the peer has {count} parameters and should have {parameter_count(fields)}")
+  decayed = [p for p in model.parameters() if p.ndim > 1]
+  others = [p for p in model.parameters() if p.ndim <= 1]
+  optimizer = torch.optim.AdamW(
+    [
+      {"params": decayed, "weight_decay": optimizer_fields["weight_decay"]},
+      {"params": others, "weight_decay": 0.0},
+    ],
+    lr=1e-4,  # of no consequence for speed
+    betas=(optimizer_fields["b1"], optimizer_fields["b2"]),
+    eps=optimizer_fields["eps"],
+    fused=True,  # the fastest it has, on CPUs too
+  )
+  run = torch.compile(model) if device == "cuda" else model
+  tokens = torch.randint(0, fields["vocab_size"], (asked["batch_size"], asked["model"]["seq_len"] + 1), device=device)
+  inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous().flatten()
+
+  def step() -> "torch.Tensor":
+    optimizer.zero_grad(set_to_none=True)
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+      logits = run(input_ids=inputs).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets)
+    loss.backward()
+    if optimizer_fields["clip_norm"]:
+      torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer_fields["clip_norm"])
+    optimizer.step()
+    return loss.detach()
+
+  seconds = []
+  for _ in range(spec["warmup"] + spec["steps"]):
+    start = time.perf_counter()
+    loss = step()
+    if device == "cuda":
+      torch.cuda.synchronize()
+    seconds.append(time.perf_counter() - start)
+  if not math.isfinite(loss.item()):
+    raise ValueError("the peer's loss is not finite")
+  return {
+    "seconds": seconds[spec["warmup"] :],
+    "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
+    "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
+    "precision": "bfloat16, compiled" if device == "cuda" else "float32, eager",
+    "parameters": count,
+  }
+
+
+def main() -> None:
+  spec = json.load(sys.stdin)
+  try:
+    result = measure(spec)
+  except ModuleNotFoundError as error:
+    result = {"error": f"{error.name} is not installed; pip install '.[peer]', or name a Python with --peer-python"}
+  except Exception as error:  # told in the table's row
+    result = {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
+  print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  main()

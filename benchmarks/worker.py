@@ -1,0 +1,194 @@
+"""Measures one cell of the throughput table in a process of its own: `python -m benchmarks.worker < SPEC`.
+
+The specification is JSON on standard input, the result one line of JSON on standard output. A fresh process for each
+measurement means that none inherits another's memory, threads or compiled programs, and that it works where a process
+owns the accelerators. rounds.py starts these; torch_llama.py answers to the same protocol without JAX.
+"""
+
+import itertools
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import data
+import strategies
+from benchmarks.predicted import predicted
+from configs import base
+from data import cifar10
+from errors import ConfigError
+from training import hardware, runtime, settings
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+
+
+def set_up(spec: dict[str, Any]) -> tuple[Any, list[jax.Device], strategies.Strategy]:
+  """The config, the devices and the strategy that a specification asks for."""
+  config = base.get_config("lm", "single")
+  config.update(spec["config"])
+  config.simulated_devices = spec["devices"]
+  devices = runtime.start(config)[: spec["devices"]]
+  config.mesh.update(strategies.layout(config.strategy).fitted(len(devices)).mesh)
+  strategy = strategies.create(config, settings.program(config, devices[0].platform), devices)
+  strategy.check_batch("batch_size", config.batch_size, config.accumulation)
+  return config, devices, strategy
+
+
+def describe_machine(spec: dict[str, Any]) -> dict[str, Any]:
+  """What there is to measure on, and with."""
+  config = base.get_config("lm", "single")
+  config.update(compilation_cache_dir="")
+  devices = runtime.start(config)
+  simulated = devices[0].platform == "cpu"
+  limit = (devices[0].memory_stats() or {}).get("bytes_limit")
+  return {
+    "hardware": {
+      "simulated": simulated,
+      "platform": devices[0].platform,
+      "kind": devices[0].device_kind,
+      "devices": None if simulated else len(devices),
+      "device_memory_bytes": limit,
+      "peak_flops": hardware.peak_flops(devices[0], "bfloat16"),
+      "cpu": _cpu(),
+      "cores": os.cpu_count(),
+      "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    },
+    "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
+  }
+
+
+def _cpu() -> str:
+  """The processor's name, where the system tells it."""
+  try:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+  except OSError:
+    return platform.processor() or platform.machine()
+  names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+  return names[0] if names else platform.machine()
+
+
+def compile_step(spec: dict[str, Any]) -> dict[str, Any]:
+  """Seconds to trace, lower and compile the training step, and the bytes a device needs for it."""
+  config, _, strategy = set_up(spec)
+  start = time.perf_counter()
+  compiled = strategy.lower_train_step(config.batch_size).compile()
+  seconds = time.perf_counter() - start
+  planned = compiled.memory_analysis()
+  sizes = {name: getattr(planned, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")}
+  return {
+    "mesh": dict(strategy.layout.mesh),
+    "said": strategy.describe(config.strategy),
+    "compile_seconds": seconds,
+    # What is donated is counted as argument and as output.
+    "bytes": sizes | {"total": sizes["argument"] + sizes["output"] + sizes["temp"] - sizes["alias"]},
+    "predicted": predicted(strategy, config.batch_size, spec["peaks"]),
+  }
+
+
+def time_steps(spec: dict[str, Any]) -> dict[str, Any]:
+  """Seconds of each training step, awaited before the next begins; warm-up left out."""
+  config, devices, strategy = set_up(spec)
+  state = strategy.init(config.seed)
+  dataset = data.load(config.data, strategy.program.model)
+  batches = data.Batches(dataset.train, config.batch_size, config.seed)
+  batch = strategy.shard(batches.train(0, strategy.rows(config.batch_size)), config.batch_size)
+  jax.block_until_ready((state, batch))
+  seconds = []
+  for _ in range(spec["warmup"] + spec["steps"]):
+    start = time.perf_counter()
+    state, metrics = strategy.train_step(state, batch)
+    jax.block_until_ready((state, metrics))
+    seconds.append(time.perf_counter() - start)
+  peak = hardware.memory_in_use(devices).get("memory_peak_gib")
+  return {
+    "seconds": seconds[spec["warmup"] :],
+    "loss": float(metrics["loss"]),
+    "peak_bytes": peak and int(peak * 2**30),
+  }
+
+
+def time_input(spec: dict[str, Any]) -> dict[str, Any]:
+  """Batches and seconds of the input pipeline alone: gathering on the host, transfer to the devices, and both."""
+  config, _, strategy = set_up(spec)
+  if config.data.name == "cifar10" and not cifar10.is_prepared(config.data):
+    raise ConfigError("CIFAR-10 is not on this machine, and measuring downloads nothing; set TFDS_DATA_DIR")
+  dataset = data.load(config.data, strategy.program.model)
+  batches, rows = data.Batches(dataset.train, config.batch_size, config.seed), strategy.rows(config.batch_size)
+  gather = lambda step: batches.train(step, rows)
+  shard = lambda batch: strategy.shard(batch, config.batch_size)
+  gathered = [gather(step) for step in range(8)]
+  found = {
+    "gather": _until(spec["seconds"], gather),
+    "transfer": _until(spec["seconds"], lambda step: jax.block_until_ready(shard(gathered[step % len(gathered)]))),
+  }
+  with data.prefetch(lambda step: shard(gather(step)), itertools.count()) as reader:
+    found["both"] = _until(spec["seconds"], lambda _: jax.block_until_ready(next(reader)))
+  return found | {"description": dataset.description, "batch_size": config.batch_size}
+
+
+def _until(seconds: float, work: Callable[[int], Any]) -> dict[str, float]:
+  """Calls `work(step)` until the time is over, after two calls that do not count."""
+  work(0), work(1)
+  start = time.perf_counter()
+  for step in itertools.count(2):
+    work(step)
+    taken = time.perf_counter() - start
+    if taken >= seconds:
+      return {"batches": step - 1, "seconds": taken}
+  raise AssertionError("endless")
+
+
+def measure_peaks(spec: dict[str, Any]) -> dict[str, float]:
+  """What one device (of a CPU: all its cores) does at best: FLOP/s of a large matrix product, bytes/s of a copy."""
+  config = base.get_config("lm", "single")
+  config.update(simulated_devices=1, compilation_cache_dir="")
+  n, length = (2048, 1 << 26) if runtime.start(config)[0].platform == "cpu" else (8192, 1 << 28)
+  x, long = jnp.ones((n, n), spec["dtype"]), jnp.ones(length, jnp.float32)
+  return {
+    "flops": 2 * n**3 / _best(jax.jit(lambda x: x @ x), x),
+    "copy_bandwidth": 2 * long.nbytes / _best(jax.jit(lambda x: x + 1), long),  # read and written
+    "dtype": x.dtype.name,
+  }
+
+
+def _best(work: Callable[[jax.Array], jax.Array], x: jax.Array) -> float:
+  """The fewest seconds of ten calls, after one that compiles."""
+  taken = []
+  for _ in range(11):
+    start = time.perf_counter()
+    jax.block_until_ready(work(x))
+    taken.append(time.perf_counter() - start)
+  return min(taken[1:])
+
+
+TASKS = {
+  "machine": describe_machine,
+  "compile": compile_step,
+  "steps": time_steps,
+  "input": time_input,
+  "peaks": measure_peaks,
+}
+
+
+def main() -> None:
+  spec = json.load(sys.stdin)
+  try:
+    result = TASKS[spec["task"]](spec)
+  except Exception as error:  # told in the table's row, since the other rows can do without this one
+    if not isinstance(error, ConfigError):
+      traceback.print_exc()
+    result = {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
+  print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,297 @@
+"""The throughput table: its cells, its figures, its page and its check.
+
+One test measures two cells for real, in processes of their own; the others are given processes that answer at once.
+"""
+
+import copy
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from helpers import PARITY, config, one_sentence
+
+import strategies
+from benchmarks import cells, figures, pages, rounds, tables, torch_llama
+from configs import base
+from tools import throughput
+from training import settings
+
+HARDWARE = {
+  "simulated": True, "platform": "cpu", "kind": "cpu", "devices": None, "device_memory_bytes": None,
+  "peak_flops": None, "cpu": "made up", "cores": 2, "memory_bytes": 2**34,
+}  # fmt: skip
+FOUND = {"hardware": HARDWARE, "versions": {"python": "3", "jax": "0"}}
+GPUS = {"hardware": HARDWARE | {"simulated": False, "platform": "gpu", "devices": 4, "kind": "NVIDIA H100"}} | {
+  "versions": {}
+}
+
+
+class Machine:
+  """Stands for the processes that measure: answers with the same seconds for a cell each time.
+
+  `slower` gives the factor by which a cell is slower than the reference; those not in it are as fast.
+  """
+
+  def __init__(self, slower: dict[str, float] | None = None, found: dict[str, Any] = FOUND):
+    self.slower, self.found, self.asked = slower or {}, found, []
+
+  def __call__(self, command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
+    task, devices = spec.get("task"), spec.get("devices")
+    name = f"{spec['config']['strategy']}/{devices}" if "config" in spec else str(task)
+    self.asked.append((task, name))
+    if task == "machine":
+      return self.found
+    if task == "peaks":
+      return {"flops": 4e11, "copy_bandwidth": 2e10, "dtype": "float32"}
+    if task == "input":
+      part = {"batches": 10, "seconds": 0.1}
+      return {"gather": part, "transfer": part, "both": part, "batch_size": 16, "description": ""}
+    if task == "compile":
+      mesh = dict(strategies.layout(spec["config"]["strategy"]).fitted(devices).resolve(devices).mesh)
+      return {"mesh": mesh, "said": "", "compile_seconds": 3.0, "bytes": {"total": 10**8 // devices}, "predicted": None}
+    factor = self.slower.get(name, 1.0)
+    return {"seconds": [factor * s for s in (1.0, 0.9, 1.1)][: spec["steps"]], "loss": 4.5, "versions": {}} | (
+      {"precision": "float32, eager"} if "attention" in spec else {}
+    )
+
+
+def measured(*arguments: str, run: Machine | None = None, preset: str = "throughput") -> figures.Record:
+  run = run or Machine()
+  options, rest = throughput.parse(list(arguments))
+  assert not rest
+  return throughput.measure(base.get_config(preset, "single"), options, run.found, run)
+
+
+def test_the_page_and_the_plots_show_the_records():
+  assert tables.stale() == [], "python -m tools.throughput --tables"
+
+
+def test_a_page_or_a_plot_of_another_record_is_found_out(tmp_path: Path):
+  results, page, folder = tmp_path / "results", tmp_path / "README.md", tmp_path / "plots"
+  results.mkdir()
+  shutil.copy(tables.PAGE, page)
+  made = measured("--rows=fsdp,peer,input", "--devices=2,8")
+  file = results / "mine.json"
+  file.write_text(json.dumps(made))
+  (results / "other.json").write_text(json.dumps({"kind": "something else"}))
+  tables.write(results, page, folder)
+  assert tables.stale(results, page, folder) == []
+  made["cells"]["fsdp/8"]["rounds"][0]["seconds"][0] = 7.0
+  file.write_text(json.dumps(made))
+  assert tables.stale(results, page, folder) == ["README.md", "mine-memory.png", "mine-speed.png"]
+  file.unlink()
+  assert tables.stale(results, page, folder) == ["README.md", "mine-memory.png", "mine-speed.png"]
+
+
+def test_the_page_says_that_simulated_devices_show_overhead():
+  made = measured("--rows=fsdp", "--devices=8", run=Machine({"fsdp/8": 1.25}))
+  text = tables.section("mine", made)
+  assert "Overhead on shared cores, not scaling." in text
+  row = next(line for line in text.splitlines() if line.startswith("| fsdp "))
+  # 32 · 128 tokens in 1.25 s, of 400 GFLOP/s; the step's range is that of all steps.
+  share = made["flops"] / 1.25 / 4e11
+  assert row == (
+    f"| fsdp | 8 | data=8 | 3,277 | 0.80 (0.73–0.89) | 1,250 (1,125–1,375) ms | 12.5 MB | – | – | {share:.0%} | 3.0 s |"
+  )
+  assert "MFU |" not in text
+
+
+def test_a_share_of_the_makers_figure_is_called_mfu():
+  known = GPUS | {"hardware": GPUS["hardware"] | {"peak_flops": 989e12}}
+  made = measured("--rows=fsdp", run=Machine(found=known), preset="throughput_gpu")
+  assert [row.devices for row in figures.rows(made)] == [1, 1, 2, 4]
+  text = tables.section("mine", made)
+  assert "| MFU |" in text
+  assert "not scaling" not in text
+  assert figures.row(made, "fsdp/4").flops_share == pytest.approx(made["flops"] / 989e12 / 4)
+
+
+def test_every_strategy_has_a_row_at_every_number_of_devices():
+  asked = cells.plan(base.get_config("throughput", "single"), cells.rows(), cells.DEVICES, "python", "cpu", "float32")
+  names = [cell.name for cell in asked]
+  expected = {f"{name}/{n}" for name in strategies.names() for n in (1, 2, 4, 8)} - {f"single/{n}" for n in (2, 4, 8)}
+  assert set(names) == expected | {"input/text", "input/cifar10", "peer/eager", "peer/sdpa", "peaks"}
+  assert names[0] == "single/1"
+  assert {cell.spec["config"]["data"]["name"] for cell in asked if cell.compiled} == {"synthetic"}
+
+
+def test_a_cell_is_compared_with_the_reference_that_ran_last(tmp_path: Path):
+  class Slowing(Machine):
+    def __call__(self, command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
+      result = super().__call__(command, spec)
+      if spec.get("task") == "steps":
+        result["seconds"] = [float(len(self.asked))]
+      return result
+
+  run = Slowing()
+  asked = cells.plan(base.get_config("throughput", "single"), cells.rows(), cells.DEVICES, "python", "cpu", "float32")
+  found = rounds.measure(asked, 2, 1, tmp_path, lambda _: None, run)
+  in_rounds = [name for task, name in run.asked if task != "compile"][1:]
+  assert in_rounds.count("single/1") == 2 * -(-(len(asked) - 1) // rounds.BETWEEN)
+  for name, cell in found.items():
+    for turn in cell["rounds"]:
+      if "against" in turn:
+        assert 0 <= turn["seconds"][0] - turn["against"][0] <= rounds.BETWEEN, name
+  orders = [[n for n in found if found[n]["rounds"][turn]["place"] == 1] for turn in (0, 1)]
+  assert orders[0] != orders[1]
+  caches = [cell.spec for cell in asked if cell.compiled]
+  assert len(
+    {rounds._cached(cell, tmp_path)["config"]["compilation_cache_dir"] for cell in asked if cell.compiled}
+  ) == (len(caches))
+
+
+def test_a_row_that_fails_says_why_and_the_others_go_on():
+  class Failing(Machine):
+    def __call__(self, command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
+      name = super().__call__(command, spec)
+      failed = {"compile": "two_d", "steps": "hsdp"}.get(spec.get("task", ""))
+      return {"error": "out of memory"} if failed and spec["config"]["strategy"] == failed else name
+
+  run = Failing()
+  made = measured("--rows=two_d,hsdp,fsdp", "--devices=8", run=run)
+  assert [row.error for row in figures.rows(made)] == [None, None, "out of memory", "out of memory"]
+  assert run.asked.count(("steps", "two_d/8")) == 0
+  assert run.asked.count(("steps", "hsdp/8")) == 1
+  assert "not measured: out of memory" in tables.section("mine", made)
+
+
+def test_the_check_says_which_rows_are_reproduced(tmp_path: Path, capsys: pytest.CaptureFixture):
+  file = tmp_path / "mine.json"
+  # Steps of 0.9, 1.0 and 1.1 times the median: from 0.91 to 1.11 of the single device is within the spread.
+  file.write_text(json.dumps(measured("--rows=fsdp,two_d,input,peer", "--devices=8")))
+  options = lambda: throughput.parse(["--rounds=2"])[0]
+  assert throughput.again(file, options(), Machine({"fsdp/8": 1.05})) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert any(line.startswith("fsdp/8 ") and " reproduced: 0.952 " in line and "0.95 of the recorded" in line
+             for line in lines)  # fmt: skip
+  assert throughput.again(file, options(), Machine({"fsdp/8": 1.2})) == 1
+  lines = [line for line in capsys.readouterr().out.splitlines() if "reproduced" in line]
+  assert [line.split()[0] for line in lines if "NOT reproduced" in line] == ["fsdp/8"]
+  assert len(lines) == 5
+
+
+def test_the_check_sees_memory_that_is_not_the_records(tmp_path: Path):
+  old = measured("--rows=fsdp", "--devices=8")
+  new = copy.deepcopy(old)
+  new["cells"]["fsdp/8"]["bytes"]["total"] *= 1.5
+  lines, good = throughput.compare(old, new)
+  assert not good
+  assert "NOT reproduced" in lines[1]
+  assert "memory 18.8 MB, recorded 12.5 MB" in lines[1]
+  assert throughput.compare(old, new | {"versions": {"jax": "1"}})[1]  # another compiler may plan otherwise
+  elsewhere = throughput.compare(old, old | {"hardware": HARDWARE | {"cores": 64}})[0]
+  assert "of the recorded speed" not in elsewhere[1]
+  assert "speeds are not compared" in elsewhere[-1]
+
+
+def test_two_cells_measured_for_real(tmp_path: Path):
+  faked = Machine()
+
+  def run(command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
+    return rounds.run(command, spec) if spec["task"] in ("compile", "steps") else faked(command, spec)
+
+  asked = config(model__depth=1, model__seq_len=8)
+  options, _ = throughput.parse(["--rows=fsdp", "--devices=2", "--rounds=1", "--steps=2", f"--record={tmp_path}/x"])
+  made = throughput.measure(asked, options, FOUND, run)
+  single, fsdp = figures.rows(made)
+  assert (single.name, fsdp.name) == ("single/1", "fsdp/2")
+  assert single.error is None
+  assert fsdp.error is None
+  assert single.relative.median == 1
+  assert fsdp.mesh == {"data": 2}
+  assert fsdp.seconds.low > 0
+  assert fsdp.compile_seconds > 0
+  assert single.bytes > fsdp.bytes > 0  # half the state, half the batch
+  assert figures.loss_spread(made) < PARITY
+  assert made["unit"] == "tokens"
+  assert made["items"] == 16 * 8
+  written = json.dumps(made)
+  for place in (str(tmp_path), sys.executable, str(throughput.cells.ROOT)):
+    assert place not in written
+
+
+@pytest.mark.parametrize(
+  "arguments, parts",
+  [
+    (["--rows=fdsp"], ["rows='fdsp'", "did you mean 'fsdp'"]),
+    (["--devices=2,two"], ["devices='two'", "positive"]),
+    (["--devices=0"], ["devices=0", "at least 1"]),
+    (["--rounds=0"], ["rounds=0", "at least 1"]),
+    (["--rounds=few"], ["rounds='few'", "--rounds=3"]),
+    (["--peer-python=/no/such/python"], ["peer-python='/no/such/python'", "PyTorch"]),
+  ],
+)
+def test_bad_options_are_one_sentence(arguments: list[str], parts: list[str]):
+  with one_sentence(*parts):
+    measured(*arguments)
+
+
+def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path):
+  with one_sentence("devices=8", "this machine has 4", "at most 4"):
+    measured("--devices=8", run=Machine(found=GPUS))
+  asked = base.get_config("throughput", "single")
+  asked.mesh.data = 4
+  with one_sentence("mesh.data=4", "leave it out"):
+    throughput.measure(asked, throughput.parse([])[0], FOUND, Machine())
+  with one_sentence("the devices here cannot be used", "no driver"):
+    throughput.machine(lambda command, spec: {"error": "no driver"})
+  with one_sentence("no row can be measured", "out of memory"):
+    throughput.measure(
+      base.get_config("throughput", "single"), throughput.parse([])[0], FOUND, lambda *_: {"error": "out of memory"}
+    )
+  with one_sentence("check=", "absent.json", "there is"):
+    throughput.read(tmp_path / "absent.json")
+  with one_sentence("check=", "pipeline.json", "no throughput record"):
+    throughput.read(tables.RESULTS / "pipeline.json")
+  file = tmp_path / "gpu.json"
+  file.write_text(json.dumps(measured("--rows=fsdp", run=Machine(found=GPUS))))
+  with one_sentence("check=", "4 × NVIDIA H100", "such a machine"):
+    throughput.again(file, throughput.parse([])[0], Machine())
+
+
+def test_the_command_ends_a_mistake_with_one_line():
+  done = subprocess.run(
+    [sys.executable, "-m", "tools.throughput", "--rounds=no"], capture_output=True, text=True, cwd=cells.ROOT
+  )
+  assert done.returncode == 2
+  assert done.stderr.strip().splitlines()[-1].startswith("error: rounds='no'")
+  assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [{}, {"preset": "throughput"}, {"preset": "throughput_gpu"}, {"model__tied_embedding": True}],
+  ids=["tiny", "throughput", "throughput_gpu", "tied"],
+)
+def test_the_peer_has_our_shapes(fields: dict[str, Any]):
+  asked = config(**fields)
+  program = settings.program(asked, "cpu")
+  state = jax.eval_shape(program.init, jax.random.key(0))
+  ours = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
+  theirs = torch_llama.llama_config(asked.model.to_dict(), "sdpa")
+  assert torch_llama.parameter_count(theirs) == ours
+
+
+def test_a_peer_that_is_not_installed_says_so():
+  program = str(Path(torch_llama.__file__))
+  spec = {"config": config().to_dict(), "attention": "eager", "warmup": 1, "steps": 1}
+  found = rounds.run([sys.executable, "-I", "-S", program], spec)  # without any installed package
+  assert found == {"error": "torch is not installed; pip install '.[peer]', or name a Python with --peer-python"}
+
+
+def test_a_process_that_breaks_says_how():
+  assert rounds.run([sys.executable, "-c", "raise SystemExit('no memory')"], {}) == {
+    "error": "exit status 1: no memory"
+  }
+  assert "cannot be started" in rounds.run(["/no/such/program"], {})["error"]
+
+
+def test_places_are_filled_once():
+  assert pages.fill("<!-- a -->\nold\n<!-- end -->", {"a": "new"}) == "<!-- a -->\nnew\n<!-- end -->"

@@ -1,0 +1,245 @@
+"""The throughput table: every strategy at 1, 2, 4 and 8 devices, PyTorch and the input pipeline beside them.
+
+    python -m tools.throughput                                        # half an hour; writes benchmarks/README.md
+    python -m tools.throughput --rows=fsdp,data_parallel --devices=8 --rounds=3          # a part of it, into runs/
+    python -m tools.throughput --config=configs/single.py:cifar10 --config.batch_size=128     # another model
+    python -m tools.throughput --check=benchmarks/results/NAME.json   # measures again: are the rows reproduced?
+    python -m tools.throughput --tables                               # the page and its plots again, from the records
+
+Devices are simulated from the CPU where there is no accelerator; the same command on a GPU or TPU machine makes
+another record. The peer needs `pip install '.[peer]'`, or `--peer-python=` with a Python that has PyTorch. How it is
+measured: benchmarks/README.md, benchmarks/rounds.py.
+"""
+
+import argparse
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks import cells, figures, rounds, tables
+from benchmarks.figures import Record
+from configs import base
+from errors import ConfigError, one_of, positive
+from training import command_line, runtime, settings
+
+SAME_BYTES = 0.01  # how far planned memory may be from the record's, with the same versions
+CONFIG = str(cells.ROOT / "configs" / "single.py")
+
+
+def machine(run: rounds.Run = rounds.run) -> Record:
+  """What there is to measure on: `hardware` and `versions`. Found by a process that has ended when this returns."""
+  found = run(cells.WORKER, {"task": "machine"})
+  if "error" in found:
+    raise ConfigError(f"the devices here cannot be used: {found['error']}")
+  return found
+
+
+def measure(config: Any, options: argparse.Namespace, found: Record, run: rounds.Run = rounds.run) -> Record:
+  """Measures the table on the machine that was found; see `parse` for the options.
+
+  Raises ConfigError for what cannot be measured here.
+  """
+  wanted = [one_of("rows", row, cells.rows()) for row in options.rows or cells.rows()]
+  hardware = found["hardware"]
+  devices = _devices(options.devices, hardware["devices"])
+  cells.check(config)
+  program = settings.program(config, hardware["platform"])
+  image = program.model.is_image
+  asked = cells.plan(config, wanted, devices, options.peer_python, hardware["platform"], program.model.dtype)
+  state = jax.eval_shape(program.init, jax.random.key(0))
+  commit, dirty = _commit()
+  with tempfile.TemporaryDirectory() as cache:
+    measured = rounds.measure(asked, options.rounds, options.steps, Path(cache), _say, run)
+  if all("error" in measured[cell.name] for cell in asked if cell.compiled):
+    raise ConfigError(f"no row can be measured: {measured[asked[0].name]['error']}")
+  return {
+    "kind": "throughput",
+    "command": options.command,
+    "machine": _machine(hardware),
+    "hardware": hardware | {"peak_flops": hardware["peak_flops"] if program.model.dtype == "bfloat16" else None},
+    "versions": found["versions"],
+    "commit": commit,
+    "dirty": dirty,
+    "config": config.to_dict(),
+    "unit": "images" if image else "tokens",
+    "items": config.batch_size * (1 if image else program.model.seq_len),
+    "flops": config.batch_size * program.model.train_flops_per_example(),
+    "parameters": sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
+    "rounds": options.rounds,
+    "steps": options.steps,
+    "left_out": {"peer": "it is a language model"} if image else {},
+    "cells": measured,
+  }
+
+
+def _devices(asked: Sequence[int], there: int | None) -> list[int]:
+  """The numbers of devices to measure at; `there` is how many there are, None where they are simulated."""
+  for count in asked:
+    positive("devices", count)
+    if there is not None and count > there:
+      raise ConfigError(f"devices={count}, but this machine has {there}; use at most {there}")
+  return sorted(set(asked)) or [count for count in cells.DEVICES if there is None or count <= there]
+
+
+def _machine(hardware: dict[str, Any]) -> str:
+  host = f"{hardware['cores']} cores of {hardware['cpu']}, {hardware['memory_bytes'] / 2**30:.0f} GiB"
+  return (
+    f"devices simulated on {host}" if hardware["simulated"] else f"{hardware['devices']} × {hardware['kind']}; {host}"
+  )
+
+
+def _commit() -> tuple[str | None, bool]:
+  """The commit of the repository, and whether files differ from it."""
+  try:
+    git = lambda *words: subprocess.run(["git", *words], cwd=cells.ROOT, capture_output=True, text=True, check=True)
+    return git("rev-parse", "--short=12", "HEAD").stdout.strip(), bool(git("status", "--porcelain", "-uno").stdout)
+  except (OSError, subprocess.CalledProcessError):
+    return None, False
+
+
+def _say(text: str) -> None:
+  print(text, flush=True)
+
+
+def compare(old: Record, new: Record) -> tuple[list[str], bool]:
+  """A line for each row of `new`, and whether all are reproduced.
+
+  A row is reproduced if its median of throughput relative to the single device lies in the recorded spread, and, with
+  the same versions, the compiler plans the recorded bytes. Speed itself is told where the hardware is the same, and
+  is no part of the verdict: a shared machine is not as fast on every day.
+  """
+  same_machine, same_versions = old["hardware"] == new["hardware"], old["versions"] == new["versions"]
+  lines, good = [], True
+  for name in new["cells"]:
+    if name.partition("/")[0] in (cells.INPUT, cells.PEAKS) or name not in old["cells"]:
+      continue
+    then, now = figures.row(old, name), figures.row(new, name)
+    if then.error or now.error:
+      reproduced = bool(then.error and now.error) or name.startswith(cells.PEER)
+      text = (
+        f"not compared: {now.error or 'the record has no figures'}" if reproduced else f"NOT reproduced: {now.error}"
+      )
+    else:
+      within = then.relative.low <= now.relative.median <= then.relative.high
+      planned = then.bytes and now.bytes and abs(now.bytes / then.bytes - 1) > SAME_BYTES and same_versions
+      reproduced = within and not planned
+      text = f"{'reproduced' if reproduced else 'NOT reproduced'}: {now.relative.median:.3f} of the single device"
+      text += f", recorded {then.relative.show('.3f')}"
+      text += f"; memory {tables.megabytes(now.bytes)}, recorded {tables.megabytes(then.bytes)}" if planned else ""
+      text += f"; {then.seconds.median / now.seconds.median:.2f} of the recorded speed" if same_machine else ""
+    lines.append(f"{name:<20} {text}")
+    good = good and reproduced
+  if not same_machine:
+    lines.append(f"speeds are not compared: the record is of {old['machine']}, and this is {new['machine']}")
+  return lines, good
+
+
+def read(path: Path) -> Record:
+  """A throughput record. Raises ConfigError where there is none."""
+  try:
+    found = json.loads(path.read_text())
+  except (OSError, ValueError) as error:
+    known = ", ".join(f"benchmarks/results/{name}.json" for name in tables.read())
+    raise ConfigError(f"check={str(path)!r} cannot be read ({error}); there is: {known or 'no record yet'}") from error
+  if not isinstance(found, dict) or found.get("kind") != "throughput":
+    raise ConfigError(f"check={str(path)!r} is no throughput record; name one that this command has written")
+  return found
+
+
+def again(path: Path, options: argparse.Namespace, run: rounds.Run = rounds.run) -> int:
+  """Measures a record's rows again and tells which are reproduced; exit status 1 if some are not."""
+  old = read(path)
+  options.rows = options.rows or list(dict.fromkeys(name.partition("/")[0] for name in old["cells"]))
+  options.rows = [row for row in options.rows if row != cells.PEAKS]  # which are measured always
+  options.devices = options.devices or sorted({row.devices for row in figures.rows(old)})
+  options.steps = old["steps"]
+  config = base.get_config("lm", "single")
+  config.update(old["config"])
+  found = machine(run)
+  if found["hardware"]["simulated"] != old["hardware"]["simulated"]:
+    raise ConfigError(f"check={str(path)!r} was made on {old['machine']}; measure it again on such a machine")
+  lines, good = compare(old, measure(config, options, found, run))
+  print("\n".join(lines))
+  return 0 if good else 1
+
+
+def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+  """The options of this command, and the rest, which are the config's. Raises ConfigError for bad ones."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+  )
+  parser.add_argument("--rows", default="", help=f"with commas: {', '.join(cells.rows())}; all if not given")
+  parser.add_argument("--devices", default="", help="with commas; 1,2,4,8 as far as they are there if not given")
+  parser.add_argument("--rounds", default="5", help="in which each row is timed once")
+  parser.add_argument("--steps", default="3", help="that are timed in a round")
+  parser.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="a Python that has PyTorch")
+  parser.add_argument("--record", type=Path, metavar="FILE", help="to write; benchmarks/results/NAME.json if not given")
+  parser.add_argument("--check", type=Path, metavar="FILE", help="a record to measure again")
+  parser.add_argument("--tables", action="store_true", help="only write the page and its plots again")
+  options, rest = parser.parse_known_args(arguments)
+  options.rows = [row for row in options.rows.split(",") if row]
+  options.devices = [_number("devices", count) for count in options.devices.split(",") if count]
+  options.rounds, options.steps = _number("rounds", options.rounds), _number("steps", options.steps)
+  if shutil.which(options.peer_python) is None:
+    raise ConfigError(f"peer-python={options.peer_python!r} is no program; name a Python that has PyTorch")
+  # What is a place on this machine is no part of the command.
+  said = [word for word in arguments if not re.match("--(peer-python|record|check)", word)]
+  options.command = " ".join(["python -m tools.throughput", *said])
+  return options, rest
+
+
+def _number(field: str, text: str) -> int:
+  if not text.isdigit():
+    raise ConfigError(f"{field}={text!r} is no number; use a positive one, such as --{field}=3")
+  return positive(field, int(text))
+
+
+def keep(config: Any, preset: str, options: argparse.Namespace, found: Record) -> None:
+  """Measures, and writes the record: a whole one among the results, with the page and the plots; a part into runs/."""
+  hardware = found["hardware"]
+  name = f"cpu-{hardware['cores']}-cores" if hardware["simulated"] else f"{hardware['kind']}-x{hardware['devices']}"
+  whole = not (options.rows or options.devices)
+  folder = tables.RESULTS if whole else cells.ROOT / "runs"
+  path = options.record or folder / (re.sub(r"[^a-z0-9]+", "-", f"{name}-{preset}".lower()) + ".json")
+  runtime.writable(path.parent, "record")
+  made = measure(config, options, found)
+  path.write_text(json.dumps(made, indent=1) + "\n")
+  print(tables.section(path.stem, made))
+  if path.parent.resolve() == tables.RESULTS:
+    tables.write()
+  print(f"\nrecord in {path}")
+
+
+def main() -> None:
+  jax.config.update("jax_platforms", "cpu")  # of this process: the accelerators are for those that measure
+  try:
+    options, rest = parse(sys.argv[1:])
+    if options.tables:
+      return tables.write()
+    if options.check:
+      if rest:
+        raise ConfigError(f"argument {rest[0]!r} has no place beside --check, which takes the config of the record")
+      sys.exit(again(options.check, options))
+    found = machine()
+  except ConfigError as error:
+    command_line.fail(error, status=2)
+  presets = [word.partition(":")[2] for word in rest if word.startswith("--config=")]
+  if not presets:
+    presets = ["throughput" if found["hardware"]["simulated"] else "throughput_gpu"]
+    rest = [f"--config={CONFIG}:{presets[0]}", *rest]
+  preset = "-".join([presets[0] or "lm", *(["changed"] if any(word.startswith("--config.") for word in rest) else [])])
+  sys.argv[1:] = rest
+  command_line.run(lambda config: keep(config, preset, options, found))
+
+
+if __name__ == "__main__":
+  main()
