@@ -51,16 +51,11 @@ def rows() -> list[str]:
 def plan(
   config: Any, wanted: Sequence[str], devices: Sequence[int], peer_python: str, platform: str, dtype: str
 ) -> list[Cell]:
-  """The cells of the rows and numbers of devices that are wanted, the reference first.
-
-  A layout that leaves devices unused, as the single device's does, is measured on as many as it uses.
-  """
+  """The cells of the rows and numbers of devices that are wanted; the reference first, on one device alone."""
   cells = []
   for name in [REFERENCE, *(name for name in strategies.names() if name in wanted and name != REFERENCE)]:
-    layout = strategies.layout(name)
     for n in devices if name != REFERENCE else (1,):
-      if layout.fitted(n).resolve(n).device_count == n:
-        cells.append(Cell(f"{name}/{n}", name, n, WORKER, training(config, name, n), compiled=True))
+      cells.append(Cell(f"{name}/{n}", name, n, WORKER, training(config, name, n), compiled=True))
   if INPUT in wanted:
     for name, preset in INPUT_PRESETS.items():
       asked = base.get_config(preset, "data_parallel")

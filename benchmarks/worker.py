@@ -87,6 +87,7 @@ def compile_step(spec: dict[str, Any]) -> dict[str, Any]:
   return {
     "mesh": dict(strategy.layout.mesh),
     "said": strategy.describe(config.strategy),
+    "devices_there": jax.device_count(),
     "compile_seconds": seconds,
     # What is donated is counted as argument and as output.
     "bytes": sizes | {"total": sizes["argument"] + sizes["output"] + sizes["temp"] - sizes["alias"]},
@@ -152,7 +153,7 @@ def measure_peaks(spec: dict[str, Any]) -> dict[str, float]:
   config = base.get_config("lm", "single")
   config.update(simulated_devices=1, compilation_cache_dir="")
   n, length = (2048, 1 << 26) if runtime.start(config)[0].platform == "cpu" else (8192, 1 << 28)
-  x, long = jnp.ones((n, n), spec["dtype"]), jnp.ones(length, jnp.float32)
+  x, long = jax.random.normal(jax.random.key(0), (n, n), spec["dtype"]), jnp.ones(length, jnp.float32)
   return {
     "flops": 2 * n**3 / _best(jax.jit(lambda x: x @ x), x),
     "copy_bandwidth": 2 * long.nbytes / _best(jax.jit(lambda x: x + 1), long),  # read and written

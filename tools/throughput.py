@@ -19,19 +19,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from benchmarks import cells, figures, rounds, tables
+from benchmarks.comparison import compare
 from benchmarks.figures import Record
 from configs import base
 from errors import ConfigError, one_of, positive
 from training import command_line, runtime, settings
 
-SAME_BYTES = 0.01  # how far planned memory may be from the record's, with the same versions
 CONFIG = str(cells.ROOT / "configs" / "single.py")
 
 
@@ -43,18 +43,28 @@ def machine(run: rounds.Run = rounds.run) -> Record:
   return found
 
 
-def measure(config: Any, options: argparse.Namespace, found: Record, run: rounds.Run = rounds.run) -> Record:
+def measure(
+  config: Any,
+  options: argparse.Namespace,
+  found: Record,
+  run: rounds.Run = rounds.run,
+  among: Iterable[str] | None = None,
+) -> Record:
   """Measures the table on the machine that was found; see `parse` for the options.
+
+  Args:
+    among: names of cells; others are left out.
 
   Raises ConfigError for what cannot be measured here.
   """
-  wanted = [one_of("rows", row, cells.rows()) for row in options.rows or cells.rows()]
+  wanted = options.rows or cells.rows()
   hardware = found["hardware"]
   devices = _devices(options.devices, hardware["devices"])
   cells.check(config)
   program = settings.program(config, hardware["platform"])
   image = program.model.is_image
   asked = cells.plan(config, wanted, devices, options.peer_python, hardware["platform"], program.model.dtype)
+  asked = [cell for cell in asked if among is None or cell.name in among]
   state = jax.eval_shape(program.init, jax.random.key(0))
   commit, dirty = _commit()
   with tempfile.TemporaryDirectory() as cache:
@@ -110,39 +120,6 @@ def _say(text: str) -> None:
   print(text, flush=True)
 
 
-def compare(old: Record, new: Record) -> tuple[list[str], bool]:
-  """A line for each row of `new`, and whether all are reproduced.
-
-  A row is reproduced if its median of throughput relative to the single device lies in the recorded spread, and, with
-  the same versions, the compiler plans the recorded bytes. Speed itself is told where the hardware is the same, and
-  is no part of the verdict: a shared machine is not as fast on every day.
-  """
-  same_machine, same_versions = old["hardware"] == new["hardware"], old["versions"] == new["versions"]
-  lines, good = [], True
-  for name in new["cells"]:
-    if name.partition("/")[0] in (cells.INPUT, cells.PEAKS) or name not in old["cells"]:
-      continue
-    then, now = figures.row(old, name), figures.row(new, name)
-    if then.error or now.error:
-      reproduced = bool(then.error and now.error) or name.startswith(cells.PEER)
-      text = (
-        f"not compared: {now.error or 'the record has no figures'}" if reproduced else f"NOT reproduced: {now.error}"
-      )
-    else:
-      within = then.relative.low <= now.relative.median <= then.relative.high
-      planned = then.bytes and now.bytes and abs(now.bytes / then.bytes - 1) > SAME_BYTES and same_versions
-      reproduced = within and not planned
-      text = f"{'reproduced' if reproduced else 'NOT reproduced'}: {now.relative.median:.3f} of the single device"
-      text += f", recorded {then.relative.show('.3f')}"
-      text += f"; memory {tables.megabytes(now.bytes)}, recorded {tables.megabytes(then.bytes)}" if planned else ""
-      text += f"; {then.seconds.median / now.seconds.median:.2f} of the recorded speed" if same_machine else ""
-    lines.append(f"{name:<20} {text}")
-    good = good and reproduced
-  if not same_machine:
-    lines.append(f"speeds are not compared: the record is of {old['machine']}, and this is {new['machine']}")
-  return lines, good
-
-
 def read(path: Path) -> Record:
   """A throughput record. Raises ConfigError where there is none."""
   try:
@@ -158,8 +135,6 @@ def read(path: Path) -> Record:
 def again(path: Path, options: argparse.Namespace, run: rounds.Run = rounds.run) -> int:
   """Measures a record's rows again and tells which are reproduced; exit status 1 if some are not."""
   old = read(path)
-  options.rows = options.rows or list(dict.fromkeys(name.partition("/")[0] for name in old["cells"]))
-  options.rows = [row for row in options.rows if row != cells.PEAKS]  # which are measured always
   options.devices = options.devices or sorted({row.devices for row in figures.rows(old)})
   options.steps = old["steps"]
   config = base.get_config("lm", "single")
@@ -167,7 +142,7 @@ def again(path: Path, options: argparse.Namespace, run: rounds.Run = rounds.run)
   found = machine(run)
   if found["hardware"]["simulated"] != old["hardware"]["simulated"]:
     raise ConfigError(f"check={str(path)!r} was made on {old['machine']}; measure it again on such a machine")
-  lines, good = compare(old, measure(config, options, found, run))
+  lines, good = compare(old, measure(config, options, found, run, old["cells"]))
   print("\n".join(lines))
   return 0 if good else 1
 
@@ -186,7 +161,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument("--check", type=Path, metavar="FILE", help="a record to measure again")
   parser.add_argument("--tables", action="store_true", help="only write the page and its plots again")
   options, rest = parser.parse_known_args(arguments)
-  options.rows = [row for row in options.rows.split(",") if row]
+  options.rows = [one_of("rows", row, cells.rows()) for row in options.rows.split(",") if row]
   options.devices = [_number("devices", count) for count in options.devices.split(",") if count]
   options.rounds, options.steps = _number("rounds", options.rounds), _number("steps", options.steps)
   if shutil.which(options.peer_python) is None:

@@ -18,7 +18,7 @@ import pytest
 from helpers import PARITY, config, one_sentence
 
 import strategies
-from benchmarks import cells, figures, pages, rounds, tables, torch_llama
+from benchmarks import cells, comparison, figures, pages, rounds, tables, torch_llama
 from configs import base
 from tools import throughput
 from training import settings
@@ -88,6 +88,8 @@ def test_a_page_or_a_plot_of_another_record_is_found_out(tmp_path: Path):
   assert tables.stale(results, page, folder) == ["README.md", "mine-memory.png", "mine-speed.png"]
   file.unlink()
   assert tables.stale(results, page, folder) == ["README.md", "mine-memory.png", "mine-speed.png"]
+  tables.write(results, page, folder)
+  assert tables.stale(results, page, folder) == []
 
 
 def test_the_page_says_that_simulated_devices_show_overhead():
@@ -114,7 +116,7 @@ def test_a_share_of_the_makers_figure_is_called_mfu():
 
 
 def test_every_strategy_has_a_row_at_every_number_of_devices():
-  asked = cells.plan(base.get_config("throughput", "single"), cells.rows(), cells.DEVICES, "python", "cpu", "float32")
+  asked = cells.plan(base.get_config("lm", "single"), cells.rows(), cells.DEVICES, "python", "cpu", "float32")
   names = [cell.name for cell in asked]
   expected = {f"{name}/{n}" for name in strategies.names() for n in (1, 2, 4, 8)} - {f"single/{n}" for n in (2, 4, 8)}
   assert set(names) == expected | {"input/text", "input/cifar10", "peer/eager", "peer/sdpa", "peaks"}
@@ -174,21 +176,36 @@ def test_the_check_says_which_rows_are_reproduced(tmp_path: Path, capsys: pytest
   assert throughput.again(file, options(), Machine({"fsdp/8": 1.2})) == 1
   lines = [line for line in capsys.readouterr().out.splitlines() if "reproduced" in line]
   assert [line.split()[0] for line in lines if "NOT reproduced" in line] == ["fsdp/8"]
-  assert len(lines) == 5
+  assert [line.split()[0] for line in lines] == ["single/1", "fsdp/8", "two_d/8", "peer/eager", "peer/sdpa"]
+  assert throughput.again(file, throughput.parse(["--rows=two_d"])[0], Machine({"fsdp/8": 1.2})) == 0
 
 
 def test_the_check_sees_memory_that_is_not_the_records(tmp_path: Path):
   old = measured("--rows=fsdp", "--devices=8")
   new = copy.deepcopy(old)
   new["cells"]["fsdp/8"]["bytes"]["total"] *= 1.5
-  lines, good = throughput.compare(old, new)
+  lines, good = comparison.compare(old, new)
   assert not good
   assert "NOT reproduced" in lines[1]
   assert "memory 18.8 MB, recorded 12.5 MB" in lines[1]
-  assert throughput.compare(old, new | {"versions": {"jax": "1"}})[1]  # another compiler may plan otherwise
-  elsewhere = throughput.compare(old, old | {"hardware": HARDWARE | {"cores": 64}})[0]
+  assert comparison.compare(old, new | {"versions": {"jax": "1"}})[1]  # another compiler may plan otherwise
+  elsewhere = comparison.compare(old, old | {"machine": "another"})[0]
   assert "of the recorded speed" not in elsewhere[1]
   assert "speeds are not compared" in elsewhere[-1]
+
+
+def test_what_cannot_be_compared_is_no_failure():
+  old = measured("--rows=fsdp,peer", "--devices=8")
+  without = copy.deepcopy(old)
+  without["cells"]["peer/eager"] |= {"error": "torch is not installed", "rounds": []}
+  lines, good = comparison.compare(old, without)
+  assert good
+  assert "not compared: torch is not installed" in lines[2]
+  without["cells"]["fsdp/8"] |= {"error": "out of memory", "rounds": []}
+  lines, good = comparison.compare(old, without)
+  assert not good
+  assert "NOT reproduced: out of memory" in lines[1]
+  assert "not compared: the record has no figures" in comparison.compare(without, old)[0][1]
 
 
 def test_two_cells_measured_for_real(tmp_path: Path):
@@ -197,18 +214,21 @@ def test_two_cells_measured_for_real(tmp_path: Path):
   def run(command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
     return rounds.run(command, spec) if spec["task"] in ("compile", "steps") else faked(command, spec)
 
-  asked = config(model__depth=1, model__seq_len=8)
-  options, _ = throughput.parse(["--rows=fsdp", "--devices=2", "--rounds=1", "--steps=2", f"--record={tmp_path}/x"])
+  asked = config(model__depth=2, model__seq_len=8)  # pipeline is meant for 4 devices or more
+  options, _ = throughput.parse(["--rows=pipeline", "--devices=2", "--rounds=1", "--steps=2", f"--record={tmp_path}/x"])
   made = throughput.measure(asked, options, FOUND, run)
-  single, fsdp = figures.rows(made)
-  assert (single.name, fsdp.name) == ("single/1", "fsdp/2")
+  single, split = figures.rows(made)
+  assert (single.name, split.name) == ("single/1", "pipeline/2")
   assert single.error is None
-  assert fsdp.error is None
+  assert split.error is None
   assert single.relative.median == 1
-  assert fsdp.mesh == {"data": 2}
-  assert fsdp.seconds.low > 0
-  assert fsdp.compile_seconds > 0
-  assert single.bytes > fsdp.bytes > 0  # half the state, half the batch
+  assert split.mesh == {"stage": 2, "data": 1}
+  assert split.seconds.low > 0
+  assert split.compile_seconds > 0
+  assert single.bytes > split.bytes > 0  # half the blocks
+  assert [made["cells"][row.name]["devices_there"] for row in (single, split)] == [1, 2]
+  sizes = made["cells"]["pipeline/2"]["bytes"]
+  assert sizes["total"] < sizes["argument"] + sizes["output"] + sizes["temp"]  # the state is donated
   assert figures.loss_spread(made) < PARITY
   assert made["unit"] == "tokens"
   assert made["items"] == 16 * 8

@@ -1,0 +1,41 @@
+"""Whether a table that was measured again says the same as its record: `python -m tools.throughput --check=RECORD`."""
+
+from benchmarks import cells, figures
+from benchmarks.figures import Record
+from benchmarks.tables import megabytes
+
+SAME_BYTES = 0.01  # how far planned memory may be from the record's, with the same versions
+
+
+def compare(old: Record, new: Record) -> tuple[list[str], bool]:
+  """A line for each row of `new`, and whether all are reproduced.
+
+  A row is reproduced if its median of throughput relative to the single device lies in the recorded spread, and, with
+  the same versions on simulated devices, the compiler plans the recorded bytes. Speed itself is told where the machine
+  is the same, and is no part of the verdict: a shared machine is not as fast on every day.
+  """
+  same_machine = old["machine"] == new["machine"]
+  same_plan = old["versions"] == new["versions"] and old["hardware"]["simulated"]
+  lines, good = [], True
+  for name in new["cells"]:
+    if name.partition("/")[0] in (cells.INPUT, cells.PEAKS) or name not in old["cells"]:
+      continue
+    then, now = figures.row(old, name), figures.row(new, name)
+    if then.error or now.error:
+      reproduced = bool(then.error) or name.startswith(cells.PEER)
+      text = (
+        f"not compared: {now.error or 'the record has no figures'}" if reproduced else f"NOT reproduced: {now.error}"
+      )
+    else:
+      within = then.relative.low <= now.relative.median <= then.relative.high
+      differs = same_plan and then.bytes and now.bytes and abs(now.bytes / then.bytes - 1) > SAME_BYTES
+      reproduced = within and not differs
+      text = f"{'reproduced' if reproduced else 'NOT reproduced'}: {now.relative.median:.3f} of the single device"
+      text += f", recorded {then.relative.show('.3f')}"
+      text += f"; memory {megabytes(now.bytes)}, recorded {megabytes(then.bytes)}" if differs else ""
+      text += f"; {then.seconds.median / now.seconds.median:.2f} of the recorded speed" if same_machine else ""
+    lines.append(f"{name:<20} {text}")
+    good = good and reproduced
+  if not same_machine:
+    lines.append(f"speeds are not compared: the record is of {old['machine']}, and this is {new['machine']}")
+  return lines, good
