@@ -92,7 +92,8 @@ def section(name: str, record: Record) -> str:
     + (f"All rows came to the same loss, to {spread:.0e} relative. " if spread is not None else "")
     + f"Raw seconds: [results/{name}.json](results/{name}.json).",
     "",
-    f"{source(record)} Commit {record['commit']}" + (", with changes." if record["dirty"] else "."),
+    f"{source(record)} Commit {record['commit']}{', with changes' if record['dirty'] else ''}; "
+    f"the machine's load before the run was {record['load']:.1f}.",
   ]
   return "\n".join(lines)
 
@@ -166,16 +167,16 @@ def _input(record: Record) -> list[str]:
   if not found:
     return ["The input pipeline alone: not measured (not asked for)."]
   lines = [
-    "| Input alone, batches/s (samples/s) | Batch | Gather on the host | Transfer to the devices | Both, prefetched |",
-    "|---" * 5 + "|",
+    "| Input alone, batches/s (samples/s) | Batch | Gather on the host | Transfer | Both, prefetched | To devices |",
+    "|---" * 6 + "|",
   ]
   for name, cell in found.items():
     if not cell["speed"]:
-      lines.append(f"| {name} | not measured: {cell.get('error')} | {NONE} | {NONE} | {NONE} |")
+      lines.append(f"| {name} | not measured: {cell.get('error')} | {NONE} | {NONE} | {NONE} | {NONE} |")
       continue
-    size = cell["rounds"][0]["batch_size"]
+    size, devices = cell["rounds"][0]["batch_size"], cell["rounds"][0]["devices"]
     speeds = [f"{speed.median:,.0f} ({speed.median * size:,.0f})" for speed in cell["speed"].values()]
-    lines.append(f"| {name} | {size} | {' | '.join(speeds)} |")
+    lines.append(f"| {name} | {size} | {' | '.join(speeds)} | {devices} |")
   return lines
 
 

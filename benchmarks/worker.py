@@ -133,7 +133,8 @@ def time_input(spec: dict[str, Any]) -> dict[str, Any]:
   }
   with data.prefetch(lambda step: shard(gather(step)), itertools.count()) as reader:
     found["both"] = _until(spec["seconds"], lambda _: jax.block_until_ready(next(reader)))
-  return found | {"description": dataset.description, "batch_size": config.batch_size}
+  shown = {"description": dataset.description, "batch_size": config.batch_size}
+  return found | shown | {"devices": strategy.layout.device_count}
 
 
 def _until(seconds: float, work: Callable[[int], Any]) -> dict[str, float]:

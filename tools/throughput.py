@@ -14,6 +14,7 @@ measured: benchmarks/README.md, benchmarks/rounds.py.
 import argparse
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -66,7 +67,7 @@ def measure(
   asked = cells.plan(config, wanted, devices, options.peer_python, hardware["platform"], program.model.dtype)
   asked = [cell for cell in asked if among is None or cell.name in among]
   state = jax.eval_shape(program.init, jax.random.key(0))
-  commit, dirty = _commit()
+  (commit, dirty), load = _commit(), os.getloadavg()[0]  # by which a reader sees whether the machine was quiet
   with tempfile.TemporaryDirectory() as cache:
     measured = rounds.measure(asked, options.rounds, options.steps, Path(cache), _say, run)
   if all("error" in measured[cell.name] for cell in asked if cell.compiled):
@@ -79,6 +80,7 @@ def measure(
     "versions": found["versions"],
     "commit": commit,
     "dirty": dirty,
+    "load": load,
     "config": config.to_dict(),
     "unit": "images" if image else "tokens",
     "items": config.batch_size * (1 if image else program.model.seq_len),

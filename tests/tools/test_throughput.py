@@ -52,7 +52,7 @@ class Machine:
       return {"flops": 4e11, "copy_bandwidth": 2e10, "dtype": "float32"}
     if task == "input":
       part = {"batches": 10, "seconds": 0.1}
-      return {"gather": part, "transfer": part, "both": part, "batch_size": 16, "description": ""}
+      return {"gather": part, "transfer": part, "both": part, "batch_size": 16, "devices": 8}
     if task == "compile":
       mesh = dict(strategies.layout(spec["config"]["strategy"]).fitted(devices).resolve(devices).mesh)
       return {"mesh": mesh, "said": "", "compile_seconds": 3.0, "bytes": {"total": 10**8 // devices}, "predicted": None}
@@ -71,6 +71,12 @@ def measured(*arguments: str, run: Machine | None = None, preset: str = "through
 
 def test_the_page_and_the_plots_show_the_records():
   assert tables.stale() == [], "python -m tools.throughput --tables"
+
+
+def test_all_rows_of_a_record_did_the_same_work():
+  for name, record in tables.read().items():
+    if record["hardware"]["simulated"]:  # in float32
+      assert figures.loss_spread(record) < PARITY, name
 
 
 def test_a_page_or_a_plot_of_another_record_is_found_out(tmp_path: Path):
@@ -95,6 +101,7 @@ def test_a_page_or_a_plot_of_another_record_is_found_out(tmp_path: Path):
 def test_the_page_says_that_simulated_devices_show_overhead():
   made = measured("--rows=fsdp", "--devices=8", run=Machine({"fsdp/8": 1.25}))
   text = tables.section("mine", made)
+  assert tables.parts({"mine": made})["records"] == text
   assert "Overhead on shared cores, not scaling." in text
   row = next(line for line in text.splitlines() if line.startswith("| fsdp "))
   # 32 · 128 tokens in 1.25 s, of 400 GFLOP/s; the step's range is that of all steps.
