@@ -7,6 +7,8 @@ over the mesh: what goes in and comes out is pinned by shardings, and the compil
 import contextlib
 import functools
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from errors import ConfigError
 from models.axes import AXES
 from strategies.layout import Layout, local_rows
+from strategies.schedule import Schedule
 from training.program import Batch, Metrics, Params, Program, Sums, TrainState
 
 
@@ -29,10 +32,16 @@ class Strategy:
     mesh: the devices in that shape, or an AbstractMesh to lower without devices.
     microbatches: the parts that a batch is cut into by the strategy itself.
     section: the section of the config whose fields the constructor takes by name, if it takes any.
+    schedule: of a pipeline with more than one stage.
+    sums_once: gradients are summed over devices after all parts of a batch, not after each.
+    rounds: how often, in a step on the busiest device, run the loops that a compiled program may skip, by their scope.
   """
 
   microbatches = 1
   section: str | None = None
+  schedule: Schedule | None = None
+  sums_once = False
+  rounds: Mapping[str, int] = MappingProxyType({})
 
   def __init__(self, layout: Layout, program: Program, mesh: Mesh | AbstractMesh):
     layout.check_divides(program.model.sizes())

@@ -45,7 +45,7 @@ class Layout:
   def __post_init__(self) -> None:
     ordered = {axis: self.mesh[axis] for axis in MESH_AXES if axis in self.mesh}
     unknown = set(self.mesh) - set(ordered)
-    unknown |= {axis for name in AXES for axis in _parts(getattr(self, name))} - set(ordered)
+    unknown |= {axis for name in AXES for axis in self.axes(name)} - set(ordered)
     if unknown:
       raise ValueError(f"mesh axes {sorted(unknown)} are not in this layout's mesh {dict(self.mesh)} or not canonical")
     object.__setattr__(self, "mesh", ordered)
@@ -112,9 +112,13 @@ class Layout:
   def device_count(self) -> int:
     return math.prod(self.mesh.values())
 
+  def axes(self, name: str) -> tuple[str, ...]:
+    """The mesh axes that split a logical axis."""
+    return _parts(getattr(self, name))
+
   def shards(self, name: str) -> int:
     """The number of pieces a logical axis is split into."""
-    return math.prod(self.mesh[axis] for axis in _parts(getattr(self, name)))
+    return math.prod(self.mesh[axis] for axis in self.axes(name))
 
   def spec(self, axes: Iterable[str | None]) -> P:
     """The PartitionSpec of an array whose dimensions carry these names."""
@@ -153,7 +157,7 @@ class Layout:
     for name, field, size in sizes:
       shards = self.shards(name)
       if size % shards:
-        fields = " × ".join(f"mesh.{axis}={self.mesh[axis]}" for axis in _parts(getattr(self, name)))
+        fields = " × ".join(f"mesh.{axis}={self.mesh[axis]}" for axis in self.axes(name))
         divisors = [str(d) for d in range(1, min(size, 64) + 1) if size % d == 0]
         raise ConfigError(f"{fields} does not divide {field}={size}; use {_either(divisors)}")
 
@@ -161,6 +165,11 @@ class Layout:
     if self.device_count == 1:
       return x
     return jax.lax.with_sharding_constraint(x, self.spec(axes))
+
+  def along_batch(self, x: jax.Array, dim: int) -> jax.Array:
+    """Pins one dimension of an array to where the batch is, and leaves the others to the compiler."""
+    spec = P(*(self.batch if d == dim else P.UNCONSTRAINED for d in range(x.ndim)))
+    return x if self.shards("batch") == 1 else jax.lax.with_sharding_constraint(x, spec)
 
   def gather(self, w: jax.Array, axes: Axes) -> jax.Array:
     """All-gathers a weight along `embed`; its gradient goes back the other way, reduced and split as it is stored."""
@@ -171,7 +180,7 @@ class Layout:
 
     def scatter(gradient: jax.Array) -> jax.Array:
       if not any(used) and any(
-        size > 1 for axis, size in self.mesh.items() if axis not in ("stage", *_parts(self.embed), *_parts(self.batch))
+        size > 1 for axis, size in self.mesh.items() if axis not in ("stage", *self.axes("embed"), *self.axes("batch"))
       ):
         # With a mesh axis to spare, the compiler would split the product over it and then have to move the gradient
         # by a collective-permute, which a stage of a pipeline cannot do alone. So whole first; such weights are small.

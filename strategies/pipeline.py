@@ -103,7 +103,7 @@ class PipelinedProgram(Program):
           return model.run_blocks(carry[0], sharding=sharding.place(layers=None), cache=carry[1], start=start)
 
         def turn(i: jax.Array, carry: tuple) -> tuple:
-          x, cache = once(index == i, work, start, carry)
+          x, cache = once("turn", index == i, work, start, carry)
           return jax.lax.ppermute(x, "stage", [(s, (s + 1) % stages) for s in range(stages)]), cache
 
         x, cache = jax.lax.fori_loop(0, stages, turn, (x, cache))
@@ -140,11 +140,12 @@ class Pipeline(Strategy):
     layout.check_divides(program.model.sizes())
     stages = layout.shards("layers")
     chunks = positive("pipeline.chunks", chunks) if schedule == "interleaved" else 1
-    self.schedule = None
     if stages > 1:
       self._check(stages, chunks, program.model.depth, microbatches)
       self.schedule = schedules.build(schedules.ORDERS[schedule], stages, microbatches, chunks)
       self.microbatches = microbatches
+      units = {"forward": chunks, "backward": chunks, "finish": 1, "embed_backward": 1}
+      self.rounds = {name: n * microbatches * program.accumulation for name, n in units.items()}
       evaluation = schedules.build(schedules.forward_only, stages, microbatches)
       program = PipelinedProgram(**vars(program), training=self.schedule, evaluation=evaluation)
       self._said = f"schedule {schedule}, {microbatches} microbatches: bubble {self.schedule.bubble:.0%}"

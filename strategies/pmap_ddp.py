@@ -5,11 +5,9 @@
 
 What pmap is today: a wrapper that builds a `jit` of a fully manual `shard_map` over one axis (jax 0.8 on). Code that
 kept its state with a leading device axis (`replicate`, `unreplicate`) need not: `in_axes=None` and `out_axes=None`
-take and give whole arrays, so the state here is like that of every other strategy. With several processes each still
-gets arrays of its own devices alone, of which `train_step` makes global ones. Each sum over devices is an explicit
-`psum`, which data_parallel leaves to the compiler.
+take and give whole arrays. With several processes each gets its own devices' alone; `train_step` makes them global.
 
-Communication: data_parallel's, one all-reduce of the gradients, P numbers. Use it to read old code. To migrate:
+Communication: data_parallel's, though once a step even where `accumulation` cuts the batch into parts. To migrate:
 `jax.shard_map` with in_specs=(P(), P("data")), out_specs=P() and no leading axis on the batch (a test holds such a
 twin to this file); or drop the psums: data_parallel.py.
 
@@ -30,6 +28,8 @@ from training.program import Batch, Metrics, Program, TrainState
 
 class PmapDDP(Strategy):
   """data_parallel's layout, with every function of a batch run by pmap."""
+
+  sums_once = True
 
   def __init__(self, layout: Any, program: Program, mesh: Any):
     super().__init__(layout, program, mesh)

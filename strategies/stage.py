@@ -95,7 +95,7 @@ class Stage:
       y, residuals, _ = self.linearize(x, row)
       stores = [put(store, row["residuals"], r) for store, r in zip(carry.residuals, residuals, strict=True)]
       carry = carry._replace(to_next=y, residuals=stores)
-    return once(self.is_last(row), self.finish, row, carry)
+    return once("finish", self.is_last(row), self.finish, row, carry)
 
   def finish(self, row: Row, carry: Carry) -> Carry:
     """Final norm, head and loss of a microbatch that has passed all blocks, and in training their gradient."""
@@ -116,7 +116,7 @@ class Stage:
     blocks, edges = carry.gradients
     blocks = jax.tree.map(lambda total, g: total.at[row["chunk"]].add(g), blocks, weights)
     carry = carry._replace(to_previous=cotangent, gradients=(blocks, edges))
-    return once(self.is_first(row), self.embed_backward, row, carry)
+    return once("embed_backward", self.is_first(row), self.embed_backward, row, carry)
 
   def embed_backward(self, row: Row, carry: Carry) -> Carry:
     _, vjp = jax.vjp(lambda edges: self.embed(edges, row), self.edges)
@@ -136,14 +136,20 @@ class Stage:
       return jax.tree.unflatten(tree, [next(rest) if i is None else given[i] for i in sources])
 
     residuals = [leaf for leaf, i in zip(leaves, sources, strict=True) if i is None]
-    # The stream of activations is pinned on its way into the store, else the compiler may split it by width for the
-    # sake of the weights' gradients, and exchange it between devices at every tick.
-    residuals = [self.pin(r) if r.shape[-3:] == x.shape else r for r in residuals]
+    # Pinned on their way into the store, else the compiler may split the stream by width for the sake of the weights'
+    # gradients, or attention's scores by position, and exchange them between devices at every tick.
+    residuals = [self.pin(r) if r.shape[-3:] == x.shape else self.pin_batch(r, x) for r in residuals]
     return y, residuals, jax.tree_util.Partial(rebuild)
 
   def pin(self, x: jax.Array) -> jax.Array:
     """Pins activations [..., b, T, D]."""
     return self.sharding.activation(x, *(None,) * (x.ndim - 3), "batch", None, None)
+
+  def pin_batch(self, r: jax.Array, x: jax.Array) -> jax.Array:
+    """Pins a residual of activations x [b, T, D], [b, ...] or [b · T, ...] or a stack of these, along its examples."""
+    is_stacked = r.shape[:1] == jax.tree.leaves(self.blocks)[0].shape[1:2]
+    rows = r.shape[is_stacked:][:1]
+    return self.sharding.along_batch(r, int(is_stacked)) if rows in ((x.shape[0],), (x.shape[0] * x.shape[1],)) else r
 
   def run(self) -> Carry:
     """Every tick of the schedule → the carry at its end: this stage's sums and gradients."""
@@ -159,9 +165,9 @@ class Stage:
       if rebuild:
         cotangent = jax.lax.ppermute(carry.to_previous, "stage", to_previous)
         carry = carry._replace(cotangent=put(carry.cotangent, row["put_cotangent"], cotangent))
-      carry = once(row["kind"] == FORWARD, self.forward, row, carry)
+      carry = once("forward", row["kind"] == FORWARD, self.forward, row, carry)
       if rebuild:
-        carry = once(row["kind"] == BACKWARD, functools.partial(self.backward, rebuild), row, carry)
+        carry = once("backward", row["kind"] == BACKWARD, functools.partial(self.backward, rebuild), row, carry)
       return carry, None
 
     return jax.lax.scan(tick, start, rows)[0]
@@ -198,8 +204,8 @@ class Stage:
     return blocks, jax.tree.map(zeros, self.edges, {name: axes[name] for name in self.edges})
 
 
-def once(wanted: jax.Array, work: Callable[[Any, T], T], row: Any, carry: T) -> T:
-  """`work(row, carry)` if wanted, else `carry`: a loop of one round or none.
+def once(name: str, wanted: jax.Array, work: Callable[[Any, T], T], row: Any, carry: T) -> T:
+  """`work(row, carry)` if wanted, else `carry`: a loop of one round or none, in the scope `name` of the program.
 
   Not `lax.cond`, because XLA copies what a branch hands through, and a carry is large, while a loop's carry is updated
   in place. The barrier ties what the work begins with to the round: otherwise XLA finds parts that do not depend on the
@@ -210,7 +216,8 @@ def once(wanted: jax.Array, work: Callable[[Any, T], T], row: Any, carry: T) -> 
     row_now, carry, _ = jax.lax.optimization_barrier((row, carry, i))
     return work(row_now, carry)
 
-  return jax.lax.fori_loop(0, wanted.astype(jnp.int32), body, carry)
+  with jax.named_scope(name):
+    return jax.lax.fori_loop(0, wanted.astype(jnp.int32), body, carry)
 
 
 def put(store: jax.Array, slot: jax.Array, value: jax.Array) -> jax.Array:

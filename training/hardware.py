@@ -1,37 +1,72 @@
-"""What a device can do at best. A kind that is not listed has no peak here, and then no MFU is printed."""
+"""What a device can do at best. A kind that is not listed has no figures here, and then no MFU is printed."""
+
+import dataclasses
 
 import jax
 
-# Dense bfloat16 FLOP/s of one device, as its maker states it: NVIDIA's data sheets (without sparsity) and Google
-# Cloud's "TPU architecture" pages; a TPU7x chip shows as two devices. Keys are the first words, or parts of words up to
-# a hyphen, of `jax.Device.device_kind`; the longest match counts, and None is a kind whose peak is not known here.
-PEAK_BFLOAT16_FLOPS: dict[str, float | None] = {
-  "NVIDIA A100": 312e12,
-  "NVIDIA L4": 121e12,
-  "NVIDIA H100": 989e12,  # SXM; the PCIe card has its own line
-  "NVIDIA H100 PCIe": 756e12,
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """The figures of one device, as its maker states them. Bandwidths are in one direction.
+
+  Attributes:
+    flops: dense bfloat16 FLOP/s.
+    memory: bytes.
+    bandwidth: of its memory, bytes/s.
+    link: bytes/s to the devices of its fast network: over each link of a torus, else over all links together.
+    torus: dimensions of the torus the devices stand in; 0 where a switch connects them all.
+    wraps: from this size on a dimension of the torus is closed to a ring.
+  """
+
+  flops: float
+  memory: float
+  bandwidth: float
+  link: float
+  torus: int = 0
+  wraps: int = 0
+
+
+_V4 = Chip(275e12, 32 * 2**30, 1200e9, 50e9, torus=3, wraps=4)
+_V5E = Chip(197e12, 16e9, 819e9, 50e9, torus=2, wraps=16)
+_V5P = Chip(459e12, 95 * 2**30, 2765e9, 100e9, torus=3, wraps=4)
+_V6E = Chip(918e12, 32e9, 1638e9, 100e9, torus=2, wraps=16)
+
+# TPUs: Google Cloud's pages on each version, docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and /tpu7x, which give
+# the interconnect in both directions over all of a chip's links (4 in a 2D torus, 6 in 3D). A TPU7x chip shows as two
+# devices, so half of each figure. NVIDIA: the data sheets of each product (FLOP/s without sparsity, NVLink both ways,
+# so half of it; the L4 has PCIe 4.0 ×16 alone). Keys are the first words, or parts of words up to a hyphen, of
+# `jax.Device.device_kind`; the longest match counts, and None is a kind whose figures are not known here.
+CHIPS: dict[str, Chip | None] = {
+  "NVIDIA A100": Chip(312e12, 40e9, 1555e9, 300e9),
+  "NVIDIA A100-SXM4-80GB": Chip(312e12, 80e9, 2039e9, 300e9),
+  "NVIDIA L4": Chip(121e12, 24e9, 300e9, 32e9),
+  "NVIDIA H100": Chip(989e12, 80e9, 3350e9, 450e9),  # SXM; the PCIe card has its own line
+  "NVIDIA H100 PCIe": Chip(756e12, 80e9, 2000e9, 300e9),
   "NVIDIA H100 NVL": None,
-  "NVIDIA H200": 989e12,
+  "NVIDIA H200": Chip(989e12, 141e9, 4800e9, 450e9),
   "NVIDIA H200 NVL": None,
-  "NVIDIA B200": 2250e12,
-  "TPU v4": 275e12,
-  "TPU v5 lite": 197e12,  # v5e
-  "TPU v5e": 197e12,
-  "TPU v5": 459e12,  # v5p
-  "TPU v5p": 459e12,
-  "TPU v6 lite": 918e12,  # v6e
-  "TPU v6e": 918e12,
-  "TPU7x": 1153.5e12,
+  "NVIDIA B200": Chip(2250e12, 180e9, 7700e9, 900e9),
+  "TPU v4": _V4,
+  "TPU v5 lite": _V5E,
+  "TPU v5e": _V5E,
+  "TPU v5": _V5P,
+  "TPU v5p": _V5P,
+  "TPU v6 lite": _V6E,
+  "TPU v6e": _V6E,
+  "TPU7x": Chip(1153.5e12, 96 * 2**30, 3690e9, 50e9, torus=3, wraps=4),
 }
+
+
+def chip(kind: str) -> Chip | None:
+  """The figures of a kind of device, by its `device_kind`; None where they are not known."""
+  known = [name for name in CHIPS if kind.startswith(name) and kind[len(name) :][:1] in ("", " ", "-")]
+  return CHIPS[max(known, key=len)] if known else None
 
 
 def peak_flops(device: jax.Device, dtype: str) -> float | None:
   """FLOP/s of the device in the compute dtype, or None where it is not known."""
-  name = device.device_kind
-  known = [kind for kind in PEAK_BFLOAT16_FLOPS if name.startswith(kind) and name[len(kind) :][:1] in ("", " ", "-")]
-  if not known or dtype != "bfloat16":
-    return None
-  return PEAK_BFLOAT16_FLOPS[max(known, key=len)]
+  known = chip(device.device_kind)
+  return known.flops if known and dtype == "bfloat16" else None
 
 
 def memory_in_use(devices: list[jax.Device]) -> dict[str, float]:

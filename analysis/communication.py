@@ -1,0 +1,138 @@
+"""What a compiled program sends: every collective, over which mesh axes, how often, how many bytes.
+
+Bytes are what one device sends, as the usual ring algorithms do it: the bandwidth-optimal ones of Patarasuk and Yuan
+2009 (doi:10.1016/j.jpdc.2008.09.002). A device receives as many.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from analysis.hlo import Instruction, Module, Shape, Visit
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """One collective of a compiled program.
+
+  Attributes:
+    kind: one of KINDS.
+    axes: the mesh axes over which its devices differ.
+    devices: how many take part together.
+    operands: what each device puts in.
+    times: how often it runs in a step; None if nothing says so.
+    op_name: where it comes from in the Python program.
+  """
+
+  kind: str
+  axes: tuple[str, ...]
+  devices: int
+  operands: tuple[Shape, ...]
+  times: int | None
+  op_name: str
+
+  @property
+  def bytes(self) -> int:
+    """What a device puts in."""
+    return sum(shape.bytes for shape in self.operands)
+
+  @property
+  def sent(self) -> float:
+    """Bytes that a device sends each time."""
+    n = self.devices
+    per_byte = {
+      "all-gather": n - 1,
+      "all-reduce": 2 * (n - 1) / n,
+      "reduce-scatter": (n - 1) / n,
+      "all-to-all": (n - 1) / n,
+      "collective-permute": 1,
+    }
+    return self.bytes * per_byte[self.kind]
+
+  @property
+  def ring(self) -> bool:
+    """A step of a ring that the compiler has made of a product's reduce-scatter, to overlap the two (TPU)."""
+    return self.kind == "collective-permute" and self.op_name.endswith("dot_general")
+
+  @property
+  def label(self) -> str:
+    return "reduce-scatter, as a ring" if self.ring else self.kind
+
+  @property
+  def sent_in_step(self) -> float:
+    return self.sent * (self.times or 0)
+
+
+def collectives(module: Module, mesh: Mapping[str, int], rounds: Mapping[str, int] | None = None) -> list[Collective]:
+  """Every collective of a step on a mesh (axis → size, outermost first), those among single devices left out.
+
+  A TPU program may have a collective in several pieces, overlapped with arithmetic; it is one here.
+  """
+  found: dict[tuple, Collective] = {}
+  for visit in module.walk(rounds):
+    kind = visit.instruction.operation.removesuffix("-start")
+    if kind not in KINDS:
+      continue
+    collective = _read(visit, kind, mesh)
+    if collective.devices > 1:
+      piece_of = visit.instruction.attribute("channel_id") if visit.fused else ""
+      found[(kind, piece_of) if piece_of else (visit.name, visit.instruction.name)] = collective
+  return list(found.values())
+
+
+def _read(visit: Visit, kind: str, mesh: Mapping[str, int]) -> Collective:
+  instruction = visit.instruction
+  if kind == "collective-permute":
+    pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", instruction.attributes)
+    assert pairs is not None
+    numbers = np.array([int(n) for n in re.findall(r"\d+", pairs.group(1))]).reshape(-1, 2)
+    axes, devices = _varying(numbers, mesh), int(np.any(numbers[:, 0] != numbers[:, 1])) + 1
+  else:
+    members = groups(instruction, int(np.prod(list(mesh.values()))))
+    axes, devices = _varying(members, mesh), members.shape[1]
+  if visit.name.startswith("all-reduce-scatter"):  # TPU: an all-reduce fused with the slice that is kept of it
+    kind = "reduce-scatter"
+  operands = tuple(shape for name in instruction.operands for shape in visit.computation[name].shapes)
+  return Collective(kind, axes, devices, operands, visit.times, instruction.op_name)
+
+
+def groups(instruction: Instruction, devices: int) -> np.ndarray:
+  """Which devices take part together: their numbers [groups, devices of a group].
+
+  XLA writes them out, {{0,1},{2,3}}; or as a reshaped and transposed range, [2,2]<=[2,2]T(1,0); or as axes of a mesh of
+  its own, mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}.
+  """
+  text = instruction.attributes
+  if found := re.search(
+    r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{(.*?)\}", text
+  ):
+    axes, dims, order, reduced = found.groups()
+    sizes = {name: int(size) for name, size in re.findall(r"('\w+')=(\d+)", axes)}
+    numbers = np.arange(int(np.prod(list(sizes.values()))))
+    if dims and order:
+      numbers = numbers.reshape(_numbers(dims)).transpose(_numbers(order))
+    within = [i for i, name in enumerate(sizes) if name in reduced.split(",")]
+    together = np.moveaxis(numbers.reshape(list(sizes.values())), within, range(-len(within), 0))
+    return together.reshape(-1, int(np.prod([list(sizes.values())[i] for i in within])))
+  if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+    shape, dims, order = found.groups()
+    numbers = np.arange(devices).reshape(_numbers(dims))
+    return (numbers.transpose(_numbers(order)) if order else numbers).reshape(_numbers(shape))
+  found = re.search(r"replica_groups=\{(.*?)\}\}", text)
+  if not found:  # {}: all
+    return np.arange(devices)[None]
+  return np.array([_numbers(group) for group in re.findall(r"\{([\d,]+)", found.group(1) + "}")])
+
+
+def _varying(numbers: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
+  """The mesh axes over which devices [..., n] that stand together differ."""
+  places = np.stack(np.unravel_index(numbers, tuple(mesh.values())))  # [axes, groups, n]
+  return tuple(axis for axis, place in zip(mesh, places, strict=True) if (place != place[..., :1]).any())
+
+
+def _numbers(listed: str) -> list[int]:
+  return [int(n) for n in listed.split(",")]

@@ -1,0 +1,195 @@
+"""Everything that can be said of a training step before it runs, as one dict of numbers and texts.
+
+tools/explain.py prints it. Sizes are bytes of one device, times are seconds.
+"""
+
+import collections
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import strategies
+from analysis import predict, roofline, theory
+from analysis.case import Case, weights
+from analysis.compiled import DoesNotFit, Step, compile_step
+from errors import ConfigError
+from models.axes import Axes
+from strategies.base import Strategy
+from training.hardware import Chip, chip
+
+# What an activation is, by the names of its dimensions.
+ACTIVATIONS = {
+  ("batch", None, None): "residual stream",
+  ("batch", None, None, None): "images",
+  ("batch", None, "heads", None): "heads",
+  ("batch", None, "mlp"): "hidden units of the MLP",
+  ("batch", None, "vocab"): "logits",
+  ("vocab", None): "embedding, as looked up in",
+}
+
+
+class Recorder:
+  """A `models.axes.Sharding` that does nothing but note which activations the model pins, and how often."""
+
+  def __init__(self) -> None:
+    self.seen: collections.Counter[tuple[tuple[int, ...], str, Axes]] = collections.Counter()
+
+  def activation(self, x: jax.Array, *axes: str | None) -> jax.Array:
+    self.seen[x.shape, x.dtype.name, axes] += 1
+    return x
+
+  def gather(self, w: jax.Array, axes: Axes) -> jax.Array:
+    return w
+
+
+def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
+  """Compiles the strategy's step for a global batch and says what lies where, what is sent, and how fast it can be."""
+  device = strategy.mesh.devices.flat[0]
+  figures = chip(device.device_kind)
+  case = Case.of(strategy, batch_size, device.platform)
+  try:
+    step, needed = compile_step(strategy, batch_size), None
+  except DoesNotFit as error:
+    step, needed = None, error.needed
+  return {
+    "strategy": name,
+    "about": strategy.describe(name),
+    "mesh": dict(strategy.layout.mesh),
+    "device": device.device_kind,
+    "batch_size": batch_size,
+    "weights": _weights(strategy),
+    "activations": _activations(strategy, case),
+    "memory": _memory(name, case, step, needed, figures),
+    "communication": _communication(step) if step else None,
+    "theory": [row._asdict() for row in theory.sent(case)],
+    "timeline": strategy.schedule.timeline() if strategy.schedule else None,
+    "bubble": strategy.schedule.bubble if strategy.schedule else None,
+    "time": _time(strategy, case, step, figures) if step and figures else None,
+    "compile_seconds": step.seconds if step else None,
+  }
+
+
+def _weights(strategy: Strategy) -> list[dict[str, Any]]:
+  item = jnp.dtype(strategy.program.model.param_dtype).itemsize
+  shards = lambda axes: math.prod(strategy.layout.shards(axis) for axis in axes if axis)
+  return [
+    {
+      "name": weight.name,
+      "shape": weight.shape,
+      "axes": weight.axes,
+      "spec": tuple(strategy.layout.spec(weight.axes)),
+      "bytes": math.prod(weight.shape) // shards(weight.axes) * item,
+    }
+    for weight in weights(strategy.program.model)
+  ]
+
+
+def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
+  """Those of one part of the batch, in the shapes of all devices together."""
+  program, recorder, layout = strategy.program, Recorder(), strategy.layout
+  size = case.batch_size // case.units
+  batch = {k: jax.ShapeDtypeStruct((size, *shape), dtype) for k, (shape, dtype) in program.example_shapes().items()}
+  state = jax.eval_shape(program.init, jax.random.key(0))
+  jax.eval_shape(lambda state, batch: program.loss_sums(state.params, batch, state.step, recorder), state, batch)
+  return [
+    {
+      "what": ACTIVATIONS.get(axes, ""),
+      "shape": shape,
+      "dtype": dtype,
+      "axes": axes,
+      "spec": tuple(layout.spec(axes)),
+      "bytes": math.prod(shape) * jnp.dtype(dtype).itemsize // math.prod(layout.shards(a) for a in axes if a),
+    }
+    for shape, dtype, axes in recorder.seen
+  ]
+
+
+def _memory(name: str, case: Case, step: Step | None, needed: float | None, figures: Chip | None) -> dict[str, Any]:
+  predicted = predict.memory(case)
+  total = step.bytes if step else needed or predicted.total
+  capacity = figures.memory if figures else None
+  fits = None if capacity is None else step is not None and total <= capacity
+  return {
+    "predicted": dataclasses.asdict(predicted) | {"total": predicted.total},
+    "arguments": step.arguments if step else None,
+    "temporary": step.temporary if step else None,
+    "total": total,
+    "device": capacity,
+    "fits": fits,
+    "mends": mends(name, case, capacity) if fits is False and capacity else [],
+  }
+
+
+def mends(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
+  """Changes of the config, each alone, by which a step is predicted to fit into `capacity` bytes."""
+  changes: list[tuple[str, Case]] = []
+  for remat in ("dots", "full"):
+    changes.append(
+      (f"model.remat={remat}", dataclasses.replace(case, model=dataclasses.replace(case.model, remat=remat)))
+    )
+  full = dataclasses.replace(case, model=dataclasses.replace(case.model, remat="full"))
+  for parts in (2, 4, 8, 16, 32):
+    if case.examples >= parts and case.examples % parts == 0:
+      fewer = dataclasses.replace(full, accumulation=case.accumulation * parts)
+      changes.append((f"model.remat=full accumulation={fewer.accumulation}", fewer))
+  for other in strategies.names():
+    try:
+      layout = strategies.layout(other).resolve(case.layout.device_count)
+      layout.check_divides(case.model.sizes())
+    except ConfigError:
+      continue
+    if other != name and not layout.axes("layers") and full.batch_size % (layout.shards("batch") * full.units) == 0:
+      changes.append((f"strategy={other} model.remat=full", dataclasses.replace(full, layout=layout, schedule=None)))
+  found = [{"change": change, "total": predict.memory(changed).total} for change, changed in changes]
+  return [mend for mend in found if mend["total"] <= capacity]
+
+
+def _communication(step: Step) -> list[dict[str, Any]]:
+  """The step's collectives, those of one kind, over the same axes and equally often together."""
+  rows: dict[tuple, dict[str, Any]] = {}
+  for collective in step.collectives():
+    key = (collective.kind, collective.axes, collective.times, collective.ring)
+    row = rows.setdefault(
+      key,
+      {
+        "kind": collective.label,
+        "axes": collective.axes,
+        "times": collective.times,
+        "count": 0,
+        "sent": 0.0,
+        "sent_in_step": 0.0,
+      },
+    )
+    row["count"] += 1
+    row["sent"] += collective.sent
+    row["sent_in_step"] += collective.sent_in_step
+  return sorted(rows.values(), key=lambda row: -row["sent_in_step"])
+
+
+def _time(strategy: Strategy, case: Case, step: Step, figures: Chip) -> dict[str, Any]:
+  sent: dict[tuple[str, ...], float] = collections.defaultdict(float)
+  for collective in step.collectives():
+    sent[collective.axes] += collective.sent_in_step
+  times = roofline.Roofline(
+    compute=step.flops() / figures.flops,
+    memory=step.traffic() / figures.bandwidth,
+    communication=roofline.seconds_to_send(figures, strategy.mesh, sent),
+    idle=strategy.schedule.idle_time() if strategy.schedule else 0.0,
+  )
+  model, devices = strategy.program.model, strategy.layout.device_count
+  model_flops = case.batch_size * model.train_flops_per_example() / devices
+  return {
+    **dataclasses.asdict(times),
+    "seconds": times.seconds,
+    "binds": times.binds,
+    "mfu": times.mfu(model_flops, figures),
+    "flops": step.flops(),
+    "model_flops": model_flops,
+    "predicted_flops": predict.flops(case),
+    "traffic": step.traffic(),
+    "per_second": case.batch_size * (1 if model.is_image else model.seq_len) / times.seconds,
+    "unit": "images" if model.is_image else "tokens",
+  }

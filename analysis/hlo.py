@@ -1,0 +1,180 @@
+"""Parses the text of a compiled program (XLA's HLO) and walks through it: which instruction runs how often.
+
+Loops count: XLA's own cost analysis takes the body of a loop once, but a Transformer's blocks are the body of a loop.
+Next: work.py and communication.py, which read the instructions. The text format is not documented as stable; what is
+read here was written by jax 0.10.2 (CPU, and TPU by libtpu 0.0.42).
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "f8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}
+
+# NAME = TYPE OPERATION(OPERANDS), ATTRIBUTES, where a TYPE may be a tuple with layouts in it: (f32[2,3]{1,0:T(8,128)}).
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\((?:[^()]|\([^()]*\))*\)|\S+) ([\w\-]+)\((.*)$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
+_CALLED = re.compile(r"(calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+
+
+class Shape(NamedTuple):
+  """An array of a compiled program on one device. `on_chip` is true where a TPU keeps it out of its main memory."""
+
+  dtype: str
+  dims: tuple[int, ...]
+  on_chip: bool = False
+
+  @property
+  def size(self) -> int:
+    size = 1
+    for dim in self.dims:
+      size *= dim
+    return size
+
+  @property
+  def bytes(self) -> int:
+    return self.size * BYTES.get(self.dtype, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """`shapes` holds the result's arrays, a tuple taken apart; `operands` are names in the same computation."""
+
+  name: str
+  operation: str
+  shapes: tuple[Shape, ...]
+  operands: tuple[str, ...]
+  attributes: str
+  is_root: bool
+
+  @property
+  def op_name(self) -> str:
+    """Where it comes from in the Python program: scopes and primitives, outermost first."""
+    found = _OP_NAME.search(self.attributes)
+    return found.group(1) if found else ""
+
+  def attribute(self, name: str) -> str:
+    """The value of an attribute without nested braces; "" where it is not there."""
+    found = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^,\s]+)", self.attributes)
+    return found.group(1).strip("{}") if found else ""
+
+
+Computation = dict[str, Instruction]
+
+
+class Visit(NamedTuple):
+  """An instruction on the way through a program. `times` it runs in all; None if nothing says how often."""
+
+  instruction: Instruction
+  computation: Computation
+  name: str  # of the computation
+  times: int | None
+  fused: bool  # part of a kernel: what it makes is not written to memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+  """A compiled program, as one device runs it."""
+
+  computations: Mapping[str, Computation]
+  entry: str
+
+  def walk(self, rounds: Mapping[str, int] | None = None) -> Iterator[Visit]:
+    """Every instruction that may run, with how often it runs.
+
+    A loop whose trip count the program does not know, such as a pipeline's units, takes it from `rounds`: scope's name
+    → rounds in the whole program. Of a conditional every branch is taken as run.
+    """
+    yield from self._walk(self.entry, 1, False, rounds or {})
+
+  def _walk(self, name: str, times: int | None, fused: bool, rounds: Mapping[str, int]) -> Iterator[Visit]:
+    computation = self.computations[name]
+    for instruction in computation.values():
+      yield Visit(instruction, computation, name, times, fused)
+      if instruction.operation == "while":
+        inside = self._times(instruction, times, rounds)
+        yield from self._walk(instruction.attribute("body").lstrip("%"), inside, fused, rounds)
+      else:
+        within = fused or instruction.operation == "fusion"
+        for called in self._called(instruction):
+          yield from self._walk(called, times, within, rounds)
+
+  def _called(self, instruction: Instruction) -> list[str]:
+    # What `to_apply` names elsewhere is the scalar function of a reduction.
+    wanted = {"call": ("to_apply", "calls")}.get(instruction.operation, ("calls",))
+    if instruction.operation == "conditional":
+      wanted = ("true_computation", "false_computation")
+    called = [name for kind, name in _CALLED.findall(instruction.attributes) if kind in wanted]
+    branches = _BRANCHES.search(instruction.attributes)
+    return called + ([name.strip().lstrip("%") for name in branches.group(1).split(",")] if branches else [])
+
+  def _times(self, loop: Instruction, outside: int | None, rounds: Mapping[str, int]) -> int | None:
+    trips = self._trips(loop)
+    if trips is not None:
+      return None if outside is None else outside * trips
+    scopes = [scope for scope in loop.op_name.split("/") if scope in rounds]
+    return rounds[scopes[-1]] if scopes else None
+
+  def _trips(self, loop: Instruction) -> int | None:
+    """How often a loop runs: what the compiler has noted, else what its condition and its body count up to from 0."""
+    if noted := _TRIPS.search(loop.attributes):
+      return int(noted.group(1))
+    condition, body = (self.computations[loop.attribute(name).lstrip("%")] for name in ("condition", "body"))
+    root = next(instruction for instruction in condition.values() if instruction.is_root)
+    if root.operation != "compare" or root.attribute("direction") != "LT":
+      return None
+    counter, limit = (condition[name] for name in root.operands)
+    if counter.operation != "get-tuple-element":
+      return None
+    end = next(instruction for instruction in body.values() if instruction.is_root)
+    following = body[end.operands[int(counter.attribute("index"))]]
+    added = [n for name in following.operands if (n := _constant(body[name])) is not None]
+    until = _constant(limit)
+    if following.operation != "add" or not added or until is None:
+      return None
+    return -(-until // added[0])
+
+
+def _constant(instruction: Instruction) -> int | None:
+  written = re.match(r"(\d+)\)", instruction.attributes) if instruction.operation == "constant" else None
+  return int(written.group(1)) if written else None
+
+
+def parse(text: str) -> Module:
+  """The program that an HLO text describes."""
+  computations: dict[str, Computation] = {}
+  entry, current = "", {}
+  for line in text.splitlines():
+    if header := _COMPUTATION.match(line):
+      current = computations.setdefault(header.group(2), {})
+      entry = header.group(2) if header.group(1) else entry
+    elif found := _INSTRUCTION.match(line):
+      root, name, result, operation, rest = found.groups()
+      operands, attributes = _split(rest)
+      given = (
+        rest if operation in ("constant", "parameter") else attributes
+      )  # their value, or number, stands where operands do
+      current[name] = Instruction(name, operation, shapes(result), operands, given, bool(root))
+  return Module(computations, entry)
+
+
+def shapes(text: str) -> tuple[Shape, ...]:
+  """The arrays of a type: f32[2,3]{1,0}, or a tuple of such."""
+  return tuple(
+    Shape(dtype, tuple(int(dim) for dim in dims.split(",") if dim), "S(" in layout)
+    for dtype, dims, layout in _SHAPE.findall(text)
+  )
+
+
+def _split(rest: str) -> tuple[tuple[str, ...], str]:
+  """What follows an operation's opening parenthesis: the names of the operands, and the attributes."""
+  depth, end = 1, 0
+  while depth and end < len(rest):
+    depth += (rest[end] == "(") - (rest[end] == ")")
+    end += 1
+  return tuple(re.findall(r"%([\w.\-]+)", rest[:end])), rest[end:]

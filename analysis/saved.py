@@ -1,0 +1,58 @@
+"""What the backward pass keeps of the forward pass, read from JAX's own trace of the model: exact, and nothing is run.
+
+A device that has a part of the heads, of the MLP and of the batch computes a smaller model of the same width. So the
+blocks are traced in these smaller sizes, for one example; every strategy's share follows from that.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from models.config import ModelConfig
+from models.transformer import Transformer, bind
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part(ModelConfig):
+  """A model with a part of another's heads: their size is not width / heads any more."""
+
+  size_of_head: int = 0
+
+  @property
+  def head_size(self) -> int:
+    return self.size_of_head
+
+
+@functools.cache
+def bytes_per_example(model: ModelConfig, heads: int, mlp: int, layers: int, remat: str | None = None) -> int:
+  """Bytes kept for one example by `layers` blocks on a device that has 1/heads of the heads and 1/mlp of the MLP.
+
+  `remat` stands in for the model's own, if given.
+  """
+  fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}
+  fields |= {"heads": model.heads // heads, "kv_heads": model.kv_heads // heads, "mlp_width": model.mlp_width // mlp}
+  fields |= {"depth": layers, "remat": remat or model.remat, "size_of_head": model.head_size, "vocab_size": 1}
+  # Two more heads' worth of width would be refused by the checks on whole models, which a part need not pass.
+  part = object.__new__(_Part)
+  for name, value in fields.items():
+    object.__setattr__(part, name, value)
+  graph, params = nnx.split(nnx.eval_shape(lambda: Transformer(part, nnx.Rngs(params=0))), nnx.Param)
+  del graph
+  shapes = nnx.to_pure_dict(params)
+  x = jax.ShapeDtypeStruct((1, model.positions, model.width), model.dtype)
+
+  def leaves(params: Any, x: jax.Array) -> list[jax.Array]:
+    blocks = lambda params, x: bind(part, params).run_blocks(x)[0]
+    _, vjp = jax.vjp(blocks, params, x)
+    weights = {id(w) for w in jax.tree.leaves(params)}
+    return [leaf for leaf in jax.tree.leaves(vjp) if id(leaf) not in weights]
+
+  kept = jax.eval_shape(leaves, shapes, x)
+  # Weights in the compute dtype are cast, and gathered, again.
+  stacked = {w.shape for w in jax.tree.leaves(shapes)}
+  return sum(int(np.prod(k.shape)) * jnp.dtype(k.dtype).itemsize for k in kept if k.shape not in stacked)

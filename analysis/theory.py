@@ -1,0 +1,127 @@
+"""What a step sends by theory: from the layout and the model alone, byte by byte.
+
+Tests hold every strategy's compiled program to these formulas (tests/analysis/test_communication.py). They hold for any
+layout, and a strategy is nothing else.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from analysis.case import Case, Weight, weights
+from strategies.stage import UNROLL
+
+
+class Sent(NamedTuple):
+  """Bytes that each device sends in a step, in collectives of a kind over some mesh axes, and what for."""
+
+  kind: str
+  axes: tuple[str, ...]
+  bytes: float
+  what: str
+
+
+def sent(case: Case) -> list[Sent]:
+  """Every kind of message that the layout makes necessary, with the bytes each device sends in a step."""
+  return [row for row in (*_weights_and_gradients(case), *_activations(case), *_stages(case)) if row.bytes]
+
+
+def _weights_and_gradients(case: Case) -> list[Sent]:
+  layout, item = case.layout, case.item
+  embed, batch = layout.axes("embed"), layout.axes("batch")
+  across = tuple(axis for axis in batch if axis not in embed)  # the batch's axes over which weights are whole
+  n, r, b = layout.shards("embed"), math.prod(layout.mesh[axis] for axis in across), layout.shards("batch")
+  gathered = scattered = across_pieces = whole = lookup = 0.0
+  for weight in weights(case.model):
+    used = case.used(weight)
+    gathered += _gathers(case, weight) * used * item * _part(n) * weight.is_matrix
+    if not weight.is_matrix:
+      whole += used * 4  # in float32
+    elif weight.name == "embedding" and not case.model.is_image:
+      lookup = used * item
+    # Of a tied embedding the CPU's compiler sums the gradient as a table and that as a head apart.
+    twice = case.model.tied_embedding and not (case.joins or case.sums_once)
+    if weight.is_matrix and (weight.name != "embedding" or case.model.is_image or twice):
+      scattered += used * item * _part(n) * (1 if case.joins else 2)
+      across_pieces += 2 * used / n * item * _part(r)
+  # The gradient of a lookup is made of rows: the compiler sums the table, or gathers the rows where they are fewer.
+  rows = case.examples * case.model.positions * (case.model.width * item + 4)
+  summed = case.joins or lookup * layout.shards("vocab") <= b * rows
+  units = case.sums
+  return [
+    Sent("all-gather", embed, gathered, "weights, for the forward and for the backward pass"),
+    Sent("reduce-scatter" if case.joins else "all-reduce", embed, units * scattered, "gradients, to where weights are"),
+    Sent("all-reduce", across, units * across_pieces, "gradients of weights"),
+    Sent("all-reduce", batch, units * 2 * whole * _part(b), "gradients of the norms' scales"),
+    Sent("all-reduce", batch, units * 2 * lookup * _part(b) * summed, "gradient of the embedding"),
+    Sent("all-gather", batch, units * (b - 1) * rows * (not summed and lookup > 0), "rows of the embedding's gradient"),
+  ]
+
+
+def _gathers(case: Case, weight: Weight) -> int:
+  """How often a weight is gathered in a step.
+
+  A block's weights are gathered for the forward and again for the backward pass of each part of the batch. What no
+  round of a loop changes the compiler gathers before it: the weights outside the blocks, though not the embedding of a
+  pipeline, which one stage alone needs; and the blocks of a pipeline that no scan slices.
+  """
+  if weight.in_blocks:
+    layers = case.model.depth / case.layout.shards("layers") / (case.schedule.chunks if case.schedule else 1)
+    return 2 * (1 if case.schedule and layers <= UNROLL else case.units)
+  if case.schedule and weight.name == "embedding":
+    return case.units + case.model.tied_embedding
+  return 1
+
+
+def _activations(case: Case) -> list[Sent]:
+  layout, model = case.layout, case.model
+  stream = case.examples * model.positions * model.width * case.item  # [b, T, D]
+  numbers = case.examples * model.positions * 4  # [b, T], float32
+  layers = model.depth / layout.shards("layers")
+  # Sums a block and unit: at the end of each part in the forward pass, before it in the backward pass (query, key and
+  # value, gate and up each have a cotangent of their input), and again where the forward pass is repeated.
+  sums = {
+    "heads": 1 + (1 if case.joins else 3) + (model.remat == "full"),
+    "mlp": 1 + (1 if case.joins else 2),
+  }
+  sent = [
+    (name, layers * count * stream, f"activations: {count} sums a block for the {name}") for name, count in sums.items()
+  ]
+  if not model.is_image:  # the embedding's output and the head's cotangent; two maxima, the sum and the target's logit
+    sent.append(("vocab", 2 * stream + 4 * numbers, "embedding, head and loss"))
+  return [
+    Sent("all-reduce", layout.axes(name), case.units * 2 * _part(layout.shards(name)) * size, what)
+    for name, size, what in sent
+  ]
+
+
+def _stages(case: Case) -> list[Sent]:
+  if not case.schedule:
+    return []
+  stages = case.layout.shards("layers")
+  stream = case.examples * case.model.positions * case.model.width * case.item
+  outside = [weight for weight in weights(case.model) if not weight.in_blocks]
+  blocks = [weight for weight in weights(case.model) if weight.in_blocks]
+  param = jnp.dtype(case.model.param_dtype).itemsize
+  regrouped = sum(case.held(weight) for weight in blocks) * param * 2 if case.schedule.chunks > 1 else 0
+  ticks = case.accumulation * case.schedule.ticks
+  return [
+    Sent(
+      "collective-permute",
+      ("stage",),
+      ticks * 2 * stream,
+      "activations to the next stage, cotangents to the one before",
+    ),
+    Sent(
+      "all-reduce",
+      ("stage",),
+      2 * _part(stages) * param * sum(map(case.held, outside)) * case.accumulation,
+      "gradients outside the blocks",
+    ),
+    Sent("collective-permute", ("stage",), case.accumulation * regrouped, "weights to their chunks, gradients back"),
+  ]
+
+
+def _part(n: int) -> float:
+  return (n - 1) / n

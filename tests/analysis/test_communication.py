@@ -1,0 +1,91 @@
+"""What each strategy sends, held to the formulas: every kind of collective, over every mesh axis, byte by byte."""
+
+import collections
+import math
+
+import pytest
+from helpers import IMAGES, program, strategy
+
+import strategies
+from analysis import compiled, predict, theory
+from analysis.case import Case, weights
+from training.program import Program
+
+BATCH = 32  # a multiple of every strategy's devices × microbatches × accumulation
+
+# Numbers beside the formulas' terms: losses, counts and norms, a few bytes each.
+SCALARS = 512
+
+VARIANTS = {
+  "text": {},
+  "remat": {"model__remat": "full"},
+  "dots": {"model__remat": "dots"},
+  "accumulation": {"accumulation": 2},
+  "tied": {"model__tied_embedding": True},
+  "images": IMAGES,
+}
+
+
+def make(variant: str) -> Program:
+  return program(model__depth=4, model__seq_len=48, **VARIANTS[variant])
+
+
+def measured(name: str, variant: str) -> tuple[dict, dict]:
+  """Bytes that a device sends in a step by (kind, axes): in the compiled program, and by the formulas."""
+  runner = strategy(name, make(variant))
+  ours: collections.Counter = collections.Counter()
+  for collective in compiled.compile_step(runner, BATCH).collectives():
+    assert collective.times, f"nothing says how often {collective} runs"
+    ours[collective.kind, collective.axes] += collective.sent_in_step
+  wanted: collections.Counter = collections.Counter()
+  for row in theory.sent(Case.of(runner, BATCH, "cpu")):
+    wanted[row.kind, row.axes] += row.bytes
+  return ours, wanted
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", strategies.names())
+def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, variant: str):
+  ours, wanted = measured(name, variant)
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=0.001, abs=SCALARS), what
+
+
+def parameters() -> int:
+  return sum(math.prod(weight.shape) for weight in weights(make("text").model))
+
+
+def test_data_parallel_sends_its_gradients_twice():
+  """2·P·(n−1)/n numbers, as its docstring says."""
+  ours, _ = measured("data_parallel", "text")
+  assert ours.keys() == {("all-reduce", ("data",))}
+  assert ours["all-reduce", ("data",)] == pytest.approx(2 * 4 * parameters() * 7 / 8, abs=SCALARS)
+
+
+def test_pmap_sends_what_data_parallel_does():
+  assert measured("pmap_ddp", "text")[0] == pytest.approx(measured("data_parallel", "text")[0], abs=SCALARS)
+
+
+def test_fsdp_sends_weights_twice():
+  """2·P·(n−1)/n numbers, but for embedding, head and norms, of which the first two go once and the last stay whole."""
+  ours, _ = measured("fsdp", "text")
+  of = lambda wanted: sum(math.prod(w.shape) for w in weights(make("text").model) if wanted(w))
+  blocks, edges = of(lambda w: w.in_blocks and w.is_matrix), of(lambda w: not w.in_blocks and w.is_matrix)
+  assert ours["all-gather", ("data",)] == 4 * (2 * blocks + edges) * 7 / 8
+
+
+def test_gradients_are_summed_for_each_part_of_a_batch_but_once_under_pmap():
+  """Automatic sharding cannot hold a gradient that is not summed yet; code that sums by hand can."""
+  for name, times in (("data_parallel", 2), ("pmap_ddp", 1)):
+    once, twice = (measured(name, variant)[0]["all-reduce", ("data",)] for variant in ("text", "accumulation"))
+    assert twice == pytest.approx(times * once, abs=SCALARS)
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_no_flop_is_done_twice(name: str):
+  """The products of a device are its share of the model's, and of a pipeline's busiest stage."""
+  runner = strategy(name, make("text"))
+  step = compiled.compile_step(runner, BATCH)
+  assert step.flops() == predict.flops(Case.of(runner, BATCH, "cpu"))
+  if runner.layout.axes("layers") == ():
+    assert step.flops() * runner.layout.device_count == BATCH * make("text").model.train_flops_per_example()

@@ -1,0 +1,177 @@
+"""Says what a training step puts where, what it sends, whether it fits and how fast it can be: before it runs.
+
+    python -m tools.explain --config=configs/fsdp.py [--config.FIELD=...] [--topology=v5p:8x8x16] [--json=FILE]
+
+Compiles the step for this machine's devices, or with --topology for TPUs that are not there (pip install
+'.[topology]'), and reads the compiled program. analysis/explanation.py gathers what is printed here.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+
+import strategies
+from analysis.explanation import explain
+from analysis.topology import devices as devices_of
+from strategies.base import Strategy
+from tools.pictures import picture
+from training import command_line, runtime, settings
+
+TOPOLOGY = flags.DEFINE_string("topology", None, "A TPU slice to compile for, such as v5p:8x8x16; else this machine.")
+JSON = flags.DEFINE_string("json", None, "A file to write everything to as JSON.")
+
+
+def create(config: Any, topology: str | None) -> Strategy:
+  """The strategy that a config names, on the devices of a TPU slice or on those that are here."""
+  devices = devices_of(topology) if topology else runtime.start(config)
+  program = settings.program(config, devices[0].platform)
+  strategy = strategies.create(config, program, devices)
+  strategy.check_batch("batch_size", config.batch_size, config.accumulation)
+  return strategy
+
+
+def text(found: dict[str, Any], strategy: Strategy) -> str:
+  """The page that the command prints."""
+  parts = [
+    f"{found['about']}\nfor {len(strategy.mesh.devices.flat)} × {found['device']}, batches of {found['batch_size']}",
+    placement(found),
+    _picture(strategy),
+    _memory(found["memory"]),
+    communication(found),
+    _timeline(found),
+    _time(found),
+  ]
+  return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def placement(found: dict[str, Any]) -> str:
+  """The tables of weights and activations."""
+  head = ("shape", "axes", "spec", "bytes a device")
+  rows = [("weight", *head)] + [(w["name"], *_placed(w)) for w in found["weights"]]
+  more = [("activation of a part", *head)] + [
+    (f"{a['what']} ({a['dtype']})", *_placed(a)) for a in found["activations"]
+  ]
+  return f"{table(rows)}\n\n{table(more)}"
+
+
+def _placed(row: dict[str, Any]) -> tuple[str, ...]:
+  dash = lambda names: ", ".join(
+    "·" if name is None else "+".join(name) if isinstance(name, tuple) else name for name in names
+  )
+  shape = "(" + ", ".join(map(str, row["shape"])) + ")"
+  return shape, dash(row["axes"]), dash(row["spec"]), f"{row['bytes']:,}"
+
+
+def _picture(strategy: Strategy) -> str:
+  """One weight on its devices: the first that is split."""
+  if strategy.layout.device_count == 1:
+    return ""
+  params = strategy.abstract_state().params
+  weight = params["blocks"]["mlp"]["up"]
+  return f"blocks/mlp/up on the devices\n{picture(weight.sharding, weight.shape)}"
+
+
+def _memory(memory: dict[str, Any]) -> str:
+  p = memory["predicted"]
+  size = lambda number: "" if number is None else _bytes(number)
+  state = p["parameters"] + p["optimizer"]
+  rows = [
+    ("memory of a device", "predicted", "compiler"),
+    ("parameters", size(p["parameters"]), ""),
+    ("optimizer", size(p["optimizer"]), ""),
+    ("= state and batch", size(state), size(memory["arguments"])),
+    ("gradients", size(p["gradients"]), ""),
+    ("activations for the backward pass", size(p["saved"]), ""),
+    ("working memory", size(p["working"]), ""),
+    ("= temporary", size(p["total"] - state), size(memory["temporary"])),
+    ("total", size(p["total"]), size(memory["total"])),
+  ]
+  lines = [table(rows)]
+  if memory["fits"] is not None:
+    lines.append(f"{'fits' if memory['fits'] else 'does not fit'} into the {_bytes(memory['device'])} of a device")
+  if memory["fits"] is False:
+    lines += [f"  {mend['change']} would fit, with {_bytes(mend['total'])} predicted" for mend in memory["mends"]]
+    if not memory["mends"]:
+      lines.append("  no single change of remat, accumulation or strategy makes it fit; use more devices")
+  return "\n".join(lines)
+
+
+def communication(found: dict[str, Any]) -> str:
+  """The table of collectives, and below it what theory says each device must send."""
+  if found["communication"] is None:
+    return "communication: not known, since the compiler refused a step that does not fit"
+  rows = [("sent in a step by each device", "over", "how many", "times", "bytes each time", "bytes a step")]
+  for row in found["communication"]:
+    each = f"{row['sent']:,.0f}"
+    rows.append(
+      (row["kind"], "+".join(row["axes"]), str(row["count"]), str(row["times"]), each, f"{row['sent_in_step']:,.0f}")
+    )
+  theory = [("by theory", "over", "bytes a step")]
+  theory += [
+    (f"{row['kind']}: {row['what']}", "+".join(row["axes"]), f"{row['bytes']:,.0f}") for row in found["theory"]
+  ]
+  ours, wanted = (
+    sum(row[key] for row in found[name]) for name, key in (("communication", "sent_in_step"), ("theory", "bytes"))
+  )
+  if not found["communication"] and not found["theory"]:
+    return "sends nothing"
+  rows.append(("total", "", "", "", "", f"{ours:,.0f}"))
+  theory.append(("total", "", f"{wanted:,.0f}"))
+  return f"{table(rows)}\n\n{table(theory)}"
+
+
+def _timeline(found: dict[str, Any]) -> str:
+  if not found["timeline"]:
+    return ""
+  lines = [line if len(line) <= 150 else line[:147] + "..." for line in found["timeline"].splitlines()]
+  return f"pipeline: a bubble of {found['bubble']:.1%} of the ticks\n" + "\n".join(lines)
+
+
+def _time(found: dict[str, Any]) -> str:
+  time = found["time"]
+  if not time:
+    return (
+      ""
+      if found["memory"]["fits"] is False
+      else f"no peaks are known for {found['device']!r}, so no times; --topology names a TPU slice"
+    )
+  rows = [
+    (f"a step on {found['device']} at best", "", ""),
+    ("arithmetic", f"{time['compute'] * 1e3:,.1f} ms", f"{time['flops'] / 1e12:,.3f} TFLOP a device"),
+    ("memory", f"{time['memory'] * 1e3:,.1f} ms", f"{time['traffic'] / 1e9:,.2f} GB read and written"),
+    ("communication", f"{time['communication'] * 1e3:,.1f} ms", ""),
+  ]
+  if time["idle"]:
+    rows.append(("stages wait", f"{time['idle']:.1%}", "of the time, if a backward unit takes twice a forward unit"))
+  best = f"{time['per_second']:,.0f} {time['unit']}/s, {time['mfu']:.1%} MFU"
+  return f"{table(rows)}\n{time['binds']} binds: at least {time['seconds'] * 1e3:,.1f} ms a step, at most {best}"
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+  """Rows with their columns aligned, the first of them a heading; columns of numbers to the right."""
+  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+  is_number = [all(row[i][:1].isdigit() or not row[i] for row in rows[1:]) for i in range(len(widths))]
+  align = lambda cell, i: cell.rjust(widths[i]) if is_number[i] else cell.ljust(widths[i])
+  lines = ["  ".join(align(cell, i) for i, cell in enumerate(row)).rstrip() for row in rows]
+  return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _bytes(number: float) -> str:
+  for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    if number >= size:
+      return f"{number / size:,.2f} {unit}"
+  return f"{number:,.0f} B"
+
+
+def main(config: Any) -> None:
+  strategy = create(config, TOPOLOGY.value)
+  found = explain(config.strategy, strategy, config.batch_size)
+  print(text(found, strategy), end="")
+  if JSON.value:
+    Path(JSON.value).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+  command_line.run(main)
