@@ -1,0 +1,261 @@
+"""The tour: every step shows what its text claims, and docs/tour.md is what the steps print."""
+
+import ast
+import builtins
+import dis
+import re
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from helpers import PARITY, assert_trees_close, one_sentence, relative_difference
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from tools import tour
+from tools.lessons import LESSONS, four_ways
+
+pytestmark = pytest.mark.xdist_group("tour")  # one worker runs the steps, once
+
+Shown = dict[str, tour.Shown]
+
+
+@pytest.fixture(scope="module")
+def lessons() -> list[tuple[types.ModuleType, list[tour.Shown]]]:
+  return [(lesson, [tour.run(step) for step in tour.steps(lesson)]) for lesson in LESSONS]
+
+
+@pytest.fixture(scope="module")
+def shown(lessons: Any) -> Shown:
+  return {one.step.run.__name__: one for _, results in lessons for one in results}
+
+
+def kinds(sent: list[Any]) -> list[str]:
+  return [one.kind for one in sent]
+
+
+def test_the_page_in_the_guide_is_what_the_steps_print(lessons: Any):
+  assert tour.PAGE.read_text() == tour.page(lessons)
+
+
+def test_the_code_on_the_page_needs_nothing_that_the_page_does_not_show():
+  """Whoever pastes a lesson's imports and its code, in order, has all names that the code uses."""
+  found = 0
+  for section in re.split(r"^## ", tour.PAGE.read_text(), flags=re.MULTILINE)[1:]:
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+      exec(block, names)
+      defined = [node.name for node in ast.parse(block).body if isinstance(node, ast.FunctionDef)]
+      for name in defined:
+        assert set(global_names(names[name].__code__)) <= {*names, *vars(builtins)}, name
+        found += 1
+  assert found >= sum(len(lesson.STEPS) for lesson in LESSONS)
+
+
+def global_names(code: types.CodeType) -> Iterator[str]:
+  """The names that a function, and the functions in it, look up outside themselves."""
+  yield from (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+  for constant in code.co_consts:
+    if isinstance(constant, types.CodeType):
+      yield from global_names(constant)
+
+
+def test_every_step_is_short_and_says_what_it_shows(shown: Shown):
+  for name, one in shown.items():
+    assert one.step.title, name
+    assert len(one.step.text) > 200, name
+    assert len(one.step.code.splitlines()) <= 50, name
+    assert one.output, name
+    assert max(map(len, [*one.step.code.splitlines(), *one.output.splitlines()])) <= 130, name
+
+
+def test_the_command_prints_steps_and_writes_the_page(tmp_path: Any, capsys: Any, monkeypatch: Any):
+  tour.main(["--steps=meshes,layouts"])
+  printed = capsys.readouterr().out
+  assert "  |  [6 7]]\n" in printed
+  assert "    def meshes():\n" in printed
+  assert "def specs" not in printed
+  monkeypatch.setattr(tour, "LESSONS", LESSONS[:1])
+  tour.main([f"--page={tmp_path / 'new' / 'page.md'}"])
+  page = (tmp_path / "new" / "page.md").read_text()
+  assert page.startswith("# Sharding")
+  assert tour.CONCLUSION in page
+  assert tour.CONCLUSION in capsys.readouterr().out
+
+
+def test_mistakes_on_the_command_line_are_one_sentence(tmp_path: Any):
+  with one_sentence("steps='meshs'", "did you mean 'meshes'?"):
+    tour.main(["--steps=meshs"])
+  with one_sentence("page=", "--steps=meshes"):
+    tour.main(["--steps=meshes", "--page=page.md"])
+  with one_sentence("page=", "folder"):
+    tour.main([f"--page={tmp_path}"])
+
+
+def test_without_instructions_one_device_does_everything(shown: Shown):
+  data = shown["devices"].data
+  assert len(data["devices"]) == 8
+  assert data["used"] == {jax.devices()[0]}
+
+
+def test_meshes_arrange_all_devices_with_the_last_axis_fastest(shown: Shown):
+  assert {n: ids.shape for n, ids in shown["meshes"].data.items()} == {1: (8,), 2: (4, 2), 3: (2, 2, 2)}
+  for ids in shown["meshes"].data.values():
+    assert ids.ravel().tolist() == list(range(8))
+
+
+def test_a_sum_along_an_axis_is_of_the_devices_that_differ_in_it_alone(shown: Shown):
+  data = shown["along_an_axis"].data
+  assert data["model"].tolist() == [[0 + 1], [2 + 3], [4 + 5], [6 + 7]]
+  assert data["data"].tolist() == [[0 + 2 + 4 + 6, 1 + 3 + 5 + 7]]
+
+
+def test_one_device_runs_the_same_program_and_sends_nothing(shown: Shown):
+  data = shown["one_device"].data
+  assert {n: dict(one["mesh"]) for n, one in data.items()} == {
+    8: {"data": 4, "model": 2}, 4: {"data": 2, "model": 2}, 1: {"data": 1, "model": 1},
+  }  # fmt: skip
+  assert {n: kinds(one["sent"]) for n, one in data.items()} == {8: ["all-reduce"], 4: ["all-reduce"], 1: []}
+  for one in data.values():
+    assert one["y"].tolist() == (np.arange(32).reshape(8, 4) ** 2).sum(axis=0).tolist()
+  assert "use sizes whose product is 3" in shown["one_device"].output
+
+
+def test_a_spec_says_how_many_pieces_and_copies_there_are(shown: Shown):
+  expected = {  # the shape of a piece, and how many devices hold each
+    P("data", None): ((2, 16), 2), P(None, "model"): ((8, 8), 4), P("data", "model"): ((2, 8), 1),
+    P("model", "data"): ((4, 4), 1), P(("data", "model")): ((1, 16), 1), P(): ((8, 16), 8),
+  }  # fmt: skip
+  data = shown["specs"].data
+  assert data.keys() == expected.keys()
+  for spec, (piece, copies) in expected.items():
+    shards = data[spec].addressable_shards
+    assert {shard.data.shape for shard in shards} == {piece}
+    assert len({shard.device for shard in shards if shard.index == shards[0].index}) == copies
+    assert f"of {piece}, " in shown["specs"].output
+
+
+def test_a_batch_lies_over_data_and_is_copied_over_model(shown: Shown):
+  data = shown["a_batch"].data
+  for shard in data["batch"].addressable_shards:
+    row, replica = divmod(shard.device.id, 2)
+    assert shard.replica_id == replica
+    assert shard.data.tolist() == np.arange(16).reshape(8, 2)[2 * row : 2 * row + 2].tolist()
+  assert data["from_processes"].sharding == data["batch"].sharding
+  assert data["from_processes"].tolist() == data["batch"].tolist()
+
+
+def test_the_masked_mean_of_padded_batches_is_that_of_the_uneven_examples(shown: Shown):
+  data = shown["uneven_batch"].data
+  assert data["count"] == 13
+  assert data["loss"] / data["count"] == data["mean"] == np.mean(np.arange(13) ** 2)
+  last = data["last"]
+  assert last["mask"].tolist() == [True] * 5 + [False] * 3
+  assert last["x"].mean() != last["x"].mean(where=last["mask"])
+  assert "ValueError" in shown["uneven_batch"].output
+
+
+def test_resharding_keeps_values_and_sends_what_the_specs_demand(shown: Shown):
+  expected = [["all-gather"], [], [], ["all-to-all"], ["collective-permute"]]
+  found = shown["resharding"].data
+  assert [kinds(sent) for _, _, sent in found.values()] == expected
+  for (before, after), (x, y, _) in found.items():
+    assert x.sharding.is_equivalent_to(NamedSharding(x.sharding.mesh, before), 2)
+    assert y.sharding.is_equivalent_to(NamedSharding(x.sharding.mesh, after), 2)
+    assert x.tolist() == y.tolist()
+
+
+@pytest.mark.parametrize("way", ["by_the_compiler", "with_constraints", "in_types", "by_hand"])
+def test_the_four_ways_are_equal_for_one_all_reduce(way: str, shown: Shown):
+  data = shown[way].data
+  assert relative_difference(data["y"], data["expected"]) < PARITY
+  assert [(one.kind, one.axes) for one in data["sent"]] == [("all-reduce", ("model",))]
+  assert data["y"].sharding.is_equivalent_to(NamedSharding(data["y"].sharding.mesh, P("data")), 2)
+  assert "equal to one device: True" in shown[way].output
+
+
+def test_types_show_the_sharding_and_ask_where_they_are_in_doubt(shown: Shown):
+  lines = shown["in_types"].output.splitlines()
+  assert "hidden: float32[16@data,64@model]" in lines
+  assert "hidden @ w2: ShardingTypeError" in lines
+  assert "result: float32[16@data,32]" in lines
+
+
+def test_shard_map_without_its_psum_is_an_error():
+  specs = P("data"), P(None, "model"), P("model")
+  mesh = jax.make_mesh((4, 2), ("data", "model"))
+  arrays = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip(four_ways.arrays(), specs, strict=True)]
+  with pytest.raises(ValueError, match="replicated across mesh axis 'model'"):
+    jax.shard_map(four_ways.plain, mesh=mesh, in_specs=specs, out_specs=P("data"))(*arrays)
+
+
+def test_the_compiler_gathers_the_smaller_operand_and_a_constraint_decides(shown: Shown):
+  data = shown["where_they_differ"].data
+  gathered = lambda name: [one.operands[0].dims for one in data[name]["sent"]]
+  weights = [(4, 64), (64, 4)]  # w1 by rows and w2 by columns, an eighth on each device
+  assert gathered("by the compiler, 256 examples") == weights
+  assert gathered("by the compiler, 16 examples") == [(4, 64), (2, 64)]  # of w1, and of the hidden units
+  assert gathered("with constraints, 16 examples") == weights
+  split = {name: one["y"].sharding.shard_shape(one["y"].shape) for name, one in data.items() if name != "in types"}
+  assert list(split.values()) == [(32, 32), (16, 4), (2, 32)]
+  for name in split:
+    assert set(kinds(data[name]["sent"])) == {"all-gather"}
+    assert relative_difference(data[name]["y"], data[name]["expected"]) < PARITY
+  assert "illegally sharded" in str(data["in types"])
+
+
+def test_the_gradient_of_a_split_batch_is_added_up_once(shown: Shown):
+  data = shown["gradient_of_a_split_batch"].data
+  for name, one in data.items():
+    times = 8 if name == "shard_map, psum alone" else 1
+    assert relative_difference(one["y"], times * one["expected"]) < PARITY, name
+    assert set(kinds(one["sent"])) == {"all-reduce"}, name
+    if times == 1:
+      assert [shape.dims for shape in one["sent"][0].operands] == [(4,)], name
+
+
+def test_pmap_and_jit_take_the_same_steps_and_send_the_same(shown: Shown):
+  data = shown["pmap_and_jit"].data
+  pmap, jit = data["pmap_ddp"], data["data_parallel"]
+  assert len(pmap["losses"]) == 3
+  assert relative_difference(pmap["losses"], jit["losses"]) < PARITY
+  assert_trees_close(pmap["params"], jit["params"], PARITY)
+  assert pmap["batch"]["tokens"].shape == (8, 2, 33)
+  assert jit["batch"]["tokens"].shape == (16, 33)
+  assert set(kinds(pmap["sent"])) == set(kinds(jit["sent"])) == {"all-reduce"}
+  in_all = [sum(one.bytes * one.times for one in way["sent"]) for way in (pmap, jit)]
+  parameters = sum(x.nbytes for x in jax.tree.leaves(jit["params"]))
+  assert parameters < in_all[0] == in_all[1] < parameters + 16  # and the sums of loss and counts
+
+
+def test_a_layout_turns_names_into_specs(shown: Shown):
+  assert {name: tuple(sharding.spec) for name, sharding in shown["layouts"].data.items()} == {
+    "data_parallel": (None, None, None),
+    "fsdp": (None, "data", None),
+    "tensor_parallel": (None, None, "model"),
+    "two_d": (None, "data", "model"),
+  }
+
+
+def test_fully_sharded_is_exactly_an_eighth_of_replicated(shown: Shown):
+  data = shown["replicated_and_sharded"].data
+  everything = data["single"]["whole"][0]
+  kept_whole = data["fsdp"]["whole"][0]
+  assert kept_whole < 0.01 * everything
+  for device in range(8):
+    assert data["data_parallel"]["whole"][device] == everything
+    assert data["data_parallel"]["pieces"][device] == 0
+    assert data["fsdp"]["whole"][device] == kept_whole
+    assert data["fsdp"]["pieces"][device] * 8 == everything - kept_whole
+
+
+def test_memory_without_a_machine_is_the_state_over_the_devices(shown: Shown):
+  data = {name: one["held"] for name, one in shown["before_there_is_a_machine"].data.items()}
+  state = shown["before_there_is_a_machine"].data["fsdp"]["state"]
+  split = sum(x.size * x.dtype.itemsize for x in state if x.sharding.shard_shape(x.shape) != x.shape)
+  whole = data["data_parallel"] - split
+  assert data["fsdp"] == data["two_d"] == split / 256 + whole
+  assert data["tensor_parallel"] == split / 8 + whole

@@ -1,0 +1,184 @@
+"""Sharding taught by running it: each step is a few lines of code, shown with what they print.
+
+    python -m tools.tour                                # all of it, in the terminal and as docs/tour.md
+    python -m tools.tour --steps=specs,resharding       # these steps, in the terminal alone
+    python -m tools.tour --page=FILE                    # the page somewhere else
+
+Always on eight devices simulated by the CPU, so that it is the same on every machine. The steps are in tools/lessons.
+"""
+
+import argparse
+import ast
+import contextlib
+import dataclasses
+import inspect
+import io
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+
+from errors import ConfigError, one_of
+from tools.lessons import LESSONS
+from training import command_line
+from training.runtime import writable
+
+PAGE = Path(__file__).parents[1] / "docs" / "tour.md"
+DEVICES = 8
+
+TITLE = "Sharding, by running it"
+INTRODUCTION = """\
+How an array, a layer and a training step are spread over many devices with JAX, from the first mesh to the memory of a
+large model. Each step is a function of a few lines; below it stands what it printed. This page was written by running
+it, and tests hold it to what it claims:
+
+```
+python -m tools.tour
+```
+
+It needs no accelerator: the eight devices are simulated by the CPU. To play with a step, change it in `tools/lessons`
+and run it alone, by the name of its function: `python -m tools.tour --steps=specs`."""
+# What the terminal and the page both say at the end.
+CONCLUSION = """\
+You have seen all that the strategies are made of. Read `strategies/layout.py` and `strategies/fsdp.py` next; then run
+one: `python train.py --config=configs/fsdp.py:tiny`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A step before it is run. `code` is the source that the page shows: what it uses for the first time, then itself."""
+
+  run: Callable[[], Any]
+  title: str
+  text: str
+  code: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+  """A step after it was run: what it printed, and what it returned."""
+
+  step: Step
+  output: str
+  data: Any
+
+
+def steps(lesson: ModuleType) -> list[Step]:
+  """The steps of a lesson, in order."""
+  source = inspect.getsource(lesson)
+  definitions = {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
+  own, shown, result = {function.__name__ for function in lesson.STEPS}, set(), []
+
+  def uses(name: str) -> Iterator[str]:
+    """The lesson's other definitions that this one needs and that no step before has shown, in order of need."""
+    for node in ast.walk(definitions[name]):
+      if isinstance(node, ast.Name) and node.id in definitions and node.id not in own | shown:
+        shown.add(node.id)
+        yield from uses(node.id)
+        yield node.id
+
+  for function in lesson.STEPS:
+    title, _, text = inspect.getdoc(function).partition("\n\n")
+    parts = [ast.get_source_segment(source, definitions[name]) for name in uses(function.__name__)]
+    parts.append(_without_docstring(source, definitions[function.__name__]))
+    result.append(Step(function, title, text, "\n\n\n".join(parts)))
+  return result
+
+
+def run(step: Step) -> Shown:
+  """Runs a step and catches what it prints."""
+  printed = io.StringIO()
+  with contextlib.redirect_stdout(printed):
+    data = step.run()
+  return Shown(step, printed.getvalue().strip("\n"), data)
+
+
+def heading(lesson: ModuleType) -> tuple[str, str, str]:
+  """A lesson's title, the sentence that follows it, and its imports."""
+  source = inspect.getsource(lesson)
+  title, _, subject = inspect.getdoc(lesson).partition("\n")[0].partition(": ")
+  imports = [n for n in ast.parse(source).body if isinstance(n, ast.Import | ast.ImportFrom)]
+  lines = source.splitlines()[imports[0].lineno - 1 : imports[-1].end_lineno]
+  return title, subject[0].upper() + subject[1:], "\n".join(lines)
+
+
+def page(shown: Iterable[tuple[ModuleType, Sequence[Shown]]]) -> str:
+  """docs/tour.md, from every lesson with its steps, run."""
+  contents, parts = [], []
+  for number, (lesson, results) in enumerate(shown, start=1):
+    title, subject, imports = heading(lesson)
+    titles = (one.step.title[0].lower() + one.step.title[1:] for one in results)
+    contents.append(f"{number}. [{title}](#{_anchor(title)}): {'; '.join(titles)}")
+    parts += [f"## {title}", subject, f"```python\n{imports}\n```"]
+    for one in results:
+      code, output = f"```python\n{one.step.code}\n```", f"```text\n{one.output}\n```"
+      parts += [f"### {one.step.title}", one.step.text, code, output]
+  top = [f"# {TITLE}", "<!-- Written by python -m tools.tour from tools/lessons: change it there. -->", INTRODUCTION]
+  return "\n\n".join([*top, "\n".join(contents), *parts, "---", CONCLUSION]) + "\n"
+
+
+def terminal(one: Shown) -> str:
+  """A step as it is printed."""
+  code, output = textwrap.indent(one.step.code, "    "), textwrap.indent(one.output, "  | ", lambda _: True)
+  return "\n\n".join([_underlined(one.step.title, "-"), one.step.text, code, output])
+
+
+def main(arguments: list[str]) -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--page", type=Path, help="the file to write; default docs/tour.md")
+  parser.add_argument("--steps", default="", help="only these, by the names of their functions, with commas between")
+  options = parser.parse_args(arguments)
+  lessons = [(lesson, steps(lesson)) for lesson in LESSONS]
+  known = [step.run.__name__ for _, of_lesson in lessons for step in of_lesson]
+  asked = {one_of("steps", name, known) for name in options.steps.split(",") if name}
+  if asked and options.page:
+    raise ConfigError(f"page={str(options.page)!r} is for the whole tour; leave out --steps={options.steps}")
+  file = options.page or PAGE
+  if not asked:
+    writable(file.parent, "page")
+    if file.is_dir():
+      raise ConfigError(f"page={str(file)!r} is a folder; name a file in it")
+  jax.config.update("jax_platforms", "cpu")
+  if jax.config.jax_num_cpu_devices != DEVICES:  # it cannot be set once JAX is in use, not even to what it is
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+  shown: list[tuple[ModuleType, list[Shown]]] = []
+  if not asked:
+    print(_underlined(TITLE, "="), INTRODUCTION, sep="\n\n")
+  for lesson, of_lesson in lessons:
+    wanted = [step for step in of_lesson if not asked or step.run.__name__ in asked]
+    if wanted:
+      title, subject, imports = heading(lesson)
+      print("\n", _underlined(title, "="), f"\n{subject}\n", textwrap.indent(imports, "    "), sep="\n")
+    shown.append((lesson, []))
+    for step in wanted:
+      shown[-1][1].append(run(step))
+      print("\n" + terminal(shown[-1][1][-1]), flush=True)
+  if not asked:
+    file.write_text(page(shown), encoding="utf-8")
+    print(f"\n\n{CONCLUSION}\n\nThis is also in {file}.")
+
+
+def _without_docstring(source: str, function: ast.FunctionDef) -> str:
+  lines = source.splitlines()
+  docstring, end = function.body[0], function.end_lineno
+  return "\n".join([*lines[function.lineno - 1 : docstring.lineno - 1], *lines[docstring.end_lineno : end]])
+
+
+def _anchor(title: str) -> str:
+  """The link to a heading, as Markdown viewers make it."""
+  return "".join(c for c in title.lower().replace(" ", "-") if c.isalnum() or c == "-")
+
+
+def _underlined(title: str, line: str) -> str:
+  return f"{title}\n{line * len(title)}"
+
+
+if __name__ == "__main__":
+  try:
+    main(sys.argv[1:])
+  except ConfigError as error:
+    command_line.fail(error, status=2)
