@@ -48,8 +48,7 @@ def test_the_code_on_the_page_needs_nothing_that_the_page_does_not_show():
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
       exec(block, names)
-      defined = [node.name for node in ast.parse(block).body if isinstance(node, ast.FunctionDef)]
-      for name in defined:
+      for name in (node.name for node in ast.parse(block).body if isinstance(node, ast.FunctionDef)):
         assert set(global_names(names[name].__code__)) <= {*names, *vars(builtins)}, name
         found += 1
   assert found >= sum(len(lesson.STEPS) for lesson in LESSONS)
@@ -65,10 +64,9 @@ def global_names(code: types.CodeType) -> Iterator[str]:
 
 def test_every_step_is_short_and_says_what_it_shows(shown: Shown):
   for name, one in shown.items():
-    assert one.step.title, name
+    assert min(len(one.step.title), len(one.output)) > 0, name
     assert len(one.step.text) > 200, name
     assert len(one.step.code.splitlines()) <= 50, name
-    assert one.output, name
     assert max(map(len, [*one.step.code.splitlines(), *one.output.splitlines()])) <= 130, name
 
 
@@ -81,7 +79,6 @@ def test_the_command_prints_steps_and_writes_the_page(tmp_path: Any, capsys: Any
   monkeypatch.setattr(tour, "LESSONS", LESSONS[:1])
   tour.main([f"--page={tmp_path / 'new' / 'page.md'}"])
   page = (tmp_path / "new" / "page.md").read_text()
-  assert page.startswith("# Sharding")
   assert tour.CONCLUSION in page
   assert tour.CONCLUSION in capsys.readouterr().out
 
@@ -96,9 +93,8 @@ def test_mistakes_on_the_command_line_are_one_sentence(tmp_path: Any):
 
 
 def test_without_instructions_one_device_does_everything(shown: Shown):
-  data = shown["devices"].data
-  assert len(data["devices"]) == 8
-  assert data["used"] == {jax.devices()[0]}
+  assert len(shown["devices"].data["devices"]) == 8
+  assert shown["devices"].data["used"] == {jax.devices()[0]}
 
 
 def test_meshes_arrange_all_devices_with_the_last_axis_fastest(shown: Shown):
@@ -141,8 +137,8 @@ def test_a_spec_says_how_many_pieces_and_copies_there_are(shown: Shown):
 def test_a_batch_lies_over_data_and_is_copied_over_model(shown: Shown):
   data = shown["a_batch"].data
   for shard in data["batch"].addressable_shards:
-    row, replica = divmod(shard.device.id, 2)
-    assert shard.replica_id == replica
+    row, copy = divmod(shard.device.id, 2)
+    assert shard.replica_id == copy
     assert shard.data.tolist() == np.arange(16).reshape(8, 2)[2 * row : 2 * row + 2].tolist()
   assert data["from_processes"].sharding == data["batch"].sharding
   assert data["from_processes"].tolist() == data["batch"].tolist()
@@ -150,18 +146,18 @@ def test_a_batch_lies_over_data_and_is_copied_over_model(shown: Shown):
 
 def test_the_masked_mean_of_padded_batches_is_that_of_the_uneven_examples(shown: Shown):
   data = shown["uneven_batch"].data
+  last = data["last"]
   assert data["count"] == 13
   assert data["loss"] / data["count"] == data["mean"] == np.mean(np.arange(13) ** 2)
-  last = data["last"]
   assert last["mask"].tolist() == [True] * 5 + [False] * 3
   assert last["x"].mean() != last["x"].mean(where=last["mask"])
   assert "ValueError" in shown["uneven_batch"].output
 
 
 def test_resharding_keeps_values_and_sends_what_the_specs_demand(shown: Shown):
-  expected = [["all-gather"], [], [], ["all-to-all"], ["collective-permute"]]
   found = shown["resharding"].data
-  assert [kinds(sent) for _, _, sent in found.values()] == expected
+  sent = [kinds(sent) for _, _, sent in found.values()]
+  assert sent == [["all-gather"], [], [], ["all-to-all"], ["collective-permute"]]
   for (before, after), (x, y, _) in found.items():
     assert x.sharding.is_equivalent_to(NamedSharding(x.sharding.mesh, before), 2)
     assert y.sharding.is_equivalent_to(NamedSharding(x.sharding.mesh, after), 2)
@@ -178,10 +174,10 @@ def test_the_four_ways_are_equal_for_one_all_reduce(way: str, shown: Shown):
 
 
 def test_types_show_the_sharding_and_ask_where_they_are_in_doubt(shown: Shown):
-  lines = shown["in_types"].output.splitlines()
-  assert "hidden: float32[16@data,64@model]" in lines
-  assert "hidden @ w2: ShardingTypeError" in lines
-  assert "result: float32[16@data,32]" in lines
+  said = dict(line.split(": ", 1) for line in shown["in_types"].output.splitlines())
+  assert said["hidden"] == "float32[16@data,64@model]"
+  assert said["hidden @ w2"] == "ShardingTypeError"
+  assert said["result"] == "float32[16@data,32]"
 
 
 def test_shard_map_without_its_psum_is_an_error():
@@ -195,10 +191,9 @@ def test_shard_map_without_its_psum_is_an_error():
 def test_the_compiler_gathers_the_smaller_operand_and_a_constraint_decides(shown: Shown):
   data = shown["where_they_differ"].data
   gathered = lambda name: [one.operands[0].dims for one in data[name]["sent"]]
-  weights = [(4, 64), (64, 4)]  # w1 by rows and w2 by columns, an eighth on each device
-  assert gathered("by the compiler, 256 examples") == weights
-  assert gathered("by the compiler, 16 examples") == [(4, 64), (2, 64)]  # of w1, and of the hidden units
-  assert gathered("with constraints, 16 examples") == weights
+  weights, hidden = [(4, 64), (64, 4)], [(4, 64), (2, 64)]  # w1 and w2; w1 and the hidden units
+  assert gathered("by the compiler, 256 examples") == weights == gathered("with constraints, 16 examples")
+  assert gathered("by the compiler, 16 examples") == hidden
   split = {name: one["y"].sharding.shard_shape(one["y"].shape) for name, one in data.items() if name != "in types"}
   assert list(split.values()) == [(32, 32), (16, 4), (2, 32)]
   for name in split:
@@ -213,18 +208,15 @@ def test_the_gradient_of_a_split_batch_is_added_up_once(shown: Shown):
     times = 8 if name == "shard_map, psum alone" else 1
     assert relative_difference(one["y"], times * one["expected"]) < PARITY, name
     assert set(kinds(one["sent"])) == {"all-reduce"}, name
-    if times == 1:
-      assert [shape.dims for shape in one["sent"][0].operands] == [(4,)], name
+    assert [shape.dims for shape in one["sent"][0].operands] == [(4,)], name
 
 
 def test_pmap_and_jit_take_the_same_steps_and_send_the_same(shown: Shown):
   data = shown["pmap_and_jit"].data
   pmap, jit = data["pmap_ddp"], data["data_parallel"]
-  assert len(pmap["losses"]) == 3
   assert relative_difference(pmap["losses"], jit["losses"]) < PARITY
   assert_trees_close(pmap["params"], jit["params"], PARITY)
-  assert pmap["batch"]["tokens"].shape == (8, 2, 33)
-  assert jit["batch"]["tokens"].shape == (16, 33)
+  assert [way["batch"]["tokens"].shape for way in (pmap, jit)] == [(8, 2, 33), (16, 33)]
   assert set(kinds(pmap["sent"])) == set(kinds(jit["sent"])) == {"all-reduce"}
   in_all = [sum(one.bytes * one.times for one in way["sent"]) for way in (pmap, jit)]
   parameters = sum(x.nbytes for x in jax.tree.leaves(jit["params"]))
@@ -233,17 +225,14 @@ def test_pmap_and_jit_take_the_same_steps_and_send_the_same(shown: Shown):
 
 def test_a_layout_turns_names_into_specs(shown: Shown):
   assert {name: tuple(sharding.spec) for name, sharding in shown["layouts"].data.items()} == {
-    "data_parallel": (None, None, None),
-    "fsdp": (None, "data", None),
-    "tensor_parallel": (None, None, "model"),
-    "two_d": (None, "data", "model"),
-  }
+    "data_parallel": (None, None, None), "fsdp": (None, "data", None),
+    "tensor_parallel": (None, None, "model"), "two_d": (None, "data", "model"),
+  }  # fmt: skip
 
 
 def test_fully_sharded_is_exactly_an_eighth_of_replicated(shown: Shown):
   data = shown["replicated_and_sharded"].data
-  everything = data["single"]["whole"][0]
-  kept_whole = data["fsdp"]["whole"][0]
+  everything, kept_whole = data["single"]["whole"][0], data["fsdp"]["whole"][0]
   assert kept_whole < 0.01 * everything
   for device in range(8):
     assert data["data_parallel"]["whole"][device] == everything
