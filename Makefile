@@ -6,7 +6,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 TRAIN := train.py --config=configs/fsdp.py
 
-.PHONY: train test test-cluster lint format lock clean
+.PHONY: train test test-topology test-cluster lint format lock clean
 
 train: $(INSTALLED)
 	@echo "python $(TRAIN)"
@@ -14,6 +14,11 @@ train: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -q
+
+# What each strategy sends on TPUs, compiled for a slice that is not there. Installs the TPU compiler, for Linux on x86-64.
+test-topology: $(INSTALLED)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps 'libtpu==0.0.42.*'
+	$(VENV)/bin/python -m pytest -n 2 -q tests/analysis/test_topology.py
 
 # A real SLURM of one node on this machine, and a job that is requeued in mid-run; needs Debian, and root to install it.
 test-cluster: $(INSTALLED)

@@ -26,6 +26,10 @@ class Weight(NamedTuple):
   axes: tuple[str | None, ...]
 
   @property
+  def size(self) -> int:
+    return math.prod(self.shape)
+
+  @property
   def in_blocks(self) -> bool:
     return self.axes[0] == "layers"
 
@@ -85,7 +89,7 @@ class Case:
 
   def held(self, weight: Weight) -> float:
     """Elements of a weight on one device."""
-    return math.prod(weight.shape) / math.prod(self.layout.shards(axis) for axis in weight.axes if axis)
+    return weight.size / math.prod(self.layout.shards(axis) for axis in weight.axes if axis)
 
   def used(self, weight: Weight) -> float:
     """The same as a device computes with it: gathered along `embed`."""

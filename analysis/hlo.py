@@ -133,6 +133,8 @@ class Module:
       return None
     end = next(instruction for instruction in body.values() if instruction.is_root)
     following = body[end.operands[int(counter.attribute("index"))]]
+    while following.operation == "copy":
+      following = body[following.operands[0]]
     added = [n for name in following.operands if (n := _constant(body[name])) is not None]
     until = _constant(limit)
     if following.operation != "add" or not added or until is None:

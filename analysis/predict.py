@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from analysis.case import Case, weights
 from analysis.saved import bytes_per_example
+from strategies.stage import UNROLL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,39 +39,50 @@ def memory(case: Case) -> Memory:
   held = sum(map(case.held, weights(model)))
   shards = (layout.shards("heads"), layout.shards("mlp"))
   layers = model.depth // layout.shards("layers")
+  fitted = FITTED[case.joins]
+  blocks = fitted.block[model.remat]
   if case.schedule:
-    kept = (case.schedule.slots["residuals"] + 1) * bytes_per_example(model, *shards, layers // case.schedule.chunks)
+    in_unit = layers // case.schedule.chunks
+    scanned = in_unit > UNROLL  # then a unit's residuals are stacked first and copied to their slot
+    kept = (case.schedule.slots["residuals"] + 1 + scanned) * bytes_per_example(model, *shards, in_unit)
+    blocks += 1.0 if scanned else 0.6  # UNROLL blocks are written out
   else:
     kept = bytes_per_example(model, *shards, layers)
-  fitted = FITTED[case.joins]
-  block = fitted.block[model.remat] * case.examples * bytes_per_example(model, *shards, 1, "none")
+  if layout.shards("heads") > 1 and model.remat == "full":
+    blocks += fitted.sums  # what is summed over `model` is there in parts and as a whole
+  block = blocks * case.examples * bytes_per_example(model, *shards, 1, "none")
   logits = case.examples * (1 if model.is_image else model.positions * model.vocab_size / layout.shards("vocab")) * 4
   cast = sum(map(case.held, weights(model))) * case.item * (model.dtype != model.param_dtype)
-  gathered = max(case.used(weight) / (model.depth if weight.in_blocks else 1) for weight in weights(model)) * case.item
   return Memory(
     parameters=held * param,
     optimizer=2 * held * param,
     gradients=held * param * (2 if case.units > 1 else 1),
     saved=case.examples * kept * (fitted.saved if model.remat == "none" else 1),
-    working=max(block, 2 * logits) + cast + (gathered if layout.shards("embed") > 1 else 0),
+    working=max(block, logits) + cast,
   )
 
 
 class Fitted(NamedTuple):
-  """What `memory_analysis` shows of XLA's compilers, the CPU's and the accelerators' (measured on TPU).
+  """What `memory_analysis` and the text of programs show of XLA's compilers: the CPU's, and the accelerators' (TPU).
 
-  `block` is how many times the values of one block are there at once in its backward pass, by remat policy: these,
-  their cotangents, and copies. `saved` is the share of what JAX hands to the backward pass that is left where all of it
-  is kept: some of it is the same number in two precisions.
+  Attributes:
+    saved: the share of what JAX hands to the backward pass that is left where all of it is kept: some of it is the same
+      number in two precisions.
+    block: how many times the values of one block are there at once in its backward pass, by remat policy: these, their
+      cotangents, and copies, less what never leaves a kernel.
+    sums: how many more where tensor parallelism sums activations.
+    passes: how often a block's values are read or written.
   """
 
   saved: float
   block: dict[str, float]
+  sums: float
+  passes: dict[str, float]
 
 
 FITTED = {
-  False: Fitted(saved=1.0, block={"none": 1.85, "dots": 1.95, "full": 1.16}),
-  True: Fitted(saved=0.8, block={"none": 1.5, "dots": 1.7, "full": 1.0}),
+  False: Fitted(1.0, {"none": 0.75, "dots": 0.9, "full": 1.0}, 0.0, {"none": 5.5, "dots": 4.7, "full": 4.2}),
+  True: Fitted(0.8, {"none": 0.75, "dots": 1.4, "full": 0.8}, 0.4, {"none": 5.5, "dots": 4.7, "full": 4.2}),
 }
 
 
@@ -87,3 +99,21 @@ def flops(case: Case) -> float:
   edge = 2 * model.patch_size**2 * 3 * d if model.is_image else 2 * d * model.vocab_size / split["vocab"]
   layers = model.depth / layout.shards("layers")
   return examples * t * (layers * (3 * (projections + scores + mlp) + again) + 3 * edge)
+
+
+def traffic(case: Case) -> float:
+  """Bytes that one device reads from and writes to its memory in a step.
+
+  A block's own values pass through memory several times (`FITTED`); weights are read in each pass, gradients written
+  and read, and the optimizer reads and writes three numbers a parameter.
+  """
+  model, layout = case.model, case.layout
+  param = jnp.dtype(model.param_dtype).itemsize
+  layers = model.depth // layout.shards("layers")
+  block = bytes_per_example(model, layout.shards("heads"), layout.shards("mlp"), 1, "none")
+  fitted = FITTED[case.joins].passes[model.remat]
+  logits = 0 if model.is_image else model.positions * model.vocab_size / layout.shards("vocab") * 4
+  passes = 4 if model.remat == "full" else 3
+  used = sum(map(case.used, weights(model))) * case.item
+  held = sum(map(case.held, weights(model))) * param
+  return case.units * (case.examples * (fitted * layers * block + 6 * logits) + passes * used + 2 * held) + 6 * held

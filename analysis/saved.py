@@ -6,11 +6,8 @@ blocks are traced in these smaller sizes, for one example; every strategy's shar
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from models.config import ModelConfig
@@ -41,18 +38,13 @@ def bytes_per_example(model: ModelConfig, heads: int, mlp: int, layers: int, rem
   part = object.__new__(_Part)
   for name, value in fields.items():
     object.__setattr__(part, name, value)
-  graph, params = nnx.split(nnx.eval_shape(lambda: Transformer(part, nnx.Rngs(params=0))), nnx.Param)
-  del graph
+  _, params = nnx.split(nnx.eval_shape(lambda: Transformer(part, nnx.Rngs(params=0))), nnx.Param)
   shapes = nnx.to_pure_dict(params)
-  x = jax.ShapeDtypeStruct((1, model.positions, model.width), model.dtype)
 
-  def leaves(params: Any, x: jax.Array) -> list[jax.Array]:
+  def kept(examples: int) -> int:
+    x = jax.ShapeDtypeStruct((examples, model.positions, model.width), model.dtype)
     blocks = lambda params, x: bind(part, params).run_blocks(x)[0]
-    _, vjp = jax.vjp(blocks, params, x)
-    weights = {id(w) for w in jax.tree.leaves(params)}
-    return [leaf for leaf in jax.tree.leaves(vjp) if id(leaf) not in weights]
+    leaves = jax.eval_shape(lambda params, x: jax.tree.leaves(jax.vjp(blocks, params, x)[1]), shapes, x)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
-  kept = jax.eval_shape(leaves, shapes, x)
-  # Weights in the compute dtype are cast, and gathered, again.
-  stacked = {w.shape for w in jax.tree.leaves(shapes)}
-  return sum(int(np.prod(k.shape)) * jnp.dtype(k.dtype).itemsize for k in kept if k.shape not in stacked)
+  return kept(2) - kept(1)  # weights, and the angles of positions, are the same for both

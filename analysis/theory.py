@@ -1,7 +1,7 @@
 """What a step sends by theory: from the layout and the model alone, byte by byte.
 
-Tests hold every strategy's compiled program to these formulas (tests/analysis/test_communication.py). They hold for any
-layout, and a strategy is nothing else.
+Tests hold every strategy's compiled program to these formulas (tests/analysis/test_communication.py). They know no strategy by
+name: they hold for any layout.
 """
 
 import math
@@ -14,12 +14,16 @@ from strategies.stage import UNROLL
 
 
 class Sent(NamedTuple):
-  """Bytes that each device sends in a step, in collectives of a kind over some mesh axes, and what for."""
+  """Bytes that each device sends in a step, in collectives of a kind over some mesh axes, and what for.
+
+  `waits` is true where the arithmetic that comes next needs the result, so that nothing can hide the message.
+  """
 
   kind: str
   axes: tuple[str, ...]
   bytes: float
   what: str
+  waits: bool = False
 
 
 def sent(case: Case) -> list[Sent]:
@@ -64,11 +68,11 @@ def _gathers(case: Case, weight: Weight) -> int:
 
   A block's weights are gathered for the forward and again for the backward pass of each part of the batch. What no
   round of a loop changes the compiler gathers before it: the weights outside the blocks, though not the embedding of a
-  pipeline, which one stage alone needs; and the blocks of a pipeline that no scan slices.
+  pipeline, which one stage alone needs; and on CPU the blocks of a pipeline that no scan slices.
   """
   if weight.in_blocks:
     layers = case.model.depth / case.layout.shards("layers") / (case.schedule.chunks if case.schedule else 1)
-    return 2 * (1 if case.schedule and layers <= UNROLL else case.units)
+    return 2 * (1 if case.schedule and layers <= UNROLL and not case.joins else case.units)
   if case.schedule and weight.name == "embedding":
     return case.units + case.model.tied_embedding
   return 1
@@ -91,7 +95,7 @@ def _activations(case: Case) -> list[Sent]:
   if not model.is_image:  # the embedding's output and the head's cotangent; two maxima, the sum and the target's logit
     sent.append(("vocab", 2 * stream + 4 * numbers, "embedding, head and loss"))
   return [
-    Sent("all-reduce", layout.axes(name), case.units * 2 * _part(layout.shards(name)) * size, what)
+    Sent("all-reduce", layout.axes(name), case.units * 2 * _part(layout.shards(name)) * size, what, waits=True)
     for name, size, what in sent
   ]
 
@@ -112,6 +116,7 @@ def _stages(case: Case) -> list[Sent]:
       ("stage",),
       ticks * 2 * stream,
       "activations to the next stage, cotangents to the one before",
+      waits=True,
     ),
     Sent(
       "all-reduce",

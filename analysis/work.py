@@ -83,9 +83,8 @@ def traffic(module: Module, rounds: Mapping[str, int] | None = None) -> float:
 
 def _moved(module: Module, instruction: Instruction, computation: Computation) -> int:
   operands = [computation[name].shapes for name in instruction.operands if name in computation]
-  called = instruction.attribute("calls").lstrip("%")
-  if instruction.operation == "fusion" and called in module.computations:
-    return _moved_by_kernel(module.computations[called], operands, instruction.shapes)
+  if instruction.operation == "fusion":
+    return _moved_by_kernel(module, _called(instruction), operands, instruction.shapes)
   if instruction.operation == "dynamic-update-slice":
     return 2 * _bytes(operands[1])
   if instruction.operation in _SLICES:
@@ -95,51 +94,59 @@ def _moved(module: Module, instruction: Instruction, computation: Computation) -
   return sum(map(_bytes, operands)) + _bytes(instruction.shapes)
 
 
-def _moved_by_kernel(kernel: Computation, operands: list[tuple[Shape, ...]], result: tuple[Shape, ...]) -> int:
-  users: dict[str, list[Instruction]] = {}
-  for instruction in kernel.values():
-    for name in instruction.operands:
-      users.setdefault(name, []).append(instruction)
+def _moved_by_kernel(module: Module, name: str, operands: list[tuple[Shape, ...]], result: tuple[Shape, ...]) -> int:
+  kernel = module.computations[name]
   root = next(instruction for instruction in kernel.values() if instruction.is_root)
-  ends = (
-    [_source(kernel, name) for name in root.operands] if root.operation == "tuple" else [_source(kernel, root.name)]
-  )
-  moved = 0
-  updated = set()  # parameters that the kernel changes in place
-  for end, shape in zip(ends, result, strict=False):
-    if end.operation == "dynamic-update-slice":
-      updated.add(_source(kernel, end.operands[0]).name)
-      moved += 0 if shape.on_chip else _bytes(kernel[end.operands[1]].shapes)
-    else:
-      moved += _bytes((shape,))
-  parameters = [instruction for instruction in kernel.values() if instruction.operation == "parameter"]
-  for instruction in parameters:
-    number = re.match(r"(\d+)", instruction.attributes.removeprefix("("))
-    shapes = operands[int(number.group(1))] if number else instruction.shapes
-    if instruction.name in updated or any(shape.on_chip for shape in shapes):
-      continue
-    readers = _readers(users, instruction.name)
-    if readers and all(reader.operation in _SLICES for reader in readers):
-      moved += sum(_bytes(reader.shapes) for reader in readers)
-    else:
-      moved += _bytes(shapes)
+  ends = root.operands if root.operation == "tuple" else (root.name,)
+  moved = sum(_written(module, kernel, end, shape) for end, shape in zip(ends, result, strict=False))
+  for number, shapes in enumerate(operands):
+    moved += min(_bytes(shapes), _read(module, name, number))
   return moved
 
 
-def _source(kernel: Computation, name: str) -> Instruction:
-  """What an instruction of a kernel is a view of."""
+def _written(module: Module, kernel: Computation, name: str, whole: Shape) -> int:
+  """Bytes written of a kernel's result: all of it, or what an update in place changes."""
   instruction = kernel[name]
   while instruction.operation in _VIEWS and instruction.operands:
     instruction = kernel[instruction.operands[0]]
-  return instruction
+  if whole.on_chip:
+    return 0
+  if instruction.operation == "dynamic-update-slice":
+    return kernel[instruction.operands[1]].shapes[0].size * whole.bytes // max(whole.size, 1)
+  if instruction.operation == "fusion":
+    inner = module.computations[_called(instruction)]
+    root = next(instruction for instruction in inner.values() if instruction.is_root)
+    return whole.bytes if root.operation == "tuple" else _written(module, inner, root.name, whole)
+  return whole.bytes
 
 
-def _readers(users: Mapping[str, list[Instruction]], name: str) -> list[Instruction]:
-  """Who reads a value of a kernel, or a view of it."""
-  found = []
-  for user in users.get(name, []):
-    found += _readers(users, user.name) if user.operation in ("bitcast", "reshape") else [user]
-  return found
+def _read(module: Module, name: str, number: int) -> int:
+  """Bytes that a kernel, and the kernels in it, read of their operand with this number."""
+  kernel = module.computations[name]
+  parameter = next(
+    instruction
+    for instruction in kernel.values()
+    if instruction.operation == "parameter" and instruction.attributes.startswith(f"{number})")
+  )
+  read, waiting = 0, [parameter.name]
+  while waiting:
+    value = waiting.pop()
+    for reader in kernel.values():
+      if value not in reader.operands:
+        continue
+      if reader.operation in _SLICES:
+        read += _bytes(reader.shapes)
+      elif reader.operation in ("bitcast", "reshape", "tuple"):
+        waiting.append(reader.name)
+      elif reader.operation == "fusion":
+        read += _read(module, _called(reader), reader.operands.index(value))
+      elif not (reader.operation == "dynamic-update-slice" and reader.operands[0] == value):
+        return _bytes(parameter.shapes)
+  return read
+
+
+def _called(fusion: Instruction) -> str:
+  return fusion.attribute("calls").lstrip("%")
 
 
 def _bytes(shapes: tuple[Shape, ...]) -> int:

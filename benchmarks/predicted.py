@@ -2,16 +2,31 @@
 
 from typing import Any
 
+from analysis import predict, theory
+from analysis.case import Case
 from strategies import Strategy
+from training.hardware import chip
 
 
 def predicted(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | None) -> dict[str, float | None] | None:
   """Bytes a device and seconds a step, as foretold from the layout and the model; None where nothing foretells it.
+
+  Seconds are a bound that no program beats: on accelerators the largest of arithmetic, memory traffic and messages at
+  the peaks of the device; where devices are simulated the arithmetic of all of them at the machine's own speed.
 
   Args:
     batch_size: of the global batch.
     peaks: of the machine, as it measured them itself at the start of the run: `flops` and `copy_bandwidth` a second,
       of one device, or of all cores where devices are simulated. None if that failed.
   """
-  del strategy, batch_size, peaks
-  return None
+  device = strategy.mesh.devices.flat[0]
+  case = Case.of(strategy, batch_size, device.platform)
+  figures = chip(device.device_kind)
+  seconds = None
+  if figures:
+    sent = sum(row.bytes for row in theory.sent(case))
+    parts = (predict.flops(case) / figures.flops, predict.traffic(case) / figures.bandwidth, sent / figures.link)
+    seconds = max(parts)
+  elif peaks:
+    seconds = batch_size * strategy.program.model.train_flops_per_example() / peaks["flops"]
+  return {"bytes": predict.memory(case).total, "seconds": seconds}

@@ -4,7 +4,8 @@
     batch        [ 0 ] [ 1 ] [ 2 ] [ 3 ]     split over `data`
 
 Communication: one all-reduce of the gradients a step, 2·P·(n−1)/n numbers sent by each device (P parameters, n
-devices), plus a few scalars. Nothing in the forward pass.
+devices), plus a few scalars; as often as `accumulation` says, since each part's gradient is summed as it is made.
+Nothing in the forward pass.
 
 Use it when parameters, gradients and both Adam moments fit on one device (16 bytes a parameter in float32): it
 communicates the least. Not when they don't: fsdp keeps the same arithmetic at 1/n of that memory.

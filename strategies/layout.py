@@ -120,6 +120,10 @@ class Layout:
     """The number of pieces a logical axis is split into."""
     return math.prod(self.mesh[axis] for axis in self.axes(name))
 
+  def splits(self) -> bool:
+    """Whether every mesh axis splits something: else its devices would all do the same."""
+    return set(self.mesh) == {axis for name in AXES for axis in self.axes(name)}
+
   def spec(self, axes: Iterable[str | None]) -> P:
     """The PartitionSpec of an array whose dimensions carry these names."""
     places = [getattr(self, name) if name else None for name in axes]
@@ -146,7 +150,9 @@ class Layout:
       within = tuple(size // n for size, n in zip(shape, across, strict=True))
       arranged = mesh_utils.create_hybrid_device_mesh(within, across, devices)
       return Mesh(arranged, tuple(self.mesh), axis_types=(AxisType.Auto,) * len(shape))
-    return jax.make_mesh(shape, tuple(self.mesh), axis_types=(AxisType.Auto,) * len(shape), devices=devices)
+    # An axis may need a part of a dimension of a torus.
+    arranged = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(arranged, tuple(self.mesh), axis_types=(AxisType.Auto,) * len(shape))
 
   def abstract_mesh(self) -> AbstractMesh:
     """A mesh of this shape without devices, to trace and lower for machines that are not there."""

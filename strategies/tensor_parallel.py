@@ -11,6 +11,8 @@ each a number a token.
 
 Communication: two all-reduces of the activations [B, T, D] a block in the forward pass and two in the backward pass,
 one for the embedding and one for the head: 2·(n−1)/n·B·T·D numbers each, every step, in the way of the arithmetic.
+Remat "full" repeats attention's. (XLA's CPU backend sums the cotangents of query, key and value apart, and those of
+gate and up: five in the backward pass.)
 
 Use it inside a host, where links are fast, for layers too large for one device or batches too small to split. Not
 across hosts, and not beyond the number of key-value heads. Alone it repeats the norms and the residual stream on

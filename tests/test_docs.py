@@ -3,7 +3,7 @@
 import json
 
 import strategies.pipeline
-from benchmarks import checkpoint, pages, pipeline
+from benchmarks import checkpoint, guide, pages, pipeline, predictions
 
 
 def test_the_pipeline_page_shows_the_schedules_and_the_record():
@@ -24,3 +24,13 @@ def test_the_docstring_quotes_the_record():
 def test_the_checkpoints_page_shows_the_record():
   page = checkpoint.PAGE.read_text()
   assert pages.fill(page, checkpoint.tables(json.loads(checkpoint.RECORD.read_text()))) == page
+
+
+def test_the_strategies_page_shows_the_golden_pages_and_the_records():
+  page = guide.PAGE.read_text()
+  assert pages.fill(page, guide.parts()) == page
+
+
+def test_the_explain_page_shows_the_record():
+  page = predictions.PAGE.read_text()
+  assert pages.fill(page, predictions.tables(json.loads(predictions.RECORD.read_text()))) == page

@@ -1,72 +1,23 @@
 """The throughput table: its cells, its figures, its page and its check.
 
-One test measures two cells for real, in processes of their own; the others are given processes that answer at once.
+Here every process that would measure is given, and answers at once; test_throughput_command.py measures two cells.
 """
 
 import copy
 import json
-import math
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
-from helpers import PARITY, config, one_sentence
+from helpers import PARITY
+from machines import GPUS, Machine, measured
 
 import strategies
-from benchmarks import cells, comparison, figures, pages, rounds, tables, torch_llama
+from benchmarks import cells, comparison, figures, rounds, tables
 from configs import base
 from tools import throughput
-from training import settings
-
-HARDWARE = {
-  "simulated": True, "platform": "cpu", "kind": "cpu", "devices": None, "device_memory_bytes": None,
-  "peak_flops": None, "cpu": "made up", "cores": 2, "memory_bytes": 2**34,
-}  # fmt: skip
-FOUND = {"hardware": HARDWARE, "versions": {"python": "3", "jax": "0"}}
-GPUS = {"hardware": HARDWARE | {"simulated": False, "platform": "gpu", "devices": 4, "kind": "NVIDIA H100"}} | {
-  "versions": {}
-}
-
-
-class Machine:
-  """Stands for the processes that measure: answers with the same seconds for a cell each time.
-
-  `slower` gives the factor by which a cell is slower than the reference; those not in it are as fast.
-  """
-
-  def __init__(self, slower: dict[str, float] | None = None, found: dict[str, Any] = FOUND):
-    self.slower, self.found, self.asked = slower or {}, found, []
-
-  def __call__(self, command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
-    task, devices = spec.get("task"), spec.get("devices")
-    name = f"{spec['config']['strategy']}/{devices}" if "config" in spec else str(task)
-    self.asked.append((task, name))
-    if task == "machine":
-      return self.found
-    if task == "peaks":
-      return {"flops": 4e11, "copy_bandwidth": 2e10, "dtype": "float32"}
-    if task == "input":
-      part = {"batches": 10, "seconds": 0.1}
-      return {"gather": part, "transfer": part, "both": part, "batch_size": 16, "devices": 8}
-    if task == "compile":
-      mesh = dict(strategies.layout(spec["config"]["strategy"]).fitted(devices).resolve(devices).mesh)
-      return {"mesh": mesh, "said": "", "compile_seconds": 3.0, "bytes": {"total": 10**8 // devices}, "predicted": None}
-    factor = self.slower.get(name, 1.0)
-    return {"seconds": [factor * s for s in (1.0, 0.9, 1.1)][: spec["steps"]], "loss": 4.5, "versions": {}} | (
-      {"precision": "float32, eager"} if "attention" in spec else {}
-    )
-
-
-def measured(*arguments: str, run: Machine | None = None, preset: str = "throughput") -> figures.Record:
-  run = run or Machine()
-  options, rest = throughput.parse(list(arguments))
-  assert not rest
-  return throughput.measure(base.get_config(preset, "single"), options, run.found, run)
 
 
 def test_the_page_and_the_plots_show_the_records():
@@ -213,112 +164,3 @@ def test_what_cannot_be_compared_is_no_failure():
   assert not good
   assert "NOT reproduced: out of memory" in lines[1]
   assert "not compared: the record has no figures" in comparison.compare(without, old)[0][1]
-
-
-def test_two_cells_measured_for_real(tmp_path: Path):
-  faked = Machine()
-
-  def run(command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
-    return rounds.run(command, spec) if spec["task"] in ("compile", "steps") else faked(command, spec)
-
-  asked = config(model__depth=2, model__seq_len=8)  # pipeline is meant for 4 devices or more
-  options, _ = throughput.parse(["--rows=pipeline", "--devices=2", "--rounds=1", "--steps=2", f"--record={tmp_path}/x"])
-  made = throughput.measure(asked, options, FOUND, run)
-  single, split = figures.rows(made)
-  assert (single.name, split.name) == ("single/1", "pipeline/2")
-  assert single.error is None
-  assert split.error is None
-  assert single.relative.median == 1
-  assert split.mesh == {"stage": 2, "data": 1}
-  assert split.seconds.low > 0
-  assert split.compile_seconds > 0
-  assert single.bytes > split.bytes > 0  # half the blocks
-  assert [made["cells"][row.name]["devices_there"] for row in (single, split)] == [1, 2]
-  sizes = made["cells"]["pipeline/2"]["bytes"]
-  assert sizes["total"] < sizes["argument"] + sizes["output"] + sizes["temp"]  # the state is donated
-  assert figures.loss_spread(made) < PARITY
-  assert made["unit"] == "tokens"
-  assert made["items"] == 16 * 8
-  written = json.dumps(made)
-  for place in (str(tmp_path), sys.executable, str(throughput.cells.ROOT)):
-    assert place not in written
-
-
-@pytest.mark.parametrize(
-  "arguments, parts",
-  [
-    (["--rows=fdsp"], ["rows='fdsp'", "did you mean 'fsdp'"]),
-    (["--devices=2,two"], ["devices='two'", "positive"]),
-    (["--devices=0"], ["devices=0", "at least 1"]),
-    (["--rounds=0"], ["rounds=0", "at least 1"]),
-    (["--rounds=few"], ["rounds='few'", "--rounds=3"]),
-    (["--peer-python=/no/such/python"], ["peer-python='/no/such/python'", "PyTorch"]),
-  ],
-)
-def test_bad_options_are_one_sentence(arguments: list[str], parts: list[str]):
-  with one_sentence(*parts):
-    measured(*arguments)
-
-
-def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path):
-  with one_sentence("devices=8", "this machine has 4", "at most 4"):
-    measured("--devices=8", run=Machine(found=GPUS))
-  asked = base.get_config("throughput", "single")
-  asked.mesh.data = 4
-  with one_sentence("mesh.data=4", "leave it out"):
-    throughput.measure(asked, throughput.parse([])[0], FOUND, Machine())
-  with one_sentence("the devices here cannot be used", "no driver"):
-    throughput.machine(lambda command, spec: {"error": "no driver"})
-  with one_sentence("no row can be measured", "out of memory"):
-    throughput.measure(
-      base.get_config("throughput", "single"), throughput.parse([])[0], FOUND, lambda *_: {"error": "out of memory"}
-    )
-  with one_sentence("check=", "absent.json", "there is"):
-    throughput.read(tmp_path / "absent.json")
-  with one_sentence("check=", "pipeline.json", "no throughput record"):
-    throughput.read(tables.RESULTS / "pipeline.json")
-  file = tmp_path / "gpu.json"
-  file.write_text(json.dumps(measured("--rows=fsdp", run=Machine(found=GPUS))))
-  with one_sentence("check=", "4 × NVIDIA H100", "such a machine"):
-    throughput.again(file, throughput.parse([])[0], Machine())
-
-
-def test_the_command_ends_a_mistake_with_one_line():
-  done = subprocess.run(
-    [sys.executable, "-m", "tools.throughput", "--rounds=no"], capture_output=True, text=True, cwd=cells.ROOT
-  )
-  assert done.returncode == 2
-  assert done.stderr.strip().splitlines()[-1].startswith("error: rounds='no'")
-  assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-  "fields",
-  [{}, {"preset": "throughput"}, {"preset": "throughput_gpu"}, {"model__tied_embedding": True}],
-  ids=["tiny", "throughput", "throughput_gpu", "tied"],
-)
-def test_the_peer_has_our_shapes(fields: dict[str, Any]):
-  asked = config(**fields)
-  program = settings.program(asked, "cpu")
-  state = jax.eval_shape(program.init, jax.random.key(0))
-  ours = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
-  theirs = torch_llama.llama_config(asked.model.to_dict(), "sdpa")
-  assert torch_llama.parameter_count(theirs) == ours
-
-
-def test_a_peer_that_is_not_installed_says_so():
-  program = str(Path(torch_llama.__file__))
-  spec = {"config": config().to_dict(), "attention": "eager", "warmup": 1, "steps": 1}
-  found = rounds.run([sys.executable, "-I", "-S", program], spec)  # without any installed package
-  assert found == {"error": "torch is not installed; pip install '.[peer]', or name a Python with --peer-python"}
-
-
-def test_a_process_that_breaks_says_how():
-  assert rounds.run([sys.executable, "-c", "raise SystemExit('no memory')"], {}) == {
-    "error": "exit status 1: no memory"
-  }
-  assert "cannot be started" in rounds.run(["/no/such/program"], {})["error"]
-
-
-def test_places_are_filled_once():
-  assert pages.fill("<!-- a -->\nold\n<!-- end -->", {"a": "new"}) == "<!-- a -->\nnew\n<!-- end -->"

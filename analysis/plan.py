@@ -1,0 +1,204 @@
+"""Searches layouts, meshes, remat policies and microbatches for the fastest step that fits, by formula alone.
+
+The formulas are those of predict.py and theory.py, which tests hold to the compiler; a case costs milliseconds, so all
+of them are tried. Sizes of mesh axes are powers of two where the number of devices is one.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import strategies
+from analysis import predict, theory
+from analysis.case import Case
+from analysis.roofline import bandwidth
+from errors import ConfigError
+from models.config import ModelConfig
+from strategies import schedule as schedules
+from strategies.layout import Layout
+from training.hardware import Chip
+
+USABLE = 0.95  # of a device's memory: the rest is the runtime's
+LARGEST = {"model": 32, "stage": 32}  # of mesh axes that wait for each other within a step
+REMAT = ("none", "dots", "full")
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+  """Devices in a torus, or behind a switch where `shape` is one number."""
+
+  chip: Chip
+  shape: tuple[int, ...]
+
+  @property
+  def devices(self) -> int:
+    return math.prod(self.shape)
+
+  def is_whole(self, reaches: Sequence[int]) -> bool:
+    """A group of devices fills a closed torus of three dimensions. There the TPU compiler (libtpu 0.0.42) writes
+    all-gather and reduce-scatter as all-reduce, of twice the bytes.
+    """
+    return len(self.shape) == 3 and all(
+      size == whole >= self.chip.wraps for size, whole in zip(reaches, self.shape, strict=True)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+  """One way to run a step: the fields of a config that say so, and what is predicted of it (bytes, seconds)."""
+
+  strategy: str
+  fields: Mapping[str, object]
+  case: Case
+  memory: float
+  compute: float
+  traffic: float
+  overlapped: float  # communication that arithmetic can hide
+  waiting: float  # and what it has to wait for
+  idle: float
+
+  @property
+  def seconds(self) -> float:
+    """Of a step, if all that can overlap does."""
+    return max(self.compute / (1 - self.idle), self.traffic, self.overlapped) + self.waiting
+
+
+def search(model: ModelConfig, batch_size: int, where: Slice, names: Sequence[str] = ()) -> list[Candidate]:
+  """Every candidate that fits into memory, the fastest first; of equally fast ones that which sends least.
+
+  `names` are the strategies to try, all if not given.
+  """
+  found = []
+  for name, layout in _layouts(names or strategies.names(), model, where.devices):
+    for remat, accumulation, pipeline in itertools.product(REMAT, (1, 2, 4, 8, 16), _pipelines(layout, model.depth)):
+      schedule = _schedule(*pipeline) if pipeline else None
+      units = accumulation * (schedule.microbatches if schedule else 1)
+      if batch_size % (units * layout.shards("batch")) or (schedule and accumulation > 1):
+        continue
+      case = Case(layout, dataclasses.replace(model, remat=remat), batch_size, accumulation, schedule)
+      candidate = _judge(name, case, where, pipeline)
+      if candidate.memory <= USABLE * where.chip.memory:
+        found.append(candidate)
+  return sorted(found, key=lambda c: (c.seconds, c.overlapped + c.waiting, c.memory))
+
+
+def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candidate]:
+  """The first `count`, each strategy at most `of_one` times among them."""
+  seen: collections.Counter[str] = collections.Counter()
+  chosen = []
+  for candidate in found:
+    seen[candidate.strategy] += 1
+    if seen[candidate.strategy] <= of_one:
+      chosen.append(candidate)
+  return chosen[:count]
+
+
+def _layouts(names: Sequence[str], model: ModelConfig, devices: int) -> Iterator[tuple[str, Layout]]:
+  """Every strategy on every mesh of that many devices that splits the model evenly; equal layouts once."""
+  seen = set()
+  for name in names:
+    template = strategies.layout(name)
+    axes = list(template.mesh)
+    for sizes in _factors(devices, len(axes)):
+      mesh = dict(zip(axes, sizes, strict=True))
+      layout = template.on(**mesh)
+      if any(size > LARGEST.get(axis, size) for axis, size in mesh.items()) or 1 in sizes or not layout.splits():
+        continue
+      try:
+        layout.check_divides(model.sizes())
+      except ConfigError:
+        continue
+      key = str(layout)
+      if key not in seen:
+        seen.add(key)
+        yield name, layout
+
+
+def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+  """All ways to write a number as a product of so many."""
+  if parts == 1:
+    yield (number,)
+    return
+  for first in (n for n in range(1, number + 1) if number % n == 0):
+    for rest in _factors(number // first, parts - 1):
+      yield first, *rest
+
+
+def _pipelines(layout: Layout, depth: int) -> list[tuple[str, int, int, int] | None]:
+  """Schedules to try: (name, stages, microbatches, chunks). Only where the layout has stages."""
+  stages = layout.shards("layers")
+  if stages == 1:
+    return [None]
+  tried: list[tuple[str, int, int, int] | None] = []
+  for microbatches in (2 * stages, 4 * stages, 8 * stages):
+    tried += [("gpipe", stages, microbatches, 1), ("1f1b", stages, microbatches, 1)]
+    if depth % (2 * stages) == 0:
+      tried.append(("interleaved", stages, microbatches, 2))
+  return tried
+
+
+@functools.cache
+def _schedule(name: str, stages: int, microbatches: int, chunks: int) -> schedules.Schedule:
+  return schedules.build(schedules.ORDERS[name], stages, microbatches, chunks)
+
+
+def _judge(name: str, case: Case, where: Slice, pipeline: tuple[str, int, int, int] | None) -> Candidate:
+  spans = spread(case.layout.mesh, where.shape)
+  seconds = {False: 0.0, True: 0.0}
+  for row in theory.sent(case):
+    reaches = [math.prod(spans[axis][i] for axis in row.axes) for i in range(len(where.shape))]
+    twice = 2 if row.kind in ("all-gather", "reduce-scatter") and where.is_whole(reaches) else 1
+    seconds[row.waits] += twice * row.bytes / bandwidth(where.chip, reaches, where.shape)
+  fields: dict[str, object] = {f"mesh.{axis}": size for axis, size in case.layout.mesh.items()}
+  fields |= {"model.remat": case.model.remat}
+  if case.accumulation > 1:
+    fields["accumulation"] = case.accumulation
+  if pipeline:
+    schedule, _, microbatches, chunks = pipeline
+    fields |= {"pipeline.schedule": schedule, "pipeline.microbatches": microbatches}
+    fields |= {"pipeline.chunks": chunks} if chunks > 1 else {}
+  return Candidate(
+    strategy=name,
+    fields=fields,
+    case=case,
+    memory=predict.memory(case).total,
+    compute=predict.flops(case) / where.chip.flops,
+    traffic=predict.traffic(case) / where.chip.bandwidth,
+    overlapped=seconds[False],
+    waiting=seconds[True],
+    idle=case.schedule.idle_time() if case.schedule else 0.0,
+  )
+
+
+def spread(mesh: Mapping[str, int], shape: Sequence[int]) -> dict[str, list[int]]:
+  """How far each mesh axis reaches along each dimension of a torus: whole dimensions where sizes allow, else parts.
+
+  What `jax.make_mesh` does with the devices themselves, near enough: the innermost axis first.
+  """
+  left = list(shape)
+  spans = {axis: [1] * len(shape) for axis in mesh}
+  for axis in reversed(list(mesh)):
+    size = mesh[axis]
+    whole = next(
+      (
+        chosen
+        for count in range(1, len(left) + 1)
+        for chosen in itertools.combinations(range(len(left)), count)
+        if math.prod(left[i] for i in chosen) == size
+      ),
+      (),
+    )
+    for i in whole:
+      spans[axis][i], left[i] = left[i], 1
+    size = 1 if whole else size
+    while size > 1:
+      i = max(range(len(left)), key=lambda i: left[i])
+      part = next(n for n in range(min(size, left[i]), 0, -1) if left[i] % n == 0 and size % n == 0)
+      if part == 1:  # sizes without a common factor: along one dimension, and over its end
+        spans[axis][i] *= size
+        break
+      spans[axis][i], left[i], size = spans[axis][i] * part, left[i] // part, size // part
+  return spans

@@ -1,0 +1,62 @@
+"""Writes the generated parts of docs/strategies.md: how each strategy places a weight, what it sends, how fast it was.
+
+    python -m benchmarks.guide
+
+What is sent comes from the golden pages of explain (tests/golden/explain), which tests hold to the compiled programs;
+the measured rows come from the throughput records.
+"""
+
+import re
+from pathlib import Path
+
+import strategies
+from benchmarks import figures, tables
+from benchmarks.pages import fill
+from models.axes import AXES
+
+ROOT = Path(__file__).parents[1]
+PAGE, GOLDEN = ROOT / "docs" / "strategies.md", ROOT / "tests" / "golden" / "explain"
+DEVICES = 8
+
+
+def rule(name: str) -> str:
+  """A strategy's mesh on 8 devices, and which mesh axis each logical axis lies on."""
+  layout = strategies.layout(name).resolve(DEVICES) if strategies.layout(name).splits() else strategies.layout(name)
+  mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
+  placed = [f"`{axis}` on {' and '.join(layout.axes(axis))}" for axis in AXES if layout.axes(axis)]
+  return f"Mesh of {layout.device_count} devices: {mesh}. " + (
+    f"{', '.join(placed)}." if placed else "Nothing is split."
+  )
+
+
+def sent(name: str) -> str:
+  """The tables of what is sent, from the golden page: the compiled program's, and theory's."""
+  text = (GOLDEN / f"{name}.txt").read_text()
+  start = re.search(r"^(sent in a step|sends nothing)", text, re.MULTILINE)
+  assert start is not None
+  return f"```\n{text[start.start() :].rstrip()}\n```"
+
+
+def measured(name: str) -> str:
+  """The strategy's rows of every throughput record."""
+  rows = ["| Measured on | Devices | Throughput, single device = 1 | Step | Memory a device |", "|---|---|---|---|---|"]
+  for record in tables.read().values():
+    for row in figures.rows(record):
+      if row.row == name and row.relative and row.seconds and row.bytes:
+        hardware = record["hardware"]
+        where = f"{hardware['cores']} CPU cores: overhead, not scaling" if hardware["simulated"] else hardware["kind"]
+        rows.append(
+          f"| {where} | {row.devices} | {row.relative.median:.2f} "
+          f"| {row.seconds.median * 1e3:,.0f} ms | {row.bytes / 1e6:,.1f} MB |"
+        )
+  return "\n".join(rows) if len(rows) > 2 else "Not measured yet."
+
+
+def parts() -> dict[str, str]:
+  """The generated parts of the page by their places."""
+  return {name: f"{rule(name)}\n\n{sent(name)}\n\n{measured(name)}" for name in strategies.names()}
+
+
+if __name__ == "__main__":
+  PAGE.write_text(fill(PAGE.read_text(), parts()))
+  print(f"written: {PAGE.relative_to(ROOT)}")

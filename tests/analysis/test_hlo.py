@@ -1,0 +1,151 @@
+"""Reading compiled programs: loops, products, groups of devices, memory traffic."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from analysis import communication, hlo, work
+
+HEAD = "HloModule m\n\n"
+
+
+def compiled(function, *shapes: tuple[int, ...]) -> hlo.Module:
+  arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+  return hlo.parse(jax.jit(function).lower(*arrays).compile().as_text())
+
+
+def test_the_body_of_a_loop_counts_as_often_as_it_runs():
+  """XLA's own analysis takes it once."""
+
+  def nested(x, w):
+    inner = lambda x, _: (x @ w, None)
+    outer = lambda x, _: (jax.lax.scan(inner, x, length=5)[0] @ w, None)
+    return jax.lax.scan(outer, x, length=3)[0]
+
+  assert work.flops(compiled(nested, (4, 8), (8, 8))) == 3 * (5 + 1) * 2 * 4 * 8 * 8
+
+
+def test_a_loop_of_unknown_length_takes_its_rounds_from_its_scope():
+  def program(x, w, n):
+    with jax.named_scope("sometimes"):
+      return jax.lax.fori_loop(0, n[0].astype(int), lambda i, x: jnp.tanh(x @ w), x)
+
+  module = compiled(program, (4, 8), (8, 8), (1,))
+  assert work.flops(module) == 0
+  assert work.flops(module, {"sometimes": 7}) == 7 * 2 * 4 * 8 * 8
+  assert work.flops(module, {"another": 7}) == 0
+
+
+LOOP = (
+  HEAD
+  + """%body (p: (s32[], f32[4,4])) -> (s32[], f32[4,4]) {
+  %p = (s32[], f32[4,4]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %two = s32[] constant(2)
+  %next = s32[] add(%i, %two)
+  %x = f32[4,4]{1,0} get-tuple-element(%p), index=1
+  %y = f32[4,4]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  ROOT %t = (s32[], f32[4,4]{1,0}) tuple(%next, %y)
+}
+
+%condition (p.1: (s32[], f32[4,4])) -> pred[] {
+  %p.1 = (s32[], f32[4,4]{1,0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%p.1), index=0
+  %until = s32[] constant(7)
+  ROOT %less = pred[] compare(%i.1, %until), direction=LT
+}
+
+ENTRY %main (a: (s32[], f32[4,4])) -> (s32[], f32[4,4]) {
+  %a = (s32[], f32[4,4]{1,0}) parameter(0)
+  ROOT %w = (s32[], f32[4,4]{1,0}) while(%a), condition=%condition, body=%body
+}
+"""
+)
+
+
+def test_a_loop_without_a_note_is_counted_from_its_condition_and_its_step():
+  """As libtpu writes them: up to 7 in steps of 2 are 4 rounds."""
+  assert work.flops(hlo.parse(LOOP)) == 4 * 2 * 4 * 4 * 4
+
+
+@pytest.mark.parametrize(
+  "left, right, out, attributes, flops",
+  [
+    # x [512, 8·128] × w [8, 128, 1024]: the heads of the output are a window that meets one place each
+    ("512,1024,1", "8,128,1024", "512,8,128", "window={size=8 pad=7_7 rhs_reversal=1}, dim_labels=bf0_0oi->b0f",
+     2 * 512 * 1024 * 8 * 128),
+    # a batch of 8 products [128, 512] × [512, 512]: holes between the batch's places
+    ("8,128,512", "8,512,512", "8,128,512", "window={size=8 stride=7 lhs_dilate=8}, dim_labels=0bf_0io->0bf",
+     8 * 2 * 128 * 512 * 512),
+    ("512,1024", "1024,2816", "512,2816", "dim_labels=bf_io->bf", 2 * 512 * 1024 * 2816),
+  ],
+)  # fmt: skip
+def test_products_that_a_tpu_writes_as_convolutions(left: str, right: str, out: str, attributes: str, flops: int):
+  text = f"""{HEAD}ENTRY %main (l: bf16[{left}], r: bf16[{right}]) -> bf16[{out}] {{
+  %l = bf16[{left}] parameter(0)
+  %r = bf16[{right}] parameter(1)
+  ROOT %c = bf16[{out}] convolution(%l, %r), {attributes}
+}}
+"""
+  assert work.flops(hlo.parse(text)) == flops
+
+
+@pytest.mark.parametrize(
+  "written, groups",
+  [
+    ("{{0,1},{2,3}}", [[0, 1], [2, 3]]),
+    ("[2,2]<=[4]", [[0, 1], [2, 3]]),
+    ("[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
+    ("{}", [[0, 1, 2, 3]]),
+    ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
+    ("mesh['a'=2,'b'=2] {'a','b'}", [[0, 1, 2, 3]]),
+    ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}", [[0, 1], [2, 3]]),
+  ],
+)
+def test_groups_of_devices_in_each_way_they_are_written(written: str, groups: list[list[int]]):
+  instruction = hlo.Instruction(
+    "x", "all-reduce", (), (), f", channel_id=1, replica_groups={written}, to_apply=%add", False
+  )
+  found = communication.groups(instruction, 4)
+  assert sorted(map(sorted, found.tolist())) == groups
+
+
+@pytest.mark.parametrize(
+  "kind, bytes_sent",
+  [
+    ("all-gather", 300),  # a device's 100 bytes go to 3 others
+    ("all-reduce", 150),
+    ("reduce-scatter", 75),
+    ("all-to-all", 75),
+    ("collective-permute", 100),
+  ],
+)
+def test_bytes_that_a_device_sends(kind: str, bytes_sent: float):
+  collective = communication.Collective(kind, ("data",), 4, (hlo.Shape("s8", (10, 10)),), 2, "")
+  assert collective.sent == bytes_sent
+  assert collective.sent_in_step == 2 * bytes_sent
+
+
+def test_traffic_of_a_slice_is_the_slice():
+  """Reading one row of a large array, and writing one in place, moves rows."""
+  rows = 1000
+
+  def program(table, i):
+    return jax.lax.dynamic_update_index_in_dim(table, table[i[0].astype(int)] + 1, 0, axis=0)
+
+  arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 64), (1,))]
+  text = jax.jit(program, donate_argnums=0).lower(*arrays).compile().as_text()
+  assert work.traffic(hlo.parse(text)) < 20 * 64 * 4
+
+
+def test_traffic_of_a_sum_is_what_is_read_and_written():
+  moved = work.traffic(compiled(lambda a, b: a + b, (256, 256), (256, 256)))
+  assert moved == 3 * 256 * 256 * 4
+
+
+def test_shapes_are_parsed_with_their_place():
+  found = hlo.shapes("(bf16[4,8]{1,0:T(8,128)(2,1)S(1)}, f32[]{:T(128)}, /*index=2*/pred[3])")
+  assert found == (hlo.Shape("bf16", (4, 8), True), hlo.Shape("f32", ()), hlo.Shape("pred", (3,)))
+  assert [shape.bytes for shape in found] == [64, 4, 3]
+  assert np.prod(found[0].dims) == found[0].size

@@ -1,0 +1,69 @@
+"""Predictions against compilers: memory on CPU, compiled here; everything on TPU, from the record of the benchmark."""
+
+import json
+
+import pytest
+from helpers import config, strategy
+
+import strategies
+from analysis import predict
+from analysis.case import Case
+from analysis.compiled import compile_step
+from analysis.saved import bytes_per_example
+from benchmarks import predictions
+from training import settings
+from training.program import Program
+
+BATCH = 64
+MEMORY = 0.15  # how far a prediction may be from the compiler's figure
+
+
+def program(remat: str, **fields: object) -> Program:
+  sizes = {"width": 256, "heads": 8, "kv_heads": 8, "mlp_width": 768, "depth": 8, "seq_len": 256, "vocab_size": 512}
+  model = {f"model__{name}": size for name, size in sizes.items()} | {"model__remat": remat}
+  return settings.program(config(**model | fields), "cpu")
+
+
+# pmap's step is another program around the same mathematics: its shards are data_parallel's.
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("name", [name for name in strategies.names() if name != "pmap_ddp"])
+def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat: str):
+  runner = strategy(name, program(remat))
+  step = compile_step(runner, BATCH)
+  predicted = predict.memory(Case.of(runner, BATCH, "cpu"))
+  assert predicted.total == pytest.approx(step.bytes, rel=MEMORY)
+  state = predicted.parameters + predicted.optimizer
+  assert state == pytest.approx(step.arguments, rel=0.02)  # and the batch
+
+
+RECORDED = json.loads(predictions.RECORD.read_text())["cases"]
+
+
+@pytest.mark.parametrize("found", RECORDED, ids=lambda found: "-".join(map(str, found["case"][:6])))
+def test_predictions_for_tpus_hold(found: dict):
+  """Memory within 15% of the TPU compiler's figure, arithmetic within 1%."""
+  ours = predictions.predicted(found["case"])
+  assert ours["memory"] == pytest.approx(found["memory"], rel=MEMORY)
+  assert ours["flops"] == pytest.approx(found["flops"], rel=0.01)
+
+
+def test_there_are_enough_cases():
+  assert len(RECORDED) >= 12
+  assert {found["case"][5] for found in RECORDED} == {"none", "dots", "full"}
+
+
+def test_what_remat_keeps():
+  """Of a block and a token: everything; the products; the input alone, in the precision of the computation."""
+  kept = {remat: bytes_per_example(program(remat).model, 1, 1, 4) for remat in ("none", "dots", "full")}
+  stream = 4 * 256 * 256 * 4  # layers, positions, width, float32
+  assert kept["none"] > kept["dots"] > kept["full"]
+  assert kept["full"] == pytest.approx(stream, rel=0.02)  # and the angles of the positions, once
+  products = 4 * 256 * 4 * (256 * 3 + 256 + 2 * 768)  # query, key, value; attention's output; gate and up
+  assert kept["dots"] == pytest.approx(stream + products, rel=0.02)
+
+
+def test_a_device_with_a_part_of_the_heads_keeps_a_part():
+  model = program("dots").model
+  whole, half = (bytes_per_example(model, n, n, 1) for n in (1, 2))
+  stream = 256 * 256 * 4 * 2  # the block's input and attention's output are not split
+  assert half - stream == pytest.approx((whole - stream) / 2, rel=0.03)

@@ -1,0 +1,24 @@
+"""Compiling for TPUs that are not there, with the TPU compiler, which `make test-topology` installs."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import strategies
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("make_explain", ROOT / "tests" / "golden" / "make_explain.py")
+assert spec is not None
+assert spec.loader is not None
+golden = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(golden)
+
+pytestmark = pytest.mark.skipif(
+  importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed; make test-topology"
+)
+
+
+@pytest.mark.parametrize("name", [name for name in strategies.names() if golden.lowers_for(name, golden.SLICE)])
+def test_what_a_strategy_sends_on_tpus_is_the_golden_page(name: str):
+  assert golden.page(name, golden.SLICE) == golden.file(name, golden.SLICE).read_text()

@@ -1,0 +1,54 @@
+"""A machine that answers at once, in place of the processes that measure."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import strategies
+from benchmarks import figures
+from configs import base
+from tools import throughput
+
+HARDWARE = {
+  "simulated": True, "platform": "cpu", "kind": "cpu", "devices": None, "device_memory_bytes": None,
+  "peak_flops": None, "cpu": "made up", "cores": 2, "memory_bytes": 2**34,
+}  # fmt: skip
+FOUND = {"hardware": HARDWARE, "versions": {"python": "3", "jax": "0"}}
+GPUS = {"hardware": HARDWARE | {"simulated": False, "platform": "gpu", "devices": 4, "kind": "NVIDIA H100"}} | {
+  "versions": {}
+}
+
+
+class Machine:
+  """Stands for the processes that measure: answers with the same seconds for a cell each time.
+
+  `slower` gives the factor by which a cell is slower than the reference; those not in it are as fast.
+  """
+
+  def __init__(self, slower: dict[str, float] | None = None, found: dict[str, Any] = FOUND):
+    self.slower, self.found, self.asked = slower or {}, found, []
+
+  def __call__(self, command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
+    task, devices = spec.get("task"), spec.get("devices")
+    name = f"{spec['config']['strategy']}/{devices}" if "config" in spec else str(task)
+    self.asked.append((task, name))
+    if task == "machine":
+      return self.found
+    if task == "peaks":
+      return {"flops": 4e11, "copy_bandwidth": 2e10, "dtype": "float32"}
+    if task == "input":
+      part = {"batches": 10, "seconds": 0.1}
+      return {"gather": part, "transfer": part, "both": part, "batch_size": 16, "devices": 8}
+    if task == "compile":
+      mesh = dict(strategies.layout(spec["config"]["strategy"]).fitted(devices).resolve(devices).mesh)
+      return {"mesh": mesh, "said": "", "compile_seconds": 3.0, "bytes": {"total": 10**8 // devices}, "predicted": None}
+    factor = self.slower.get(name, 1.0)
+    return {"seconds": [factor * s for s in (1.0, 0.9, 1.1)][: spec["steps"]], "loss": 4.5, "versions": {}} | (
+      {"precision": "float32, eager"} if "attention" in spec else {}
+    )
+
+
+def measured(*arguments: str, run: Machine | None = None, preset: str = "throughput") -> figures.Record:
+  run = run or Machine()
+  options, rest = throughput.parse(list(arguments))
+  assert not rest
+  return throughput.measure(base.get_config(preset, "single"), options, run.found, run)

@@ -1,0 +1,103 @@
+"""What explain says: golden pages per strategy, and that its parts are true."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import jax
+import pytest
+from helpers import config, one_sentence, program, strategy
+
+import strategies
+from analysis import explanation
+from analysis.case import Case
+from analysis.compiled import DoesNotFit
+from tools import explain
+from training import hardware
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("make_explain", ROOT / "tests" / "golden" / "make_explain.py")
+assert spec is not None
+assert spec.loader is not None
+golden = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(golden)
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_what_a_strategy_places_and_sends_is_the_golden_page(name: str):
+  """If a change is meant to move something: python -m tests.golden.make_explain, and read the difference."""
+  assert golden.page(name) == golden.file(name).read_text()
+
+
+@pytest.fixture(scope="module")
+def found() -> dict:
+  return explanation.explain("fsdp", strategy("fsdp", program()), 16)
+
+
+def test_bytes_of_the_weights_are_those_of_the_state(found: dict):
+  state = strategy("fsdp", program()).init(seed=0)
+  held = sum(shard.data.nbytes for x in jax.tree.leaves(state.params) for shard in x.addressable_shards[:1])
+  assert sum(weight["bytes"] for weight in found["weights"]) == held
+
+
+def test_every_pinned_activation_is_named(found: dict):
+  assert {row["what"] for row in found["activations"]} == {
+    "embedding, as looked up in", "residual stream", "heads", "hidden units of the MLP", "logits",
+  }  # fmt: skip
+  logits = next(row for row in found["activations"] if row["what"] == "logits")
+  assert logits["shape"] == (16, 32, 256)
+  assert logits["bytes"] == 16 * 32 * 256 * 4 / 8
+
+
+def test_the_command_prints_all_parts_and_writes_json(found: dict, tmp_path: Path):
+  text = explain.text(found, strategy("fsdp", program()))
+  for part in ("weight", "activation", "on the devices", "memory of a device", "sent in a step", "by theory"):
+    assert part in text
+  assert json.loads(json.dumps(found))["mesh"] == {"data": 8}
+
+
+def test_a_pipeline_shows_its_timeline():
+  runner = strategy("pipeline", program())
+  text = explain.text(explanation.explain("pipeline", runner, 16), runner)
+  assert runner.schedule.timeline().splitlines()[0] in text
+  assert f"bubble of {runner.schedule.bubble:.1%}" in text
+
+
+def test_one_device_sends_nothing():
+  runner = strategy("fsdp", program(), devices=1)
+  assert "sends nothing" in explain.text(explanation.explain("fsdp", runner, 16), runner)
+
+
+def test_mends_make_it_fit():
+  """Each of them alone, and the config can be run so."""
+  case = Case.of(strategy("data_parallel", program(model__depth=4)), 64, "cpu")
+  total = explanation.predict.memory(case).total
+  capacity = 0.7 * total
+  found = explanation.mends("data_parallel", case, capacity)
+  assert found
+  assert all(mend["total"] <= capacity for mend in found)
+  assert any("remat=full" in mend["change"] for mend in found)
+  assert any("strategy=fsdp" in mend["change"] for mend in found)
+  assert explanation.mends("data_parallel", case, 0) == []
+
+
+def test_what_does_not_fit_is_said_with_the_bytes():
+  message = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 120.50G of 95.74G hbm.\nmore"
+  assert DoesNotFit(message).needed == 120.5 * 2**30
+  assert "\n" not in str(DoesNotFit(message))
+
+
+@pytest.mark.parametrize("topology", ["v5p", "v5p:", "v9:2x2", "v5p:2x2x", "8x8"])
+def test_a_topology_that_is_none_is_refused(topology: str):
+  with one_sentence(f"topology={topology!r}", "v5p:8x8x16"):
+    explain.create(config("fsdp"), topology)
+
+
+def test_kinds_of_devices_have_all_figures():
+  for kind, figures in hardware.CHIPS.items():
+    if figures:
+      assert 1e13 < figures.flops < 1e16, kind
+      assert 1e10 < figures.memory < 1e12, kind
+      assert 1e11 < figures.bandwidth < 1e13, kind
+      assert 1e10 < figures.link < 1e12, kind
+      assert (figures.torus > 0) == kind.startswith("TPU")
