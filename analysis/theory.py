@@ -1,7 +1,7 @@
 """What a step sends by theory: from the layout and the model alone, byte by byte.
 
-Tests hold every strategy's compiled program to these formulas (tests/analysis/test_communication.py). They know no strategy by
-name: they hold for any layout.
+Tests hold the compiled program of every strategy to these formulas (tests/analysis/test_communication.py). They know no
+strategy by name: they hold for any layout.
 """
 
 import math

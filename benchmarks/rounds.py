@@ -16,6 +16,9 @@ from benchmarks.cells import PEAKS, REFERENCE, ROOT, Cell
 
 BETWEEN = 8  # cells that are compared with one run of the reference
 SECONDS = 1800  # after which a process is given up
+# Steps before those that are timed. After some of them the allocator has memory for every step's temporaries, and faults
+# no more in.
+WARM_UP = 6
 # For processes that don't set it themselves as training/runtime.py does: freed memory is kept.
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 
@@ -51,7 +54,7 @@ def measure(
   """The part of a record that is measured: for each cell what round 0 found, and `rounds`, what each later one did.
 
   Args:
-    steps: timed in each round; one more is thrown away before them.
+    steps: timed in each round; WARM_UP more are thrown away before them.
     cache: an empty folder for compiled programs.
     say: is told of every process that has ended.
   """
@@ -74,7 +77,7 @@ def measure(
     for place, cell in enumerate(_with_reference(others[start:] + others[:start], reference)):
       if "error" in found[cell.name]:
         continue
-      timed = {"task": "steps", "warmup": 1, "steps": steps}
+      timed = {"task": "steps", "warmup": WARM_UP, "steps": steps}
       result = run(cell.command, timed | (_cached(cell, cache) if cell.compiled else cell.spec))
       if "error" in result:
         found[cell.name]["error"] = result["error"]

@@ -20,10 +20,10 @@ from training.quiet import quiet
 
 def start(config: Any) -> list[jax.Device]:
   """Sets JAX up and returns the devices to train on: accelerators, else `config.simulated_devices` made of the CPU."""
+  _keep_freed_memory()  # first, since a thread that has a heap of its own keeps it
   if jax.config.jax_num_cpu_devices != positive("simulated_devices", config.simulated_devices):  # type: ignore
     jax.config.update("jax_num_cpu_devices", config.simulated_devices)
   processes.start(config.distributed)
-  _keep_freed_memory()
   quiet()
   if config.compilation_cache_dir:
     with processes.together():
@@ -89,4 +89,4 @@ def _keep_freed_memory() -> None:
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(-8, 1)  # M_ARENA_MAX: one heap, which freed memory goes back to
     mallopt(-4, 0)  # M_MMAP_MAX: nothing is mapped apart from it
-    mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: nothing of it is returned
+    mallopt(-1, -1)  # M_TRIM_THRESHOLD: nothing of it is ever returned
