@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 
 from analysis import communication, hlo, work
-from analysis.topology import silenced
 from strategies.base import Strategy
+from training.quiet import silenced
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,13 +1,12 @@
 """Devices that are not there: TPU slices of any size, for which the real compiler (libtpu) compiles on this machine."""
 
-import contextlib
 import os
 import re
-from collections.abc import Iterator
 
 import jax
 
 from errors import ConfigError
+from training.quiet import silenced
 
 VERSIONS = ("v5e", "v5p", "v6e", "tpu7x")
 
@@ -37,16 +36,3 @@ def devices(topology: str) -> list[jax.Device]:
   except Exception as error:
     reason = str(error).splitlines()[0]
     raise ConfigError(f"topology={topology!r} is no slice that the TPU compiler knows ({reason})") from error
-
-
-@contextlib.contextmanager
-def silenced() -> Iterator[None]:
-  """Keeps what the compiler's C++ writes to standard error while it looks for TPUs from the user."""
-  with open(os.devnull, "w") as nothing:
-    kept = os.dup(2)
-    os.dup2(nothing.fileno(), 2)
-    try:
-      yield
-    finally:
-      os.dup2(kept, 2)
-      os.close(kept)

@@ -16,8 +16,8 @@ from benchmarks.cells import PEAKS, REFERENCE, ROOT, Cell
 
 BETWEEN = 8  # cells that are compared with one run of the reference
 SECONDS = 1800  # after which a process is given up
-# Steps before those that are timed. After some of them the allocator has memory for every step's temporaries, and faults
-# no more in.
+# Steps before those that are timed. After some of them the allocator has memory for every step's temporaries, and
+# faults no more in.
 WARM_UP = 6
 # For processes that don't set it themselves as training/runtime.py does: freed memory is kept.
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}

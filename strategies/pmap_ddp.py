@@ -8,8 +8,7 @@ kept its state with a leading device axis (`replicate`, `unreplicate`) need not:
 take and give whole arrays. With several processes each gets its own devices' alone; `train_step` makes them global.
 
 Communication: data_parallel's, though once a step even where `accumulation` cuts the batch into parts. To migrate:
-`jax.shard_map` with in_specs=(P(), P("data")), out_specs=P() and no leading axis on the batch (a test holds such a
-twin to this file); or drop the psums: data_parallel.py.
+`jax.shard_map` with in_specs=(P(), P("data")), out_specs=P() and no leading axis on the batch; or data_parallel.py.
 
 Source: https://docs.jax.dev/en/latest/migrate_pmap.html; Li et al. 2020 (PyTorch DDP), arXiv:2006.15704.
 """
@@ -20,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from errors import ConfigError
 from strategies.base import Strategy
 from strategies.data_parallel import LAYOUT as LAYOUT
 from strategies.layout import from_local_copies
@@ -33,8 +33,8 @@ class PmapDDP(Strategy):
 
   def __init__(self, layout: Any, program: Program, mesh: Any):
     super().__init__(layout, program, mesh)
-    if not isinstance(mesh, jax.sharding.Mesh):
-      raise NotImplementedError("pmap is bound to devices that are there; lower data_parallel, its equal, instead")
+    if not isinstance(mesh, jax.sharding.Mesh) or not set(mesh.devices.flat) <= set(jax.devices()):
+      raise ConfigError("strategy='pmap_ddp' takes only devices that are there; use 'data_parallel', its equal")
     sums = lambda s, b: jax.lax.psum(program.gradient_sums(s.params, b, s.step), "data")
     devices = list(mesh.devices.flat)
     pmap = functools.partial(jax.pmap, axis_name="data", in_axes=(None, 0), out_axes=None, devices=devices)

@@ -1,8 +1,10 @@
-"""What the storage libraries print about an error is pages long; here it becomes the one line that we tell."""
+"""Keeps from the user what libraries print in pages, such as about an error in storage that we tell in one line."""
 
+import contextlib
 import logging
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -47,3 +49,16 @@ def reason(error: BaseException) -> str:
   """The first line of an error, shortened."""
   text = (str(error).strip() or type(error).__name__).partition("\n")[0]
   return text if len(text) <= 300 else text[:140] + " … " + text[-140:]
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+  """Keeps what C++ code writes to standard error from the user, such as what libtpu says where there is no TPU."""
+  with open(os.devnull, "w") as nothing:
+    kept = os.dup(2)
+    os.dup2(nothing.fileno(), 2)
+    try:
+      yield
+    finally:
+      os.dup2(kept, 2)
+      os.close(kept)

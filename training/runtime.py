@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import fcntl
+import importlib.util
 import os
 import platform
 import socket
@@ -15,7 +16,7 @@ import jax
 
 from errors import ConfigError, positive
 from training import processes
-from training.quiet import quiet
+from training.quiet import quiet, silenced
 
 
 def start(config: Any) -> list[jax.Device]:
@@ -30,7 +31,14 @@ def start(config: Any) -> list[jax.Device]:
       folder = writable(Path(config.compilation_cache_dir).expanduser(), "compilation_cache_dir")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-  return jax.devices()
+  with silenced() if _has_only_the_compiler_of_tpus() else contextlib.nullcontext():
+    return jax.devices()
+
+
+def _has_only_the_compiler_of_tpus() -> bool:
+  """libtpu is installed, to compile for TPUs that are not there; it would report that in many lines."""
+  has_tpus = any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
+  return importlib.util.find_spec("libtpu") is not None and not has_tpus
 
 
 def writable(folder: Path, field: str) -> Path:
