@@ -80,7 +80,8 @@ def collectives(module: Module, mesh: Mapping[str, int], rounds: Mapping[str, in
     collective = _read(visit, kind, mesh)
     if collective.devices > 1:
       piece_of = visit.instruction.attribute("channel_id") if visit.fused else ""
-      found[(kind, piece_of) if piece_of else (visit.name, visit.instruction.name)] = collective
+      key = (kind, piece_of) if piece_of else (visit.name, visit.instruction.name, len(found))
+      found[key] = collective
   return list(found.values())
 
 
@@ -122,10 +123,10 @@ def groups(instruction: Instruction, devices: int) -> np.ndarray:
     shape, dims, order = found.groups()
     numbers = np.arange(devices).reshape(_numbers(dims))
     return (numbers.transpose(_numbers(order)) if order else numbers).reshape(_numbers(shape))
-  found = re.search(r"replica_groups=\{(.*?)\}\}", text)
+  found = re.search(r"replica_groups=\{(\{.*?\})\}", text)
   if not found:  # {}: all
     return np.arange(devices)[None]
-  return np.array([_numbers(group) for group in re.findall(r"\{([\d,]+)", found.group(1) + "}")])
+  return np.array([_numbers(group) for group in re.findall(r"\{([\d,]+)\}", found.group(1))])
 
 
 def _varying(numbers: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:

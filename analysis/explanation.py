@@ -6,6 +6,7 @@ tools/explain.py prints it. Sizes are bytes of one device, times are seconds.
 import collections
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,7 +19,8 @@ from analysis.compiled import DoesNotFit, Step, compile_step
 from errors import ConfigError
 from models.axes import Axes
 from strategies.base import Strategy
-from training.hardware import Chip, chip
+from strategies.layout import Layout
+from training.hardware import Chip, chip, peak_flops
 
 # What an activation is, by the names of its dimensions.
 ACTIVATIONS = {
@@ -62,12 +64,12 @@ def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
     "batch_size": batch_size,
     "weights": _weights(strategy),
     "activations": _activations(strategy, case),
-    "memory": _memory(name, case, step, needed, figures),
+    "memory": _memory(name, case, step, needed, figures, device.platform == "tpu"),
     "communication": _communication(step) if step else None,
     "theory": [row._asdict() for row in theory.sent(case)],
     "timeline": strategy.schedule.timeline() if strategy.schedule else None,
     "bubble": strategy.schedule.bubble if strategy.schedule else None,
-    "time": _time(strategy, case, step, figures) if step and figures else None,
+    "time": _time(strategy, case, step, figures) if step and figures and peak_flops(device, case.model.dtype) else None,
     "compile_seconds": step.seconds if step else None,
   }
 
@@ -96,7 +98,7 @@ def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   jax.eval_shape(lambda state, batch: program.loss_sums(state.params, batch, state.step, recorder), state, batch)
   return [
     {
-      "what": ACTIVATIONS.get(axes, ""),
+      "what": "dropout" if dtype == "bool" else ACTIVATIONS.get(axes, ""),
       "shape": shape,
       "dtype": dtype,
       "axes": axes,
@@ -107,11 +109,14 @@ def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   ]
 
 
-def _memory(name: str, case: Case, step: Step | None, needed: float | None, figures: Chip | None) -> dict[str, Any]:
+def _memory(
+  name: str, case: Case, step: Step | None, needed: float | None, figures: Chip | None, compiler_knows: bool
+) -> dict[str, Any]:
   predicted = predict.memory(case)
   total = step.bytes if step else needed or predicted.total
   capacity = figures.memory if figures else None
-  fits = None if capacity is None else step is not None and total <= capacity
+  # A compiler that knows the memory of its devices has refused what does not fit; of others the figures decide.
+  fits = None if capacity is None else step is not None and (compiler_knows or total <= capacity)
   return {
     "predicted": dataclasses.asdict(predicted) | {"total": predicted.total},
     "arguments": step.arguments if step else None,
@@ -124,27 +129,38 @@ def _memory(name: str, case: Case, step: Step | None, needed: float | None, figu
 
 
 def mends(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
-  """Changes of the config, each alone, by which a step is predicted to fit into `capacity` bytes."""
-  changes: list[tuple[str, Case]] = []
-  for remat in ("dots", "full"):
-    changes.append(
-      (f"model.remat={remat}", dataclasses.replace(case, model=dataclasses.replace(case.model, remat=remat)))
-    )
-  full = dataclasses.replace(case, model=dataclasses.replace(case.model, remat="full"))
+  """Changes of the config by which a step is predicted to fit into `capacity` bytes: what to change, and the bytes."""
+  remat = lambda policy: dataclasses.replace(case, model=dataclasses.replace(case.model, remat=policy))
+  stronger = {"none": ("dots", "full"), "dots": ("full",), "full": ()}[case.model.remat]
+  changes = [(f"model.remat={policy}", remat(policy)) for policy in stronger]
+  full, also = remat("full"), "" if case.model.remat == "full" else "model.remat=full "
   for parts in (2, 4, 8, 16, 32):
     if case.examples >= parts and case.examples % parts == 0:
-      fewer = dataclasses.replace(full, accumulation=case.accumulation * parts)
-      changes.append((f"model.remat=full accumulation={fewer.accumulation}", fewer))
-  for other in strategies.names():
-    try:
-      layout = strategies.layout(other).resolve(case.layout.device_count)
-      layout.check_divides(case.model.sizes())
-    except ConfigError:
-      continue
-    if other != name and not layout.axes("layers") and full.batch_size % (layout.shards("batch") * full.units) == 0:
-      changes.append((f"strategy={other} model.remat=full", dataclasses.replace(full, layout=layout, schedule=None)))
+      accumulation = case.accumulation * parts
+      changes.append((f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
+  for other, sizes, layout in _layouts(name, case):
+    if full.batch_size % (layout.shards("batch") * case.accumulation) == 0:
+      schedule = case.schedule if layout.axes("layers") else None
+      changes.append((f"{also}{other}{sizes}".strip(), dataclasses.replace(full, layout=layout, schedule=schedule)))
   found = [{"change": change, "total": predict.memory(changed).total} for change, changed in changes]
   return [mend for mend in found if mend["total"] <= capacity]
+
+
+def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout]]:
+  """Other layouts of the same devices: this strategy with another `model` axis, and other strategies without stages."""
+  seen = {str(case.layout)}
+  for other in strategies.names():
+    template = strategies.layout(other)
+    for size in (None, 2, 4, 8, 16) if "model" in template.mesh else (None,):
+      try:
+        layout = template.resolve(case.layout.device_count, {"model": size})
+        layout.check_divides(case.model.sizes())
+      except ConfigError:
+        continue
+      stages = layout.axes("layers") and (other != name or layout.mesh["stage"] != case.layout.mesh["stage"])
+      if str(layout) not in seen and layout.splits() and not stages:
+        seen.add(str(layout))
+        yield "" if other == name else f"strategy={other} ", f"mesh.model={size}" if size else "", layout
 
 
 def _communication(step: Step) -> list[dict[str, Any]]:

@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-BYTES = {"pred": 1, "s8": 1, "u8": 1, "f8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8}
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8, "c64": 8}
 
-# NAME = TYPE OPERATION(OPERANDS), ATTRIBUTES, where a TYPE may be a tuple with layouts in it: (f32[2,3]{1,0:T(8,128)}).
-_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\((?:[^()]|\([^()]*\))*\)|\S+) ([\w\-]+)\((.*)$")
+# NAME = TYPE OPERATION(OPERANDS), ATTRIBUTES, where a TYPE may be a tuple, of tuples, with layouts: (f32[2]{0:T(128)}).
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
+_OPERATION = re.compile(r"\s*([\w\-]+)\((.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _SHAPE = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
 _CALLED = re.compile(r"(calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
@@ -38,7 +39,7 @@ class Shape(NamedTuple):
 
   @property
   def bytes(self) -> int:
-    return self.size * BYTES.get(self.dtype, 4)
+    return self.size * (1 if self.dtype.startswith("f8") else BYTES.get(self.dtype, 4))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +118,8 @@ class Module:
     trips = self._trips(loop)
     if trips is not None:
       return None if outside is None else outside * trips
-    scopes = [scope for scope in loop.op_name.split("/") if scope in rounds]
-    return rounds[scopes[-1]] if scopes else None
+    path = loop.op_name.split("/")  # the loop itself is the last of it
+    return rounds.get(path[-2]) if len(path) > 1 else None
 
   def _trips(self, loop: Instruction) -> int | None:
     """How often a loop runs: what the compiler has noted, else what its condition and its body count up to from 0."""
@@ -132,12 +133,14 @@ class Module:
     if counter.operation != "get-tuple-element":
       return None
     end = next(instruction for instruction in body.values() if instruction.is_root)
+    if end.operation != "tuple":
+      return None
     following = body[end.operands[int(counter.attribute("index"))]]
     while following.operation == "copy":
       following = body[following.operands[0]]
     added = [n for name in following.operands if (n := _constant(body[name])) is not None]
     until = _constant(limit)
-    if following.operation != "add" or not added or until is None:
+    if following.operation != "add" or not added or not added[0] or until is None:
       return None
     return -(-until // added[0])
 
@@ -156,7 +159,12 @@ def parse(text: str) -> Module:
       current = computations.setdefault(header.group(2), {})
       entry = header.group(2) if header.group(1) else entry
     elif found := _INSTRUCTION.match(line):
-      root, name, result, operation, rest = found.groups()
+      root, name, written = found.groups()
+      end = _closing(written) if written.startswith("(") else written.find(" ")
+      result, called = written[:end], _OPERATION.match(written[end:])
+      if not called:
+        raise ValueError(f"this line of a compiled program cannot be read: {line.strip()[:200]}")
+      operation, rest = called.groups()
       operands, attributes = _split(rest)
       given = (
         rest if operation in ("constant", "parameter") else attributes
@@ -175,8 +183,15 @@ def shapes(text: str) -> tuple[Shape, ...]:
 
 def _split(rest: str) -> tuple[tuple[str, ...], str]:
   """What follows an operation's opening parenthesis: the names of the operands, and the attributes."""
-  depth, end = 1, 0
-  while depth and end < len(rest):
-    depth += (rest[end] == "(") - (rest[end] == ")")
-    end += 1
+  end = _closing("(" + rest) - 1
   return tuple(re.findall(r"%([\w.\-]+)", rest[:end])), rest[end:]
+
+
+def _closing(text: str) -> int:
+  """Where the parenthesis that a text begins with is closed: the place after it."""
+  depth = 0
+  for found in re.finditer(r"[()]", text):
+    depth += 1 if found.group() == "(" else -1
+    if depth == 0:
+      return found.end()
+  return len(text)

@@ -16,6 +16,7 @@ from analysis import predict, theory
 from analysis.case import Case
 from analysis.roofline import bandwidth
 from errors import ConfigError
+from models.axes import AXES
 from models.config import ModelConfig
 from strategies import schedule as schedules
 from strategies.layout import Layout
@@ -28,14 +29,15 @@ REMAT = ("none", "dots", "full")
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """Devices in a torus, or behind a switch where `shape` is one number."""
+  """Chips in a torus of this shape, of so many devices each."""
 
   chip: Chip
   shape: tuple[int, ...]
+  cores: int = 1
 
   @property
   def devices(self) -> int:
-    return math.prod(self.shape)
+    return math.prod(self.shape) * self.cores
 
   def is_whole(self, reaches: Sequence[int]) -> bool:
     """A group of devices fills a closed torus of three dimensions. There the TPU compiler (libtpu 0.0.42) writes
@@ -99,21 +101,22 @@ def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candid
 def _layouts(names: Sequence[str], model: ModelConfig, devices: int) -> Iterator[tuple[str, Layout]]:
   """Every strategy on every mesh of that many devices that splits the model evenly; equal layouts once."""
   seen = set()
-  for name in names:
+  for name in sorted(names, key=lambda name: len(strategies.layout(name).mesh)):  # the simplest of equals
     template = strategies.layout(name)
     axes = list(template.mesh)
     for sizes in _factors(devices, len(axes)):
       mesh = dict(zip(axes, sizes, strict=True))
       layout = template.on(**mesh)
-      if any(size > LARGEST.get(axis, size) for axis, size in mesh.items()) or 1 in sizes or not layout.splits():
+      if any(size > LARGEST.get(axis, size) for axis, size in mesh.items()) or not layout.splits():
         continue
       try:
         layout.check_divides(model.sizes())
       except ConfigError:
         continue
-      key = str(layout)
-      if key not in seen:
-        seen.add(key)
+      # An axis of one device splits nothing: what is left of the layout may be another strategy's.
+      split = [(axis, size, [n for n in AXES if axis in layout.axes(n)]) for axis, size in mesh.items() if size > 1]
+      if str(split) not in seen:
+        seen.add(str(split))
         yield name, layout
 
 
@@ -146,7 +149,7 @@ def _schedule(name: str, stages: int, microbatches: int, chunks: int) -> schedul
 
 
 def _judge(name: str, case: Case, where: Slice, pipeline: tuple[str, int, int, int] | None) -> Candidate:
-  spans = spread(case.layout.mesh, where.shape)
+  spans = spread(case.layout.mesh, (*where.shape, where.cores))
   seconds = {False: 0.0, True: 0.0}
   for row in theory.sent(case):
     reaches = [math.prod(spans[axis][i] for axis in row.axes) for i in range(len(where.shape))]

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from analysis.case import Case, weights
 from analysis.saved import bytes_per_example
+from models.attention import QUERY_BLOCK
+from models.config import ModelConfig
 from strategies.stage import UNROLL
 
 
@@ -93,12 +95,24 @@ def flops(case: Case) -> float:
   t, d = model.positions, model.width
   split = {"heads": layout.shards("heads"), "mlp": layout.shards("mlp"), "vocab": layout.shards("vocab")}
   projections = 2 * d * model.head_size * (2 * model.heads + 2 * model.kv_heads) / split["heads"]
-  scores = 4 * t * d / split["heads"]
+  scores = 4 * t * d / split["heads"] * _computed(model)
   mlp = 6 * d * model.mlp_width / split["mlp"]
   again = {"none": 0.0, "dots": scores, "full": projections + scores + mlp * 2 / 3}[model.remat]
-  edge = 2 * model.patch_size**2 * 3 * d if model.is_image else 2 * d * model.vocab_size / split["vocab"]
+  if model.is_image:  # patches have no gradient; the head sees the mean of the positions
+    edges = 2 * 2 * model.patch_size**2 * 3 * d + 3 * 2 * d * model.classes / t
+  else:
+    edges = 3 * 2 * d * model.vocab_size / split["vocab"]
   layers = model.depth / layout.shards("layers")
-  return examples * t * (layers * (3 * (projections + scores + mlp) + again) + 3 * edge)
+  return examples * t * (layers * (3 * (projections + scores + mlp) + again) + edges)
+
+
+def _computed(model: ModelConfig) -> float:
+  """The share of all pairs of positions that attention computes."""
+  if model.attention != "blockwise" or model.is_image:
+    return 1.0
+  t = model.positions
+  starts = range(0, t, QUERY_BLOCK)
+  return sum(min(QUERY_BLOCK, t - start) * min(start + QUERY_BLOCK, t) for start in starts) / t**2
 
 
 def traffic(case: Case) -> float:

@@ -50,8 +50,11 @@ def bandwidth(chip: Chip, extents: Sequence[int], whole: Sequence[int] = ()) -> 
   if not chip.torus:
     return chip.link
   whole = whole or extents
+  # A slice in three dimensions is closed in all of them or in none; in two dimensions each is by itself.
+  closed = [full % chip.wraps == 0 for full in whole]
+  closed = [all(closed)] * len(closed) if chip.torus == 3 else closed
   both_ways = sum(
-    2 if size == full and size >= chip.wraps else 1 for size, full in zip(extents, whole, strict=True) if size > 1
+    2 if size == full and ring else 1 for size, full, ring in zip(extents, whole, closed, strict=True) if size > 1
   )
   return chip.link * max(both_ways, 1)
 

@@ -92,8 +92,9 @@ def _activations(case: Case) -> list[Sent]:
   sent = [
     (name, layers * count * stream, f"activations: {count} sums a block for the {name}") for name, count in sums.items()
   ]
-  if not model.is_image:  # the embedding's output and the head's cotangent; two maxima, the sum and the target's logit
-    sent.append(("vocab", 2 * stream + 4 * numbers, "embedding, head and loss"))
+  if not model.is_image:  # the embedding's output and the head's cotangent; maximum, sum and the target's logit
+    # Of the two maxima, which are equal where a prediction is right, a pipeline's unit sums both.
+    sent.append(("vocab", 2 * stream + (4 if case.schedule else 3) * numbers, "embedding, head and loss"))
   return [
     Sent("all-reduce", layout.axes(name), case.units * 2 * _part(layout.shards(name)) * size, what, waits=True)
     for name, size, what in sent
@@ -108,6 +109,7 @@ def _stages(case: Case) -> list[Sent]:
   outside = [weight for weight in weights(case.model) if not weight.in_blocks]
   blocks = [weight for weight in weights(case.model) if weight.in_blocks]
   param = jnp.dtype(case.model.param_dtype).itemsize
+  summed = max(param, 4)  # sums over stages are in float32 (pipeline.py)
   regrouped = sum(case.held(weight) for weight in blocks) * param * 2 if case.schedule.chunks > 1 else 0
   ticks = case.accumulation * case.schedule.ticks
   return [
@@ -121,7 +123,7 @@ def _stages(case: Case) -> list[Sent]:
     Sent(
       "all-reduce",
       ("stage",),
-      2 * _part(stages) * param * sum(map(case.held, outside)) * case.accumulation,
+      2 * _part(stages) * summed * sum(map(case.held, outside)) * case.accumulation,
       "gradients outside the blocks",
     ),
     Sent("collective-permute", ("stage",), case.accumulation * regrouped, "weights to their chunks, gradients back"),

@@ -89,8 +89,11 @@ def _moved(module: Module, instruction: Instruction, computation: Computation) -
     return 2 * _bytes(operands[1])
   if instruction.operation in _SLICES:
     return 2 * _bytes(instruction.shapes)
-  if instruction.operation.endswith("-start"):  # the result names the operand again
-    return _bytes(operands[0]) + _bytes(instruction.shapes[:1]) if operands else 0
+  if instruction.operation in ("copy-start", "slice-start"):  # the result: the copy, the operand again, a flag
+    return _bytes(operands[0]) + _bytes(instruction.shapes[:1])
+  if instruction.operation.endswith("-start"):  # the result: the operands again, what is made of them, flags
+    given = sum(map(len, operands))
+    return sum(map(_bytes, operands)) + _bytes(instruction.shapes[given : 2 * given])
   return sum(map(_bytes, operands)) + _bytes(instruction.shapes)
 
 

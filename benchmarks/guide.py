@@ -24,9 +24,8 @@ def rule(name: str) -> str:
   layout = strategies.layout(name).resolve(DEVICES) if strategies.layout(name).splits() else strategies.layout(name)
   mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
   placed = [f"`{axis}` on {' and '.join(layout.axes(axis))}" for axis in AXES if layout.axes(axis)]
-  return f"Mesh of {layout.device_count} devices: {mesh}. " + (
-    f"{', '.join(placed)}." if placed else "Nothing is split."
-  )
+  count = f"{layout.device_count} device{'s' * (layout.device_count > 1)}"
+  return f"Mesh of {count}: {mesh}. " + (f"{', '.join(placed)}." if placed else "Nothing is split.")
 
 
 def sent(name: str) -> str:

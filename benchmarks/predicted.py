@@ -5,10 +5,10 @@ from typing import Any
 from analysis import predict, theory
 from analysis.case import Case
 from strategies import Strategy
-from training.hardware import chip
+from training.hardware import chip, peak_flops
 
 
-def predicted(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | None) -> dict[str, float | None] | None:
+def predicted(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | None) -> dict[str, float | None]:
   """Bytes a device and seconds a step, as foretold from the layout and the model; None where nothing foretells it.
 
   Seconds are a bound that no program beats: on accelerators the largest of arithmetic, memory traffic and messages at
@@ -23,10 +23,11 @@ def predicted(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | None)
   case = Case.of(strategy, batch_size, device.platform)
   figures = chip(device.device_kind)
   seconds = None
-  if figures:
+  if figures and peak_flops(device, case.model.dtype):
+    links = figures.link * max(2 * figures.torus, 1)
     sent = sum(row.bytes for row in theory.sent(case))
-    parts = (predict.flops(case) / figures.flops, predict.traffic(case) / figures.bandwidth, sent / figures.link)
-    seconds = max(parts)
+    seconds = max(predict.flops(case) / figures.flops, predict.traffic(case) / figures.bandwidth, sent / links)
   elif peaks:
-    seconds = batch_size * strategy.program.model.train_flops_per_example() / peaks["flops"]
+    real = strategy.layout.device_count if device.platform != "cpu" else 1
+    seconds = batch_size * strategy.program.model.train_flops_per_example() / peaks["flops"] / real
   return {"bytes": predict.memory(case).total, "seconds": seconds}

@@ -19,9 +19,6 @@ from strategies.base import Strategy
 from tools.pictures import picture
 from training import command_line, runtime, settings
 
-TOPOLOGY = flags.DEFINE_string("topology", None, "A TPU slice to compile for, such as v5p:8x8x16; else this machine.")
-JSON = flags.DEFINE_string("json", None, "A file to write everything to as JSON.")
-
 
 def create(config: Any, topology: str | None) -> Strategy:
   """The strategy that a config names, on the devices of a TPU slice or on those that are here."""
@@ -100,10 +97,8 @@ def _memory(memory: dict[str, Any]) -> str:
 
 def communication(found: dict[str, Any]) -> str:
   """The table of collectives, and below it what theory says each device must send."""
-  if found["communication"] is None:
-    return "communication: not known, since the compiler refused a step that does not fit"
   rows = [("sent in a step by each device", "over", "how many", "times", "bytes each time", "bytes a step")]
-  for row in found["communication"]:
+  for row in found["communication"] or []:
     each = f"{row['sent']:,.0f}"
     rows.append(
       (row["kind"], "+".join(row["axes"]), str(row["count"]), str(row["times"]), each, f"{row['sent_in_step']:,.0f}")
@@ -112,6 +107,8 @@ def communication(found: dict[str, Any]) -> str:
   theory += [
     (f"{row['kind']}: {row['what']}", "+".join(row["axes"]), f"{row['bytes']:,.0f}") for row in found["theory"]
   ]
+  if found["communication"] is None:
+    return f"what is sent is not known, since the compiler refused the step\n\n{table(theory)}"
   ours, wanted = (
     sum(row[key] for row in found[name]) for name, key in (("communication", "sent_in_step"), ("theory", "bytes"))
   )
@@ -135,7 +132,7 @@ def _time(found: dict[str, Any]) -> str:
     return (
       ""
       if found["memory"]["fits"] is False
-      else f"no peaks are known for {found['device']!r}, so no times; --topology names a TPU slice"
+      else f"no peaks are known for {found['device']!r} in this precision, so no times; --topology names a TPU slice"
     )
   rows = [
     (f"a step on {found['device']} at best", "", ""),
@@ -166,12 +163,17 @@ def _bytes(number: float) -> str:
 
 
 def main(config: Any) -> None:
-  strategy = create(config, TOPOLOGY.value)
+  topology, file = flags.FLAGS.topology, flags.FLAGS.json and Path(flags.FLAGS.json)
+  if file:
+    runtime.writable(file.parent, "json")
+  strategy = create(config, topology)
   found = explain(config.strategy, strategy, config.batch_size)
   print(text(found, strategy), end="")
-  if JSON.value:
-    Path(JSON.value).write_text(json.dumps(found, indent=1) + "\n")
+  if file:
+    file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
+  flags.DEFINE_string("topology", None, "A TPU slice to compile for, such as v5p:8x8x16; else this machine.")
+  flags.DEFINE_string("json", None, "A file to write everything to as JSON.")
   command_line.run(main)

@@ -15,20 +15,14 @@ from typing import Any
 from absl import app, flags
 
 from analysis import explanation
+from analysis.case import weights
 from analysis.plan import Candidate, Slice, best, search
 from analysis.topology import VERSIONS
 from configs import base
 from errors import ConfigError
 from models.config import ModelConfig
 from tools import explain
-from training import command_line, hardware, settings
-
-_PARAMS = flags.DEFINE_float("params", None, "Parameters of a Llama-shaped model; or name a --config.")
-_TOKENS = flags.DEFINE_float("batch-tokens", None, "Tokens of a global batch; with --config its batch if not given.")
-_LENGTH = flags.DEFINE_integer("seq-len", 4096, "Tokens of a text, with --params.", lower_bound=1)
-_COMPILE = flags.DEFINE_bool("compile", False, "Have the TPU compiler check the best three.")
-_BEST = flags.DEFINE_integer("best", 10, "How many to print.", lower_bound=1)
-_STRATEGIES = flags.DEFINE_list("strategies", [], "Those to try, with commas; all if not given.")
+from training import command_line, hardware, record, settings
 
 KINDS = {"v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "tpu7x": "TPU7x"}
 
@@ -38,11 +32,11 @@ def slice_of(topology: str) -> Slice:
   found = re.fullmatch(rf"({'|'.join(VERSIONS)}):(\d+(?:x\d+)*)", topology or "")
   chip = hardware.chip(KINDS[found.group(1)]) if found else None
   shape = tuple(int(size) for size in found.group(2).split("x")) if found else ()
-  if chip is None or len(shape) != chip.torus:
+  if chip is None or len(shape) != chip.torus or 0 in shape:
     raise ConfigError(
       f"topology={topology!r} is no slice; use {', '.join(VERSIONS)}, a colon, and two (v5e, v6e) or three sizes"
     )
-  return Slice(chip, shape if KINDS[found.group(1)] != "TPU7x" else (*shape[:-1], 2 * shape[-1]))  # type: ignore
+  return Slice(chip, shape, cores=2 if found.group(1) == "tpu7x" else 1)
 
 
 def model_of(params: float, length: int) -> dict[str, int]:
@@ -50,25 +44,28 @@ def model_of(params: float, length: int) -> dict[str, int]:
 
   The proportions are those of Llama (Touvron et al. 2023, arXiv:2302.13971). Raises ConfigError where none comes near.
   """
+  if not 1e7 <= params <= 1e13:
+    raise ConfigError(f"params={params:g} is no size that a model of this shape can have; use 1e8 to 1e12")
   sizes = []
   for heads in (*range(4, 16, 4), *range(16, 257, 8)):  # so that devices divide them
     width = 128 * heads
     mlp = round(8 / 3 * width / 256) * 256
     per_block = 4 * width * width + 3 * width * mlp
     depth = max(1, round((params - 2 * width * 32_000) / per_block))
+    depth = max(4, round(depth / 4) * 4)  # so that stages divide it
     count = 2 * width * 32_000 + depth * per_block
     sizes.append((abs(count / params - 1) + abs(math.log(depth / heads)), heads, depth, mlp, count))
   _, heads, depth, mlp, count = min(sizes)
   if abs(count / params - 1) > 0.2:
     raise ConfigError(f"params={params:g} is no size that a model of this shape can have; use 1e8 to 1e12")
-  depth = max(4, round(depth / 4) * 4)  # so that stages divide it
   named = {"width": 128 * heads, "depth": depth, "heads": heads, "kv_heads": heads, "mlp_width": mlp}
   return named | {"seq_len": length, "vocab_size": 32_000}
 
 
 def table(found: list[Candidate], model: ModelConfig, where: Slice, batch_size: int) -> str:
   """The candidates, one a line."""
-  rows = [("", "strategy", "mesh", "remat, parts", "step", "tokens/s", "MFU", "memory", "binds")]
+  unit, items = ("images", 1) if model.is_image else ("tokens", model.seq_len)
+  rows = [("", "strategy", "mesh", "remat, parts", "step", f"{unit}/s", "MFU", "memory", "binds")]
   for number, candidate in enumerate(found, 1):
     mesh = " × ".join(f"{axis}={size}" for axis, size in candidate.case.layout.mesh.items())
     parts = [f"{candidate.fields['model.remat']}"]
@@ -77,7 +74,7 @@ def table(found: list[Candidate], model: ModelConfig, where: Slice, batch_size: 
     times = {
       "compute": candidate.compute / (1 - candidate.idle),
       "memory": candidate.traffic,
-      "communication": candidate.overlapped,
+      "communication": candidate.overlapped + candidate.waiting,
     }
     rows.append(
       (
@@ -86,9 +83,9 @@ def table(found: list[Candidate], model: ModelConfig, where: Slice, batch_size: 
         mesh,
         ", ".join(parts),
         f"{candidate.seconds * 1e3:,.{0 if candidate.seconds > 0.1 else 2}f} ms",
-        f"{batch_size * model.seq_len / candidate.seconds:,.0f}",
+        f"{batch_size * items / candidate.seconds:,.0f}",
         f"{ideal / candidate.seconds:.1%}",
-        f"{candidate.memory / 1e9:.1f} GB",
+        f"{candidate.memory / 1e9:.2f} GB",
         max(times, key=lambda name: times[name]),
       )
     )
@@ -98,61 +95,77 @@ def table(found: list[Candidate], model: ModelConfig, where: Slice, batch_size: 
 PARTS = ("accumulation", "pipeline.schedule", "pipeline.microbatches", "pipeline.chunks")
 
 
-def fields(candidate: Candidate, sizes: dict[str, Any], batch_size: int) -> dict[str, Any]:
-  """Every field of a config that makes this candidate."""
-  return {f"model.{name}": value for name, value in sizes.items()} | {"batch_size": batch_size} | dict(candidate.fields)
+def changed(config: Any) -> dict[str, Any]:
+  """The fields by which a config differs from the defaults, but those that a plan is about."""
+  plain = record.flat(base.get_config("lm", config.strategy).to_dict())
+  planned = ("strategy", "mesh.", "pipeline.", "accumulation", "model.remat")
+  return {
+    name: value
+    for name, value in record.flat(config.to_dict()).items()
+    if value != plain.get(name) and not name.startswith(planned)
+  }
 
 
-def config_of(candidate: Candidate, changed: dict[str, Any]) -> Any:
+def batch_of(tokens: float, length: int, devices: int) -> int:
+  """The batch nearest to so many tokens that splits well: a multiple of the devices, or of a large power of two.
+
+  Raises ConfigError where that is less than one text.
+  """
+  if not tokens >= length:
+    raise ConfigError(f"batch-tokens={tokens:g} is less than one text of {length} tokens; use more")
+  texts = tokens / length
+  unit = devices if texts > 0.75 * devices else 2 ** max(0, int(math.log2(texts)) - 2)
+  return max(1, round(texts / unit)) * unit
+
+
+def config_of(candidate: Candidate, settings_of: dict[str, Any]) -> Any:
+  """The config of a candidate: the defaults of its strategy, with these fields and its own."""
   config = base.get_config("lm", candidate.strategy)
-  config.update_from_flattened_dict(changed)
+  config.update_from_flattened_dict(settings_of | dict(candidate.fields))
   return config
 
 
 def main(_: list[str]) -> None:
-  where = slice_of(explain.TOPOLOGY.value)
-  if (command_line.CONFIG.value is None) == (_PARAMS.value is None):
+  asked = flags.FLAGS
+  where = slice_of(asked.topology)
+  if (asked.config is None) == (asked.params is None):
     raise ConfigError("params or config is wanted, and not both: the size of a model, or a config that holds one")
-  if command_line.CONFIG.value is not None:
-    config = command_line.CONFIG.value
-    model = settings.program(config, "tpu").model
-    length = model.positions
-    batch_size = int((_TOKENS.value or 0) // length) or config.batch_size
-    sizes = {
-      name: config.model[name] for name in ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len", "vocab_size")
-    }
-  else:
-    sizes = model_of(_PARAMS.value, _LENGTH.value)
+  if asked.config is None:
     config = base.get_config("lm", "fsdp")
-    config.model.update(sizes)
-    model = settings.program(config, "tpu").model
-    batch_size = max(1, round((_TOKENS.value or 4e6) / model.seq_len / where.devices)) * where.devices
-  found = best(search(model, batch_size, where, _STRATEGIES.value), _BEST.value)
-  weights = sum(math.prod(weight.shape) for weight in explanation.weights(model))
+    config.model.update(model_of(asked.params, asked["seq-len"].value))
+    config.batch_size = batch_of(asked["batch-tokens"].value or 4e6, config.model.seq_len, where.devices)
+  else:
+    config = asked.config
+  model = settings.program(config, "tpu").model
+  if asked.config is not None and asked["batch-tokens"].value is not None:
+    config.batch_size = batch_of(asked["batch-tokens"].value, model.positions, where.devices)
+  if model.dtype != "bfloat16":
+    raise ConfigError(f"model.dtype={model.dtype!r} has no peaks here; use 'bfloat16', or 'auto'")
   print(
-    f"{weights / 1e9:.4g} B parameters, batches of {batch_size} × {model.positions} tokens, on {where.devices} devices "
-    f"of {explain.TOPOLOGY.value}\n"
+    f"{sum(weight.size for weight in weights(model)) / 1e9:.4g} B parameters, batches of {config.batch_size} × "
+    f"{model.positions} {'patches' if model.is_image else 'tokens'}, on {where.devices} devices of {asked.topology}\n"
   )
+  found = best(search(model, config.batch_size, where, asked.strategies), asked.best)
   if not found:
     raise ConfigError(
-      f"topology={explain.TOPOLOGY.value!r} is too small for this model; use more chips, or a smaller batch"
+      f"topology={asked.topology!r}: no strategy fits this model into {where.chip.memory / 1e9:.0f} GB a device and "
+      f"splits batches of {config.batch_size}; use more devices, or another batch"
     )
-  print(table(found, model, where, batch_size))
+  print(table(found, model, where, config.batch_size))
   print("\npredicted as if all that can overlap does; to train, or with tools.explain and --topology to look closer:")
   for number, candidate in enumerate(found, 1):
-    changed = fields(candidate, sizes, batch_size)
-    arguments = " ".join(f"--config.{name}={value}" for name, value in changed.items())
+    arguments = " ".join(f"--config.{name}={value}" for name, value in (changed(config) | candidate.fields).items())
     print(f"{number:2d}  python train.py --config=configs/{candidate.strategy}.py {arguments}")
-  if _COMPILE.value:
+  if asked.compile:
     print("\ncompiled")
     for number, candidate in enumerate(found[:3], 1):
-      strategy = explain.create(config_of(candidate, fields(candidate, sizes, batch_size)), explain.TOPOLOGY.value)
-      seen = explanation.explain(candidate.strategy, strategy, batch_size)
+      strategy = explain.create(config_of(candidate, changed(config)), asked.topology)
+      seen = explanation.explain(candidate.strategy, strategy, config.batch_size)
       time, memory = seen["time"], seen["memory"]
-      fits = "fits" if memory["fits"] else "does not fit"
       at_best = f", at least {time['seconds'] * 1e3:,.0f} ms a step ({time['binds']} binds)" if time else ""
       print(
-        f"{number:2d}  {memory['total'] / 1e9:.1f} GB (predicted {candidate.memory / 1e9:.1f}): {fits}{at_best}",
+        f"{number:2d}  {memory['total'] / 1e9:.2f} GB (predicted {candidate.memory / 1e9:.2f}): "
+        f"{'fits' if memory['fits'] else 'does not fit'}{at_best}",
         flush=True,
       )
 
@@ -165,4 +178,11 @@ def run(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  app.run(run)
+  flags.DEFINE_float("params", None, "Parameters of a Llama-shaped model; or name a --config.")
+  flags.DEFINE_string("topology", None, "A TPU slice, such as v5p:8x8x16.")
+  flags.DEFINE_float("batch-tokens", None, "Tokens of a global batch; 4e6, or with --config its batch, if not given.")
+  flags.DEFINE_integer("seq-len", 4096, "Tokens of a text, with --params.", lower_bound=1)
+  flags.DEFINE_bool("compile", False, "Have the TPU compiler check the best three.")
+  flags.DEFINE_integer("best", 10, "How many to print.", lower_bound=1)
+  flags.DEFINE_list("strategies", [], "Those to try, with commas; all if not given.")
+  app.run(run, flags_parser=command_line.parse_without_config)

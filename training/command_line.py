@@ -72,10 +72,15 @@ def field_names(config: ConfigDict, prefix: str = "") -> Iterator[str]:
       yield prefix + name
 
 
-def parse(argv: list[str]) -> list[str]:
+def parse_without_config(argv: list[str]) -> list[str]:
+  """`parse` for a program that can do without a config."""
+  return parse(argv, needs_config=False)
+
+
+def parse(argv: list[str], needs_config: bool = True) -> list[str]:
   """Parses the command line; a mistake ends the program with one line and status 2."""
   try:
-    _check(argv[1:])
+    _check(argv[1:], needs_config)
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
       raise ConfigError(f"argument {rest[1]!r} is not understood; fields are given as --config.FIELD=VALUE")
@@ -84,11 +89,13 @@ def parse(argv: list[str]) -> list[str]:
     fail(error, status=2)
 
 
-def _check(arguments: list[str]) -> None:
+def _check(arguments: list[str], needs_config: bool) -> None:
   """Raises ConfigError for a missing or unknown config, and for fields that it does not have."""
   if any(argument.lstrip("-") in ("help", "helpfull", "helpshort", "h", "?") for argument in arguments):
     return
   given = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments if argument.startswith("-"))
+  if not given.get("config") and not needs_config:
+    return
   if not given.get("config"):
     raise ConfigError("config is missing; name one with --config=configs/fsdp.py")
   known = list(field_names(load_config(given["config"])))

@@ -39,6 +39,7 @@ _V6E = Chip(918e12, 32e9, 1638e9, 100e9, torus=2, wraps=16)
 CHIPS: dict[str, Chip | None] = {
   "NVIDIA A100": Chip(312e12, 40e9, 1555e9, 300e9),
   "NVIDIA A100-SXM4-80GB": Chip(312e12, 80e9, 2039e9, 300e9),
+  "NVIDIA A100 80GB PCIe": Chip(312e12, 80e9, 1935e9, 300e9),
   "NVIDIA L4": Chip(121e12, 24e9, 300e9, 32e9),
   "NVIDIA H100": Chip(989e12, 80e9, 3350e9, 450e9),  # SXM; the PCIe card has its own line
   "NVIDIA H100 PCIe": Chip(756e12, 80e9, 2000e9, 300e9),

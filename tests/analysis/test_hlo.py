@@ -98,6 +98,7 @@ def test_products_that_a_tpu_writes_as_convolutions(left: str, right: str, out: 
     ("[2,2]<=[4]", [[0, 1], [2, 3]]),
     ("[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
     ("{}", [[0, 1, 2, 3]]),
+    ('{}, backend_config={"a":{"is_sync":true}}', [[0, 1, 2, 3]]),
     ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
     ("mesh['a'=2,'b'=2] {'a','b'}", [[0, 1, 2, 3]]),
     ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}", [[0, 1], [2, 3]]),
@@ -142,6 +143,16 @@ def test_traffic_of_a_slice_is_the_slice():
 def test_traffic_of_a_sum_is_what_is_read_and_written():
   moved = work.traffic(compiled(lambda a, b: a + b, (256, 256), (256, 256)))
   assert moved == 3 * 256 * 256 * 4
+
+
+def test_tuples_in_tuples_are_read_and_what_cannot_be_read_is_an_error():
+  tiled = "bf16[4,8]{1,0:T(8,128)(2,1)}"
+  line = f"  %s = (({tiled}, {tiled}), ({tiled}, {tiled}), u32[]{{:T(128)}}) all-gather-start(%a, %b), channel_id=1\n"
+  module = hlo.parse(f"{HEAD}ENTRY %main (a: f32[1]) -> f32[1] {{\n{line}}}\n")
+  (start,) = module.computations["main"].values()
+  assert (start.operation, len(start.shapes), start.operands) == ("all-gather-start", 5, ("a", "b"))
+  with pytest.raises(ValueError, match="cannot be read"):
+    hlo.parse(f"{HEAD}ENTRY %main (a: f32[1]) -> f32[1] {{\n  %x = nonsense\n}}\n")
 
 
 def test_shapes_are_parsed_with_their_place():

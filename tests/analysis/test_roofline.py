@@ -17,6 +17,8 @@ TORUS = Chip(flops=1e12, memory=1e9, bandwidth=1e9, link=10.0, torus=3, wraps=4)
     ([4, 4, 4], [4, 4, 4], 6),
     ([4, 4, 1], [4, 4, 4], 4),
     ([2, 2, 2], [2, 2, 2], 3),  # too small to be closed
+    ([1, 4, 4], [2, 4, 4], 2),  # closed in all dimensions or in none
+    ([4, 4, 4], [4, 4, 8], 5),
     ([1, 1, 1], [4, 4, 4], 1),
   ],
 )

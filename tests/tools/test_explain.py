@@ -78,6 +78,11 @@ def test_mends_make_it_fit():
   assert all(mend["total"] <= capacity for mend in found)
   assert any("remat=full" in mend["change"] for mend in found)
   assert any("strategy=fsdp" in mend["change"] for mend in found)
+  assert not any(name in mend["change"] for mend in found for name in ("single", "pmap_ddp"))
+  already = Case.of(strategy("two_d", program(model__depth=4, model__remat="full")), 64, "cpu")
+  changes = [mend["change"] for mend in explanation.mends("two_d", already, 1e12)]
+  assert "mesh.model=4" in changes
+  assert not any("remat" in change for change in changes)
   assert explanation.mends("data_parallel", case, 0) == []
 
 

@@ -1,6 +1,9 @@
 """The planner: what it finds fits, is ordered, can be run, and is what its formulas say."""
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from helpers import one_sentence
@@ -13,6 +16,7 @@ from tools import plan as tool
 from training import settings
 
 SLICE = "v5p:4x4x4"
+ROOT = Path(__file__).parents[2]
 
 
 def model(params: float = 7e9, length: int = 2048) -> ModelConfig:
@@ -36,9 +40,11 @@ def test_all_that_is_found_fits_and_the_fastest_comes_first(found: list[plan.Can
 
 def test_a_candidate_is_what_its_config_makes(found: list[plan.Candidate]):
   """The fields that are printed, given to train.py, are the case that was judged."""
-  sizes = tool.model_of(7e9, 2048)
+  asked = base.get_config("lm", "fsdp")
+  asked.model.update(tool.model_of(7e9, 2048))
+  asked.batch_size = 256
   for candidate in plan.best(found, 10):
-    config = tool.config_of(candidate, tool.fields(candidate, sizes, 256))
+    config = tool.config_of(candidate, tool.changed(asked))
     layout = strategies.layout(config.strategy).resolve(64, config.mesh)
     runner = strategies.build(config, layout, settings.program(config, "tpu"), layout.abstract_mesh())
     runner.check_batch("batch_size", config.batch_size, config.accumulation)
@@ -78,12 +84,71 @@ def test_a_model_of_a_size_has_about_that_size(params: float):
   assert sum(weight.size for weight in predict.weights(made)) == pytest.approx(params, rel=0.2)
 
 
-@pytest.mark.parametrize("topology", ["v5p", "v5p:8x8", "v5e:2x2x2", "h100:8"])
+@pytest.mark.parametrize("topology", [None, "v5p", "v5p:8x8", "v5p:0x4x4", "v5e:2x2x2", "h100:8"])
 def test_a_slice_that_is_none_is_refused(topology: str):
   with one_sentence(f"topology={topology!r}", "sizes"):
     tool.slice_of(topology)
 
 
-def test_a_size_that_no_model_has_is_refused():
-  with one_sentence("params=10", "1e8"):
-    tool.model_of(10, 2048)
+@pytest.mark.parametrize("params", [0, 10, -1, 1e15])
+def test_a_size_that_no_model_has_is_refused(params: float):
+  with one_sentence("params=", "1e8"):
+    tool.model_of(params, 2048)
+
+
+@pytest.mark.parametrize(
+  "tokens, length, devices, batch",
+  [
+    (4e6, 4096, 1024, 1024),
+    (1e6, 4096, 1024, 256),
+    (8e6, 4096, 1024, 2048),
+    (2**20, 1024, 8, 1024),
+    (5000, 4096, 8, 1),
+  ],
+)
+def test_the_batch_is_near_what_was_asked_and_splits(tokens: float, length: int, devices: int, batch: int):
+  assert tool.batch_of(tokens, length, devices) == batch
+
+
+def test_a_batch_below_one_text_is_refused():
+  for tokens in (0, -5, 100):
+    with one_sentence("batch-tokens=", "4096"):
+      tool.batch_of(tokens, 4096, 8)
+
+
+def test_axes_of_one_device_count():
+  """Pure pipelines and stage × model are plans too, and a single chip has one."""
+  meshes = [dict(layout.mesh) for _, layout in plan._layouts(strategies.names(), model(), 16)]
+  assert {"stage": 16, "data": 1} in meshes
+  assert {"stage": 4, "data": 1, "model": 4} in meshes
+  assert plan.search(model(1e8, 128), 8, tool.slice_of("v5e:1x1"))
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    [sys.executable, "-m", "tools.plan", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300
+  )
+
+
+def test_the_command_prints_commands_that_train_what_was_asked():
+  done = run("--config=configs/fsdp.py:cifar10", "--topology=v5e:2x2", "--config.model.width=64", "--strategies=fsdp")
+  assert done.returncode == 0, done.stderr
+  assert "images/s" in done.stdout
+  for field in ("--config.data.name=cifar10", "--config.model.inputs=images", "--config.model.width=64"):
+    assert field in done.stdout
+
+
+@pytest.mark.parametrize(
+  "arguments, parts",
+  [
+    (("--topology=v5e:2x2",), ("params", "config")),
+    (("--topology=v5e:2x2", "--params=1e9", "--batch-tokens=10"), ("batch-tokens=10",)),
+    (("--topology=v5e:2x2", "--config=configs/nope.py"), ("nope.py", "does not exist")),
+    (("--topology=v5e:2x2", "--config=configs/fsdp.py", "--config.model.widht=5"), ("model.widht", "width")),
+  ],
+)
+def test_a_mistake_is_one_line(arguments: tuple[str, ...], parts: tuple[str, ...]):
+  done = run(*arguments)
+  assert done.returncode == 2
+  assert len(done.stderr.strip().splitlines()) == 1
+  assert all(part in done.stderr for part in parts)
