@@ -47,12 +47,22 @@ class Step:
 
 
 class DoesNotFit(Exception):
-  """The compiler refused a step because a device has too little memory. `needed` bytes, where it says so."""
+  """The compiler refused a step because a device has too little memory.
+
+  Attributes:
+    needed: bytes in all, where it says so.
+    temporary: bytes besides state and batch, where it says so.
+  """
 
   def __init__(self, message: str):
-    found = re.search(r"Used ([\d.]+)([KMGT]) of", message)
-    self.needed = float(found.group(1)) * 1024 ** (" KMGT".index(found.group(2))) if found else None
+    self.needed = _bytes_in(message, r"Used ([\d.]+)([KMGT]) of")
+    self.temporary = _bytes_in(message, r"HLO temporaries \(([\d.]+)([KMGT])\)")
     super().__init__(message.splitlines()[0])
+
+
+def _bytes_in(message: str, pattern: str) -> float | None:
+  found = re.search(pattern, message)
+  return float(found.group(1)) * 1024 ** (" KMGT".index(found.group(2))) if found else None
 
 
 def compile_step(strategy: Strategy, batch_size: int) -> Step:

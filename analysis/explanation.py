@@ -53,9 +53,9 @@ def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
   figures = chip(device.device_kind)
   case = Case.of(strategy, batch_size, device.platform)
   try:
-    step, needed = compile_step(strategy, batch_size), None
+    step, refused = compile_step(strategy, batch_size), None
   except DoesNotFit as error:
-    step, needed = None, error.needed
+    step, refused = None, error
   return {
     "strategy": name,
     "about": strategy.describe(name),
@@ -64,7 +64,7 @@ def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
     "batch_size": batch_size,
     "weights": _weights(strategy),
     "activations": _activations(strategy, case),
-    "memory": _memory(name, case, step, needed, figures, device.platform == "tpu"),
+    "memory": _memory(name, case, step, refused, figures, device.platform == "tpu"),
     "communication": _communication(step) if step else None,
     "theory": [row._asdict() for row in theory.sent(case)],
     "timeline": strategy.schedule.timeline() if strategy.schedule else None,
@@ -110,17 +110,20 @@ def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
 
 
 def _memory(
-  name: str, case: Case, step: Step | None, needed: float | None, figures: Chip | None, compiler_knows: bool
+  name: str, case: Case, step: Step | None, refused: DoesNotFit | None, figures: Chip | None, compiler_knows: bool
 ) -> dict[str, Any]:
   predicted = predict.memory(case)
-  total = step.bytes if step else needed or predicted.total
+  total = step.bytes if step else None
+  if refused:
+    state = predicted.parameters + predicted.optimizer
+    total = refused.needed or (refused.temporary and refused.temporary + state)
   capacity = figures.memory if figures else None
   # A compiler that knows the memory of its devices has refused what does not fit; of others the figures decide.
-  fits = None if capacity is None else step is not None and (compiler_knows or total <= capacity)
+  fits = None if capacity is None else step is not None and (compiler_knows or step.bytes <= capacity)
   return {
     "predicted": dataclasses.asdict(predicted) | {"total": predicted.total},
     "arguments": step.arguments if step else None,
-    "temporary": step.temporary if step else None,
+    "temporary": step.temporary if step else refused and refused.temporary,
     "total": total,
     "device": capacity,
     "fits": fits,

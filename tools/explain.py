@@ -83,7 +83,7 @@ def _memory(memory: dict[str, Any]) -> str:
     ("activations for the backward pass", size(p["saved"]), ""),
     ("working memory", size(p["working"]), ""),
     ("= temporary", size(p["total"] - state), size(memory["temporary"])),
-    ("total", size(p["total"]), size(memory["total"])),
+    ("total", size(p["total"]), size(memory["total"]) or "refused"),
   ]
   lines = [table(rows)]
   if memory["fits"] is not None:

@@ -89,6 +89,8 @@ def test_mends_make_it_fit():
 def test_what_does_not_fit_is_said_with_the_bytes():
   message = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 120.50G of 95.74G hbm.\nmore"
   assert DoesNotFit(message).needed == 120.5 * 2**30
+  other = "RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (28.94G) exceeds available HBM (15.75G)."
+  assert (DoesNotFit(other).needed, DoesNotFit(other).temporary) == (None, 28.94 * 2**30)
   assert "\n" not in str(DoesNotFit(message))
 
 
