@@ -172,11 +172,6 @@ class Layout:
       return x
     return jax.lax.with_sharding_constraint(x, self.spec(axes))
 
-  def along_batch(self, x: jax.Array, dim: int) -> jax.Array:
-    """Pins one dimension of an array to where the batch is, and leaves the others to the compiler."""
-    spec = P(*(self.batch if d == dim else P.UNCONSTRAINED for d in range(x.ndim)))
-    return x if self.shards("batch") == 1 else jax.lax.with_sharding_constraint(x, spec)
-
   def gather(self, w: jax.Array, axes: Axes) -> jax.Array:
     """All-gathers a weight along `embed`; its gradient goes back the other way, reduced and split as it is stored."""
     if self.shards("embed") == 1 or "embed" not in axes:

@@ -136,20 +136,14 @@ class Stage:
       return jax.tree.unflatten(tree, [next(rest) if i is None else given[i] for i in sources])
 
     residuals = [leaf for leaf, i in zip(leaves, sources, strict=True) if i is None]
-    # Pinned on their way into the store, else the compiler may split the stream by width for the sake of the weights'
-    # gradients, or attention's scores by position, and exchange them between devices at every tick.
-    residuals = [self.pin(r) if r.shape[-3:] == x.shape else self.pin_batch(r, x) for r in residuals]
+    # The stream of activations is pinned on its way into the store, else the compiler may split it by width for the
+    # sake of the weights' gradients, and exchange it between devices at every tick.
+    residuals = [self.pin(r) if r.shape[-3:] == x.shape else r for r in residuals]
     return y, residuals, jax.tree_util.Partial(rebuild)
 
   def pin(self, x: jax.Array) -> jax.Array:
     """Pins activations [..., b, T, D]."""
     return self.sharding.activation(x, *(None,) * (x.ndim - 3), "batch", None, None)
-
-  def pin_batch(self, r: jax.Array, x: jax.Array) -> jax.Array:
-    """Pins a residual of activations x [b, T, D], [b, ...] or [b · T, ...] or a stack of these, along its examples."""
-    is_stacked = r.shape[:1] == jax.tree.leaves(self.blocks)[0].shape[1:2]
-    rows = r.shape[is_stacked:][:1]
-    return self.sharding.along_batch(r, int(is_stacked)) if rows in ((x.shape[0],), (x.shape[0] * x.shape[1],)) else r
 
   def run(self) -> Carry:
     """Every tick of the schedule → the carry at its end: this stage's sums and gradients."""
