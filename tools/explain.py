@@ -136,14 +136,14 @@ def _time(found: dict[str, Any]) -> str:
     )
   rows = [
     (f"a step on {found['device']} at best", "", ""),
-    ("arithmetic", f"{time['compute'] * 1e3:,.1f} ms", f"{time['flops'] / 1e12:,.3f} TFLOP a device"),
-    ("memory", f"{time['memory'] * 1e3:,.1f} ms", f"{time['traffic'] / 1e9:,.2f} GB read and written"),
-    ("communication", f"{time['communication'] * 1e3:,.1f} ms", ""),
+    ("arithmetic", f"{_duration(time['compute'])}", f"{time['flops'] / 1e12:,.3f} TFLOP a device"),
+    ("memory", f"{_duration(time['memory'])}", f"{time['traffic'] / 1e9:,.2f} GB read and written"),
+    ("communication", f"{_duration(time['communication'])}", ""),
   ]
   if time["idle"]:
     rows.append(("stages wait", f"{time['idle']:.1%}", "of the time, if a backward unit takes twice a forward unit"))
   best = f"{time['per_second']:,.0f} {time['unit']}/s, {time['mfu']:.1%} MFU"
-  return f"{table(rows)}\n{time['binds']} binds: at least {time['seconds'] * 1e3:,.1f} ms a step, at most {best}"
+  return f"{table(rows)}\n{time['binds']} binds: at least {_duration(time['seconds'])} a step, at most {best}"
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
@@ -153,6 +153,10 @@ def table(rows: list[tuple[str, ...]]) -> str:
   align = lambda cell, i: cell.rjust(widths[i]) if is_number[i] else cell.ljust(widths[i])
   lines = ["  ".join(align(cell, i) for i, cell in enumerate(row)).rstrip() for row in rows]
   return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _duration(seconds: float) -> str:
+  return f"{seconds * 1e3:,.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.1f} µs"
 
 
 def _bytes(number: float) -> str:
