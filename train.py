@@ -71,7 +71,7 @@ def train_in(
 
   used = list(strategy.mesh.devices.flat)  # of all processes
   peak = peak_flops(used[0], program.model.dtype)
-  unit, per_example = ("images", 1) if program.model.is_image else ("tokens", program.model.seq_len)
+  unit, per_example = program.model.unit
   meter = Meter(
     clock,
     items=config.batch_size * per_example,

@@ -80,17 +80,22 @@ def compile_step(strategy: Strategy, batch_size: int) -> Step:
       raise DoesNotFit(str(error)) from error
     raise
   seconds = time.perf_counter() - start
-  memory = compiled.memory_analysis()
-  # The outputs take the place of the state, which is donated; what does not fit in there counts as temporary.
-  extra = memory.output_size_in_bytes - memory.alias_size_in_bytes
+  sizes = planned(compiled)
   return Step(
     hlo.parse(text),
-    arguments=memory.argument_size_in_bytes,
-    temporary=memory.temp_size_in_bytes + max(extra, 0),
+    arguments=sizes["argument"],
+    temporary=sizes["total"] - sizes["argument"],
     seconds=seconds,
     mesh=strategy.layout.mesh,
     rounds=strategy.rounds,
   )
+
+
+def planned(compiled: jax.stages.Compiled) -> dict[str, int]:
+  """Bytes of a device that a program needs: `argument`, `output`, `temp`, `alias` (donated, so in both), and `total`."""
+  said = compiled.memory_analysis()
+  sizes = {name: getattr(said, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")}
+  return sizes | {"total": sizes["argument"] + sizes["output"] + sizes["temp"] - sizes["alias"]}
 
 
 @contextlib.contextmanager

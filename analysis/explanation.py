@@ -34,13 +34,13 @@ ACTIVATIONS = {
 
 
 class Recorder:
-  """A `models.axes.Sharding` that does nothing but note which activations the model pins, and how often."""
+  """A `models.axes.Sharding` that does nothing but note which activations the model pins."""
 
   def __init__(self) -> None:
-    self.seen: collections.Counter[tuple[tuple[int, ...], str, Axes]] = collections.Counter()
+    self.seen: dict[tuple[tuple[int, ...], str, Axes], None] = {}  # in order, each once
 
   def activation(self, x: jax.Array, *axes: str | None) -> jax.Array:
-    self.seen[x.shape, x.dtype.name, axes] += 1
+    self.seen[x.shape, x.dtype.name, axes] = None
     return x
 
   def gather(self, w: jax.Array, axes: Axes) -> jax.Array:
@@ -115,8 +115,7 @@ def _memory(
   predicted = predict.memory(case)
   total = step.bytes if step else None
   if refused:
-    state = predicted.parameters + predicted.optimizer
-    total = refused.needed or (refused.temporary and refused.temporary + state)
+    total = refused.needed or (refused.temporary and refused.temporary + predicted.state)
   capacity = figures.memory if figures else None
   # A compiler that knows the memory of its devices has refused what does not fit; of others the figures decide.
   fits = None if capacity is None else step is not None and (compiler_knows or step.bytes <= capacity)
@@ -192,23 +191,25 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip) -> dict[str
   sent: dict[tuple[str, ...], float] = collections.defaultdict(float)
   for collective in step.collectives():
     sent[collective.axes] += collective.sent_in_step
+  flops, traffic = step.flops(), step.traffic()
   times = roofline.Roofline(
-    compute=step.flops() / figures.flops,
-    memory=step.traffic() / figures.bandwidth,
+    compute=flops / figures.flops,
+    memory=traffic / figures.bandwidth,
     communication=roofline.seconds_to_send(figures, strategy.mesh, sent),
     idle=strategy.schedule.idle_time() if strategy.schedule else 0.0,
   )
   model, devices = strategy.program.model, strategy.layout.device_count
+  unit, items = model.unit
   model_flops = case.batch_size * model.train_flops_per_example() / devices
   return {
     **dataclasses.asdict(times),
     "seconds": times.seconds,
     "binds": times.binds,
     "mfu": times.mfu(model_flops, figures),
-    "flops": step.flops(),
+    "flops": flops,
     "model_flops": model_flops,
     "predicted_flops": predict.flops(case),
-    "traffic": step.traffic(),
-    "per_second": case.batch_size * (1 if model.is_image else model.seq_len) / times.seconds,
-    "unit": "images" if model.is_image else "tokens",
+    "traffic": traffic,
+    "per_second": case.batch_size * items / times.seconds,
+    "unit": unit,
   }

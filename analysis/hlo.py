@@ -6,6 +6,7 @@ read here was written by jax 0.10.2 (CPU, and TPU by libtpu 0.0.42).
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -32,10 +33,7 @@ class Shape(NamedTuple):
 
   @property
   def size(self) -> int:
-    size = 1
-    for dim in self.dims:
-      size *= dim
-    return size
+    return math.prod(self.dims)
 
   @property
   def bytes(self) -> int:
@@ -60,9 +58,9 @@ class Instruction:
     return found.group(1) if found else ""
 
   def attribute(self, name: str) -> str:
-    """The value of an attribute without nested braces; "" where it is not there."""
+    """The value of an attribute without nested braces, of a computation its name; "" where it is not there."""
     found = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^,\s]+)", self.attributes)
-    return found.group(1).strip("{}") if found else ""
+    return found.group(1).strip("{}").lstrip("%") if found else ""
 
 
 Computation = dict[str, Instruction]
@@ -99,7 +97,7 @@ class Module:
       yield Visit(instruction, computation, name, times, fused)
       if instruction.operation == "while":
         inside = self._times(instruction, times, rounds)
-        yield from self._walk(instruction.attribute("body").lstrip("%"), inside, fused, rounds)
+        yield from self._walk(instruction.attribute("body"), inside, fused, rounds)
       else:
         within = fused or instruction.operation == "fusion"
         for called in self._called(instruction):
@@ -125,7 +123,7 @@ class Module:
     """How often a loop runs: what the compiler has noted, else what its condition and its body count up to from 0."""
     if noted := _TRIPS.search(loop.attributes):
       return int(noted.group(1))
-    condition, body = (self.computations[loop.attribute(name).lstrip("%")] for name in ("condition", "body"))
+    condition, body = (self.computations[loop.attribute(name)] for name in ("condition", "body"))
     root = next(instruction for instruction in condition.values() if instruction.is_root)
     if root.operation != "compare" or root.attribute("direction") != "LT":
       return None
@@ -166,10 +164,9 @@ def parse(text: str) -> Module:
         raise ValueError(f"this line of a compiled program cannot be read: {line.strip()[:200]}")
       operation, rest = called.groups()
       operands, attributes = _split(rest)
-      given = (
-        rest if operation in ("constant", "parameter") else attributes
-      )  # their value, or number, stands where operands do
-      current[name] = Instruction(name, operation, shapes(result), operands, given, bool(root))
+      if operation in ("constant", "parameter"):  # a value, or a number, stands where operands do
+        attributes = rest
+      current[name] = Instruction(name, operation, shapes(result), operands, attributes, bool(root))
   return Module(computations, entry)
 
 

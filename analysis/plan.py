@@ -15,37 +15,16 @@ import strategies
 from analysis import predict, theory
 from analysis.case import Case
 from analysis.roofline import bandwidth
+from analysis.topology import Slice
 from errors import ConfigError
 from models.axes import AXES
 from models.config import ModelConfig
 from strategies import schedule as schedules
 from strategies.layout import Layout
-from training.hardware import Chip
 
 USABLE = 0.95  # of a device's memory: the rest is the runtime's
 LARGEST = {"model": 32, "stage": 32}  # of mesh axes that wait for each other within a step
 REMAT = ("none", "dots", "full")
-
-
-@dataclasses.dataclass(frozen=True)
-class Slice:
-  """Chips in a torus of this shape, of so many devices each."""
-
-  chip: Chip
-  shape: tuple[int, ...]
-  cores: int = 1
-
-  @property
-  def devices(self) -> int:
-    return math.prod(self.shape) * self.cores
-
-  def is_whole(self, reaches: Sequence[int]) -> bool:
-    """A group of devices fills a closed torus of three dimensions. There the TPU compiler (libtpu 0.0.42) writes
-    all-gather and reduce-scatter as all-reduce, of twice the bytes.
-    """
-    return len(self.shape) == 3 and all(
-      size == whole >= self.chip.wraps for size, whole in zip(reaches, self.shape, strict=True)
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,6 +30,10 @@ class Memory:
   working: float
 
   @property
+  def state(self) -> float:
+    return self.parameters + self.optimizer
+
+  @property
   def total(self) -> float:
     return sum(dataclasses.astuple(self))
 

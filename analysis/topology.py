@@ -1,14 +1,53 @@
 """Devices that are not there: TPU slices of any size, for which the real compiler (libtpu) compiles on this machine."""
 
+import dataclasses
+import math
 import os
 import re
+from collections.abc import Sequence
 
 import jax
 
 from errors import ConfigError
+from training import hardware
+from training.hardware import Chip
 from training.quiet import silenced
 
-VERSIONS = ("v5e", "v5p", "v6e", "tpu7x")
+KINDS = {"v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "tpu7x": "TPU7x"}  # names of versions → device kinds
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+  """Chips in a torus of this shape, of so many devices each."""
+
+  chip: Chip
+  shape: tuple[int, ...]
+  cores: int = 1
+
+  @property
+  def devices(self) -> int:
+    return math.prod(self.shape) * self.cores
+
+  def is_whole(self, reaches: Sequence[int]) -> bool:
+    """A group of devices fills a closed torus of three dimensions. There the TPU compiler (libtpu 0.0.42) writes
+    all-gather and reduce-scatter as all-reduce, of twice the bytes.
+    """
+    return len(self.shape) == 3 and all(
+      size == whole >= self.chip.wraps for size, whole in zip(reaches, self.shape, strict=True)
+    )
+
+
+def slice_of(topology: str | None) -> Slice:
+  """A slice by its name, such as "v5p:8x8x16". Raises ConfigError for a name that is none."""
+  found = re.fullmatch(rf"({'|'.join(KINDS)}):(\d+(?:x\d+)*)", topology or "")
+  chip = hardware.chip(KINDS[found.group(1)]) if found else None
+  shape = tuple(int(size) for size in found.group(2).split("x")) if found else ()
+  if found is None or chip is None or len(shape) != chip.torus or 0 in shape:
+    raise ConfigError(
+      f"topology={topology!r} is no slice; use {', '.join(KINDS)}, a colon, and two (v5e, v6e) or three sizes, as in "
+      "v5p:8x8x16"
+    )
+  return Slice(chip, shape, cores=2 if found.group(1) == "tpu7x" else 1)
 
 
 def devices(topology: str) -> list[jax.Device]:
@@ -18,10 +57,7 @@ def devices(topology: str) -> list[jax.Device]:
   """
   from jax.experimental import topologies
 
-  if not re.fullmatch(rf"({'|'.join(VERSIONS)}):\d+(x\d+)*", topology):
-    raise ConfigError(
-      f"topology={topology!r} names no slice; use one of {', '.join(VERSIONS)}, a colon and a shape, as in v5p:8x8x16"
-    )
+  slice_of(topology)
   try:
     import libtpu  # noqa: F401
   except ImportError:

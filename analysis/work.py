@@ -84,7 +84,7 @@ def traffic(module: Module, rounds: Mapping[str, int] | None = None) -> float:
 def _moved(module: Module, instruction: Instruction, computation: Computation) -> int:
   operands = [computation[name].shapes for name in instruction.operands if name in computation]
   if instruction.operation == "fusion":
-    return _moved_by_kernel(module, _called(instruction), operands, instruction.shapes)
+    return _moved_by_kernel(module, instruction.attribute("calls"), operands, instruction.shapes)
   if instruction.operation == "dynamic-update-slice":
     return 2 * _bytes(operands[1])
   if instruction.operation in _SLICES:
@@ -117,7 +117,7 @@ def _written(module: Module, kernel: Computation, name: str, whole: Shape) -> in
   if instruction.operation == "dynamic-update-slice":
     return kernel[instruction.operands[1]].shapes[0].size * whole.bytes // max(whole.size, 1)
   if instruction.operation == "fusion":
-    inner = module.computations[_called(instruction)]
+    inner = module.computations[instruction.attribute("calls")]
     root = next(instruction for instruction in inner.values() if instruction.is_root)
     return whole.bytes if root.operation == "tuple" else _written(module, inner, root.name, whole)
   return whole.bytes
@@ -142,14 +142,10 @@ def _read(module: Module, name: str, number: int) -> int:
       elif reader.operation in ("bitcast", "reshape", "tuple"):
         waiting.append(reader.name)
       elif reader.operation == "fusion":
-        read += _read(module, _called(reader), reader.operands.index(value))
+        read += _read(module, reader.attribute("calls"), reader.operands.index(value))
       elif not (reader.operation == "dynamic-update-slice" and reader.operands[0] == value):
         return _bytes(parameter.shapes)
   return read
-
-
-def _called(fusion: Instruction) -> str:
-  return fusion.attribute("calls").lstrip("%")
 
 
 def _bytes(shapes: tuple[Shape, ...]) -> int:

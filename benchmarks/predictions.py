@@ -10,7 +10,6 @@ Needs the TPU compiler: pip install '.[topology]'. A test holds the predictions 
 import argparse
 import collections
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import strategies
 from analysis import predict, theory
 from analysis.case import Case
 from analysis.compiled import compile_step
-from analysis.topology import devices
+from analysis.topology import devices, slice_of
 from benchmarks.pages import fill, source
 from configs import base
 from training import settings
@@ -86,9 +85,8 @@ def measure(case: list | tuple) -> dict[str, Any]:
 
 def predicted(case: list | tuple) -> dict[str, float]:
   """The same by formula: needs neither the TPU compiler nor devices."""
-  asked, (version, shape) = config(case), case[1].split(":")
-  count = math.prod(int(size) for size in shape.split("x")) * (2 if version == "tpu7x" else 1)  # a chip is two devices
-  layout = strategies.layout(asked.strategy).resolve(count, asked.mesh)
+  asked = config(case)
+  layout = strategies.layout(asked.strategy).resolve(slice_of(case[1]).devices, asked.mesh)
   runner = strategies.build(asked, layout, settings.program(asked, "tpu"), layout.abstract_mesh())
   step = Case.of(runner, asked.batch_size, "tpu")
   return {

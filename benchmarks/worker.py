@@ -22,6 +22,7 @@ import jax.numpy as jnp
 
 import data
 import strategies
+from analysis.compiled import planned
 from benchmarks.predicted import predicted
 from configs import base
 from data import cifar10
@@ -82,15 +83,12 @@ def compile_step(spec: dict[str, Any]) -> dict[str, Any]:
   start = time.perf_counter()
   compiled = strategy.lower_train_step(config.batch_size).compile()
   seconds = time.perf_counter() - start
-  planned = compiled.memory_analysis()
-  sizes = {name: getattr(planned, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")}
   return {
     "mesh": dict(strategy.layout.mesh),
     "said": strategy.describe(config.strategy),
     "devices_there": jax.device_count(),
     "compile_seconds": seconds,
-    # What is donated is counted as argument and as output.
-    "bytes": sizes | {"total": sizes["argument"] + sizes["output"] + sizes["temp"] - sizes["alias"]},
+    "bytes": planned(compiled),
     "predicted": predicted(strategy, config.batch_size, spec["peaks"]),
   }
 

@@ -76,6 +76,11 @@ class ModelConfig:
     """Length of the sequence the blocks see: tokens of a text, patches of an image."""
     return (self.image_size // self.patch_size) ** 2 if self.is_image else self.seq_len
 
+  @property
+  def unit(self) -> tuple[str, int]:
+    """What throughput counts, and how many of them an example is."""
+    return ("images", 1) if self.is_image else ("tokens", self.seq_len)
+
   def sizes(self) -> list[tuple[str, str, int]]:
     """(logical axis, config field, size) of all that a layout may have to split evenly."""
     sizes = [

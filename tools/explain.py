@@ -97,25 +97,20 @@ def _memory(memory: dict[str, Any]) -> str:
 
 def communication(found: dict[str, Any]) -> str:
   """The table of collectives, and below it what theory says each device must send."""
-  rows = [("sent in a step by each device", "over", "how many", "times", "bytes each time", "bytes a step")]
-  for row in found["communication"] or []:
-    each = f"{row['sent']:,.0f}"
-    rows.append(
-      (row["kind"], "+".join(row["axes"]), str(row["count"]), str(row["times"]), each, f"{row['sent_in_step']:,.0f}")
-    )
+  if found["communication"] == found["theory"] == []:
+    return "sends nothing"
   theory = [("by theory", "over", "bytes a step")]
   theory += [
     (f"{row['kind']}: {row['what']}", "+".join(row["axes"]), f"{row['bytes']:,.0f}") for row in found["theory"]
   ]
   if found["communication"] is None:
     return f"what is sent is not known, since the compiler refused the step\n\n{table(theory)}"
-  ours, wanted = (
-    sum(row[key] for row in found[name]) for name, key in (("communication", "sent_in_step"), ("theory", "bytes"))
-  )
-  if not found["communication"] and not found["theory"]:
-    return "sends nothing"
-  rows.append(("total", "", "", "", "", f"{ours:,.0f}"))
-  theory.append(("total", "", f"{wanted:,.0f}"))
+  rows = [("sent in a step by each device", "over", "how many", "times", "bytes each time", "bytes a step")]
+  for row in found["communication"]:
+    numbers = (str(row["count"]), str(row["times"]), f"{row['sent']:,.0f}", f"{row['sent_in_step']:,.0f}")
+    rows.append((row["kind"], "+".join(row["axes"]), *numbers))
+  rows.append(("total", "", "", "", "", f"{sum(row['sent_in_step'] for row in found['communication']):,.0f}"))
+  theory.append(("total", "", f"{sum(row['bytes'] for row in found['theory']):,.0f}"))
   return f"{table(rows)}\n\n{table(theory)}"
 
 

@@ -9,34 +9,19 @@ it can be trusted.
 """
 
 import math
-import re
 from typing import Any
 
 from absl import app, flags
 
 from analysis import explanation
 from analysis.case import weights
-from analysis.plan import Candidate, Slice, best, search
-from analysis.topology import VERSIONS
+from analysis.plan import Candidate, best, search
+from analysis.topology import Slice, slice_of
 from configs import base
 from errors import ConfigError
 from models.config import ModelConfig
 from tools import explain
-from training import command_line, hardware, record, settings
-
-KINDS = {"v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "tpu7x": "TPU7x"}
-
-
-def slice_of(topology: str) -> Slice:
-  """A slice by its name. Raises ConfigError for a name that is none."""
-  found = re.fullmatch(rf"({'|'.join(VERSIONS)}):(\d+(?:x\d+)*)", topology or "")
-  chip = hardware.chip(KINDS[found.group(1)]) if found else None
-  shape = tuple(int(size) for size in found.group(2).split("x")) if found else ()
-  if chip is None or len(shape) != chip.torus or 0 in shape:
-    raise ConfigError(
-      f"topology={topology!r} is no slice; use {', '.join(VERSIONS)}, a colon, and two (v5e, v6e) or three sizes"
-    )
-  return Slice(chip, shape, cores=2 if found.group(1) == "tpu7x" else 1)
+from training import command_line, record, settings
 
 
 def model_of(params: float, length: int) -> dict[str, int]:
@@ -64,7 +49,7 @@ def model_of(params: float, length: int) -> dict[str, int]:
 
 def table(found: list[Candidate], model: ModelConfig, where: Slice, batch_size: int) -> str:
   """The candidates, one a line."""
-  unit, items = ("images", 1) if model.is_image else ("tokens", model.seq_len)
+  unit, items = model.unit
   rows = [("", "strategy", "mesh", "remat, parts", "step", f"{unit}/s", "MFU", "memory", "binds")]
   for number, candidate in enumerate(found, 1):
     mesh = " × ".join(f"{axis}={size}" for axis, size in candidate.case.layout.mesh.items())

@@ -63,7 +63,7 @@ def measure(
   devices = _devices(options.devices, hardware["devices"])
   cells.check(config)
   program = settings.program(config, hardware["platform"])
-  image = program.model.is_image
+  unit, per_example = program.model.unit
   asked = cells.plan(config, wanted, devices, options.peer_python, hardware["platform"], program.model.dtype)
   asked = [cell for cell in asked if among is None or cell.name in among]
   state = jax.eval_shape(program.init, jax.random.key(0))
@@ -82,13 +82,13 @@ def measure(
     "dirty": dirty,
     "load": load,
     "config": config.to_dict(),
-    "unit": "images" if image else "tokens",
-    "items": config.batch_size * (1 if image else program.model.seq_len),
+    "unit": unit,
+    "items": config.batch_size * per_example,
     "flops": config.batch_size * program.model.train_flops_per_example(),
     "parameters": sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
     "rounds": options.rounds,
     "steps": options.steps,
-    "left_out": {"peer": "it is a language model"} if image else {},
+    "left_out": {"peer": "it is a language model"} if program.model.is_image else {},
     "cells": measured,
   }
 

@@ -1,18 +1,11 @@
 """Compiling for TPUs that are not there, with the TPU compiler, which `make test-topology` installs."""
 
 import importlib.util
-from pathlib import Path
 
 import pytest
+from golden import make_explain as golden
 
 import strategies
-
-ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("make_explain", ROOT / "tests" / "golden" / "make_explain.py")
-assert spec is not None
-assert spec.loader is not None
-golden = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(golden)
 
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed; make test-topology"

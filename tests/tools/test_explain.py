@@ -1,11 +1,11 @@
 """What explain says: golden pages per strategy, and that its parts are true."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import jax
 import pytest
+from golden import make_explain as golden
 from helpers import config, one_sentence, program, strategy
 
 import strategies
@@ -14,13 +14,6 @@ from analysis.case import Case
 from analysis.compiled import DoesNotFit
 from tools import explain
 from training import hardware
-
-ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("make_explain", ROOT / "tests" / "golden" / "make_explain.py")
-assert spec is not None
-assert spec.loader is not None
-golden = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(golden)
 
 
 @pytest.mark.parametrize("name", strategies.names())

@@ -10,6 +10,7 @@ from helpers import one_sentence
 
 import strategies
 from analysis import plan, predict
+from analysis.topology import slice_of
 from configs import base
 from models.config import ModelConfig
 from tools import plan as tool
@@ -27,11 +28,11 @@ def model(params: float = 7e9, length: int = 2048) -> ModelConfig:
 
 @pytest.fixture(scope="module")
 def found() -> list[plan.Candidate]:
-  return plan.search(model(), 256, tool.slice_of(SLICE))
+  return plan.search(model(), 256, slice_of(SLICE))
 
 
 def test_all_that_is_found_fits_and_the_fastest_comes_first(found: list[plan.Candidate]):
-  chip = tool.slice_of(SLICE).chip
+  chip = slice_of(SLICE).chip
   assert len(found) > 50
   assert all(candidate.memory <= plan.USABLE * chip.memory for candidate in found)
   assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(found))
@@ -50,18 +51,18 @@ def test_a_candidate_is_what_its_config_makes(found: list[plan.Candidate]):
     runner.check_batch("batch_size", config.batch_size, config.accumulation)
     case = predict.Case.of(runner, config.batch_size, "tpu")
     assert predict.memory(case).total == candidate.memory
-    assert predict.flops(case) == pytest.approx(candidate.compute * tool.slice_of(SLICE).chip.flops)
+    assert predict.flops(case) == pytest.approx(candidate.compute * slice_of(SLICE).chip.flops)
 
 
 def test_what_does_not_fit_is_dropped():
   """Data parallelism needs 16 bytes a parameter on each device, so 7 B do not fit into 32 GB."""
-  names = {candidate.strategy for candidate in plan.search(model(), 256, tool.slice_of("v6e:8x8"))}
+  names = {candidate.strategy for candidate in plan.search(model(), 256, slice_of("v6e:8x8"))}
   assert "data_parallel" not in names
   assert "fsdp" in names
 
 
 def test_more_than_fits_anywhere_leaves_nothing():
-  assert plan.search(model(70e9), 64, tool.slice_of("v5e:2x2")) == []
+  assert plan.search(model(70e9), 64, slice_of("v5e:2x2")) == []
 
 
 def test_at_most_two_of_a_strategy_are_shown(found: list[plan.Candidate]):
@@ -72,10 +73,10 @@ def test_at_most_two_of_a_strategy_are_shown(found: list[plan.Candidate]):
 
 def test_gathers_over_a_whole_closed_torus_cost_twice():
   """There the compiler writes them as all-reduce."""
-  where = tool.slice_of(SLICE)
+  where = slice_of(SLICE)
   assert where.is_whole([4, 4, 4])
   assert not where.is_whole([4, 4, 2])
-  assert not tool.slice_of("v5e:16x16").is_whole([16, 16])
+  assert not slice_of("v5e:16x16").is_whole([16, 16])
 
 
 @pytest.mark.parametrize("params", [1e8, 1e9, 7e9, 70e9, 405e9])
@@ -87,7 +88,7 @@ def test_a_model_of_a_size_has_about_that_size(params: float):
 @pytest.mark.parametrize("topology", [None, "v5p", "v5p:8x8", "v5p:0x4x4", "v5e:2x2x2", "h100:8"])
 def test_a_slice_that_is_none_is_refused(topology: str):
   with one_sentence(f"topology={topology!r}", "sizes"):
-    tool.slice_of(topology)
+    slice_of(topology)
 
 
 @pytest.mark.parametrize("params", [0, 10, -1, 1e15])
@@ -121,7 +122,7 @@ def test_axes_of_one_device_count():
   meshes = [dict(layout.mesh) for _, layout in plan._layouts(strategies.names(), model(), 16)]
   assert {"stage": 16, "data": 1} in meshes
   assert {"stage": 4, "data": 1, "model": 4} in meshes
-  assert plan.search(model(1e8, 128), 8, tool.slice_of("v5e:1x1"))
+  assert plan.search(model(1e8, 128), 8, slice_of("v5e:1x1"))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
