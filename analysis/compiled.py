@@ -92,7 +92,7 @@ def compile_step(strategy: Strategy, batch_size: int) -> Step:
 
 
 def planned(compiled: jax.stages.Compiled) -> dict[str, int]:
-  """Bytes of a device that a program needs: `argument`, `output`, `temp`, `alias` (donated, so in both), and `total`."""
+  """Bytes of a device that a program needs: `argument`, `output`, `temp`, `alias` (donated: in both), and `total`."""
   said = compiled.memory_analysis()
   sizes = {name: getattr(said, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")}
   return sizes | {"total": sizes["argument"] + sizes["output"] + sizes["temp"] - sizes["alias"]}
