@@ -52,8 +52,9 @@ def measured(name: str) -> str:
 
 
 def parts() -> dict[str, str]:
-  """The generated parts of the page by their places."""
-  return {name: f"{rule(name)}\n\n{sent(name)}\n\n{measured(name)}" for name in strategies.names()}
+  """The generated parts of the page by their places: of every strategy that the page has a section on."""
+  named = [name for name in strategies.names() if f"<!-- {name} -->" in PAGE.read_text()]
+  return {name: f"{rule(name)}\n\n{sent(name)}\n\n{measured(name)}" for name in named}
 
 
 if __name__ == "__main__":

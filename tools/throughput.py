@@ -1,6 +1,6 @@
 """The throughput table: every strategy at 1, 2, 4 and 8 devices, PyTorch and the input pipeline beside them.
 
-    python -m tools.throughput                                        # half an hour; writes benchmarks/README.md
+    python -m tools.throughput                                        # long; writes benchmarks/README.md
     python -m tools.throughput --rows=fsdp,data_parallel --devices=8 --rounds=3          # a part of it, into runs/
     python -m tools.throughput --config=configs/single.py:cifar10 --config.batch_size=128     # another model
     python -m tools.throughput --check=benchmarks/results/NAME.json   # measures again: are the rows reproduced?
