@@ -138,7 +138,7 @@ class Stage:
     residuals = [leaf for leaf, i in zip(leaves, sources, strict=True) if i is None]
     # The stream of activations is pinned on its way into the store, else the compiler may split it by width for the
     # sake of the weights' gradients, and exchange it between devices at every tick.
-    residuals = [self.pin(r) if r.shape[-3:] == x.shape else r for r in residuals]
+    residuals = [self.pin(r) if r.shape[1:] == x.shape else r for r in residuals]  # [layers, b, T, D]
     return y, residuals, jax.tree_util.Partial(rebuild)
 
   def pin(self, x: jax.Array) -> jax.Array:
