@@ -9,7 +9,7 @@ import strategies
 from analysis import predict
 from analysis.case import Case
 from analysis.compiled import compile_step
-from analysis.saved import bytes_per_example
+from analysis.saved import bytes_per_example, traced
 from benchmarks import predictions
 from training import settings
 from training.program import Program
@@ -67,3 +67,11 @@ def test_a_device_with_a_part_of_the_heads_keeps_a_part():
   whole, half = (bytes_per_example(model, n, n, 1) for n in (1, 2))
   stream = 256 * 256 * 4 * 2  # the block's input and attention's output are not split
   assert half - stream == pytest.approx((whole - stream) / 2, rel=0.03)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_what_is_kept_is_linear_in_layers_and_in_parts(remat: str):
+  """So six traces stand for all; here a few of the others, traced."""
+  model = program(remat).model
+  for heads, mlp, layers in ((1, 1, 3), (4, 4, 1), (4, 1, 5), (2, 8, 4)):
+    assert bytes_per_example(model, heads, mlp, layers) == traced(model, heads, mlp, layers)
