@@ -23,15 +23,18 @@ from models.layers import RMSNorm, SwiGLU, dropout, fold_in, linear, weight
 # A gathered weight must not outlive the block that uses it, and neither may a view of one, such as its reshape.
 _VIEWS = {"sharding_constraint", "reshape", "transpose", "convert_element_type"}
 
+# Cheaper to do again, as the backward pass reads what they are made of, than to write down and to read.
+_ELEMENTWISE = {"mul", "div", "sub", "logistic"}
 
-def _all_but_views(primitive: Any, *_: Any, **__: Any) -> bool:
-  return primitive.name not in _VIEWS
+
+def _all_but_views_and_elementwise(primitive: Any, *_: Any, **__: Any) -> bool:
+  return primitive.name not in _VIEWS | _ELEMENTWISE
 
 
-# What the backward pass of a block may reuse from its forward pass: "none" recomputes only the gathers, "dots" keeps
-# the matrix products and "full" keeps nothing but the block's input.
+# What the backward pass of a block may reuse from its forward pass: "none" recomputes only the gathers and what an
+# elementwise operation makes, "dots" keeps the matrix products and "full" keeps nothing but the block's input.
 REMAT_POLICIES = {
-  "none": _all_but_views,
+  "none": _all_but_views_and_elementwise,
   "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "full": jax.checkpoint_policies.nothing_saveable,
 }
