@@ -138,7 +138,10 @@ def _time(found: dict[str, Any]) -> str:
   if time["idle"]:
     rows.append(("stages wait", f"{time['idle']:.1%}", "of the time, if a backward unit takes twice a forward unit"))
   best = f"{time['per_second']:,.0f} {time['unit']}/s, {time['mfu']:.1%} MFU"
-  return f"{table(rows)}\n{time['binds']} binds: at least {_duration(time['seconds'])} a step, at most {best}"
+  lines = [table(rows), f"{time['binds']} binds: at least {_duration(time['seconds'])} a step, at most {best}"]
+  if time["left_out"]:
+    lines.append(f"these times leave out what custom calls compute and read: {', '.join(time['left_out'])}")
+  return "\n".join(lines)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
