@@ -46,8 +46,9 @@ class Step:
     return work.traffic(self.module, self.rounds)
 
   def left_out(self) -> list[str]:
-    """What flops and traffic leave out: custom calls that may compute anything."""
-    return calls.unknown(self.module, self.rounds)
+    """What flops and traffic leave out: calls that may compute anything, loops that run nobody knows how often."""
+    called = [f"custom call {name}" for name in calls.unknown(self.module, self.rounds)]
+    return called + [f"loop {name}" for name in self.module.unknown_loops(self.rounds)]
 
 
 class DoesNotFit(Exception):

@@ -140,7 +140,7 @@ def _time(found: dict[str, Any]) -> str:
   best = f"{time['per_second']:,.0f} {time['unit']}/s, {time['mfu']:.1%} MFU"
   lines = [table(rows), f"{time['binds']} binds: at least {_duration(time['seconds'])} a step, at most {best}"]
   if time["left_out"]:
-    lines.append(f"these times leave out what custom calls compute and read: {', '.join(time['left_out'])}")
+    lines.append(f"not in these times, since nothing says what they do or how often: {', '.join(time['left_out'])}")
   return "\n".join(lines)
 
 

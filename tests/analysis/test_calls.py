@@ -132,4 +132,6 @@ def test_explain_says_which_calls_its_times_leave_out():
     time = explanation._time(runner, case, step, chip("NVIDIA H200"))
     assert time["flops"] == 2 * 2 * 3 * 4
     pages.append(explain._time({"time": time, "device": "NVIDIA H200"}))
-  assert pages[1] == f"{pages[0]}\nthese times leave out what custom calls compute and read: another"
+  assert (
+    pages[1] == f"{pages[0]}\nnot in these times, since nothing says what they do or how often: custom call another"
+  )
