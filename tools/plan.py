@@ -56,22 +56,17 @@ def table(found: list[Candidate], model: ModelConfig, where: Slice, batch_size: 
     parts = [f"{candidate.fields['model.remat']}"]
     parts += [f"{name.split('.')[-1]}={value}" for name, value in candidate.fields.items() if name in PARTS]
     ideal = batch_size * model.train_flops_per_example() / where.devices / where.chip.flops
-    times = {
-      "compute": candidate.compute / (1 - candidate.idle),
-      "memory": candidate.traffic,
-      "communication": candidate.overlapped + candidate.waiting,
-    }
     rows.append(
       (
         f"{number}",
         candidate.strategy,
         mesh,
         ", ".join(parts),
-        f"{candidate.seconds * 1e3:,.{0 if candidate.seconds > 0.1 else 2}f} ms",
-        f"{batch_size * items / candidate.seconds:,.0f}",
-        f"{ideal / candidate.seconds:.1%}",
+        f"{candidate.times.seconds * 1e3:,.{0 if candidate.times.seconds > 0.1 else 2}f} ms",
+        f"{batch_size * items / candidate.times.seconds:,.0f}",
+        f"{ideal / candidate.times.seconds:.1%}",
         f"{candidate.memory / 1e9:.2f} GB",
-        max(times, key=lambda name: times[name]),
+        candidate.times.binds,
       )
     )
   return explain.table(rows)

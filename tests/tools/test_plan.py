@@ -35,7 +35,7 @@ def test_all_that_is_found_fits_and_the_fastest_comes_first(found: list[plan.Can
   chip = slice_of(SLICE).chip
   assert len(found) > 50
   assert all(candidate.memory <= plan.USABLE * chip.memory for candidate in found)
-  assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(found))
+  assert all(a.times.seconds <= b.times.seconds for a, b in itertools.pairwise(found))
   assert {"fsdp", "hsdp", "two_d", "three_d"} <= {candidate.strategy for candidate in found}
 
 
@@ -51,7 +51,7 @@ def test_a_candidate_is_what_its_config_makes(found: list[plan.Candidate]):
     runner.check_batch("batch_size", config.batch_size, config.accumulation)
     case = predict.Case.of(runner, config.batch_size, "tpu")
     assert predict.memory(case).total == candidate.memory
-    assert predict.flops(case) == pytest.approx(candidate.compute * slice_of(SLICE).chip.flops)
+    assert predict.flops(case) == pytest.approx(candidate.times.compute * slice_of(SLICE).chip.flops)
 
 
 def test_what_does_not_fit_is_dropped():
