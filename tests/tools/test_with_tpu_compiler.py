@@ -1,7 +1,10 @@
 """The tools on TPUs that are not there, with the TPU compiler, which `make test-topology` installs."""
 
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,12 +12,24 @@ from helpers import command_line_of
 
 from tools import explain, plan
 
-CONFIG = f"--config={Path(__file__).parents[2]}/configs/fsdp.py:tiny"
+ROOT = Path(__file__).parents[2]
+CONFIG = f"--config={ROOT}/configs/fsdp.py:tiny"
 SLICE = "--topology=v5e:2x2"
 
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed; make test-topology"
 )
+
+
+@pytest.mark.skipif(bool(list(Path("/dev").glob("accel*"))), reason="here are TPUs")
+def test_a_machine_without_tpus_starts_in_silence():
+  """Where libtpu is installed it looks for TPUs, and reports in many lines that there are none."""
+  program = "from configs import base; from training import runtime; runtime.start(base.get_config('tiny', 'fsdp'))"
+  free = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+  done = subprocess.run(
+    [sys.executable, "-c", program], cwd=ROOT, env=free, capture_output=True, text=True, timeout=100
+  )
+  assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_plan_predicts_the_compiler_confirms(capsys: pytest.CaptureFixture):
