@@ -10,7 +10,7 @@ from pathlib import Path
 
 import jax
 
-from analysis import communication, hlo, work
+from analysis import calls, communication, hlo, work
 from strategies.base import Strategy
 from training.quiet import silenced
 
@@ -44,6 +44,11 @@ class Step:
 
   def traffic(self) -> float:
     return work.traffic(self.module, self.rounds)
+
+  def left_out(self) -> list[str]:
+    """What flops and traffic leave out: calls that may compute anything, loops that run nobody knows how often."""
+    called = [f"custom call {name}" for name in calls.unknown(self.module, self.rounds)]
+    return called + [f"loop {name}" for name in self.module.unknown_loops(self.rounds)]
 
 
 class DoesNotFit(Exception):

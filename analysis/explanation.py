@@ -210,6 +210,7 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip) -> dict[str
     "model_flops": model_flops,
     "predicted_flops": predict.flops(case),
     "traffic": traffic,
+    "left_out": step.left_out(),
     "per_second": case.batch_size * items / times.seconds,
     "unit": unit,
   }

@@ -96,12 +96,23 @@ class Module:
     for instruction in computation.values():
       yield Visit(instruction, computation, name, times, fused)
       if instruction.operation == "while":
-        inside = self._times(instruction, times, rounds)
+        inside = self._times(instruction, computation, times, rounds)
         yield from self._walk(instruction.attribute("body"), inside, fused, rounds)
       else:
         within = fused or instruction.operation == "fusion"
         for called in self._called(instruction):
           yield from self._walk(called, times, within, rounds)
+
+  def unknown_loops(self, rounds: Mapping[str, int] | None = None) -> list[str]:
+    """The loops of which nothing says how often they run, by their place in the Python program; not what is in them."""
+    loops = ((visit, visit.instruction) for visit in self.walk(rounds) if visit.instruction.operation == "while")
+    return sorted(
+      {
+        loop.op_name or loop.name
+        for visit, loop in loops
+        if visit.times is not None and self._times(loop, visit.computation, visit.times, rounds or {}) is None
+      }
+    )
 
   def _called(self, instruction: Instruction) -> list[str]:
     # What `to_apply` names elsewhere is the scalar function of a reduction.
@@ -112,15 +123,17 @@ class Module:
     branches = _BRANCHES.search(instruction.attributes)
     return called + ([name.strip().lstrip("%") for name in branches.group(1).split(",")] if branches else [])
 
-  def _times(self, loop: Instruction, outside: int | None, rounds: Mapping[str, int]) -> int | None:
-    trips = self._trips(loop)
+  def _times(
+    self, loop: Instruction, around: Computation, outside: int | None, rounds: Mapping[str, int]
+  ) -> int | None:
+    trips = self._trips(loop, around)
     if trips is not None:
       return None if outside is None else outside * trips
     path = loop.op_name.split("/")  # the loop itself is the last of it
     return rounds.get(path[-2]) if len(path) > 1 else None
 
-  def _trips(self, loop: Instruction) -> int | None:
-    """How often a loop runs: what the compiler has noted, else what its condition and its body count up to from 0."""
+  def _trips(self, loop: Instruction, around: Computation) -> int | None:
+    """How often a loop runs: what the compiler has noted, else from where to where it counts, if constants say so."""
     if noted := _TRIPS.search(loop.attributes):
       return int(noted.group(1))
     condition, body = (self.computations[loop.attribute(name)] for name in ("condition", "body"))
@@ -133,18 +146,26 @@ class Module:
     end = next(instruction for instruction in body.values() if instruction.is_root)
     if end.operation != "tuple":
       return None
-    following = body[end.operands[int(counter.attribute("index"))]]
-    while following.operation == "copy":
-      following = body[following.operands[0]]
-    added = [n for name in following.operands if (n := _constant(body[name])) is not None]
-    until = _constant(limit)
-    if following.operation != "add" or not added or not added[0] or until is None:
+    index, start = int(counter.attribute("index")), around[loop.operands[0]]
+    if start.operation != "tuple":
       return None
-    return -(-until // added[0])
+    first, until = _constant(_source(around[start.operands[index]], around)), _constant(limit)
+    following = _source(body[end.operands[index]], body)
+    added = [n for name in following.operands if (n := _constant(body[name])) is not None]
+    if following.operation != "add" or not added or added[0] < 1 or first is None or until is None:
+      return None
+    return max(0, -((first - until) // added[0]))
+
+
+def _source(instruction: Instruction, computation: Computation) -> Instruction:
+  """What an instruction is a copy of."""
+  while instruction.operation == "copy":
+    instruction = computation[instruction.operands[0]]
+  return instruction
 
 
 def _constant(instruction: Instruction) -> int | None:
-  written = re.match(r"(\d+)\)", instruction.attributes) if instruction.operation == "constant" else None
+  written = re.match(r"(-?\d+)\)", instruction.attributes) if instruction.operation == "constant" else None
   return int(written.group(1)) if written else None
 
 

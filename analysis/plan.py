@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import strategies
 from analysis import predict, theory
 from analysis.case import Case
-from analysis.roofline import bandwidth
+from analysis.roofline import Roofline, bandwidth
 from analysis.topology import Slice
 from errors import ConfigError
 from models.axes import AXES
@@ -29,22 +29,13 @@ REMAT = ("none", "dots", "full")
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """One way to run a step: the fields of a config that say so, and what is predicted of it (bytes, seconds)."""
+  """One way to run a step: the fields of a config that say so, and what is predicted of it; `memory` in bytes."""
 
   strategy: str
   fields: Mapping[str, object]
   case: Case
   memory: float
-  compute: float
-  traffic: float
-  overlapped: float  # communication that arithmetic can hide
-  waiting: float  # and what it has to wait for
-  idle: float
-
-  @property
-  def seconds(self) -> float:
-    """Of a step, if all that can overlap does."""
-    return max(self.compute / (1 - self.idle), self.traffic, self.overlapped) + self.waiting
+  times: Roofline
 
 
 def search(model: ModelConfig, batch_size: int, where: Slice, names: Sequence[str] = ()) -> list[Candidate]:
@@ -63,7 +54,7 @@ def search(model: ModelConfig, batch_size: int, where: Slice, names: Sequence[st
       candidate = _judge(name, case, where, pipeline)
       if candidate.memory <= USABLE * where.chip.memory:
         found.append(candidate)
-  return sorted(found, key=lambda c: (c.seconds, c.overlapped + c.waiting, c.memory))
+  return sorted(found, key=lambda c: (c.times.seconds, c.times.communication + c.times.waiting, c.memory))
 
 
 def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candidate]:
@@ -147,11 +138,13 @@ def _judge(name: str, case: Case, where: Slice, pipeline: tuple[str, int, int, i
     fields=fields,
     case=case,
     memory=predict.memory(case).total,
-    compute=predict.flops(case) / where.chip.flops,
-    traffic=predict.traffic(case) / where.chip.bandwidth,
-    overlapped=seconds[False],
-    waiting=seconds[True],
-    idle=case.schedule.idle_time() if case.schedule else 0.0,
+    times=Roofline(
+      compute=predict.flops(case) / where.chip.flops,
+      memory=predict.traffic(case) / where.chip.bandwidth,
+      communication=seconds[False],
+      waiting=seconds[True],
+      idle=case.schedule.idle_time() if case.schedule else 0.0,
+    ),
   )
 
 

@@ -102,6 +102,7 @@ def flops(case: Case) -> float:
   scores = 4 * t * d / split["heads"] * _computed(model)
   mlp = 6 * d * model.mlp_width / split["mlp"]
   again = {"none": 0.0, "dots": scores, "full": projections + scores + mlp * 2 / 3}[model.remat]
+  again += scores / 2 * (model.attention == "cudnn")  # its backward pass makes the scores anew
   if model.is_image:  # patches have no gradient; the head sees the mean of the positions
     edges = 2 * 2 * model.patch_size**2 * 3 * d + 3 * 2 * d * model.classes / t
   else:
@@ -112,9 +113,11 @@ def flops(case: Case) -> float:
 
 def _computed(model: ModelConfig) -> float:
   """The share of all pairs of positions that attention computes."""
-  if model.attention != "blockwise" or model.is_image:
-    return 1.0
   t = model.positions
+  if model.is_image or model.attention == "plain":
+    return 1.0
+  if model.attention == "cudnn":  # leaves out every pair that a causal mask hides, as calls.py counts it
+    return (t + 1) / (2 * t)
   starts = range(0, t, QUERY_BLOCK)
   return sum(min(QUERY_BLOCK, t - start) * min(start + QUERY_BLOCK, t) for start in starts) / t**2
 

@@ -15,24 +15,31 @@ from training.hardware import Chip
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-  """Seconds of a step, if each part ran alone at the peak. `idle` is the share of time a pipeline's stages wait."""
+  """Seconds of a step, if each part ran alone at the peak.
+
+  Attributes:
+    communication: that arithmetic can hide.
+    waiting: communication that arithmetic has to wait for.
+    idle: the share of time a pipeline's stages wait.
+  """
 
   compute: float
   memory: float
   communication: float
+  waiting: float = 0.0
   idle: float = 0.0
 
   @property
   def seconds(self) -> float:
-    """The least time of a step."""
-    return max(self.compute / (1 - self.idle), self.memory, self.communication)
+    """The least time of a step, in which everything overlaps that can."""
+    return max(self.compute / (1 - self.idle), self.memory, self.communication) + self.waiting
 
   @property
   def binds(self) -> str:
     times = {
       "compute": self.compute / (1 - self.idle),
       "memory": self.memory,
-      "communication": self.communication,
+      "communication": self.communication + self.waiting,
     }
     return max(times, key=lambda name: times[name])
 
@@ -50,12 +57,8 @@ def bandwidth(chip: Chip, extents: Sequence[int], whole: Sequence[int] = ()) -> 
   if not chip.torus:
     return chip.link
   whole = whole or extents
-  # A slice in three dimensions is closed in all of them or in none; in two dimensions each is by itself.
-  closed = [full % chip.wraps == 0 for full in whole]
-  closed = [all(closed)] * len(closed) if chip.torus == 3 else closed
-  both_ways = sum(
-    2 if size == full and ring else 1 for size, full, ring in zip(extents, whole, closed, strict=True) if size > 1
-  )
+  dimensions = zip(extents, whole, chip.closed(whole), strict=True)
+  both_ways = sum(2 if size == full and ring else 1 for size, full, ring in dimensions if size > 1)
   return chip.link * max(both_ways, 1)
 
 

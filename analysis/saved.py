@@ -61,8 +61,10 @@ def traced(model: ModelConfig, heads: int = 1, mlp: int = 1, layers: int = 1) ->
 
   def kept(examples: int) -> int:
     x = jax.ShapeDtypeStruct((examples, model.positions, model.width), model.dtype)
-    blocks = lambda params, x: bind(part, params).run_blocks(x)[0]
-    leaves = jax.eval_shape(lambda params, x: jax.tree.leaves(jax.vjp(blocks, params, x)[1]), shapes, x)
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), examples)) if model.dropout else None
+    blocks = lambda params, x, keys: bind(part, params).run_blocks(x, keys=keys)[0]
+    vjp = lambda params, x, keys: jax.vjp(functools.partial(blocks, keys=keys), params, x)[1]
+    leaves = jax.eval_shape(lambda *given: jax.tree.leaves(vjp(*given)), shapes, x, keys)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
   return kept(2) - kept(1)  # weights, and the angles of positions, are the same for both

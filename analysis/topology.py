@@ -32,9 +32,7 @@ class Slice:
     """A group of devices fills a closed torus of three dimensions. There the TPU compiler (libtpu 0.0.42) writes
     all-gather and reduce-scatter as all-reduce, of twice the bytes.
     """
-    return len(self.shape) == 3 and all(
-      size == whole >= self.chip.wraps for size, whole in zip(reaches, self.shape, strict=True)
-    )
+    return len(self.shape) == 3 and all(self.chip.closed(self.shape)) and tuple(reaches) == self.shape
 
 
 def slice_of(topology: str | None) -> Slice:

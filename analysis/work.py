@@ -7,12 +7,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from analysis import calls
 from analysis.hlo import Computation, Instruction, Module, Shape
 
 # Instructions that only name, group or steer: they move nothing.
 _FREE = {
   "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all", "iota",
-  "partition-id", "replica-id", "optimization-barrier", "domain", "opt-barrier", "custom-call",
+  "partition-id", "replica-id", "optimization-barrier", "domain", "opt-barrier",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _VIEWS = {"bitcast", "reshape", "copy", "convert", "transpose"}
@@ -21,9 +22,11 @@ _VIEWS = {"bitcast", "reshape", "copy", "convert", "transpose"}
 def flops(module: Module, rounds: Mapping[str, int] | None = None) -> float:
   """Floating-point operations of all matrix products of one device in one run, a multiplication and an addition each.
 
-  Loops whose rounds nobody knows count as never run (`Module.walk`).
+  Loops whose rounds nobody knows count as never run (`Module.walk`), and calls that nobody knows as nothing
+  (`calls.unknown`).
   """
-  counted = {"dot": _dot, "convolution": _convolution}
+  called = lambda call, computation: calls.flops(call, computation) or 0.0
+  counted = {"dot": _dot, "convolution": _convolution, "custom-call": called}
   return sum(
     (visit.times or 0) * counted[visit.instruction.operation](visit.instruction, visit.computation)
     for visit in module.walk(rounds)
@@ -85,6 +88,8 @@ def _moved(module: Module, instruction: Instruction, computation: Computation) -
   operands = [computation[name].shapes for name in instruction.operands if name in computation]
   if instruction.operation == "fusion":
     return _moved_by_kernel(module, instruction.attribute("calls"), operands, instruction.shapes)
+  if instruction.operation == "custom-call":
+    return calls.traffic(instruction, computation)
   if instruction.operation == "dynamic-update-slice":
     return 2 * _bytes(operands[1])
   if instruction.operation in _SLICES:

@@ -1,8 +1,9 @@
 """What is said about a training step before it runs, to stand beside what was measured."""
 
+import collections
 from typing import Any
 
-from analysis import predict, theory
+from analysis import predict, roofline, theory
 from analysis.case import Case
 from strategies import Strategy
 from training.hardware import chip, peak_flops
@@ -24,9 +25,14 @@ def predicted(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | None)
   figures = chip(device.device_kind)
   seconds = None
   if figures and peak_flops(device, case.model.dtype):
-    links = figures.link * max(2 * figures.torus, 1)
-    sent = sum(row.bytes for row in theory.sent(case))
-    seconds = max(predict.flops(case) / figures.flops, predict.traffic(case) / figures.bandwidth, sent / links)
+    sent: collections.Counter = collections.Counter()
+    for row in theory.sent(case):
+      sent[row.axes] += row.bytes
+    seconds = roofline.Roofline(
+      compute=predict.flops(case) / figures.flops,
+      memory=predict.traffic(case) / figures.bandwidth,
+      communication=roofline.seconds_to_send(figures, strategy.mesh, sent),
+    ).seconds
   elif peaks:
     real = strategy.layout.device_count if device.platform != "cpu" else 1
     seconds = batch_size * strategy.program.model.train_flops_per_example() / peaks["flops"] / real

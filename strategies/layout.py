@@ -135,10 +135,11 @@ class Layout:
   def make_mesh(self, devices: list[jax.Device]) -> Mesh:
     """The mesh over the first `device_count` of these devices, laid out along their links.
 
-    Where they lie in several slices, the outermost axis goes across the slices. Raises ConfigError if it cannot.
+    Where they lie in several slices, the outermost axis goes across the slices. Raises ConfigError if that cannot be.
     """
     shape, devices = tuple(self.mesh.values()), devices[: self.device_count]
     slices = len({getattr(device, "slice_index", 0) for device in devices})
+    across = [1] * len(shape)
     if slices > 1:
       outermost = next(i for i, size in enumerate(shape) if size > 1)
       if shape[outermost] % slices:
@@ -146,12 +147,20 @@ class Layout:
         raise ConfigError(
           f"mesh.{axis}={shape[outermost]} does not spread over {slices} slices; use a multiple of them"
         )
-      across = tuple(slices if i == outermost else 1 for i in range(len(shape)))
-      within = tuple(size // n for size, n in zip(shape, across, strict=True))
-      arranged = mesh_utils.create_hybrid_device_mesh(within, across, devices)
-      return Mesh(arranged, tuple(self.mesh), axis_types=(AxisType.Auto,) * len(shape))
-    # An axis may need a part of a dimension of a torus.
-    arranged = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+      across[outermost] = slices
+    within = [size // n for size, n in zip(shape, across, strict=True)]
+    split = {"allow_split_physical_axes": True}  # an axis may need a part of a dimension of a torus
+    try:
+      if slices > 1:
+        arranged = mesh_utils.create_hybrid_device_mesh(within, across, devices, **split)
+      else:
+        arranged = mesh_utils.create_device_mesh(within, devices, **split)
+    except (AssertionError, NotImplementedError, ValueError) as error:
+      shown = ", ".join(f"mesh.{axis}={size}" for axis, size in self.mesh.items())
+      raise ConfigError(
+        f"{shown} cannot be laid out along the links of these {len(devices)} devices; "
+        "use all devices of each slice, or other sizes"
+      ) from error
     return Mesh(arranged, tuple(self.mesh), axis_types=(AxisType.Auto,) * len(shape))
 
   def abstract_mesh(self) -> AbstractMesh:

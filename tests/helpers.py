@@ -3,15 +3,17 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from absl import flags
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_flags
 
 import strategies
 from configs import base
@@ -103,6 +105,17 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     yield equation
     for inner in jaxprs_in_params(equation.params):
       yield from equations(inner)
+
+
+def command_line_of(define: Callable[[flags.FlagValues], None], *arguments: str) -> flags.FlagValues:
+  """The flags of a tool, parsed from what a user writes."""
+  values = flags.FlagValues()
+  config_flags.DEFINE_config_file("config", None, flag_values=values)
+  define(values)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, "argv", ["tool", *arguments])  # where ml_collections looks for fields
+    values(sys.argv)
+  return values
 
 
 @contextlib.contextmanager

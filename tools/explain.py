@@ -138,7 +138,10 @@ def _time(found: dict[str, Any]) -> str:
   if time["idle"]:
     rows.append(("stages wait", f"{time['idle']:.1%}", "of the time, if a backward unit takes twice a forward unit"))
   best = f"{time['per_second']:,.0f} {time['unit']}/s, {time['mfu']:.1%} MFU"
-  return f"{table(rows)}\n{time['binds']} binds: at least {_duration(time['seconds'])} a step, at most {best}"
+  lines = [table(rows), f"{time['binds']} binds: at least {_duration(time['seconds'])} a step, at most {best}"]
+  if time["left_out"]:
+    lines.append(f"not in these times, since nothing says what they do or how often: {', '.join(time['left_out'])}")
+  return "\n".join(lines)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
@@ -161,8 +164,8 @@ def _bytes(number: float) -> str:
   return f"{number:,.0f} B"
 
 
-def main(config: Any) -> None:
-  topology, file = flags.FLAGS.topology, flags.FLAGS.json and Path(flags.FLAGS.json)
+def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
+  topology, file = asked.topology, asked.json and Path(asked.json)
   if file:
     runtime.writable(file.parent, "json")
   strategy = create(config, topology)
@@ -172,7 +175,13 @@ def main(config: Any) -> None:
     file.write_text(json.dumps(found, indent=1) + "\n")
 
 
+def define(into: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines the command's flags beside `config`."""
+  named = {"flag_values": into}
+  flags.DEFINE_string("topology", None, "A TPU slice to compile for, such as v5p:8x8x16; else this machine.", **named)
+  flags.DEFINE_string("json", None, "A file to write everything to as JSON.", **named)
+
+
 if __name__ == "__main__":
-  flags.DEFINE_string("topology", None, "A TPU slice to compile for, such as v5p:8x8x16; else this machine.")
-  flags.DEFINE_string("json", None, "A file to write everything to as JSON.")
+  define()
   command_line.run(main)

@@ -56,22 +56,17 @@ def table(found: list[Candidate], model: ModelConfig, where: Slice, batch_size: 
     parts = [f"{candidate.fields['model.remat']}"]
     parts += [f"{name.split('.')[-1]}={value}" for name, value in candidate.fields.items() if name in PARTS]
     ideal = batch_size * model.train_flops_per_example() / where.devices / where.chip.flops
-    times = {
-      "compute": candidate.compute / (1 - candidate.idle),
-      "memory": candidate.traffic,
-      "communication": candidate.overlapped + candidate.waiting,
-    }
     rows.append(
       (
         f"{number}",
         candidate.strategy,
         mesh,
         ", ".join(parts),
-        f"{candidate.seconds * 1e3:,.{0 if candidate.seconds > 0.1 else 2}f} ms",
-        f"{batch_size * items / candidate.seconds:,.0f}",
-        f"{ideal / candidate.seconds:.1%}",
+        f"{candidate.times.seconds * 1e3:,.{0 if candidate.times.seconds > 0.1 else 2}f} ms",
+        f"{batch_size * items / candidate.times.seconds:,.0f}",
+        f"{ideal / candidate.times.seconds:.1%}",
         f"{candidate.memory / 1e9:.2f} GB",
-        max(times, key=lambda name: times[name]),
+        candidate.times.binds,
       )
     )
   return explain.table(rows)
@@ -110,8 +105,7 @@ def config_of(candidate: Candidate, settings_of: dict[str, Any]) -> Any:
   return config
 
 
-def main(_: list[str]) -> None:
-  asked = flags.FLAGS
+def main(asked: flags.FlagValues) -> None:
   where = slice_of(asked.topology)
   if (asked.config is None) == (asked.params is None):
     raise ConfigError("params or config is wanted, and not both: the size of a model, or a config that holds one")
@@ -155,19 +149,26 @@ def main(_: list[str]) -> None:
       )
 
 
-def run(argv: list[str]) -> None:
+def run(_: list[str]) -> None:
   try:
-    main(argv)
+    main(flags.FLAGS)
   except ConfigError as error:
     command_line.fail(error, status=2)
 
 
+def define(into: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines the command's flags beside `config`."""
+  named = {"flag_values": into}
+  flags.DEFINE_float("params", None, "Parameters of a Llama-shaped model; or name a --config.", **named)
+  flags.DEFINE_string("topology", None, "A TPU slice, such as v5p:8x8x16.", **named)
+  tokens = "Tokens of a global batch; 4e6, or with --config its batch, if not given."
+  flags.DEFINE_float("batch-tokens", None, tokens, **named)
+  flags.DEFINE_integer("seq-len", 4096, "Tokens of a text, with --params.", lower_bound=1, **named)
+  flags.DEFINE_bool("compile", False, "Have the TPU compiler check the best three.", **named)
+  flags.DEFINE_integer("best", 10, "How many to print.", lower_bound=1, **named)
+  flags.DEFINE_list("strategies", [], "Those to try, with commas; all if not given.", **named)
+
+
 if __name__ == "__main__":
-  flags.DEFINE_float("params", None, "Parameters of a Llama-shaped model; or name a --config.")
-  flags.DEFINE_string("topology", None, "A TPU slice, such as v5p:8x8x16.")
-  flags.DEFINE_float("batch-tokens", None, "Tokens of a global batch; 4e6, or with --config its batch, if not given.")
-  flags.DEFINE_integer("seq-len", 4096, "Tokens of a text, with --params.", lower_bound=1)
-  flags.DEFINE_bool("compile", False, "Have the TPU compiler check the best three.")
-  flags.DEFINE_integer("best", 10, "How many to print.", lower_bound=1)
-  flags.DEFINE_list("strategies", [], "Those to try, with commas; all if not given.")
+  define()
   app.run(run, flags_parser=command_line.parse_without_config)

@@ -1,6 +1,7 @@
 """What a device can do at best. A kind that is not listed has no figures here, and then no MFU is printed."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 
@@ -15,7 +16,7 @@ class Chip:
     bandwidth: of its memory, bytes/s.
     link: bytes/s to the devices of its fast network: over each link of a torus, else over all links together.
     torus: dimensions of the torus the devices stand in; 0 where a switch connects them all.
-    wraps: from this size on a dimension of the torus is closed to a ring.
+    wraps: a dimension of the torus is closed to a ring where its size is a multiple of this.
   """
 
   flops: float
@@ -24,6 +25,11 @@ class Chip:
   link: float
   torus: int = 0
   wraps: int = 0
+
+  def closed(self, shape: Sequence[int]) -> list[bool]:
+    """Which dimensions of a slice are rings: in three dimensions all or none, in two each by itself."""
+    rings = [self.torus > 0 and size % self.wraps == 0 for size in shape]
+    return [all(rings)] * len(rings) if self.torus == 3 else rings
 
 
 _V4 = Chip(275e12, 32 * 2**30, 1200e9, 50e9, torus=3, wraps=4)

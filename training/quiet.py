@@ -3,8 +3,11 @@
 import contextlib
 import logging
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -51,14 +54,36 @@ def reason(error: BaseException) -> str:
   return text if len(text) <= 300 else text[:140] + " … " + text[-140:]
 
 
+# Waits for a line; where the process that should send it is gone, prints the file that it leaves.
+_WATCH = 'read -r line || { cat "$0" >&2; rm -f "$0"; }'
+
+
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-  """Keeps what C++ code writes to standard error from the user, such as what libtpu says where there is no TPU."""
-  with open(os.devnull, "w") as nothing:
+  """Keeps what C++ code writes to standard error from the user, such as what libtpu says where there is no TPU.
+
+  An exception that leaves the block has it as a note, which a traceback shows and an error of one line does not. C++
+  may also abort, after its last words and before anything here can run. So a shell watches, and prints them then.
+  """
+  with tempfile.NamedTemporaryFile() as written, contextlib.ExitStack() as undone:
+    watch = subprocess.Popen(["sh", "-c", _WATCH, written.name], stdin=subprocess.PIPE)
+    undone.callback(watch.wait)
+    undone.callback(_release, watch)
     kept = os.dup(2)
-    os.dup2(nothing.fileno(), 2)
+    os.dup2(written.fileno(), 2)
     try:
       yield
+    except BaseException as error:
+      if said := Path(written.name).read_text(errors="replace").strip():
+        error.add_note(f"standard error until then:\n{said}")
+      raise
     finally:
       os.dup2(kept, 2)
       os.close(kept)
+
+
+def _release(watch: subprocess.Popen) -> None:
+  assert watch.stdin
+  with contextlib.suppress(BrokenPipeError):  # an interrupt from the keyboard has ended it too
+    watch.stdin.write(b"\n")
+    watch.stdin.close()

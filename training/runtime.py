@@ -25,14 +25,16 @@ def start(config: Any) -> list[jax.Device]:
   if jax.config.jax_num_cpu_devices != positive("simulated_devices", config.simulated_devices):  # type: ignore
     jax.config.update("jax_num_cpu_devices", config.simulated_devices)
   processes.start(config.distributed)
+  # Whoever first asks for devices, or for the number of processes, has libtpu look for TPUs.
+  with silenced() if _has_only_the_compiler_of_tpus() else contextlib.nullcontext():
+    devices = jax.devices()
   quiet()
   if config.compilation_cache_dir:
     with processes.together():
       folder = writable(Path(config.compilation_cache_dir).expanduser(), "compilation_cache_dir")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-  with silenced() if _has_only_the_compiler_of_tpus() else contextlib.nullcontext():
-    return jax.devices()
+  return devices
 
 
 def _has_only_the_compiler_of_tpus() -> bool:

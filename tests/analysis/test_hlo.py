@@ -29,12 +29,16 @@ def test_the_body_of_a_loop_counts_as_often_as_it_runs():
 def test_a_loop_of_unknown_length_takes_its_rounds_from_its_scope():
   def program(x, w, n):
     with jax.named_scope("sometimes"):
-      return jax.lax.fori_loop(0, n[0].astype(int), lambda i, x: jnp.tanh(x @ w), x)
+      inner = lambda x, _: (jnp.tanh(x @ w), None)
+      return jax.lax.fori_loop(0, n[0].astype(int), lambda i, x: jax.lax.scan(inner, x, length=5)[0], x)
 
   module = compiled(program, (4, 8), (8, 8), (1,))
   assert work.flops(module) == 0
-  assert work.flops(module, {"sometimes": 7}) == 7 * 2 * 4 * 8 * 8
+  assert work.flops(module, {"sometimes": 7}) == 7 * 5 * 2 * 4 * 8 * 8
   assert work.flops(module, {"another": 7}) == 0
+  (loop,) = module.unknown_loops()
+  assert "sometimes" in loop
+  assert module.unknown_loops({"sometimes": 7}) == []
 
 
 LOOP = (
@@ -56,17 +60,38 @@ LOOP = (
   ROOT %less = pred[] compare(%i.1, %until), direction=LT
 }
 
-ENTRY %main (a: (s32[], f32[4,4])) -> (s32[], f32[4,4]) {
-  %a = (s32[], f32[4,4]{1,0}) parameter(0)
+ENTRY %main (n: s32[], x.1: f32[4,4]) -> (s32[], f32[4,4]) {
+  %n = s32[] parameter(0)
+  %x.1 = f32[4,4]{1,0} parameter(1)
+  %from = s32[] constant(FIRST)
+  %copy = s32[] copy(%from)
+  %a = (s32[], f32[4,4]{1,0}) tuple(%copy, %x.1)
   ROOT %w = (s32[], f32[4,4]{1,0}) while(%a), condition=%condition, body=%body
 }
 """
 )
 
 
-def test_a_loop_without_a_note_is_counted_from_its_condition_and_its_step():
-  """As libtpu writes them: up to 7 in steps of 2 are 4 rounds."""
-  assert work.flops(hlo.parse(LOOP)) == 4 * 2 * 4 * 4 * 4
+@pytest.mark.parametrize("first, rounds", [(0, 4), (1, 3), (-3, 5), (6, 1), (7, 0), (9, 0)])
+def test_a_loop_without_a_note_is_counted_from_its_start_its_condition_and_its_step(first: int, rounds: int):
+  """As libtpu writes them: from 0 up to 7 in steps of 2 are 4 rounds."""
+  module = hlo.parse(LOOP.replace("FIRST", str(first)))
+  assert work.flops(module) == rounds * 2 * 4 * 4 * 4
+  assert module.unknown_loops() == []
+
+
+@pytest.mark.parametrize(
+  "old, new",
+  [
+    ("copy(%from)", "copy(%n)"),
+    ("constant(7)", "parameter(1)"),
+    ("%two = s32[] constant(2)", "%two = s32[] constant(-2)"),
+  ],
+)
+def test_a_loop_that_does_not_count_between_constants_is_not_known(old: str, new: str):
+  module = hlo.parse(LOOP.replace("FIRST", "0").replace(old, new))
+  assert work.flops(module) == 0
+  assert module.unknown_loops() == ["w"]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,22 @@ def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat:
   assert state == pytest.approx(step.arguments, rel=0.02)  # and the batch
 
 
+def test_memory_with_dropout_is_predicted_as_well():
+  """A byte for each element that two dropouts a block take or leave, where nothing is computed again."""
+  runner = strategy("fsdp", program("none", model__dropout=0.1))
+  step = compile_step(runner, BATCH)
+  assert predict.memory(Case.of(runner, BATCH, "cpu")).total == pytest.approx(step.bytes, rel=MEMORY)
+  masks = BATCH / 8 * 8 * 2 * 256 * 256  # examples of a device, layers, positions, width
+  assert step.bytes - compile_step(strategy("fsdp", program("none")), BATCH).bytes == pytest.approx(masks, rel=0.05)
+  assert four_layers_keep("none", 0.1) - four_layers_keep("none", 0.0) == 4 * 2 * 64 * 256
+  assert four_layers_keep("dots", 0.1) == four_layers_keep("dots", 0.0)
+
+
+def four_layers_keep(remat: str, dropout: float) -> int:
+  model = program(remat, model__dropout=dropout, model__seq_len=64).model
+  return bytes_per_example(model, 1, 1, 8) - bytes_per_example(model, 1, 1, 4)
+
+
 RECORDED = json.loads(predictions.RECORD.read_text())["cases"]
 
 

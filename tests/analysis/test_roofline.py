@@ -1,9 +1,18 @@
 """Time at best: peaks, links and what binds."""
 
-import pytest
+import dataclasses
+import types
 
+import numpy as np
+import pytest
+from helpers import program
+
+import strategies
+from analysis import theory
+from analysis.case import Case
 from analysis.plan import spread
 from analysis.roofline import Roofline, bandwidth
+from benchmarks import predicted as benchmark
 from training.hardware import Chip, chip
 
 TORUS = Chip(flops=1e12, memory=1e9, bandwidth=1e9, link=10.0, torus=3, wraps=4)
@@ -50,3 +59,42 @@ def test_the_largest_time_binds():
 )
 def test_axes_fill_dimensions_of_the_torus(mesh: dict, shape: tuple, spans: dict):
   assert spread(mesh, shape) == spans
+
+
+def test_what_waits_is_added_to_what_overlaps():
+  times = Roofline(compute=2, memory=1, communication=1.5, waiting=1)
+  assert times.seconds == 3
+  assert times.binds == "communication"  # 2.5 in all
+
+
+def test_which_dimensions_of_a_slice_are_rings():
+  assert TORUS.closed((4, 4, 8)) == [True] * 3
+  assert TORUS.closed((2, 4, 4)) == [False] * 3
+  flat = chip("TPU v5e")
+  assert flat is not None
+  assert flat.closed((8, 16)) == [False, True]
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """A place in a torus."""
+
+  coords: tuple[int, ...]
+  device_kind: str = "made up"
+  platform: str = "tpu"
+
+
+def test_a_benchmark_foretells_messages_over_the_links_that_they_have(monkeypatch: pytest.MonkeyPatch):
+  """Groups of 4 in a row of 4×2 devices have one of the four links of a device, all 8 have two."""
+  slow = Chip(flops=1e30, memory=1e9, bandwidth=1e30, link=10.0, torus=2, wraps=16)
+  monkeypatch.setattr(benchmark, "chip", lambda kind: slow)
+  monkeypatch.setattr(benchmark, "peak_flops", lambda device, dtype: slow.flops)
+  arranged = np.array([[Device((x, y, 0)) for x in range(4)] for y in range(2)])
+  layout = strategies.layout("hsdp").on(replica=2, data=4)
+  mesh = types.SimpleNamespace(devices=arranged, axis_names=("replica", "data"))
+  runner = types.SimpleNamespace(layout=layout, mesh=mesh, program=program(), schedule=None, sums_once=False)
+  links = {("data",): 1, ("replica",): 1, ("replica", "data"): 2}
+  rows = theory.sent(Case.of(runner, 16, "tpu"))
+  assert {row.axes for row in rows} == set(links)
+  seconds = sum(row.bytes / links[row.axes] / slow.link for row in rows)
+  assert benchmark.predicted(runner, 16, None)["seconds"] == pytest.approx(seconds)

@@ -119,16 +119,47 @@ class SliceDevice:
 
   id: int
   slice_index: int
+  coords: tuple[int, int, int] = (0, 0, 0)
   platform: str = "made up"
   device_kind: str = "made up"
   process_index: int = 0
+  core_on_chip: int = 0
 
 
-def test_the_outermost_axis_goes_across_slices(monkeypatch: pytest.MonkeyPatch):
-  devices = [SliceDevice(i, slice_index=i % 2) for i in range(8)]  # in no order
+@pytest.fixture
+def without_jax_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+  """`make_mesh` gives (devices, names), since a Mesh takes no made-up devices."""
   monkeypatch.setattr(sys.modules["strategies.layout"], "Mesh", lambda arranged, names, axis_types: (arranged, names))
+
+
+@pytest.mark.usefixtures("without_jax_mesh")
+def test_the_outermost_axis_goes_across_slices():
+  devices = [SliceDevice(i, slice_index=i % 2) for i in range(8)]  # in no order
   arranged, names = strategies.layout("hsdp").resolve(8).make_mesh(devices)
   assert names == ("replica", "data")
   assert [[device.slice_index for device in row] for row in arranged] == [[0] * 4, [1] * 4]
   with one_sentence("mesh.replica=3", "2 slices"):
     strategies.layout("hsdp").on(replica=3, data=2).resolve(6).make_mesh(devices)
+
+
+def torus(slices: int, x: int, y: int) -> list[SliceDevice]:
+  places = [(n, i, j) for n in range(slices) for i in range(x) for j in range(y)]
+  return [SliceDevice(k, n, (i, j, 0), "tpu", "TPU v5e") for k, (n, i, j) in enumerate(places)]
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.usefixtures("without_jax_mesh")
+def test_an_axis_may_take_a_part_of_a_dimension_of_the_torus(slices: int):
+  """In a slice of 4×4, 8 × 2 does."""
+  arranged, _ = strategies.layout("two_d").on(data=8 * slices, model=2).make_mesh(torus(slices, 4, 4))
+  assert arranged.shape == (8 * slices, 2)
+  assert [len({device.slice_index for device in part}) for part in arranged.reshape(slices, 16)] == [1] * slices
+
+
+@pytest.mark.usefixtures("without_jax_mesh")
+def test_devices_that_no_mesh_can_be_made_of_are_refused():
+  holes, uneven = torus(1, 3, 2), torus(2, 2, 2)
+  with one_sentence("mesh.data=4, mesh.model=1", "these 4 devices", "all devices of each slice"):
+    strategies.layout("two_d").on(data=4, model=1).make_mesh([*holes[:3], holes[5]])
+  with one_sentence("mesh.data=6, mesh.model=1", "these 6 devices", "all devices of each slice"):
+    strategies.layout("two_d").on(data=6, model=1).make_mesh(uneven)

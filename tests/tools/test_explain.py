@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 from golden import make_explain as golden
-from helpers import config, one_sentence, program, strategy
+from helpers import command_line_of, config, one_sentence, program, strategy
 
 import strategies
 from analysis import explanation
@@ -14,6 +14,8 @@ from analysis.case import Case
 from analysis.compiled import DoesNotFit
 from tools import explain
 from training import hardware
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", strategies.names())
@@ -42,11 +44,29 @@ def test_every_pinned_activation_is_named(found: dict):
   assert logits["bytes"] == 16 * 32 * 256 * 4 / 8
 
 
-def test_the_command_prints_all_parts_and_writes_json(found: dict, tmp_path: Path):
-  text = explain.text(found, strategy("fsdp", program()))
+def test_the_command_prints_all_parts_and_writes_json(
+  found: dict, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+  """All that was found goes to both; what is found is `explain`'s, compiled once for all tests here."""
+  given = []
+  monkeypatch.setattr(explain, "explain", lambda name, runner, batch_size: given.append((name, batch_size)) or found)
+  asked = command_line_of(
+    explain.define,
+    f"--config={ROOT}/configs/fsdp.py:tiny",
+    "--config.compilation_cache_dir=~/.cache/meshwright/tests",
+    "--config.batch_size=16",
+    f"--json={tmp_path / 'new' / 'found.json'}",
+  )
+  explain.main(asked.config, asked)
+  text = capsys.readouterr().out
+  assert given == [("fsdp", 16)]
   for part in ("weight", "activation", "on the devices", "memory of a device", "sent in a step", "by theory"):
     assert part in text
-  assert json.loads(json.dumps(found))["mesh"] == {"data": 8}
+  written = json.loads((tmp_path / "new" / "found.json").read_text())
+  assert written == json.loads(json.dumps(found))
+  assert written["mesh"] == {"data": 8}
+  assert {"weights", "activations", "memory", "communication", "theory", "time", "bubble"} <= set(written)
+  assert all(sum(row["bytes"] for row in written[part]) > 0 for part in ("weights", "activations", "theory"))
 
 
 def test_a_pipeline_shows_its_timeline():

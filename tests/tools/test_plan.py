@@ -1,12 +1,13 @@
 """The planner: what it finds fits, is ordered, can be run, and is what its formulas say."""
 
 import itertools
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers import one_sentence
+from helpers import command_line_of, one_sentence
 
 import strategies
 from analysis import plan, predict
@@ -14,7 +15,7 @@ from analysis.topology import slice_of
 from configs import base
 from models.config import ModelConfig
 from tools import plan as tool
-from training import settings
+from training import command_line, settings
 
 SLICE = "v5p:4x4x4"
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ def test_all_that_is_found_fits_and_the_fastest_comes_first(found: list[plan.Can
   chip = slice_of(SLICE).chip
   assert len(found) > 50
   assert all(candidate.memory <= plan.USABLE * chip.memory for candidate in found)
-  assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(found))
+  assert all(a.times.seconds <= b.times.seconds for a, b in itertools.pairwise(found))
   assert {"fsdp", "hsdp", "two_d", "three_d"} <= {candidate.strategy for candidate in found}
 
 
@@ -51,7 +52,7 @@ def test_a_candidate_is_what_its_config_makes(found: list[plan.Candidate]):
     runner.check_batch("batch_size", config.batch_size, config.accumulation)
     case = predict.Case.of(runner, config.batch_size, "tpu")
     assert predict.memory(case).total == candidate.memory
-    assert predict.flops(case) == pytest.approx(candidate.compute * slice_of(SLICE).chip.flops)
+    assert predict.flops(case) == pytest.approx(candidate.times.compute * slice_of(SLICE).chip.flops)
 
 
 def test_what_does_not_fit_is_dropped():
@@ -123,6 +124,31 @@ def test_axes_of_one_device_count():
   assert {"stage": 16, "data": 1} in meshes
   assert {"stage": 4, "data": 1, "model": 4} in meshes
   assert plan.search(model(1e8, 128), 8, slice_of("v5e:1x1"))
+
+
+def test_the_command_prints_ten_commands_that_train_what_it_found(
+  found: list[plan.Candidate], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+  """Each is read as train.py reads it."""
+  monkeypatch.chdir(ROOT)
+  tool.main(command_line_of(tool.define, "--params=7e9", f"--topology={SLICE}", "--batch-tokens=5e5", "--seq-len=2048"))
+  table, printed = capsys.readouterr().out.split("to train, or")
+  rows = table.split("---\n")[1].splitlines()
+  lines = [line.split(maxsplit=1)[1] for line in printed.splitlines()[1:]]
+  assert len(lines) == 10
+  for line, row, candidate in zip(lines, rows, plan.best(found, 10), strict=False):
+    python, program, *arguments = shlex.split(line)
+    assert (python, program) == ("python", "train.py")
+    command_line._check(arguments, needs_config=True)
+    config = command_line_of(lambda flags: None, *arguments).config
+    assert config.strategy == candidate.strategy
+    assert config.batch_size == 256
+    assert {name: size for name, size in config.mesh.items() if size} == candidate.case.layout.mesh
+    assert settings.program(config, "tpu").model == candidate.case.model
+    assert config.accumulation == candidate.case.accumulation
+    if candidate.case.schedule:
+      assert config.pipeline.microbatches == candidate.case.schedule.microbatches
+    assert f"{candidate.memory / 1e9:.2f} GB" in row
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:

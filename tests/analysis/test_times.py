@@ -1,0 +1,142 @@
+"""What times and sizes are made of, from first principles: in a prediction, and in what explain makes of a step."""
+
+import dataclasses
+import math
+
+import jax
+import pytest
+from helpers import program, strategy
+
+import strategies
+from analysis import explanation, hlo, plan, predict, roofline, theory
+from analysis.case import Case, weights
+from analysis.compiled import Step
+from analysis.topology import slice_of
+from models.config import ModelConfig
+from training.hardware import Chip, chip
+
+V5P = slice_of("v5p:4x4x4")  # 459 TFLOP/s, 2765 GB/s of memory, 100 GB/s over a link, and all dimensions are rings
+
+
+def model(**fields: object) -> ModelConfig:
+  return dataclasses.replace(program(model__seq_len=64).model, dtype="bfloat16", attention="plain", **fields)
+
+
+@pytest.mark.parametrize(
+  "name, mesh, links",
+  [
+    # Over all three dimensions six links; gathers and scatters are twice as large there (`Slice.is_whole`).
+    ("fsdp", {"data": 64}, {("data",): 6}),
+    # Replicas along one dimension, weights split over two.
+    ("hsdp", {"replica": 4, "data": 16}, {("data",): 4, ("replica",): 2, ("replica", "data"): 6}),
+    ("two_d", {"data": 16, "model": 4}, {("data",): 4, ("model",): 2}),
+  ],
+)
+def test_times_of_a_candidate(name: str, mesh: dict, links: dict):
+  case = Case(strategies.layout(name).on(**mesh), model(), 64)
+  times = plan._judge(name, case, V5P, None).times
+  assert times.compute == pytest.approx(predict.flops(case) / 459e12)
+  assert times.memory == pytest.approx(predict.traffic(case) / 2765e9)
+  sent = {False: 0.0, True: 0.0}
+  for row in theory.sent(case):
+    twice = links[row.axes] == 6 and row.kind in ("all-gather", "reduce-scatter")
+    sent[row.waits] += row.bytes * (2 if twice else 1) / links[row.axes] / 100e9
+  assert times.communication == pytest.approx(sent[False])
+  assert times.waiting == pytest.approx(sent[True])
+  assert (times.waiting > 0) == ("model" in mesh)  # sums of activations
+  assert times.idle == 0
+
+
+def test_stages_of_a_candidate_wait_at_the_ends():
+  """In gpipe a stage has m of m + s - 1 units in a row; enough are tried that it waits less than an eighth."""
+  layout = strategies.layout("pipeline").on(stage=4, data=16)
+  least = {}
+  for name, stages, microbatches, chunks in plan._pipelines(layout, 4):
+    schedule = plan._schedule(name, stages, microbatches, chunks)
+    case = Case(layout, model(depth=4), 16 * microbatches, schedule=schedule)
+    times = plan._judge("pipeline", case, V5P, (name, stages, microbatches, chunks)).times
+    assert times.idle == schedule.idle_time() > 0
+    assert times.seconds >= times.compute / (1 - times.idle)
+    if name == "gpipe":
+      assert times.idle == pytest.approx(3 / (microbatches + 3))
+    least[name] = min(times.idle, least.get(name, 1.0))
+  assert least["gpipe"] < 1 / 8
+
+
+def test_what_traffic_is_made_of():
+  """Of weights: a reading in each pass, a gradient written and read, three numbers of the optimizer read and written.
+
+  All else grows with the batch: with the blocks, and the logits in float32.
+  """
+  layout = strategies.layout("fsdp").on(data=4)
+
+  def parts(**fields: object) -> tuple[float, float]:
+    """What does not depend on the batch, and what an example adds."""
+    one, two = (predict.traffic(Case(layout, model(**fields), size)) for size in (4, 8))
+    return 2 * one - two, two - one
+
+  case = Case(layout, model(), 4)
+  held, used = (sum(map(part, weights(model()))) for part in (case.held, case.used))
+  for remat, passes in (("none", 3), ("dots", 3), ("full", 4)):
+    assert parts(remat=remat)[0] == pytest.approx(passes * used * 2 + (2 + 6) * held * 4)
+  logits = parts(vocab_size=512)[1] - parts(vocab_size=256)[1]
+  assert logits == pytest.approx(6 * 64 * 256 * 4)
+  assert parts(depth=4)[1] - logits == pytest.approx(2 * (parts(depth=2)[1] - logits))
+
+
+def test_sums_of_gradients_over_parts_of_the_batch_are_kept_beside_those_of_a_part():
+  layout, held = strategies.layout("data_parallel").on(data=2), sum(weight.size for weight in weights(model())) * 4
+  assert predict.memory(Case(layout, model(), 8)).gradients == held
+  assert predict.memory(Case(layout, model(), 8, accumulation=2)).gradients == 2 * held
+
+
+def test_devices_without_places_stand_in_a_row():
+  mesh = strategies.layout("two_d").on(data=4, model=2).make_mesh(jax.devices())
+  assert roofline.extents(mesh, ("data",)) == ([4], [8])
+
+
+# Two gathers over `data` and one over `model` of 8 devices, and a product.
+STEP = """HloModule m
+
+ENTRY %main (a: bf16[64,64]) -> bf16[64,64] {
+  %a = bf16[64,64]{1,0} parameter(0)
+  %g = bf16[256,64]{1,0} all-gather(%a), channel_id=1, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
+  %h = bf16[256,64]{1,0} all-gather(%a), channel_id=2, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}
+  %m = bf16[128,64]{1,0} all-gather(%a), channel_id=3, replica_groups=[4,2]<=[8], dimensions={0}
+  ROOT %d = bf16[256,64]{1,0} dot(%g, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+
+
+def test_what_explain_makes_of_a_step():
+  runner = strategy("two_d", program(), mesh__data=4, mesh__model=2)
+  step = Step(hlo.parse(STEP), 60, 40, 0.0, runner.layout.mesh, {})
+  figures = chip("NVIDIA H200")  # 989 TFLOP/s, 4.8 TB/s of memory, 450 GB/s of links
+  assert figures is not None
+  time = explanation._time(runner, Case.of(runner, 16, "gpu"), step, figures)
+  array = 64 * 64 * 2
+  assert time["compute"] == pytest.approx(2 * 256 * 64 * 64 / 989e12)
+  assert time["traffic"] == 2 * (1 + 4) * array + (1 + 2) * array + (4 + 1 + 4) * array
+  assert time["memory"] == pytest.approx(time["traffic"] / 4.8e12)
+  assert time["communication"] == pytest.approx((3 + 3 + 1) * array / 450e9)
+  assert time["seconds"] == max(time["compute"], time["memory"], time["communication"])
+  model = runner.program.model
+  assert time["per_second"] == pytest.approx(16 * model.seq_len / time["seconds"])
+  assert time["mfu"] == pytest.approx(16 * model.train_flops_per_example() / 8 / 989e12 / time["seconds"])
+  (gathers,) = (row for row in explanation._communication(step) if row["axes"] == ("data",))
+  assert (gathers["count"], gathers["sent_in_step"]) == (2, 2 * 3 * array)
+
+
+@pytest.mark.parametrize("capacity, fits", [(99, False), (100, True)])
+def test_a_step_fits_where_its_arguments_and_temporaries_do(capacity: float, fits: bool):
+  runner = strategy("fsdp", program())
+  case, step = Case.of(runner, 16, "gpu"), Step(hlo.parse(STEP), 60, 40, 0.0, runner.layout.mesh, {})
+  figures = Chip(flops=1.0, memory=capacity, bandwidth=1.0, link=1.0)
+  assert explanation._memory("fsdp", case, step, None, figures, compiler_knows=False)["fits"] is fits
+
+
+def test_mends_multiply_the_parts_that_there_are():
+  case = dataclasses.replace(Case.of(strategy("fsdp", program(model__remat="full")), 64, "cpu"), accumulation=2)
+  changes = [mend["change"] for mend in explanation.mends("fsdp", case, math.inf)]
+  assert "accumulation=4" in changes
+  assert "accumulation=2" not in changes
