@@ -56,14 +56,14 @@ def memory(case: Case) -> Memory:
     kept = bytes_per_example(model, *shards, layers)
   if layout.shards("heads") > 1 and model.remat == "full":
     blocks += fitted.sums  # what is summed over `model` is there in parts and as a whole
-  block = blocks * case.examples * bytes_per_example(model, *shards, 1, "none")
+  block = blocks * case.examples * bytes_per_example(model, *shards, 1, "all")
   logits = case.examples * (1 if model.is_image else model.positions * model.vocab_size / layout.shards("vocab")) * 4
   cast = sum(map(case.held, weights(model))) * case.item * (model.dtype != model.param_dtype)
   return Memory(
     parameters=held * param,
     optimizer=2 * held * param,
     gradients=held * param * (2 if case.units > 1 else 1),
-    saved=case.examples * kept * (fitted.saved if model.remat == "none" else 1),
+    saved=case.examples * kept,
     working=max(block, logits) + cast,
   )
 
@@ -72,23 +72,20 @@ class Fitted(NamedTuple):
   """What `memory_analysis` and the text of programs show of XLA's compilers: the CPU's, and the accelerators' (TPU).
 
   Attributes:
-    saved: the share of what JAX hands to the backward pass that is left where all of it is kept: some of it is the same
-      number in two precisions.
     block: how many times the values of one block are there at once in its backward pass, by remat policy: these, their
       cotangents, and copies, less what never leaves a kernel.
     sums: how many more where tensor parallelism sums activations.
     passes: how often a block's values are read or written.
   """
 
-  saved: float
   block: dict[str, float]
   sums: float
   passes: dict[str, float]
 
 
 FITTED = {
-  False: Fitted(1.0, {"none": 0.75, "dots": 0.9, "full": 1.0}, 0.0, {"none": 5.5, "dots": 4.7, "full": 4.2}),
-  True: Fitted(0.8, {"none": 0.75, "dots": 1.4, "full": 0.8}, 0.4, {"none": 5.5, "dots": 4.7, "full": 4.2}),
+  False: Fitted({"none": 0.85, "dots": 0.85, "full": 1.0}, 0.0, {"none": 10.2, "dots": 10.0, "full": 9.5}),
+  True: Fitted({"none": 1.15, "dots": 1.4, "full": 0.8}, 0.4, {"none": 5.5, "dots": 4.7, "full": 4.2}),
 }
 
 
@@ -131,7 +128,7 @@ def traffic(case: Case) -> float:
   model, layout = case.model, case.layout
   param = jnp.dtype(model.param_dtype).itemsize
   layers = model.depth // layout.shards("layers")
-  block = bytes_per_example(model, layout.shards("heads"), layout.shards("mlp"), 1, "none")
+  block = bytes_per_example(model, layout.shards("heads"), layout.shards("mlp"), 1, "all")
   fitted = FITTED[case.joins].passes[model.remat]
   logits = 0 if model.is_image else model.positions * model.vocab_size / layout.shards("vocab") * 4
   passes = 4 if model.remat == "full" else 3

@@ -28,18 +28,18 @@ class _Part(ModelConfig):
 def bytes_per_example(model: ModelConfig, heads: int, mlp: int, layers: int, remat: str | None = None) -> int:
   """Bytes kept for one example by `layers` blocks on a device that has 1/heads of the heads and 1/mlp of the MLP.
 
-  `remat` stands in for the model's own, if given. Every value is in proportion to the heads, to the MLP or to neither,
-  and there once or in each block: six traces tell all.
+  `remat` stands in for the model's own, if given; "all" gives all values that a block has. Each is in proportion to the
+  heads, to the MLP or to neither, and there once or in each block: six traces tell all.
   """
-  model = dataclasses.replace(model, remat=remat or model.remat)
+  traced_here = functools.partial(traced, model, remat or model.remat)
   sizes = {"heads": (model.kv_heads, heads), "mlp": (model.mlp_width, mlp)}
 
   def by(layers: int) -> int:
-    whole = traced(model, layers=layers)
+    whole = traced_here(layers=layers)
     for part, (size, shards) in sizes.items():
       if shards > 1:
         few = next(n for n in range(2, size + 1) if size % n == 0)
-        in_part = (traced(model, layers=layers) - traced(model, layers=layers, **{part: few})) * few // (few - 1)
+        in_part = (traced_here(layers=layers) - traced_here(layers=layers, **{part: few})) * few // (few - 1)
         whole -= in_part - in_part // shards
     return whole
 
@@ -47,11 +47,11 @@ def bytes_per_example(model: ModelConfig, heads: int, mlp: int, layers: int, rem
 
 
 @functools.cache
-def traced(model: ModelConfig, heads: int = 1, mlp: int = 1, layers: int = 1) -> int:
-  """`bytes_per_example` of a model itself, from a trace of such a part of it."""
+def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, layers: int = 1) -> int:
+  """`bytes_per_example`, from a trace of such a part of the model."""
   fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}
   fields |= {"heads": model.heads // heads, "kv_heads": model.kv_heads // heads, "mlp_width": model.mlp_width // mlp}
-  fields |= {"depth": layers, "size_of_head": model.head_size, "vocab_size": 1}
+  fields |= {"remat": remat, "depth": layers, "size_of_head": model.head_size, "vocab_size": 1}
   # Two more heads' worth of width would be refused by the checks on whole models, which a part need not pass.
   part = object.__new__(_Part)
   for name, value in fields.items():

@@ -51,7 +51,7 @@ def get_config(preset: str, strategy: str) -> ConfigDict:
         "rope_base": 10_000.0,  # of rotary embedding: longer texts want more
         "norm_eps": 1e-5,
         "attention": "auto",  # "plain", "blockwise" (CPU), "cudnn" (NVIDIA), or the platform's best
-        "remat": "none",  # what the backward pass recomputes: "none", all but the matrix products: "dots", or "full"
+        "remat": "none",  # what the backward pass computes again: "none" (of cost), "dots": all but products, or "full"
         "dtype": "auto",  # of the computation: float32 on CPU, bfloat16 elsewhere; or a name
         "param_dtype": "float32",  # of the master weights and the optimizer's moments
         "image_size": 32,

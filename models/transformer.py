@@ -9,6 +9,7 @@ them in different places.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -27,16 +28,18 @@ _VIEWS = {"sharding_constraint", "reshape", "transpose", "convert_element_type"}
 _ELEMENTWISE = {"mul", "div", "sub", "logistic"}
 
 
-def _all_but_views_and_elementwise(primitive: Any, *_: Any, **__: Any) -> bool:
-  return primitive.name not in _VIEWS | _ELEMENTWISE
+def _all_but(names: set[str]) -> Callable[..., bool]:
+  return lambda primitive, *_, **__: primitive.name not in names
 
 
 # What the backward pass of a block may reuse from its forward pass: "none" recomputes only the gathers and what an
-# elementwise operation makes, "dots" keeps the matrix products and "full" keeps nothing but the block's input.
+# elementwise operation makes, "dots" keeps the matrix products and "full" keeps nothing but the block's input. "all" is
+# for measuring (analysis/saved.py): no config can ask for it.
 REMAT_POLICIES = {
-  "none": _all_but_views_and_elementwise,
+  "none": _all_but(_VIEWS | _ELEMENTWISE),
   "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "full": jax.checkpoint_policies.nothing_saveable,
+  "all": _all_but(_VIEWS),
 }
 
 
