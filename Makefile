@@ -18,7 +18,7 @@ test: $(INSTALLED)
 # What each strategy sends on TPUs, compiled for a slice that is not there. Installs the TPU compiler, for Linux on x86-64.
 test-topology: $(INSTALLED)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps 'libtpu==0.0.42.*'
-	$(VENV)/bin/python -m pytest -n 2 -q tests/analysis/test_topology.py
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -q tests/analysis/test_topology.py
 
 # A real SLURM of one node on this machine, and a job that is requeued in mid-run; needs Debian, and root to install it.
 test-cluster: $(INSTALLED)
