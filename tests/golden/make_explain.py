@@ -17,7 +17,7 @@ TPU_FIELDS = {"model.width": 256, "model.heads": 8, "model.kv_heads": 8, "model.
 
 
 @functools.cache
-def explained(name: str, topology: str | None = None, inputs: str = "tokens") -> dict[str, Any]:
+def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
   """What explain finds for a strategy, on 8 devices of this machine's CPU or of a slice."""
   from analysis.explanation import explain
   from configs import base
@@ -33,7 +33,7 @@ def page(name: str, topology: str | None = None) -> str:
   """What a golden file holds for a strategy."""
   from tools import explain as tool
 
-  found = explained(name, topology)
+  found = explained(name, topology, "tokens")
   return f"{found['about']}\n\n{tool.placement(found)}\n\n{tool.communication(found)}\n"
 
 
