@@ -19,7 +19,7 @@ test: $(INSTALLED)
 # compiler, for Linux on x86-64.
 test-topology: $(INSTALLED)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps 'libtpu==0.0.42.*'
-	$(VENV)/bin/python -m pytest -n 2 -q tests/analysis/test_topology.py tests/tools/test_with_tpu_compiler.py
+	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -q tests/analysis/test_topology.py tests/tools/test_with_tpu_compiler.py
 
 # A real SLURM of one node on this machine, and a job that is requeued in mid-run; needs Debian, and root to install it.
 test-cluster: $(INSTALLED)

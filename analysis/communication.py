@@ -68,21 +68,24 @@ class Collective:
 
 
 def collectives(module: Module, mesh: Mapping[str, int], rounds: Mapping[str, int] | None = None) -> list[Collective]:
-  """Every collective of a step on a mesh (axis → size, outermost first), those among single devices left out.
-
-  A TPU program may have a collective in several pieces, overlapped with arithmetic; it is one here.
-  """
-  found: dict[tuple, Collective] = {}
+  """Every collective of a step on a mesh (axis → size, outermost first), those among single devices left out."""
+  found = []
   for visit in module.walk(rounds):
     kind = visit.instruction.operation.removesuffix("-start")
-    if kind not in KINDS:
-      continue
-    collective = _read(visit, kind, mesh)
-    if collective.devices > 1:
-      piece_of = visit.instruction.attribute("channel_id") if visit.fused else ""
-      key = (kind, piece_of) if piece_of else (visit.name, visit.instruction.name, len(found))
-      found[key] = collective
-  return list(found.values())
+    if kind in KINDS and not _goes_on(visit):
+      collective = _read(visit, kind, mesh)
+      if collective.devices > 1:
+        found.append(collective)
+  return found
+
+
+def _goes_on(visit: Visit) -> bool:
+  """A piece of a collective that began before. To overlap one with arithmetic a TPU program has it in several kernels:
+  the first begins it, `async_collective_fusion` does part of it beside a product, the last waits. Collectives may share
+  a channel_id, where a function was called several times, so that does not tell them apart.
+  """
+  waits = any(i.attribute("custom_call_target") == '"AsyncCollectiveDone"' for i in visit.computation.values())
+  return visit.name.startswith("async_collective_fusion") or waits
 
 
 def _read(visit: Visit, kind: str, mesh: Mapping[str, int]) -> Collective:

@@ -1,7 +1,7 @@
 """What a step sends by theory: from the layout and the model alone, byte by byte.
 
-Tests hold the compiled program of every strategy to these formulas (tests/analysis/test_communication.py). They know no
-strategy by name: they hold for any layout.
+Tests hold the compiled program of every strategy to these formulas, on CPU (tests/analysis/test_communication.py) and
+for TPUs (test_topology.py). They know no strategy by name: they hold for any layout.
 """
 
 import math
@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from analysis.case import Case, Weight, weights
 from strategies.stage import UNROLL
+
+LANES = 128  # numbers side by side in a tile of a TPU's memory
 
 
 class Sent(NamedTuple):
@@ -36,7 +38,7 @@ def _weights_and_gradients(case: Case) -> list[Sent]:
   embed, batch = layout.axes("embed"), layout.axes("batch")
   across = tuple(axis for axis in batch if axis not in embed)  # the batch's axes over which weights are whole
   n, r, b = layout.shards("embed"), math.prod(layout.mesh[axis] for axis in across), layout.shards("batch")
-  gathered = scattered = across_pieces = whole = lookup = 0.0
+  gathered = scattered = sliced = across_pieces = whole = lookup = 0.0
   for weight in weights(case.model):
     used = case.used(weight)
     gathered += _gathers(case, weight) * used * item * _part(n) * weight.is_matrix
@@ -47,15 +49,21 @@ def _weights_and_gradients(case: Case) -> list[Sent]:
     # Of a tied embedding the CPU's compiler sums the gradient as a table and that as a head apart.
     twice = case.model.tied_embedding and not (case.joins or case.sums_once)
     if weight.is_matrix and (weight.name != "embedding" or case.model.is_image or twice):
-      scattered += used * item * _part(n) * (1 if case.joins else 2)
-      across_pieces += 2 * used / n * item * _part(r)
-  # The gradient of a lookup is made of rows: the compiler sums the table, or gathers the rows where they are fewer.
+      size = used * (4 if case.model.is_image and weight.name == "head" else item)  # ten classes: in float32
+      if _scatters(case, weight):
+        scattered += size * _part(n)
+      else:
+        sliced += 2 * size * _part(n)
+      across_pieces += 2 * size / n * _part(r)
+  # The gradient of a lookup is made of rows: the compiler sums the table, or gathers the rows where they are fewer. For
+  # TPUs it does not weigh them: it gathers them in the units of a pipeline, elsewhere it sums the table.
   rows = case.examples * case.model.positions * (case.model.width * item + 4)
-  summed = case.joins or lookup * layout.shards("vocab") <= b * rows
+  summed = not case.schedule if case.joins else lookup * layout.shards("vocab") <= b * rows
   units = case.sums
   return [
     Sent("all-gather", embed, gathered, "weights, for the forward and for the backward pass"),
-    Sent("reduce-scatter" if case.joins else "all-reduce", embed, units * scattered, "gradients, to where weights are"),
+    Sent("reduce-scatter", embed, units * scattered, "gradients, to where weights are"),
+    Sent("all-reduce", embed, units * sliced, "gradients, to where weights are"),
     Sent("all-reduce", across, units * across_pieces, "gradients of weights"),
     Sent("all-reduce", batch, units * 2 * whole * _part(b), "gradients of the norms' scales"),
     Sent("all-reduce", batch, units * 2 * lookup * _part(b) * summed, "gradient of the embedding"),
@@ -63,19 +71,33 @@ def _weights_and_gradients(case: Case) -> list[Sent]:
   ]
 
 
+def _scatters(case: Case, weight: Weight) -> bool:
+  """Whether the compiler sums a weight's gradient straight into its pieces; else it sums it whole and slices.
+
+  The TPU compiler (libtpu 0.0.42) may not for the small weights that nothing but `embed` splits, an image's patches and
+  classes. And it does not scatter along the lanes where a piece is one tile wide. Elsewhere it turns such a gradient
+  (Layout.gather), but not in the units of a pipeline, where that of a weight that begins with `embed` ends with it.
+  """
+  axes = [axis for axis in weight.axes if axis != "layers"]
+  if not case.joins or set(axes) == {"embed", None}:
+    return False
+  piece = weight.shape[weight.axes.index("embed")] / case.layout.shards("embed") if "embed" in axes else 0
+  return not (case.schedule and axes[0] == "embed" and piece == LANES)
+
+
 def _gathers(case: Case, weight: Weight) -> int:
   """How often a weight is gathered in a step.
 
   A block's weights are gathered for the forward and again for the backward pass of each part of the batch. What no
   round of a loop changes the compiler gathers before it: the weights outside the blocks, though not the embedding of a
-  pipeline, which one stage alone needs; and on CPU the blocks of a pipeline that no scan slices.
+  pipeline, which one stage alone needs, nor for TPUs its head; and on CPU the blocks of a pipeline that no scan slices.
   """
   if weight.in_blocks:
     layers = case.model.depth / case.layout.shards("layers") / (case.schedule.chunks if case.schedule else 1)
     return 2 * (1 if case.schedule and layers <= UNROLL and not case.joins else case.units)
   if case.schedule and weight.name == "embedding":
-    return case.units + case.model.tied_embedding
-  return 1
+    return case.units + case.model.tied_embedding * (case.units if case.joins else 1)
+  return case.units if case.schedule and case.joins else 1
 
 
 def _activations(case: Case) -> list[Sent]:
@@ -93,8 +115,10 @@ def _activations(case: Case) -> list[Sent]:
     (name, layers * count * stream, f"activations: {count} sums a block for the {name}") for name, count in sums.items()
   ]
   if not model.is_image:  # the embedding's output and the head's cotangent; maximum, sum and the target's logit
-    # Of the two maxima, which are equal where a prediction is right, a pipeline's unit sums both.
-    sent.append(("vocab", 2 * stream + (4 if case.schedule else 3) * numbers, "embedding, head and loss"))
+    # Of the two maxima, which are equal where a prediction is right, a pipeline's unit sums both. The TPU compiler
+    # sends the one in the precision that the logits had.
+    maxima = 2 if case.schedule else case.item / 4 if case.joins else 1
+    sent.append(("vocab", 2 * stream + (maxima + 2) * numbers, "embedding, head and loss"))
   return [
     Sent("all-reduce", layout.axes(name), case.units * 2 * _part(layout.shards(name)) * size, what, waits=True)
     for name, size, what in sent

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
@@ -195,7 +196,11 @@ class Layout:
         # With a mesh axis to spare, the compiler would split the product over it and then have to move the gradient
         # by a collective-permute, which a stage of a pipeline cannot do alone. So whole first; such weights are small.
         gradient = constrain(gradient, used)
-      return constrain(gradient, stored)
+      # As a matrix with `embed` first: the TPU compiler sums others whole where a piece would not fill its tiles.
+      at, others = axes.index("embed"), [name for name in axes if name not in (None, "embed")]
+      first = jnp.moveaxis(gradient, at, 0)
+      matrix = constrain(first.reshape(first.shape[0], -1), self.spec(("embed", *others)))
+      return constrain(jnp.moveaxis(matrix.reshape(first.shape), 0, at), stored)
 
     gathered = jax.custom_vjp(lambda w: constrain(w, used))
     gathered.defvjp(lambda w: (constrain(w, used), None), lambda _, gradient: (scatter(gradient),))

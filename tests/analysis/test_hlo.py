@@ -153,6 +153,24 @@ def test_bytes_that_a_device_sends(kind: str, bytes_sent: float):
   assert collective.sent_in_step == 2 * bytes_sent
 
 
+def test_a_collective_in_several_kernels_counts_once_and_two_on_one_channel_twice():
+  """As libtpu writes them: the kernel that begins, one that goes on beside a product, and the one that waits."""
+  gather = "bf16[8,4] all-gather(%x), channel_id=9, replica_groups={{0,1}}, dimensions={0}"
+  kernel = lambda name, end: f"%{name} (x: bf16[4,4]) -> bf16[8,4] {{\n  %x = bf16[4,4] parameter(0)\n{end}\n}}\n\n"
+  called = lambda target: (
+    f'  %g = {gather}\n  ROOT %c = bf16[8,4] custom-call(%g), custom_call_target="AsyncCollective{target}"'
+  )
+  kernels, calls = "", ""
+  for n in (1, 2):
+    kernels += kernel(f"begin.{n}", called("Start")) + kernel(f"async_collective_fusion.{n}", f"  ROOT %g = {gather}")
+    kernels += kernel(f"wait.{n}", called("Done"))
+    for name in ("begin", "async_collective_fusion", "wait"):
+      calls += f"  %{name}.{n}.call = bf16[8,4] fusion(%a), kind=kCustom, calls=%{name}.{n}\n"
+  text = f"{HEAD}{kernels}ENTRY %main (a: bf16[4,4]) -> bf16[8,4] {{\n  %a = bf16[4,4] parameter(0)\n{calls}}}\n"
+  found = communication.collectives(hlo.parse(text), {"data": 2})
+  assert [(each.kind, each.sent) for each in found] == [("all-gather", 32)] * 2
+
+
 def test_traffic_of_a_slice_is_the_slice():
   """Reading one row of a large array, and writing one in place, moves rows."""
   rows = 1000

@@ -1,6 +1,18 @@
-"""Compiling for TPUs that are not there, with the TPU compiler, which `make test-topology` installs."""
+"""Compiling for TPUs that are not there, with the TPU compiler, which `make test-topology` installs.
 
+What each strategy sends there is held to the formulas, as test_communication.py does on CPU, and to a golden page. Both
+read one compilation.
+"""
+
+import collections
 import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 from golden import make_explain as golden
@@ -10,8 +22,111 @@ import strategies
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed; make test-topology"
 )
+# The tests of a strategy run in one worker, which compiles it once for each kind of input.
+NAMES = {
+  name: pytest.param(name, marks=pytest.mark.xdist_group(f"topology-{name}"))
+  for name in strategies.names()
+  if golden.lowers_for(name, golden.SLICE)
+}
+SENDERS = [case for name, case in NAMES.items() if strategies.layout(name).splits()]
+ROOT = Path(__file__).parents[2]
+
+# Numbers beside the formulas' terms: losses, counts and norms, a few bytes each.
+SCALARS = 512
 
 
-@pytest.mark.parametrize("name", [name for name in strategies.names() if golden.lowers_for(name, golden.SLICE)])
+def grouped(name: str, inputs: str) -> tuple[collections.Counter, collections.Counter]:
+  """Bytes that a device sends in a step by (kind, axes): in the compiled program, and by the formulas."""
+  found = golden.explained(name, golden.SLICE, inputs)
+  ours, wanted = collections.Counter(), collections.Counter()
+  for row in found["communication"]:
+    assert row["times"], f"nothing says how often {row} runs"
+    ours[row["kind"], row["axes"]] += row["sent_in_step"]
+  for row in found["theory"]:
+    wanted[row["kind"], row["axes"]] += row["bytes"]
+  return ours, wanted
+
+
+def size(name: str, inputs: str, *, edges: bool = False) -> int:
+  """Bytes of the matrices, as they travel: bfloat16. Of `edges` alone those that nothing but `embed` may split."""
+  weights = golden.explained(name, golden.SLICE, inputs)["weights"]
+  matrices = [weight for weight in weights if any(axis not in (None, "layers") for axis in weight["axes"])]
+  wanted = [weight for weight in matrices if not edges or set(weight["axes"]) == {"embed", None}]
+  return 2 * sum(math.prod(weight["shape"]) for weight in wanted)
+
+
+@pytest.mark.parametrize("inputs", ["tokens", "images"])
+@pytest.mark.parametrize("name", SENDERS)
+def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, inputs: str):
+  ours, wanted = grouped(name, inputs)
+  scatter = next((what for what in ours if what[0] == "reduce-scatter"), None)
+  if inputs == "images" and scatter:
+    # Of the two weights that nothing but `embed` splits the compiler scatters some gradients, one of them in float32;
+    # theory has them summed whole, which sends twice as much.
+    scattered = ours[scatter] - wanted[scatter]
+    microbatches = 8 if strategies.layout(name).layers else 1
+    assert 0 <= scattered <= 2 * size(name, inputs, edges=True) * microbatches
+    ours[scatter] -= scattered
+    ours["all-reduce", scatter[1]] += 2 * scattered
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+
+
+@pytest.mark.parametrize("name", SENDERS)
+def test_nothing_is_exchanged_all_to_all(name: str):
+  for inputs in ("tokens", "images"):
+    assert "all-to-all" not in {kind for kind, _ in grouped(name, inputs)[0]}
+
+
+@pytest.mark.xdist_group("topology-fsdp")
+def test_fsdp_scatters_its_gradients():
+  """1·P·(n−1)/n numbers, half of what data parallelism sends; but the embedding's, of a lookup, are summed whole."""
+  whole = size("fsdp", "tokens")
+  embedding = 2 * 256 * golden.TPU_FIELDS["model.width"]
+  ours, _ = grouped("fsdp", "tokens")
+  assert ours["reduce-scatter", ("data",)] == (whole - embedding) * 7 / 8
+
+
+@pytest.mark.xdist_group("topology-data_parallel")
+def test_data_parallel_sums_its_gradients():
+  """2·P·(n−1)/n numbers, and those of the norms in float32."""
+  ours, _ = grouped("data_parallel", "tokens")
+  norms = 4 * (2 * 4 + 1) * golden.TPU_FIELDS["model.width"]
+  assert ours.keys() == {("all-reduce", ("data",))}
+  assert ours["all-reduce", ("data",)] == pytest.approx(
+    2 * (size("data_parallel", "tokens") + norms) * 7 / 8, abs=SCALARS
+  )
+
+
+@pytest.mark.parametrize("name", NAMES.values())
 def test_what_a_strategy_sends_on_tpus_is_the_golden_page(name: str):
   assert golden.page(name, golden.SLICE) == golden.file(name, golden.SLICE).read_text()
+
+
+def test_a_model_of_7_billion_on_1024_chips_is_explained_in_two_minutes_and_8_gb(tmp_path: Path):
+  """As a user would. It takes about 36 s and 2 GB on an idle machine of 2 cores."""
+  model = {"width": 4096, "depth": 32, "heads": 32, "kv_heads": 32, "mlp_width": 11008, "vocab_size": 32000}
+  fields = {f"model.{name}": size for name, size in (model | {"seq_len": 4096, "remat": "full"}).items()}
+  fields |= {"batch_size": 1024}
+  file = tmp_path / "found.json"
+  command = [
+    sys.executable,
+    "-m",
+    "tools.explain",
+    "--config=configs/fsdp.py",
+    "--topology=v5p:8x8x16",
+    f"--json={file}",
+  ]
+  start = time.monotonic()
+  process = subprocess.Popen(
+    [*command, *(f"--config.{name}={value}" for name, value in fields.items())], cwd=ROOT, stdout=subprocess.DEVNULL
+  )
+  _, status, usage = os.wait4(process.pid, 0)
+  process.returncode = os.waitstatus_to_exitcode(status)
+  assert process.returncode == 0
+  found = json.loads(file.read_text())
+  assert sum(math.prod(weight["shape"]) for weight in found["weights"]) > 6.5e9
+  assert found["mesh"] == {"data": 1024}
+  assert found["memory"]["fits"]
+  assert time.monotonic() - start < 120
+  assert usage.ru_maxrss < 8e6  # kB

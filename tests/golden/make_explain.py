@@ -4,8 +4,10 @@ Run it after a change that is meant to move something, and read the difference: 
 `--topology` writes the files for a TPU slice too, where the TPU compiler is installed.
 """
 
+import functools
 import sys
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent / "explain"
 SLICE = "v5e:2x4"
@@ -14,17 +16,24 @@ FIELDS = {"batch_size": 32}
 TPU_FIELDS = {"model.width": 256, "model.heads": 8, "model.kv_heads": 8, "model.mlp_width": 1024, "model.seq_len": 128}
 
 
-def page(name: str, topology: str | None = None) -> str:
-  """What a golden file holds for a strategy, on 8 devices of this machine's CPU or of a slice."""
+@functools.cache
+def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
+  """What explain finds for a strategy, on 8 devices of this machine's CPU or of a slice."""
   from analysis.explanation import explain
   from configs import base
   from tools import explain as tool
 
   config = base.get_config("tiny", name)
-  config.update_from_flattened_dict(FIELDS | (TPU_FIELDS if topology else {}))
+  config.update_from_flattened_dict(FIELDS | (TPU_FIELDS if topology else {}) | {"model.inputs": inputs})
   config.compilation_cache_dir = "~/.cache/meshwright/tests"
-  strategy = tool.create(config, topology)
-  found = explain(name, strategy, config.batch_size)
+  return explain(name, tool.create(config, topology), config.batch_size)
+
+
+def page(name: str, topology: str | None = None) -> str:
+  """What a golden file holds for a strategy."""
+  from tools import explain as tool
+
+  found = explained(name, topology, "tokens")
   return f"{found['about']}\n\n{tool.placement(found)}\n\n{tool.communication(found)}\n"
 
 
