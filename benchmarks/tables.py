@@ -80,6 +80,7 @@ def section(name: str, record: Record) -> str:
     "",
     *_strategies(record),
     "",
+    *_aims(record),
     f"![Throughput of the strategies](plots/{name}-speed.png)",
     "",
     f"![Memory of a device](plots/{name}-memory.png)",
@@ -120,6 +121,19 @@ def _strategies(record: Record) -> list[str]:
   for row in figures.rows(record):
     lines.append("| " + " | ".join(_cells(row)) + " |")
   return lines
+
+
+def _aims(record: Record) -> list[str]:
+  """Of simulated devices alone: real ones have other limits."""
+  if not record["hardware"]["simulated"]:
+    return []
+  missed = [f"{name} {got:.2f} of {aim:.2f}" for name, (got, aim) in figures.missed(record).items()]
+  wanted = ", ".join(f"{aim} for {name}" for name, aim in figures.AIMS.items())
+  return [
+    f"The aims on the most devices: {wanted}, {figures.AIM} for the others; and {figures.PEER_AIM} of PyTorch's speed "
+    + f"on one. {'Missed: ' + ', '.join(missed) if missed else 'All are met'}.",
+    "",
+  ]
 
 
 def _cells(row: Row) -> list[str]:
