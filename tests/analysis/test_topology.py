@@ -11,7 +11,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -117,7 +116,6 @@ def test_a_model_of_7_billion_on_1024_chips_is_explained_in_two_minutes_and_8_gb
     "--topology=v5p:8x8x16",
     f"--json={file}",
   ]
-  start = time.monotonic()
   process = subprocess.Popen(
     [*command, *(f"--config.{name}={value}" for name, value in fields.items())], cwd=ROOT, stdout=subprocess.DEVNULL
   )
@@ -128,5 +126,5 @@ def test_a_model_of_7_billion_on_1024_chips_is_explained_in_two_minutes_and_8_gb
   assert sum(math.prod(weight["shape"]) for weight in found["weights"]) > 6.5e9
   assert found["mesh"] == {"data": 1024}
   assert found["memory"]["fits"]
-  assert time.monotonic() - start < 120
+  assert usage.ru_utime + usage.ru_stime < 120  # of one core: what else the machine does is no fault of ours
   assert usage.ru_maxrss < 8e6  # kB
