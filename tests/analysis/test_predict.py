@@ -72,13 +72,18 @@ def test_there_are_enough_cases():
 
 
 def test_what_remat_keeps():
-  """Of a block and a token: everything; the products; the input alone, in the precision of the computation."""
+  """Of a block and a token: what is not elementwise; the products; the input alone, in the computation's precision."""
   kept = {remat: bytes_per_example(program(remat).model, 1, 1, 4) for remat in ("none", "dots", "full")}
   stream = 4 * 256 * 256 * 4  # layers, positions, width, float32
   assert kept["none"] > kept["dots"] > kept["full"]
   assert kept["full"] == pytest.approx(stream, rel=0.02)  # and the angles of the positions, once
   products = 4 * 256 * 4 * (256 * 3 + 256 + 2 * 768)  # query, key, value; attention's output; gate and up
   assert kept["dots"] == pytest.approx(stream + products, rel=0.02)
+  # Twice the stream; query, and attention's output; gate and up; the keys and values that a block of 64 queries sees,
+  # and attention's weights. And once, not for each layer, which of these it must not see.
+  seen = 64 + 128 + 192 + 256
+  values = 4 * 4 * (256 * (256 * 2 + 2 * 768) + seen * 256 * 2 + 8 * 64 * seen) + 8 * 64 * seen * 5
+  assert kept["none"] == pytest.approx(2 * stream + values, rel=0.02)
 
 
 def test_a_device_with_a_part_of_the_heads_keeps_a_part():
