@@ -69,27 +69,43 @@ def measure(
       found[cell.name] |= result
       say(f"compile    {cell.name:<20} {result.get('error') or _told(result['compile_seconds'])}")
 
+  for turn in range(rounds):
+    try:
+      _turn(found, cells, turn, rounds, steps, cache, say, run)
+    except KeyboardInterrupt:
+      if turn == 0:
+        raise
+      say(f"stopped in round {turn + 1}; what the rounds before it measured is kept")
+      for cell in found.values():
+        cell["rounds"] = [measured for measured in cell["rounds"] if measured["turn"] < turn]
+      break
+  return found
+
+
+def _turn(
+  found: dict[str, dict[str, Any]], cells: Sequence[Cell], turn: int, rounds: int, steps: int, cache: Path,
+  say: Callable[[str], None], run: Run,
+) -> None:  # fmt: skip
+  """Times every cell once, and adds it to what was found."""
   reference = next(cell for cell in cells if cell.row == REFERENCE)
   others = [cell for cell in cells if cell is not reference]
-  for turn in range(rounds):
-    start = turn * len(others) // rounds
-    against: list[float] | None = None
-    for place, cell in enumerate(_with_reference(others[start:] + others[:start], reference)):
-      if "error" in found[cell.name]:
-        continue
-      timed = {"task": "steps", "warmup": WARM_UP, "steps": steps}
-      result = run(cell.command, timed | (_cached(cell, cache) if cell.compiled else cell.spec))
-      if "error" in result:
-        found[cell.name]["error"] = result["error"]
-      else:
-        if cell is reference:
-          against = result["seconds"]
-        if "seconds" in result:
-          result["against"] = against
-        found[cell.name]["rounds"].append({"place": place} | result)
-      shown = result.get("error") or (_told(min(result["seconds"])) if "seconds" in result else "measured")
-      say(f"round {turn + 1}/{rounds}  {cell.name:<20} {shown}")
-  return found
+  start = turn * len(others) // rounds
+  against: list[float] | None = None
+  for place, cell in enumerate(_with_reference(others[start:] + others[:start], reference)):
+    if "error" in found[cell.name]:
+      continue
+    timed = {"task": "steps", "warmup": WARM_UP, "steps": steps}
+    result = run(cell.command, timed | (_cached(cell, cache) if cell.compiled else cell.spec))
+    if "error" in result:
+      found[cell.name]["error"] = result["error"]
+    else:
+      if cell is reference:
+        against = result["seconds"]
+      if "seconds" in result:
+        result["against"] = against
+      found[cell.name]["rounds"].append({"turn": turn, "place": place} | result)
+    shown = result.get("error") or (_told(min(result["seconds"])) if "seconds" in result else "measured")
+    say(f"round {turn + 1}/{rounds}  {cell.name:<20} {shown}")
 
 
 def _with_reference(cells: Sequence[Cell], reference: Cell) -> list[Cell]:

@@ -86,7 +86,7 @@ def measure(
     "items": config.batch_size * per_example,
     "flops": config.batch_size * program.model.train_flops_per_example(),
     "parameters": sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
-    "rounds": options.rounds,
+    "rounds": max((turn["turn"] + 1 for cell in measured.values() for turn in cell["rounds"]), default=0),
     "steps": options.steps,
     "left_out": {"peer": "it is a language model"} if program.model.is_image else {},
     "cells": measured,
@@ -185,10 +185,13 @@ def keep(config: Any, preset: str, options: argparse.Namespace, found: Record) -
   hardware = found["hardware"]
   name = f"cpu-{hardware['cores']}-cores" if hardware["simulated"] else f"{hardware['kind']}-x{hardware['devices']}"
   whole = not (options.rows or options.devices)
-  folder = tables.RESULTS if whole else cells.ROOT / "runs"
-  path = options.record or folder / (re.sub(r"[^a-z0-9]+", "-", f"{name}-{preset}".lower()) + ".json")
+  name = re.sub(r"[^a-z0-9]+", "-", f"{name}-{preset}".lower()) + ".json"
+  path = options.record or (tables.RESULTS if whole else cells.ROOT / "runs") / name
   runtime.writable(path.parent, "record")
   made = measure(config, options, found)
+  if made["rounds"] < options.rounds:  # stopped: that is a part too
+    path = options.record or cells.ROOT / "runs" / name
+    runtime.writable(path.parent, "record")
   path.write_text(json.dumps(made, indent=1) + "\n")
   print(tables.section(path.stem, made))
   if path.parent.resolve() == tables.RESULTS:

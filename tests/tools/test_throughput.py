@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from helpers import PARITY
-from machines import GPUS, Machine, measured
+from machines import FOUND, GPUS, Machine, measured
 
 import strategies
 from benchmarks import cells, comparison, figures, rounds, tables
@@ -117,6 +117,28 @@ def test_a_cell_is_compared_with_the_reference_that_ran_last(tmp_path: Path):
   assert len(
     {rounds._cached(cell, tmp_path)["config"]["compilation_cache_dir"] for cell in asked if cell.compiled}
   ) == (len(caches))
+
+
+def test_a_run_that_is_stopped_keeps_its_whole_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  class Stopped(Machine):
+    def __call__(self, command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
+      if spec.get("devices") == 8 and spec["task"] == "steps" and self.asked.count(("steps", "fsdp/8")) == self.at:
+        raise KeyboardInterrupt
+      return super().__call__(command, spec)
+
+  Stopped.at = 2  # in the third round
+  made = measured("--rows=fsdp,input", "--devices=8", "--rounds=5", run=Stopped())
+  assert made["rounds"] == 2
+  assert {turn["turn"] for cell in made["cells"].values() for turn in cell["rounds"]} == {0, 1}
+  assert len(made["cells"]["fsdp/8"]["rounds"]) == 2
+  Stopped.at = 0
+  with pytest.raises(KeyboardInterrupt):
+    measured("--rows=fsdp", "--devices=8", run=Stopped())
+  monkeypatch.setattr(throughput, "measure", lambda *_: made)
+  monkeypatch.setattr(cells, "ROOT", tmp_path)
+  options, _ = throughput.parse([])
+  throughput.keep(base.get_config("throughput", "single"), "throughput", options, FOUND)
+  assert [file.name for file in (tmp_path / "runs").iterdir()] == ["cpu-2-cores-throughput.json"]  # and no result
 
 
 def test_a_row_that_fails_says_why_and_the_others_go_on():
