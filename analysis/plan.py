@@ -83,8 +83,8 @@ def _layouts(names: Sequence[str], model: ModelConfig, devices: int) -> Iterator
         layout.check_divides(model.sizes())
       except ConfigError:
         continue
-      # An axis of one device splits nothing: what is left of the layout may be another strategy's.
-      split = [(axis, size, [n for n in AXES if axis in layout.axes(n)]) for axis, size in mesh.items() if size > 1]
+      # An axis of one device splits nothing: what is left of the layout may be another strategy's, by other names.
+      split = [(size, [n for n in AXES if axis in layout.axes(n)]) for axis, size in mesh.items() if size > 1]
       if str(split) not in seen:
         seen.add(str(split))
         yield name, layout

@@ -179,3 +179,13 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], parts: tuple[str, ...
   assert done.returncode == 2
   assert len(done.stderr.strip().splitlines()) == 1
   assert all(part in done.stderr for part in parts)
+
+
+def test_equal_layouts_are_tried_once():
+  """Of groups of one device hsdp is data_parallel, and of one group fsdp, whatever their mesh axes are called."""
+  names = ("data_parallel", "fsdp", "hsdp", "pmap_ddp", "tensor_parallel", "two_d")
+  tried = [(name, *layout.mesh.values()) for name, layout in plan._layouts(names, model(1e9, 1024), 8)]
+  assert sorted(tried) == [
+    ("data_parallel", 8), ("fsdp", 8), ("hsdp", 2, 4), ("hsdp", 4, 2), ("tensor_parallel", 8), ("two_d", 2, 4),
+    ("two_d", 4, 2),
+  ]  # fmt: skip
