@@ -41,7 +41,7 @@ class Row:
 
   Attributes:
     relative: throughput, that of the reference = 1. The median is of the rounds, in each of which it is the median
-      step of the reference over the median step of this; low and high are of all single steps.
+      step of all runs of the reference over the median step of this; low and high are of all single steps.
     seconds: of a step.
     per_second: tokens or images.
     bytes: of a device: its peak where the backend tells it, else what the compiler has planned.
@@ -74,6 +74,8 @@ def row(record: Record, name: str) -> Row:
   devices = int(number) if number.isdigit() else 1
   if "error" in cell or not cell["rounds"]:
     return Row(name, label, devices, error=cell.get("error", "not measured"))
+  if not _against(record):
+    return Row(name, label, devices, error="the single device it is compared with was not measured")
   seconds = Figure.of(s for turn in cell["rounds"] for s in turn["seconds"])
   peaks = [turn["peak_bytes"] for turn in cell["rounds"] if turn.get("peak_bytes")]
   best = peak_flops(record)
@@ -83,7 +85,10 @@ def row(record: Record, name: str) -> Row:
     label,
     devices,
     mesh=cell.get("mesh"),
-    relative=Figure.of(_step_ratios(cell), statistics.median(_round_ratios(cell))),
+    relative=Figure.of(
+      [reference / s for reference, steps in _turns(record, cell) for s in steps],
+      statistics.median(reference / statistics.median(steps) for reference, steps in _turns(record, cell)),
+    ),
     seconds=seconds,
     per_second=record["items"] / seconds.median,
     bytes=max(peaks) if peaks else cell.get("bytes", {}).get("total"),
@@ -93,15 +98,21 @@ def row(record: Record, name: str) -> Row:
   )
 
 
-def _round_ratios(cell: Record) -> Iterator[float]:
-  for turn in cell["rounds"]:
-    yield statistics.median(turn["against"]) / statistics.median(turn["seconds"])
+def _against(record: Record) -> list[float]:
+  """The median step of the reference in each round, of its several runs there."""
+  turns = record["cells"][f"{REFERENCE}/1"]["rounds"]
+  each = max(len(turns) // max(record["rounds"], 1), 1)
+  parts = [turns[start : start + each] for start in range(0, len(turns), each)]
+  return [statistics.median(s for turn in part for s in turn["seconds"]) for part in parts]
 
 
-def _step_ratios(cell: Record) -> Iterator[float]:
-  for turn in cell["rounds"]:
-    for seconds in turn["seconds"]:
-      yield statistics.median(turn["against"]) / seconds
+def _turns(record: Record, cell: Record) -> Iterator[tuple[float, list[float]]]:
+  """For each run of a cell the reference's median step in that round, and the cell's steps."""
+  against = _against(record)
+  each = max(len(cell["rounds"]) // max(record["rounds"], 1), 1)
+  for number, turn in enumerate(cell["rounds"]):
+    if number // each < len(against):
+      yield against[number // each], turn["seconds"]
 
 
 def is_mfu(record: Record) -> bool:

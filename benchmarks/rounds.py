@@ -1,8 +1,8 @@
 """Runs cells in rounds, each in a process of its own, and collects what they measured.
 
 Round 0 compiles, with an empty compilation cache for each cell. In every later round each cell is timed once, in an
-order that rotates, and the reference is timed again before every few of them: a cell is compared with the reference
-that ran last before it, so a machine that slows down slows both.
+order that rotates, and the reference is timed again before every few of them: a cell is compared with the median of the
+reference's runs in that round. So a machine that is slow for an hour slows both, and one that is for a minute neither.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.cells import PEAKS, REFERENCE, ROOT, Cell
 
-BETWEEN = 8  # cells that are compared with one run of the reference
+BETWEEN = 8  # cells between two runs of the reference
 SECONDS = 1800  # after which a process is given up
 # Steps before those that are timed. After some of them the allocator has memory for every step's temporaries, and
 # faults no more in.
@@ -90,7 +90,6 @@ def _turn(
   reference = next(cell for cell in cells if cell.row == REFERENCE)
   others = [cell for cell in cells if cell is not reference]
   start = turn * len(others) // rounds
-  against: list[float] | None = None
   for place, cell in enumerate(_with_reference(others[start:] + others[:start], reference)):
     if "error" in found[cell.name]:
       continue
@@ -99,10 +98,6 @@ def _turn(
     if "error" in result:
       found[cell.name]["error"] = result["error"]
     else:
-      if cell is reference:
-        against = result["seconds"]
-      if "seconds" in result:
-        result["against"] = against
       found[cell.name]["rounds"].append({"turn": turn, "place": place} | result)
     shown = result.get("error") or (_told(min(result["seconds"])) if "seconds" in result else "measured")
     say(f"round {turn + 1}/{rounds}  {cell.name:<20} {shown}")

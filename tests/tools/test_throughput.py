@@ -94,29 +94,39 @@ def test_every_strategy_has_a_row_at_every_number_of_devices():
   assert {cell.spec["config"]["data"]["name"] for cell in asked if cell.compiled} == {"synthetic"}
 
 
-def test_a_cell_is_compared_with_the_reference_that_ran_last(tmp_path: Path):
-  class Slowing(Machine):
-    def __call__(self, command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
-      result = super().__call__(command, spec)
-      if spec.get("task") == "steps":
-        result["seconds"] = [float(len(self.asked))]
-      return result
-
-  run = Slowing()
+def test_the_cells_take_turns_and_the_reference_comes_often(tmp_path: Path):
+  run = Machine()
   asked = cells.plan(base.get_config("throughput", "single"), cells.rows(), cells.DEVICES, "python", "cpu", "float32")
   found = rounds.measure(asked, 2, 1, tmp_path, lambda _: None, run)
   in_rounds = [name for task, name in run.asked if task != "compile"][1:]
   assert in_rounds.count("single/1") == 2 * -(-(len(asked) - 1) // rounds.BETWEEN)
-  for name, cell in found.items():
-    for turn in cell["rounds"]:
-      if "against" in turn:
-        assert 0 <= turn["seconds"][0] - turn["against"][0] <= rounds.BETWEEN, name
+  assert all(in_rounds[at] == "single/1" for at in range(0, len(asked), rounds.BETWEEN + 1))
   orders = [[n for n in found if found[n]["rounds"][turn]["place"] == 1] for turn in (0, 1)]
   assert orders[0] != orders[1]
   caches = [cell.spec for cell in asked if cell.compiled]
   assert len(
     {rounds._cached(cell, tmp_path)["config"]["compilation_cache_dir"] for cell in asked if cell.compiled}
   ) == (len(caches))
+
+
+def test_a_cell_is_compared_with_the_reference_of_its_round():
+  """A machine that is slow for a round slows both, and one that is slow for a moment neither."""
+
+  class Unsteady(Machine):
+    def __call__(self, command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
+      result = super().__call__(command, spec)
+      if spec.get("task") == "steps":
+        turn, reference = self.asked.count(("steps", "fsdp/8")), self.asked[-1][1] == "single/1"
+        turn += reference  # the reference comes before it
+        hour = 2.0 if turn == 2 else 1.0
+        moment = 3.0 if reference and self.asked.count(("steps", "single/1")) % 5 == 0 else 1.0
+        result["seconds"] = [hour * moment * s for s in result["seconds"]]
+      return result
+
+  made = measured("--rows=fsdp,two_d,hsdp,three_d,tensor_parallel,pipeline,pmap_ddp,data_parallel", run=Unsteady())
+  found = figures.row(made, "fsdp/8").relative
+  assert found is not None
+  assert found.median == pytest.approx(1.0)
 
 
 def test_a_run_that_is_stopped_keeps_its_whole_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
