@@ -21,7 +21,7 @@ bubble is S − 1 of M + S − 1 ticks. All stages wait for the slowest at each 
 long as a forward unit, so on real devices gpipe wastes the least time and 1f1b the least memory (docs/pipeline.md).
 
 Measured at 4 stages × 2 data, 16 microbatches, 8 simulated devices on 2 cores, against a single device at the same
-global batch: gpipe 0.93 of its throughput, 1f1b 1.05, interleaved 1.01 (docs/pipeline.md).
+global batch: gpipe 0.90 of its throughput, 1f1b 0.90, interleaved 0.93 (docs/pipeline.md).
 
 Sources: Huang et al. 2018 (GPipe), arXiv:1811.06965; Narayanan et al. 2021 (1F1B, interleaved), arXiv:2104.04473.
 """
