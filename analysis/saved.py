@@ -35,13 +35,13 @@ def bytes_per_example(model: ModelConfig, heads: int, mlp: int, layers: int, rem
   sizes = {"heads": (model.kv_heads, heads), "mlp": (model.mlp_width, mlp)}
 
   def by(layers: int) -> int:
-    whole = traced_here(layers=layers)
+    whole = found = traced_here(layers=layers)
     for part, (size, shards) in sizes.items():
       if shards > 1:
         few = next(n for n in range(2, size + 1) if size % n == 0)
-        in_part = (traced_here(layers=layers) - traced_here(layers=layers, **{part: few})) * few // (few - 1)
-        whole -= in_part - in_part // shards
-    return whole
+        in_part = (whole - traced_here(layers=layers, **{part: few})) * few // (few - 1)
+        found -= in_part - in_part // shards
+    return found
 
   return by(1) + (layers - 1) * (by(2) - by(1)) if layers > 1 else by(1)
 

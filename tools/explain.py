@@ -131,9 +131,9 @@ def _time(found: dict[str, Any]) -> str:
     )
   rows = [
     (f"a step on {found['device']} at best", "", ""),
-    ("arithmetic", f"{_duration(time['compute'])}", f"{time['flops'] / 1e12:,.3f} TFLOP a device"),
-    ("memory", f"{_duration(time['memory'])}", f"{time['traffic'] / 1e9:,.2f} GB read and written"),
-    ("communication", f"{_duration(time['communication'])}", ""),
+    ("arithmetic", _duration(time["compute"]), f"{time['flops'] / 1e12:,.3f} TFLOP a device"),
+    ("memory", _duration(time["memory"]), f"{time['traffic'] / 1e9:,.2f} GB read and written"),
+    ("communication", _duration(time["communication"]), ""),
   ]
   if time["idle"]:
     rows.append(("stages wait", f"{time['idle']:.1%}", "of the time, if a backward unit takes twice a forward unit"))
