@@ -14,7 +14,6 @@ import strategies
 from configs import base
 from errors import ConfigError
 
-ROOT = Path(__file__).parents[1]
 DEVICES = (1, 2, 4, 8)
 REFERENCE = "single"  # what the others are measured against, on one device
 PEER, INPUT, PEAKS = "peer", "input", "peaks"  # the rows that are no strategies
@@ -62,7 +61,7 @@ def plan(
       asked.data.update(dir=config.data.dir, cache_dir=config.data.cache_dir)
       spec = {"task": "input", "config": asked.to_dict(), "devices": max(devices), "seconds": 1.0}
       cells.append(Cell(f"{INPUT}/{name}", INPUT, max(devices), WORKER, spec))
-  if PEER in wanted and config.model.inputs == "tokens":
+  if PEER in wanted and not without_peer(config, platform, dtype):
     program = str(Path(__file__).with_name("torch_llama.py"))
     # Eager attention and PyTorch's fused one: the page tells which is faster. On a GPU all is compiled.
     for kind in ("eager", "sdpa") if platform == "cpu" else ("sdpa",):
@@ -80,8 +79,21 @@ def training(config: Any, strategy: str, devices: int) -> dict[str, Any]:
   return {"config": asked.to_dict(), "devices": devices}
 
 
+def without_peer(config: Any, platform: str, dtype: str) -> str | None:
+  """Why the peer would not do the same work as this config; None where it does."""
+  if config.model.inputs != "tokens":
+    return "it is a language model"
+  asked = {"dtype": dtype, **{name: config.model[name] for name in ("param_dtype", "remat", "dropout")}}
+  usual = "float32" if platform == "cpu" else "bfloat16"
+  theirs = {"dtype": usual, "param_dtype": "float32", "remat": "none", "dropout": 0.0, "accumulation": 1}
+  differs = [name for name, value in (asked | {"accumulation": config.accumulation}).items() if value != theirs[name]]
+  return f"it has {differs[0]}={theirs[differs[0]]}" if differs else None
+
+
 def check(config: Any) -> None:
   """Raises ConfigError if the config holds what the table sets itself."""
   for axis, size in config.mesh.items():
     if size is not None:
       raise ConfigError(f"mesh.{axis}={size} is for one run, and the table sets each row's own; leave it out")
+  if config.simulated_devices != base.get_config("lm", REFERENCE).simulated_devices:
+    raise ConfigError(f"simulated_devices={config.simulated_devices} is for one run; name the table's by --devices")

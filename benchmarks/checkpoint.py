@@ -26,13 +26,12 @@ from absl import logging
 
 import data
 import strategies
-from benchmarks.pages import fill, machine, source
+from benchmarks.pages import ROOT, fill, machine, source
 from configs import base
 from training import record, restore, runtime, settings
 from training.checkpoint import Checkpoints
 from training.program import TrainState
 
-ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "benchmarks" / "results" / "checkpoint.json", ROOT / "docs" / "checkpoints.md"
 STEPS = 4  # of a round's stretch: long enough for a checkpoint to be written meanwhile
 
@@ -149,6 +148,8 @@ def main() -> None:
   parser.add_argument("--rounds", type=int, default=7)
   parser.add_argument("--folder", help="on the disk to measure; the system's temporary one if not given")
   options = parser.parse_args()
+  if options.rounds < 1:
+    parser.error(f"rounds={options.rounds} must be at least 1")
   logging.set_verbosity(logging.WARNING)
   if not options.tables:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

@@ -3,9 +3,11 @@
 tables.py, plots.py and `python -m tools.throughput --check` share them, so they cannot disagree.
 """
 
+import collections
 import dataclasses
+import math
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.cells import INPUT, PEAKS, PEER, REFERENCE
@@ -19,6 +21,19 @@ AIM, PEER_AIM = 0.85, 1.0
 
 
 @dataclasses.dataclass(frozen=True)
+class Aim:
+  """What a row should come to, and what it did; None if it was not measured."""
+
+  row: str
+  wanted: float
+  got: float | None
+
+  @property
+  def met(self) -> bool:
+    return self.got is not None and round(self.got, 2) >= self.wanted
+
+
+@dataclasses.dataclass(frozen=True)
 class Figure:
   """A median, and the least and the greatest of what it stands for."""
 
@@ -27,9 +42,9 @@ class Figure:
   high: float
 
   @staticmethod
-  def of(values: Iterable[float], median: float | None = None) -> "Figure":
+  def of(values: Iterable[float]) -> "Figure":
     values = list(values)
-    return Figure(statistics.median(values) if median is None else median, min(values), max(values))
+    return Figure(statistics.median(values), min(values), max(values))
 
   def show(self, form: str) -> str:
     return f"{self.median:{form}} ({self.low:{form}}–{self.high:{form}})"
@@ -40,9 +55,9 @@ class Row:
   """A strategy, or the peer, at a number of devices.
 
   Attributes:
-    relative: throughput, that of the reference = 1. The median is of the rounds, in each of which it is the median
-      step of all runs of the reference over the median step of this; low and high are of all single steps.
-    seconds: of a step.
+    relative: throughput, that of the reference = 1: of the rounds, in each of which it is the median step of all runs
+      of the reference over the median step of this.
+    seconds: of a step, of all steps of all rounds.
     per_second: tokens or images.
     bytes: of a device: its peak where the backend tells it, else what the compiler has planned.
     flops_share: of the FLOP/s that the devices are known for (MFU), else of the machine's own matrix products.
@@ -74,7 +89,8 @@ def row(record: Record, name: str) -> Row:
   devices = int(number) if number.isdigit() else 1
   if "error" in cell or not cell["rounds"]:
     return Row(name, label, devices, error=cell.get("error", "not measured"))
-  if not _against(record):
+  reference = _reference(record)
+  if not reference:
     return Row(name, label, devices, error="the single device it is compared with was not measured")
   seconds = Figure.of(s for turn in cell["rounds"] for s in turn["seconds"])
   peaks = [turn["peak_bytes"] for turn in cell["rounds"] if turn.get("peak_bytes")]
@@ -86,8 +102,9 @@ def row(record: Record, name: str) -> Row:
     devices,
     mesh=cell.get("mesh"),
     relative=Figure.of(
-      [reference / s for reference, steps in _turns(record, cell) for s in steps],
-      statistics.median(reference / statistics.median(steps) for reference, steps in _turns(record, cell)),
+      reference[turn["turn"]] / statistics.median(turn["seconds"])
+      for turn in cell["rounds"]
+      if turn["turn"] in reference
     ),
     seconds=seconds,
     per_second=record["items"] / seconds.median,
@@ -98,21 +115,12 @@ def row(record: Record, name: str) -> Row:
   )
 
 
-def _against(record: Record) -> list[float]:
-  """The median step of the reference in each round, of its several runs there."""
-  turns = record["cells"][f"{REFERENCE}/1"]["rounds"]
-  each = max(len(turns) // max(record["rounds"], 1), 1)
-  parts = [turns[start : start + each] for start in range(0, len(turns), each)]
-  return [statistics.median(s for turn in part for s in turn["seconds"]) for part in parts]
-
-
-def _turns(record: Record, cell: Record) -> Iterator[tuple[float, list[float]]]:
-  """For each run of a cell the reference's median step in that round, and the cell's steps."""
-  against = _against(record)
-  each = max(len(cell["rounds"]) // max(record["rounds"], 1), 1)
-  for number, turn in enumerate(cell["rounds"]):
-    if number // each < len(against):
-      yield against[number // each], turn["seconds"]
+def _reference(record: Record) -> dict[int, float]:
+  """For each round the median step of the reference, of all its runs there."""
+  seconds: dict[int, list[float]] = collections.defaultdict(list)
+  for turn in record["cells"][f"{REFERENCE}/1"]["rounds"]:
+    seconds[turn["turn"]] += turn["seconds"]
+  return {turn: statistics.median(steps) for turn, steps in seconds.items()}
 
 
 def is_mfu(record: Record) -> bool:
@@ -122,10 +130,17 @@ def is_mfu(record: Record) -> bool:
 
 def peak_flops(record: Record) -> float | None:
   """FLOP/s of one device, or of all cores where devices are simulated: the maker's, else the best that was measured."""
-  if is_mfu(record):
-    return record["hardware"]["peak_flops"]
-  measured = [turn["flops"] for turn in record["cells"][PEAKS]["rounds"]]
-  return max(measured) if measured else None
+  return record["hardware"]["peak_flops"] if is_mfu(record) else limits(record).get("flops")
+
+
+def limits(record: Record) -> dict[str, Any]:
+  """The best that was measured, of a device or of all cores: `flops` and `copy_bandwidth` a second; their `dtype`."""
+  cell = record["cells"][PEAKS]
+  measured = [*cell["before"], *cell["rounds"]]
+  if not measured:
+    return {}
+  best = {name: max(turn[name] for turn in measured) for name in ("flops", "copy_bandwidth")}
+  return best | {"dtype": measured[0]["dtype"]}
 
 
 def peers(record: Record) -> list[Row]:
@@ -134,15 +149,17 @@ def peers(record: Record) -> list[Row]:
   return sorted(found, key=lambda peer: peer.seconds.median if peer.seconds else float("inf"))
 
 
-def missed(record: Record) -> dict[str, tuple[float, float]]:
-  """The rows of a record of simulated devices that miss their aim: what they came to, and what was wanted."""
-  most = max((row.devices for row in rows(record)), default=0)
-  found = {row.row: (row, AIMS.get(row.row, AIM)) for row in rows(record) if row.devices == most > 1}
-  short = {name: (row.relative.median, aim) for name, (row, aim) in found.items() if row.relative}
-  for peer in peers(record)[:1]:
-    if peer.relative:
-      short[PEER] = (1 / peer.relative.median, PEER_AIM)
-  return {name: (got, aim) for name, (got, aim) in short.items() if round(got, 2) < aim}
+def aims(record: Record) -> list[Aim]:
+  """What we want of the rows on the most devices, where these are simulated, and of the peer; none for real devices."""
+  if not record["hardware"]["simulated"]:
+    return []
+  measured, theirs = rows(record), peers(record)[:1]
+  most = max(row.devices for row in measured)
+  found = [row for row in measured if row.devices == most > 1]
+  return [
+    *(Aim(row.row, AIMS.get(row.row, AIM), row.relative and row.relative.median) for row in found),
+    *(Aim(PEER, PEER_AIM, row.relative and 1 / row.relative.median) for row in theirs),
+  ]
 
 
 def inputs(record: Record) -> dict[str, dict[str, Any]]:
@@ -162,4 +179,5 @@ def loss_spread(record: Record) -> float | None:
   """The largest relative difference of the losses that the strategies came to, from the reference's."""
   losses = [turn["loss"] for cell in record["cells"].values() for turn in cell["rounds"] if "loss" in turn]
   turns = record["cells"][f"{REFERENCE}/1"]["rounds"]
-  return max(abs(loss / turns[0]["loss"] - 1) for loss in losses) if turns else None
+  differences = [abs(loss / turns[0]["loss"] - 1) for loss in losses] if turns else []
+  return max(differences, key=lambda x: math.inf if math.isnan(x) else x, default=None)

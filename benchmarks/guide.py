@@ -7,14 +7,12 @@ the measured rows come from the throughput records.
 """
 
 import re
-from pathlib import Path
 
 import strategies
 from benchmarks import figures, tables
-from benchmarks.pages import fill
+from benchmarks.pages import ROOT, fill
 from models.axes import AXES
 
-ROOT = Path(__file__).parents[1]
 PAGE, GOLDEN = ROOT / "docs" / "strategies.md", ROOT / "tests" / "golden" / "explain"
 DEVICES = 8
 

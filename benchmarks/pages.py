@@ -4,9 +4,12 @@ import os
 import platform
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
+
+ROOT = Path(__file__).parents[1]  # of the repository
 
 
 def machine(devices: Sequence[jax.Device]) -> dict[str, Any]:

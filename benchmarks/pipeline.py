@@ -10,7 +10,6 @@ an order that rotates, and a ratio is of two steps of one round, so a machine th
 import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from absl import app, flags
 
 import data
 import strategies
-from benchmarks.pages import fill, machine, source
+from benchmarks.pages import ROOT, fill, machine, source
 from configs import base
 from strategies.schedule import schedules
 from training import runtime, settings
@@ -26,7 +25,6 @@ from training import runtime, settings
 _TABLES = flags.DEFINE_bool("tables", False, "Only write the tables again.")
 _ROUNDS = flags.DEFINE_integer("rounds", 15, "Steps of each program.", lower_bound=1)
 
-ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "benchmarks" / "results" / "pipeline.json", ROOT / "docs" / "pipeline.md"
 STAGES, MICROBATCHES, EXAMPLES = 4, 16, 4  # stages are the strategy's own default; examples of a microbatch
 

@@ -10,7 +10,7 @@ Needs the TPU compiler: pip install '.[topology]'. A test holds the predictions 
 import argparse
 import collections
 import json
-from pathlib import Path
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -20,11 +20,11 @@ from analysis import predict, theory
 from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.topology import devices, slice_of
-from benchmarks.pages import fill, source
+from benchmarks.pages import ROOT, fill, source
 from configs import base
+from errors import ConfigError, one_of
 from training import settings
 
-ROOT = Path(__file__).parents[1]
 RECORD, PAGE = ROOT / "benchmarks" / "results" / "predictions.json", ROOT / "docs" / "explain.md"
 
 MODELS = {
@@ -115,33 +115,43 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
   return {"predictions": "\n".join([*rows, "", source(record)])}
 
 
+def compile_cases(asked: str | None) -> None:
+  """Compiles the cases whose numbers are asked for, or all, and writes them into the record, each as it is done.
+
+  Raises ConfigError for numbers that are none, and where the record's other cases are of other versions.
+  """
+  numbers = [str(number) for number in range(len(CASES))]
+  chosen = [int(one_of("cases", number, numbers)) for number in asked.split(",")] if asked else range(len(CASES))
+  versions = {"jax": jax.__version__, "libtpu": metadata.version("libtpu")}
+  known = json.loads(RECORD.read_text()) if RECORD.exists() else {"versions": versions, "cases": []}
+  same = known["versions"] == versions
+  if asked and not same:
+    raise ConfigError(f"cases={asked!r}, but the record's others are of {known['versions']}; leave it out, for all")
+  cases = {json.dumps(found["case"]): found for found in known["cases"] if same}
+  for number in chosen:
+    cases[json.dumps(list(CASES[number]))] = measure(CASES[number])
+    record = {
+      "command": "python -m benchmarks.predictions",
+      "machine": "compiled for TPUs on a CPU",
+      "versions": versions,
+      "cases": [cases[key] for case in CASES if (key := json.dumps(list(case))) in cases],
+    }
+    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--tables", action="store_true", help="only write the table again")
   parser.add_argument("--cases", help="numbers of the cases to compile, with commas; all if not given")
   options = parser.parse_args()
   if not options.tables:
-    chosen = [int(n) for n in options.cases.split(",")] if options.cases else range(len(CASES))
-    known = json.loads(RECORD.read_text())["cases"] if RECORD.exists() else []
-    cases = {json.dumps(found["case"]): found for found in known}
-    for number in chosen:
-      cases[json.dumps(list(CASES[number]))] = measure(CASES[number])
-      record = {
-        "command": "python -m benchmarks.predictions",
-        "machine": "compiled for TPUs on a CPU",
-        "versions": {"jax": jax.__version__, "libtpu": _libtpu()},
-        "cases": [cases[key] for case in CASES if (key := json.dumps(list(case))) in cases],
-      }
-      RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    try:
+      compile_cases(options.cases)
+    except ConfigError as error:
+      parser.error(str(error))
   parts = tables(json.loads(RECORD.read_text()))
   PAGE.write_text(fill(PAGE.read_text(), parts))
   print(parts["predictions"])
-
-
-def _libtpu() -> str:
-  from importlib.metadata import version
-
-  return version("libtpu")
 
 
 if __name__ == "__main__":

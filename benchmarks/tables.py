@@ -5,14 +5,12 @@
 
 import hashlib
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
 from benchmarks import figures, plots
-from benchmarks.cells import PEAKS, ROOT
 from benchmarks.figures import Record, Row
-from benchmarks.pages import fill, source
+from benchmarks.pages import ROOT, fill, source
 
 RESULTS, PAGE, PLOTS = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "README.md", ROOT / "benchmarks" / "plots"
 NONE = "–"
@@ -75,7 +73,7 @@ def section(name: str, record: Record) -> str:
     what,
     "",
     f"The model has {record['parameters'] / 1e6:.1f} M parameters ({size}); a global batch is "
-    f"{record['config']['batch_size']} examples of {shape}, {record['flops'] / 1e12:.3g} TFLOP a step. "
+    f"{record['config']['batch_size']} made-up examples of {shape}, {record['flops'] / 1e12:.3g} TFLOP a step. "
     + _limits(record),
     "",
     *_strategies(record),
@@ -89,7 +87,7 @@ def section(name: str, record: Record) -> str:
     "",
     *_input(record),
     "",
-    f"Median and range of {record['rounds']} rounds of {record['steps']} steps. "
+    f"{record['rounds']} rounds of {record['steps']} steps. "
     + (f"All rows came to the same loss, to {spread:.0e} relative. " if spread is not None else "")
     + f"Raw seconds: [results/{name}.json](results/{name}.json).",
     "",
@@ -100,14 +98,13 @@ def section(name: str, record: Record) -> str:
 
 
 def _limits(record: Record) -> str:
-  turns = record["cells"][PEAKS]["rounds"]
-  if not turns:
+  best = figures.limits(record)
+  if not best:
     return ""
-  flops, copied = (statistics.median(turn[name] for turn in turns) for name in ("flops", "copy_bandwidth"))
   whose = "all cores" if record["hardware"]["simulated"] else "a device"
   return (
-    f"At their best, {whose} did {flops / 1e9:,.0f} GFLOP/s in a large {turns[0]['dtype']} matrix product and copied "
-    f"{copied / 1e9:.0f} GB/s (read and written)."
+    f"At best, {whose} did {best['flops'] / 1e9:,.0f} GFLOP/s in a large {best['dtype']} matrix product and copied "
+    f"{best['copy_bandwidth'] / 1e9:.0f} GB/s (read and written)."
   )
 
 
@@ -124,14 +121,16 @@ def _strategies(record: Record) -> list[str]:
 
 
 def _aims(record: Record) -> list[str]:
-  """Of simulated devices alone: real ones have other limits."""
-  if not record["hardware"]["simulated"]:
+  found = figures.aims(record)
+  if not found:
     return []
-  missed = [f"{name} {got:.2f} of {aim:.2f}" for name, (got, aim) in figures.missed(record).items()]
   wanted = ", ".join(f"{aim} for {name}" for name, aim in figures.AIMS.items())
+  missed = [f"{aim.row} {aim.got:.2f} of {aim.wanted:.2f}" for aim in found if aim.got and not aim.met]
+  unknown = [aim.row for aim in found if aim.got is None]
+  told = [f"Missed: {', '.join(missed)}."] * bool(missed) + [f"Not measured: {', '.join(unknown)}."] * bool(unknown)
   return [
     f"The aims on the most devices: {wanted}, {figures.AIM} for the others; and {figures.PEER_AIM} of PyTorch's speed "
-    + f"on one. {'Missed: ' + ', '.join(missed) if missed else 'All are met'}.",
+    f"on one. {' '.join(told) or 'All of those measured are met.'}",
     "",
   ]
 

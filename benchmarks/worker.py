@@ -7,6 +7,7 @@ owns the accelerators. rounds.py starts these; torch_llama.py answers to the sam
 
 import itertools
 import json
+import math
 import os
 import platform
 import sys
@@ -107,10 +108,13 @@ def time_steps(spec: dict[str, Any]) -> dict[str, Any]:
     state, metrics = strategy.train_step(state, batch)
     jax.block_until_ready((state, metrics))
     seconds.append(time.perf_counter() - start)
+  loss = float(metrics["loss"])
+  if not math.isfinite(loss):
+    raise ConfigError(f"the loss came to {loss}")
   peak = hardware.memory_in_use(devices).get("memory_peak_gib")
   return {
     "seconds": seconds[spec["warmup"] :],
-    "loss": float(metrics["loss"]),
+    "loss": loss,
     "peak_bytes": peak and int(peak * 2**30),
   }
 

@@ -12,11 +12,15 @@ measured: benchmarks/README.md, benchmarks/rounds.py.
 """
 
 import argparse
+import functools
+import hashlib
 import json
 import math
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,11 +33,15 @@ import jax
 from benchmarks import cells, figures, rounds, tables
 from benchmarks.comparison import compare
 from benchmarks.figures import Record
+from benchmarks.pages import ROOT
 from configs import base
 from errors import ConfigError, one_of, positive
 from training import command_line, runtime, settings
 
-CONFIG = str(cells.ROOT / "configs" / "single.py")
+CONFIG = str(ROOT / "configs" / "single.py")
+ROUNDS, STEPS = 5, 5  # of a whole record: at least so many
+# What can stand beside an option that says what the command does.
+BESIDE = {"tables": {"tables"}, "check": {"check", "rows", "devices", "rounds", "peer_python"}}
 
 
 def machine(run: rounds.Run = rounds.run) -> Record:
@@ -66,10 +74,12 @@ def measure(
   unit, per_example = program.model.unit
   asked = cells.plan(config, wanted, devices, options.peer_python, hardware["platform"], program.model.dtype)
   asked = [cell for cell in asked if among is None or cell.name in among]
+  reason = cells.without_peer(config, hardware["platform"], program.model.dtype)
   state = jax.eval_shape(program.init, jax.random.key(0))
   (commit, dirty), load = _commit(), os.getloadavg()[0]  # by which a reader sees whether the machine was quiet
+  say = functools.partial(print, flush=True)
   with tempfile.TemporaryDirectory() as cache:
-    measured = rounds.measure(asked, options.rounds, options.steps, Path(cache), _say, run)
+    measured = rounds.measure(asked, options.rounds, options.steps, Path(cache), say, run)
   if all("error" in measured[cell.name] for cell in asked if cell.compiled):
     raise ConfigError(f"no row can be measured: {measured[asked[0].name]['error']}")
   return {
@@ -81,14 +91,14 @@ def measure(
     "commit": commit,
     "dirty": dirty,
     "load": load,
-    "config": config.to_dict(),
+    "config": cells.training(config, cells.REFERENCE, 1)["config"],
     "unit": unit,
     "items": config.batch_size * per_example,
     "flops": config.batch_size * program.model.train_flops_per_example(),
     "parameters": sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
     "rounds": max((turn["turn"] + 1 for cell in measured.values() for turn in cell["rounds"]), default=0),
     "steps": options.steps,
-    "left_out": {"peer": "it is a language model"} if program.model.is_image else {},
+    "left_out": {cells.PEER: reason} if reason else {},
     "cells": measured,
   }
 
@@ -112,14 +122,10 @@ def _machine(hardware: dict[str, Any]) -> str:
 def _commit() -> tuple[str | None, bool]:
   """The commit of the repository, and whether files differ from it."""
   try:
-    git = lambda *words: subprocess.run(["git", *words], cwd=cells.ROOT, capture_output=True, text=True, check=True)
+    git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
     return git("rev-parse", "--short=12", "HEAD").stdout.strip(), bool(git("status", "--porcelain", "-uno").stdout)
   except (OSError, subprocess.CalledProcessError):
     return None, False
-
-
-def _say(text: str) -> None:
-  print(text, flush=True)
 
 
 def read(path: Path) -> Record:
@@ -129,7 +135,8 @@ def read(path: Path) -> Record:
   except (OSError, ValueError) as error:
     known = ", ".join(f"benchmarks/results/{name}.json" for name in tables.read())
     raise ConfigError(f"check={str(path)!r} cannot be read ({error}); there is: {known or 'no record yet'}") from error
-  if not isinstance(found, dict) or found.get("kind") != "throughput":
+  whole = {"kind", "hardware", "machine", "versions", "config", "rounds", "steps", "cells"}
+  if not isinstance(found, dict) or found.get("kind") != "throughput" or not whole <= found.keys():
     raise ConfigError(f"check={str(path)!r} is no throughput record; name one that this command has written")
   return found
 
@@ -140,7 +147,10 @@ def again(path: Path, options: argparse.Namespace, run: rounds.Run = rounds.run)
   options.devices = options.devices or sorted({row.devices for row in figures.rows(old)})
   options.steps = old["steps"]
   config = base.get_config("lm", "single")
-  config.update(old["config"])
+  try:
+    config.update(old["config"])
+  except (KeyError, TypeError, ValueError) as error:
+    raise ConfigError(f"check={str(path)!r} has a config of another version ({error}); measure it anew") from error
   found = machine(run)
   if found["hardware"]["simulated"] != old["hardware"]["simulated"]:
     raise ConfigError(f"check={str(path)!r} was made on {old['machine']}; measure it again on such a machine")
@@ -156,21 +166,30 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
   )
   parser.add_argument("--rows", default="", help=f"with commas: {', '.join(cells.rows())}; all if not given")
   parser.add_argument("--devices", default="", help="with commas; 1,2,4,8 as far as they are there if not given")
-  parser.add_argument("--rounds", default="5", help="in which each row is timed once")
-  parser.add_argument("--steps", default="3", help="that are timed in a round")
-  parser.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="a Python that has PyTorch")
+  parser.add_argument("--rounds", default="", help=f"in which each row is timed once; {ROUNDS} if not given")
+  parser.add_argument("--steps", default="", help=f"that are timed in a round; {STEPS} if not given")
+  parser.add_argument("--peer-python", default="", metavar="PATH", help="a Python that has PyTorch; else this one")
   parser.add_argument("--record", type=Path, metavar="FILE", help="to write; benchmarks/results/NAME.json if not given")
   parser.add_argument("--check", type=Path, metavar="FILE", help="a record to measure again")
   parser.add_argument("--tables", action="store_true", help="only write the page and its plots again")
   options, rest = parser.parse_known_args(arguments)
+  given = [name for name, value in vars(options).items() if value]
+  for mode, beside in BESIDE.items():
+    extra = [*rest, *(f"--{name.replace('_', '-')}" for name in given if name not in beside)]
+    if mode in given and extra:
+      raise ConfigError(f"argument {extra[0]!r} has no place beside --{mode}; leave it out")
+  # What is a place on this machine is no part of the command.
+  said = [f"--{name}={getattr(options, name)}" for name in ("rows", "devices", "rounds", "steps") if name in given]
+  options.command = shlex.join(["python", "-m", "tools.throughput", *said, *rest])
   options.rows = [one_of("rows", row, cells.rows()) for row in options.rows.split(",") if row]
   options.devices = [_number("devices", count) for count in options.devices.split(",") if count]
-  options.rounds, options.steps = _number("rounds", options.rounds), _number("steps", options.steps)
+  options.rounds = _number("rounds", options.rounds or str(ROUNDS))
+  options.steps = _number("steps", options.steps or str(STEPS))
+  options.peer_python = options.peer_python or sys.executable
   if shutil.which(options.peer_python) is None:
     raise ConfigError(f"peer-python={options.peer_python!r} is no program; name a Python that has PyTorch")
-  # What is a place on this machine is no part of the command.
-  said = [word for word in arguments if not re.match("--(peer-python|record|check)", word)]
-  options.command = " ".join(["python -m tools.throughput", *said])
+  if options.record and options.record.is_dir():
+    raise ConfigError(f"record={str(options.record)!r} is a folder; name a file in it")
   return options, rest
 
 
@@ -182,16 +201,13 @@ def _number(field: str, text: str) -> int:
 
 def keep(config: Any, preset: str, options: argparse.Namespace, found: Record) -> None:
   """Measures, and writes the record: a whole one among the results, with the page and the plots; a part into runs/."""
-  hardware = found["hardware"]
-  name = f"cpu-{hardware['cores']}-cores" if hardware["simulated"] else f"{hardware['kind']}-x{hardware['devices']}"
-  whole = not (options.rows or options.devices)
-  name = re.sub(r"[^a-z0-9]+", "-", f"{name}-{preset}".lower()) + ".json"
-  path = options.record or (tables.RESULTS if whole else cells.ROOT / "runs") / name
-  runtime.writable(path.parent, "record")
+  name, is_whole = _name(config, preset, found["hardware"]), not (options.rows or options.devices)
+  is_whole = is_whole and options.rounds >= ROUNDS and options.steps >= STEPS
+  place = lambda whole: options.record or (tables.RESULTS if whole else ROOT / "runs") / name
+  runtime.writable(place(is_whole).parent, "record")
   made = measure(config, options, found)
-  if made["rounds"] < options.rounds:  # stopped: that is a part too
-    path = options.record or cells.ROOT / "runs" / name
-    runtime.writable(path.parent, "record")
+  path = place(is_whole and made["rounds"] == options.rounds)  # one that was stopped is a part too
+  runtime.writable(path.parent, "record")
   path.write_text(json.dumps(made, indent=1) + "\n")
   print(tables.section(path.stem, made))
   if path.parent.resolve() == tables.RESULTS:
@@ -199,24 +215,33 @@ def keep(config: Any, preset: str, options: argparse.Namespace, found: Record) -
   print(f"\nrecord in {path}")
 
 
+def _name(config: Any, preset: str, hardware: dict[str, Any]) -> str:
+  """The file of a record: the machine and the preset; of a config that is no preset a digest besides."""
+  where = f"cpu-{hardware['cores']}-cores" if hardware["simulated"] else f"{hardware['kind']}-x{hardware['devices']}"
+  words = [where, preset]
+  asked = cells.training(config, cells.REFERENCE, 1)
+  if asked != cells.training(base.get_config(preset, "single"), cells.REFERENCE, 1):
+    words.append(hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8])
+  return re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()) + ".json"
+
+
 def main() -> None:
   jax.config.update("jax_platforms", "cpu")  # of this process: the accelerators are for those that measure
+  signal.signal(signal.SIGTERM, signal.default_int_handler)  # keeps whole rounds, as ^C does
   try:
     options, rest = parse(sys.argv[1:])
     if options.tables:
       return tables.write()
     if options.check:
-      if rest:
-        raise ConfigError(f"argument {rest[0]!r} has no place beside --check, which takes the config of the record")
       sys.exit(again(options.check, options))
     found = machine()
   except ConfigError as error:
     command_line.fail(error, status=2)
-  presets = [word.partition(":")[2] for word in rest if word.startswith("--config=")]
+  presets = [word.partition(":")[2] or "lm" for word in rest if word.startswith("--config=")]
   if not presets:
     presets = ["throughput" if found["hardware"]["simulated"] else "throughput_gpu"]
     rest = [f"--config={CONFIG}:{presets[0]}", *rest]
-  preset = "-".join([presets[0] or "lm", *(["changed"] if any(word.startswith("--config.") for word in rest) else [])])
+  preset = presets[0] if presets[0] in base.PRESETS else "lm"
   sys.argv[1:] = rest
   command_line.run(lambda config: keep(config, preset, options, found))
 

@@ -44,8 +44,14 @@ def test_two_cells_measured_for_real(tmp_path: Path):
   assert made["unit"] == "tokens"
   assert made["items"] == 16 * 8
   written = json.dumps(made)
-  for place in (str(tmp_path), sys.executable, str(throughput.cells.ROOT)):
+  for place in (str(tmp_path), sys.executable, str(throughput.ROOT)):
     assert place not in written
+
+
+def test_a_cell_whose_loss_is_no_number_is_not_measured():
+  asked = config(model__depth=1, model__seq_len=8, model__norm_eps=-1e9)  # the root of less than nothing
+  spec = cells.training(asked, "single", 1) | {"task": "steps", "warmup": 2, "steps": 1}
+  assert rounds.run(cells.WORKER, spec) == {"error": "the loss came to nan"}
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,10 @@ def test_two_cells_measured_for_real(tmp_path: Path):
     (["--rounds=0"], ["rounds=0", "at least 1"]),
     (["--rounds=few"], ["rounds='few'", "--rounds=3"]),
     (["--peer-python=/no/such/python"], ["peer-python='/no/such/python'", "PyTorch"]),
+    (["--record=/tmp"], ["record='/tmp'", "is a folder"]),
+    (["--check=x.json", "--steps=9"], ["'--steps'", "no place beside --check"]),
+    (["--check=x.json", "--config.batch_size=8"], ["'--config.batch_size=8'", "no place beside --check"]),
+    (["--tables", "--peer-python=python3"], ["'--peer-python'", "no place beside --tables"]),
   ],
 )
 def test_bad_options_are_one_sentence(arguments: list[str], parts: list[str]):
@@ -71,6 +81,10 @@ def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path):
   asked.mesh.data = 4
   with one_sentence("mesh.data=4", "leave it out"):
     throughput.measure(asked, throughput.parse([])[0], FOUND, Machine())
+  asked = base.get_config("throughput", "single")
+  asked.simulated_devices = 4
+  with one_sentence("simulated_devices=4", "--devices"):
+    throughput.measure(asked, throughput.parse([])[0], FOUND, Machine())
   with one_sentence("the devices here cannot be used", "no driver"):
     throughput.machine(lambda command, spec: {"error": "no driver"})
   with one_sentence("no row can be measured", "out of memory"):
@@ -81,15 +95,59 @@ def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path):
     throughput.read(tmp_path / "absent.json")
   with one_sentence("check=", "pipeline.json", "no throughput record"):
     throughput.read(tables.RESULTS / "pipeline.json")
+  file = tmp_path / "half.json"
+  file.write_text('{"kind": "throughput"}')
+  with one_sentence("check=", "half.json", "no throughput record"):
+    throughput.read(file)
+  made = measured("--rows=fsdp")
+  file.write_text(json.dumps(made | {"config": made["config"] | {"of_old": 1}}))
+  with one_sentence("check=", "half.json", "another version", "of_old"):
+    throughput.again(file, throughput.parse([])[0], Machine())
   file = tmp_path / "gpu.json"
   file.write_text(json.dumps(measured("--rows=fsdp", run=Machine(found=GPUS))))
   with one_sentence("check=", "4 × NVIDIA H100", "such a machine"):
     throughput.again(file, throughput.parse([])[0], Machine())
 
 
+def test_the_command_of_a_record_can_be_run_again():
+  said = ["--rows", "fsdp", "--record", "/mine/x.json", "--peer-python", sys.executable, "--config.data.path=a b"]
+  options, rest = throughput.parse(said)
+  assert options.command == "python -m tools.throughput --rows=fsdp '--config.data.path=a b'"
+  assert rest == ["--config.data.path=a b"]
+
+
+def test_a_record_of_another_config_has_another_name():
+  config = base.get_config("throughput", "single")
+  name = lambda: throughput._name(config, "throughput", FOUND["hardware"])
+  assert name() == "cpu-2-cores-throughput.json"
+  config.strategy = "fsdp"  # which the table sets itself
+  names = [name()]
+  for config.batch_size in (32, 16):
+    names.append(name())
+  assert len(set(names)) == 3
+  assert throughput._name(config, "throughput", GPUS["hardware"]).startswith("nvidia-h100-x4-throughput-")
+
+
+@pytest.mark.parametrize(
+  "fields, without",
+  [
+    ({}, None),
+    ({"model__dtype": "bfloat16"}, "it has dtype=float32"),
+    ({"model__remat": "full"}, "it has remat=none"),
+    ({"model__dropout": 0.1}, "it has dropout=0.0"),
+    ({"accumulation": 2}, "it has accumulation=1"),
+    ({"preset": "cifar10"}, "it is a language model"),
+  ],
+)
+def test_a_peer_that_would_do_other_work_is_left_out(fields: dict[str, Any], without: str | None):
+  made = throughput.measure(config(**fields), throughput.parse(["--rows=peer"])[0], FOUND, Machine())
+  assert ("peer/eager" in made["cells"]) == (without is None)
+  assert made["left_out"].get("peer") == without
+
+
 def test_the_command_ends_a_mistake_with_one_line():
   done = subprocess.run(
-    [sys.executable, "-m", "tools.throughput", "--rounds=no"], capture_output=True, text=True, cwd=cells.ROOT
+    [sys.executable, "-m", "tools.throughput", "--rounds=no"], capture_output=True, text=True, cwd=throughput.ROOT
   )
   assert done.returncode == 2
   assert done.stderr.strip().splitlines()[-1].startswith("error: rounds='no'")
@@ -120,6 +178,9 @@ def test_a_peer_that_is_not_installed_says_so():
 def test_a_process_that_breaks_says_how():
   assert rounds.run([sys.executable, "-c", "raise SystemExit('no memory')"], {}) == {
     "error": "exit status 1: no memory"
+  }
+  assert rounds.run([sys.executable, "-c", "print('{}'); print('a late word')"], {}) == {
+    "error": "exit status 0: a late word"
   }
   assert "cannot be started" in rounds.run(["/no/such/program"], {})["error"]
 
