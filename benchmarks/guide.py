@@ -41,7 +41,8 @@ def measured(name: str) -> str:
     for row in figures.rows(record):
       if row.row == name and row.relative and row.seconds and row.bytes:
         hardware = record["hardware"]
-        where = f"{hardware['cores']} CPU cores: overhead, not scaling" if hardware["simulated"] else hardware["kind"]
+        cores = f"{hardware['cores']} cores of {hardware['cpu']}: overhead, not scaling"
+        where = cores if hardware["simulated"] else hardware["kind"]
         rows.append(
           f"| {where} | {row.devices} | {row.relative.median:.2f} "
           f"| {row.seconds.median * 1e3:,.0f} ms | {row.bytes / 1e6:,.1f} MB |"

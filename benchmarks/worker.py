@@ -69,13 +69,14 @@ def describe_machine(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cpu() -> str:
-  """The processor's name, where the system tells it."""
+  """The processor's name where the system tells it, with family and model: a virtual machine may hide more."""
   try:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
   except OSError:
     return platform.processor() or platform.machine()
-  names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-  return names[0] if names else platform.machine()
+  told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+  known = [f"{word} {told[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in told]
+  return told.get("model name", platform.machine()) + (f" ({', '.join(known)})" if known else "")
 
 
 def compile_step(spec: dict[str, Any]) -> dict[str, Any]:

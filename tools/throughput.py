@@ -39,7 +39,7 @@ from errors import ConfigError, one_of, positive
 from training import command_line, runtime, settings
 
 CONFIG = str(ROOT / "configs" / "single.py")
-ROUNDS, STEPS = 5, 5  # of a whole record: at least so many
+ROUNDS, STEPS = 5, 3  # of a whole record: at least so many
 # What can stand beside an option that says what the command does.
 BESIDE = {"tables": {"tables"}, "check": {"check", "rows", "devices", "rounds", "peer_python"}}
 
@@ -217,12 +217,12 @@ def keep(config: Any, preset: str, options: argparse.Namespace, found: Record) -
 
 def _name(config: Any, preset: str, hardware: dict[str, Any]) -> str:
   """The file of a record: the machine and the preset; of a config that is no preset a digest besides."""
-  where = f"cpu-{hardware['cores']}-cores" if hardware["simulated"] else f"{hardware['kind']}-x{hardware['devices']}"
-  words = [where, preset]
+  cores = f"{hardware['cores']}-cores-of-{hardware['cpu']}"
+  words = [cores if hardware["simulated"] else f"{hardware['kind']}-x{hardware['devices']}", preset]
   asked = cells.training(config, cells.REFERENCE, 1)
   if asked != cells.training(base.get_config(preset, "single"), cells.REFERENCE, 1):
     words.append(hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8])
-  return re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()) + ".json"
+  return re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()).strip("-") + ".json"
 
 
 def main() -> None:

@@ -171,8 +171,8 @@ def test_a_run_that_is_stopped_keeps_its_whole_rounds(tmp_path: Path, monkeypatc
   monkeypatch.setattr(throughput, "measure", lambda *_: made)
   monkeypatch.setattr(throughput, "ROOT", tmp_path)
   options, _ = throughput.parse([])
-  throughput.keep(base.get_config("throughput", "single"), "throughput", options, FOUND)
-  assert [file.name for file in (tmp_path / "runs").iterdir()] == ["cpu-2-cores-throughput.json"]  # and no result
+  throughput.keep(base.get_config("throughput", "single"), "throughput", options, FOUND)  # into no result
+  assert [file.name for file in (tmp_path / "runs").iterdir()] == ["2-cores-of-made-up-throughput.json"]
 
 
 def test_a_row_that_fails_says_why_and_the_others_go_on():

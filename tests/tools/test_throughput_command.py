@@ -119,7 +119,7 @@ def test_the_command_of_a_record_can_be_run_again():
 def test_a_record_of_another_config_has_another_name():
   config = base.get_config("throughput", "single")
   name = lambda: throughput._name(config, "throughput", FOUND["hardware"])
-  assert name() == "cpu-2-cores-throughput.json"
+  assert name() == "2-cores-of-made-up-throughput.json"
   config.strategy = "fsdp"  # which the table sets itself
   names = [name()]
   for config.batch_size in (32, 16):
