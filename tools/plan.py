@@ -98,11 +98,19 @@ def batch_of(tokens: float, length: int, devices: int) -> int:
   return max(1, round(texts / unit)) * unit
 
 
-def config_of(candidate: Candidate, settings_of: dict[str, Any]) -> Any:
-  """The config of a candidate: the defaults of its strategy, with these fields and its own."""
-  config = base.get_config("lm", candidate.strategy)
-  config.update_from_flattened_dict(settings_of | dict(candidate.fields))
-  return config
+def fields_of(candidate: Candidate, config: Any) -> dict[str, Any]:
+  """All that its command line says: what the config changes, its own fields, and an evaluation batch that splits."""
+  case, size = candidate.case, config.eval_batch_size
+  unit = case.layout.shards("batch") * (case.schedule.microbatches if case.schedule else 1)
+  splits = {} if size % unit == 0 else {"eval_batch_size": math.ceil(size / unit) * unit}
+  return changed(config) | dict(candidate.fields) | splits
+
+
+def config_of(candidate: Candidate, config: Any) -> Any:
+  """The config of a candidate: the defaults of its strategy, with the fields of its command line."""
+  made = base.get_config("lm", candidate.strategy)
+  made.update_from_flattened_dict(fields_of(candidate, config))
+  return made
 
 
 def main(asked: flags.FlagValues) -> None:
@@ -133,12 +141,12 @@ def main(asked: flags.FlagValues) -> None:
   print(table(found, model, where, config.batch_size))
   print("\npredicted as if all that can overlap does; to train, or with tools.explain and --topology to look closer:")
   for number, candidate in enumerate(found, 1):
-    arguments = " ".join(f"--config.{name}={value}" for name, value in (changed(config) | candidate.fields).items())
+    arguments = " ".join(f"--config.{name}={value}" for name, value in fields_of(candidate, config).items())
     print(f"{number:2d}  python train.py --config=configs/{candidate.strategy}.py {arguments}")
   if asked.compile:
     print("\ncompiled")
     for number, candidate in enumerate(found[:3], 1):
-      strategy = explain.create(config_of(candidate, changed(config)), asked.topology)
+      strategy = explain.create(config_of(candidate, config), asked.topology)
       seen = explanation.explain(candidate.strategy, strategy, config.batch_size)
       time, memory = seen["time"], seen["memory"]
       at_best = f", at least {time['seconds'] * 1e3:,.0f} ms a step ({time['binds']} binds)" if time else ""

@@ -40,19 +40,24 @@ def test_all_that_is_found_fits_and_the_fastest_comes_first(found: list[plan.Can
   assert {"fsdp", "hsdp", "two_d", "three_d"} <= {candidate.strategy for candidate in found}
 
 
-def test_a_candidate_is_what_its_config_makes(found: list[plan.Candidate]):
-  """The fields that are printed, given to train.py, are the case that was judged."""
+@pytest.mark.parametrize("topology, batch_size", [(SLICE, 256), ("v5p:8x8x16", 1024)])
+def test_a_candidate_is_what_its_config_makes(found: list[plan.Candidate], topology: str, batch_size: int):
+  """The fields that are printed, given to train.py, are the case that was judged, and what train.py accepts."""
+  where = slice_of(topology)
+  if topology != SLICE:
+    found = plan.search(model(), batch_size, where)
   asked = base.get_config("lm", "fsdp")
   asked.model.update(tool.model_of(7e9, 2048))
-  asked.batch_size = 256
+  asked.batch_size = batch_size
   for candidate in plan.best(found, 10):
-    config = tool.config_of(candidate, tool.changed(asked))
-    layout = strategies.layout(config.strategy).resolve(64, config.mesh)
+    config = tool.config_of(candidate, asked)
+    layout = strategies.layout(config.strategy).resolve(where.devices, config.mesh)
     runner = strategies.build(config, layout, settings.program(config, "tpu"), layout.abstract_mesh())
     runner.check_batch("batch_size", config.batch_size, config.accumulation)
+    runner.check_batch("eval_batch_size", config.eval_batch_size)
     case = predict.Case.of(runner, config.batch_size, "tpu")
     assert predict.memory(case).total == candidate.memory
-    assert predict.flops(case) == pytest.approx(candidate.times.compute * slice_of(SLICE).chip.flops)
+    assert predict.flops(case) == pytest.approx(candidate.times.compute * where.chip.flops)
 
 
 def test_what_does_not_fit_is_dropped():
