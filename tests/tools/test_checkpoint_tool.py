@@ -1,6 +1,9 @@
 """The list of a run's checkpoints, and what verifying finds."""
 
+import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -56,3 +59,14 @@ def test_what_is_not_there_is_told(ended: Path, tmp_path: Path):
     checkpoint.main([str(tmp_path)])
   with one_sentence("step=3", "[2, 4]"):
     checkpoint.main([str(ended), "--step=3"])
+
+
+def test_the_parameters_can_be_read_elsewhere_as_the_page_says(ended: Path):
+  """By a process with one device, where eight wrote them, and nothing of this repository."""
+  page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+  code = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
+  code = code.replace("/path/to/runs/mine/checkpoints/131", str(ended / "checkpoints" / "4"))
+  code += "print(len(jax.devices()), params['embedding'].shape, params['blocks']['mlp']['up'].dtype)"
+  done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, env={}, timeout=100)
+  vocab, width = config().model.vocab_size, config().model.width
+  assert done.stdout.strip() == f"1 ({vocab}, {width}) float32", done.stderr
