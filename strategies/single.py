@@ -3,7 +3,8 @@
     device 0:  all weights, all of the batch
 
 Communication: none. Use it to debug, to measure what one device does, and as the truth in the parity tests. Any
-other strategy turns into this one when it finds a single device.
+other strategy turns into this one when it finds a single device; pmap_ddp is then a pmap over one device, to the same
+numbers.
 """
 
 from strategies.layout import Layout

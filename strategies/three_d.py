@@ -6,8 +6,9 @@
 Literally the union of the two layouts, run by the pipeline's schedules: no code of its own. A weight is cut three ways,
 by layer, by width, and by heads, hidden units or vocabulary.
 
-Communication: the pipeline's, of activations 1/(d · m) as large, and two_d's within each stage. FSDP's gathers come
-again for each microbatch, forward and backward, since a stage forgets gathered weights between them.
+Communication: the pipeline's, of activations 1/d as large (they are whole along `model`), and two_d's within each
+stage. FSDP's gathers come again for each microbatch, forward and backward, since a stage forgets gathered weights
+between them; only XLA's CPU backend takes them out of the units, where these are of one block or two.
 
 Use it when a model needs more devices than two_d can use well, with `stage` across the slowest links and `model` within
 a host. Where weights are large and microbatches small, the repeated gathers cost more than they save: keep `data` for
