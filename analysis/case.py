@@ -78,6 +78,16 @@ class Case:
     return 1 if self.sums_once else self.units
 
   @property
+  def backward(self) -> float:
+    """Time of a backward pass, a forward pass = 1: two products for each one, and with remat "full" that one again."""
+    return 3.0 if self.model.remat == "full" else 2.0
+
+  @property
+  def idle(self) -> float:
+    """The share of the time that a pipeline's stages wait; 0 where there are none."""
+    return self.schedule.idle_time(self.backward) if self.schedule else 0.0
+
+  @property
   def examples(self) -> float:
     """Of one part, on one device."""
     return self.batch_size / self.units / self.layout.shards("batch")

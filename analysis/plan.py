@@ -143,7 +143,7 @@ def _judge(name: str, case: Case, where: Slice, pipeline: tuple[str, int, int, i
       memory=predict.traffic(case) / where.chip.bandwidth,
       communication=seconds[False],
       waiting=seconds[True],
-      idle=case.schedule.idle_time() if case.schedule else 0.0,
+      idle=case.idle,
     ),
   )
 

@@ -56,6 +56,10 @@ def test_stages_of_a_candidate_wait_at_the_ends():
     case = Case(layout, model(depth=4), 16 * microbatches, schedule=schedule)
     times = plan._judge("pipeline", case, V5P, (name, stages, microbatches, chunks)).times
     assert times.idle == schedule.idle_time() > 0
+    again = dataclasses.replace(case, model=model(depth=4, remat="full"))  # a backward unit does the forward's again
+    judged = plan._judge("pipeline", again, V5P, (name, stages, microbatches, chunks)).times
+    assert judged.idle == schedule.idle_time(backward=3.0)
+    assert (judged.idle > times.idle) == (name != "gpipe")
     assert times.seconds >= times.compute / (1 - times.idle)
     if name == "gpipe":
       assert times.idle == pytest.approx(3 / (microbatches + 3))
