@@ -33,22 +33,24 @@ class Chip:
 
 
 _V4 = Chip(275e12, 32 * 2**30, 1200e9, 50e9, torus=3, wraps=4)
-_V5E = Chip(197e12, 16e9, 819e9, 50e9, torus=2, wraps=16)
+_V5E = Chip(197e12, 16 * 2**30, 819e9, 50e9, torus=2, wraps=16)
 _V5P = Chip(459e12, 95 * 2**30, 2765e9, 100e9, torus=3, wraps=4)
-_V6E = Chip(918e12, 32e9, 1638e9, 100e9, torus=2, wraps=16)
+_V6E = Chip(918e12, 32 * 2**30, 1638e9, 100e9, torus=2, wraps=16)
 
 # TPUs: Google Cloud's pages on each version, docs.cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and /tpu7x, which give
-# the interconnect in both directions over all of a chip's links (4 in a 2D torus, 6 in 3D). A TPU7x chip shows as two
-# devices, so half of each figure. NVIDIA: the data sheets of each product (FLOP/s without sparsity, NVLink both ways,
-# so half of it; the L4 has PCIe 4.0 ×16 alone). Keys are the first words, or parts of words up to a hyphen, of
+# the interconnect in both directions over all of a chip's links (4 in a 2D torus, 6 in 3D), and memory in GiB, in v5e's
+# case under the name of GB. A TPU7x chip shows as two devices, so half of each figure. NVIDIA: the data sheets of each
+# product (FLOP/s without sparsity, NVLink both ways, so half of it; cards have PCIe ×16 alone, since their NVLink
+# bridges join pairs). Keys are the first words, or parts of words up to a hyphen, of
 # `jax.Device.device_kind`; the longest match counts, and None is a kind whose figures are not known here.
 CHIPS: dict[str, Chip | None] = {
   "NVIDIA A100": Chip(312e12, 40e9, 1555e9, 300e9),
   "NVIDIA A100-SXM4-80GB": Chip(312e12, 80e9, 2039e9, 300e9),
-  "NVIDIA A100 80GB PCIe": Chip(312e12, 80e9, 1935e9, 300e9),
+  "NVIDIA A100-PCIE": Chip(312e12, 40e9, 1555e9, 32e9),
+  "NVIDIA A100 80GB PCIe": Chip(312e12, 80e9, 1935e9, 32e9),
   "NVIDIA L4": Chip(121e12, 24e9, 300e9, 32e9),
   "NVIDIA H100": Chip(989e12, 80e9, 3350e9, 450e9),  # SXM; the PCIe card has its own line
-  "NVIDIA H100 PCIe": Chip(756e12, 80e9, 2000e9, 300e9),
+  "NVIDIA H100 PCIe": Chip(756e12, 80e9, 2000e9, 64e9),
   "NVIDIA H100 NVL": None,
   "NVIDIA H200": Chip(989e12, 141e9, 4800e9, 450e9),
   "NVIDIA H200 NVL": None,
@@ -65,7 +67,9 @@ CHIPS: dict[str, Chip | None] = {
 
 
 def chip(kind: str) -> Chip | None:
-  """The figures of a kind of device, by its `device_kind`; None where they are not known."""
+  """The figures of a kind of device, by its `device_kind`; None where they are not known, as of a GPU's part (MIG)."""
+  if " MIG " in kind:
+    return None
   known = [name for name in CHIPS if kind.startswith(name) and kind[len(name) :][:1] in ("", " ", "-")]
   return CHIPS[max(known, key=len)] if known else None
 
