@@ -60,7 +60,7 @@ class DoesNotFit(Exception):
   """
 
   def __init__(self, message: str):
-    self.needed = _bytes_in(message, r"Used ([\d.]+)([KMGT]) of")
+    self.needed = _bytes_in(message, r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm")
     self.temporary = _bytes_in(message, r"HLO temporaries \(([\d.]+)([KMGT])\)")
     super().__init__(message.splitlines()[0])
 

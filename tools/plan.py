@@ -9,6 +9,7 @@ it can be trusted.
 """
 
 import math
+import shlex
 from typing import Any
 
 from absl import app, flags
@@ -18,7 +19,7 @@ from analysis.case import weights
 from analysis.plan import Candidate, best, search
 from analysis.topology import Slice, slice_of
 from configs import base
-from errors import ConfigError
+from errors import ConfigError, positive
 from models.config import ModelConfig
 from tools import explain
 from training import command_line, record, settings
@@ -62,10 +63,10 @@ def table(found: list[Candidate], model: ModelConfig, where: Slice, batch_size: 
         candidate.strategy,
         mesh,
         ", ".join(parts),
-        f"{candidate.times.seconds * 1e3:,.{0 if candidate.times.seconds > 0.1 else 2}f} ms",
+        explain.duration(candidate.times.seconds),
         f"{batch_size * items / candidate.times.seconds:,.0f}",
         f"{ideal / candidate.times.seconds:.1%}",
-        f"{candidate.memory / 1e9:.2f} GB",
+        explain.amount(candidate.memory),
         candidate.times.binds,
       )
     )
@@ -91,8 +92,8 @@ def batch_of(tokens: float, length: int, devices: int) -> int:
 
   Raises ConfigError where that is less than one text.
   """
-  if not tokens >= length:
-    raise ConfigError(f"batch-tokens={tokens:g} is less than one text of {length} tokens; use more")
+  if not length <= tokens < math.inf:
+    raise ConfigError(f"batch-tokens={tokens:g} is no batch of texts of {length} tokens; use a number from that on")
   texts = tokens / length
   unit = devices if texts > 0.75 * devices else 2 ** max(0, int(math.log2(texts)) - 2)
   return max(1, round(texts / unit)) * unit
@@ -120,12 +121,14 @@ def main(asked: flags.FlagValues) -> None:
   if asked.config is None:
     config = base.get_config("lm", "fsdp")
     config.model.update(model_of(asked.params, asked["seq-len"].value))
-    config.batch_size = batch_of(asked["batch-tokens"].value or 4e6, config.model.seq_len, where.devices)
+    tokens = asked["batch-tokens"].value
+    config.batch_size = batch_of(4e6 if tokens is None else tokens, config.model.seq_len, where.devices)
   else:
     config = asked.config
   model = settings.program(config, "tpu").model
   if asked.config is not None and asked["batch-tokens"].value is not None:
     config.batch_size = batch_of(asked["batch-tokens"].value, model.positions, where.devices)
+  positive("batch_size", config.batch_size)
   if model.dtype != "bfloat16":
     raise ConfigError(f"model.dtype={model.dtype!r} has no peaks here; use 'bfloat16', or 'auto'")
   print(
@@ -141,17 +144,18 @@ def main(asked: flags.FlagValues) -> None:
   print(table(found, model, where, config.batch_size))
   print("\npredicted as if all that can overlap does; to train, or with tools.explain and --topology to look closer:")
   for number, candidate in enumerate(found, 1):
-    arguments = " ".join(f"--config.{name}={value}" for name, value in fields_of(candidate, config).items())
-    print(f"{number:2d}  python train.py --config=configs/{candidate.strategy}.py {arguments}")
+    arguments = [f"--config.{name}={value}" for name, value in fields_of(candidate, config).items()]
+    print(f"{number:2d}  {shlex.join(['python', 'train.py', f'--config=configs/{candidate.strategy}.py', *arguments])}")
   if asked.compile:
     print("\ncompiled")
     for number, candidate in enumerate(found[:3], 1):
       strategy = explain.create(config_of(candidate, config), asked.topology)
       seen = explanation.explain(candidate.strategy, strategy, config.batch_size)
       time, memory = seen["time"], seen["memory"]
-      at_best = f", at least {time['seconds'] * 1e3:,.0f} ms a step ({time['binds']} binds)" if time else ""
+      at_best = f", at least {explain.duration(time['seconds'])} a step ({time['binds']} binds)" if time else ""
+      total = explain.amount(memory["total"]) if memory["total"] else "refused"
       print(
-        f"{number:2d}  {memory['total'] / 1e9:.2f} GB (predicted {candidate.memory / 1e9:.2f}): "
+        f"{number:2d}  {total} (predicted {explain.amount(candidate.memory)}): "
         f"{'fits' if memory['fits'] else 'does not fit'}{at_best}",
         flush=True,
       )

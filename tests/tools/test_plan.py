@@ -1,6 +1,7 @@
 """The planner: what it finds fits, is ordered, can be run, and is what its formulas say."""
 
 import itertools
+import math
 import shlex
 import subprocess
 import sys
@@ -118,9 +119,14 @@ def test_the_batch_is_near_what_was_asked_and_splits(tokens: float, length: int,
 
 
 def test_a_batch_below_one_text_is_refused():
-  for tokens in (0, -5, 100):
+  for tokens in (0, -5, 100, math.inf, math.nan):
     with one_sentence("batch-tokens=", "4096"):
       tool.batch_of(tokens, 4096, 8)
+  with one_sentence("batch-tokens=0", "4096"):
+    tool.main(command_line_of(tool.define, "--params=7e9", f"--topology={SLICE}", "--batch-tokens=0"))
+  config = f"--config={ROOT}/configs/fsdp.py"
+  with one_sentence("batch_size=-8", "at least 1"):
+    tool.main(command_line_of(tool.define, config, f"--topology={SLICE}", "--config.batch_size=-8"))
 
 
 def test_axes_of_one_device_count():

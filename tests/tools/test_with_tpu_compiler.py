@@ -33,11 +33,18 @@ def test_a_machine_without_tpus_starts_in_silence():
 
 
 def test_what_plan_predicts_the_compiler_confirms(capsys: pytest.CaptureFixture):
-  asked = command_line_of(plan.define, CONFIG, SLICE, "--strategies=data_parallel", "--best=1", "--compile")
+  sizes = {"width": 1024, "heads": 8, "kv_heads": 8, "mlp_width": 2816, "depth": 4, "seq_len": 512, "vocab_size": 8192}
+  fields = [f"--config.model.{name}={size}" for name, size in sizes.items()]
+  asked = command_line_of(
+    plan.define, CONFIG, SLICE, *fields, "--config.batch_size=32", "--strategies=fsdp", "--best=1", "--compile"
+  )
   plan.main(asked)
   said = capsys.readouterr().out.split("compiled\n")[1]
-  found = re.fullmatch(r" 1  ([\d.]+) GB \(predicted ([\d.]+)\): fits, at least [\d,]+ ms a step \(\w+ binds\)\n", said)
+  size, time = r"([\d.,]+ [GMk]?B)", r"[\d.,]+ [mµ]s"
+  found = re.fullmatch(rf" 1  {size} \(predicted {size}\): fits, at least {time} a step \(\w+ binds\)\n", said)
   assert found, said
+  theirs, ours = (float(text.split()[0]) * {"GB": 1e3, "MB": 1}[text.split()[1]] for text in found.groups())
+  assert ours == pytest.approx(theirs, rel=0.15)
 
 
 def test_explain_says_what_would_make_a_step_fit(capsys: pytest.CaptureFixture):
@@ -48,7 +55,7 @@ def test_explain_says_what_would_make_a_step_fit(capsys: pytest.CaptureFixture):
   )
   explain.main(asked.config, asked)
   text = capsys.readouterr().out
-  assert "does not fit into the 16.00 GB of a device" in text
+  assert "does not fit into the 17.18 GB of a device" in text
   assert "strategy=fsdp would fit" in text
   assert "what is sent is not known, since the compiler refused the step" in text
   assert "binds" not in text
