@@ -140,16 +140,19 @@ def mends(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
     if case.examples >= parts and case.examples % parts == 0:
       accumulation = case.accumulation * parts
       changes.append((f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
-  for other, sizes, layout in _layouts(name, case):
-    if full.batch_size % (layout.shards("batch") * case.accumulation) == 0:
-      schedule = case.schedule if layout.axes("layers") else None
-      changes.append((f"{also}{other}{sizes}".strip(), dataclasses.replace(full, layout=layout, schedule=schedule)))
+  for fields, layout in _layouts(name, case):
+    changed = dataclasses.replace(full, layout=layout, schedule=case.schedule if layout.axes("layers") else None)
+    if full.batch_size % (layout.shards("batch") * changed.units) == 0:
+      changes.append((f"{also}{fields}", changed))
   found = [{"change": change, "total": predict.memory(changed).total} for change, changed in changes]
   return [mend for mend in found if mend["total"] <= capacity]
 
 
-def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout]]:
-  """Other layouts of the same devices: this strategy with another `model` axis, and other strategies without stages."""
+def _layouts(name: str, case: Case) -> Iterator[tuple[str, Layout]]:
+  """Other layouts of the same devices, and the fields that ask for them.
+
+  This strategy with its own mesh or another `model` axis, and other strategies without stages.
+  """
   seen = {str(case.layout)}
   for other in strategies.names():
     template = strategies.layout(other)
@@ -162,7 +165,11 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout]]:
       stages = layout.axes("layers") and (other != name or layout.mesh["stage"] != case.layout.mesh["stage"])
       if str(layout) not in seen and layout.splits() and not stages:
         seen.add(str(layout))
-        yield "" if other == name else f"strategy={other} ", f"mesh.model={size}" if size else "", layout
+        if other == name:
+          fields = [f"mesh.{axis}={n}" for axis, n in layout.mesh.items() if n != case.layout.mesh[axis]]
+        else:
+          fields = [f"strategy={other}", *([f"mesh.model={size}"] if size else [])]
+        yield " ".join(fields), layout
 
 
 def _communication(step: Step) -> list[dict[str, Any]]:
@@ -196,7 +203,7 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip) -> dict[str
     compute=flops / figures.flops,
     memory=traffic / figures.bandwidth,
     communication=roofline.seconds_to_send(figures, strategy.mesh, sent),
-    idle=strategy.schedule.idle_time() if strategy.schedule else 0.0,
+    idle=case.idle,
   )
   model, devices = strategy.program.model, strategy.layout.device_count
   unit, items = model.unit
@@ -210,7 +217,9 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip) -> dict[str
     "model_flops": model_flops,
     "predicted_flops": predict.flops(case),
     "traffic": traffic,
+    "backward": case.backward,
     "left_out": step.left_out(),
+    "beyond": [axes for axes in sent if roofline.leaves_links(strategy.mesh, axes)],
     "per_second": case.batch_size * items / times.seconds,
     "unit": unit,
   }

@@ -67,12 +67,22 @@ def extents(mesh: Mesh, axes: Iterable[str]) -> tuple[list[int], list[int]]:
 
   For devices without coordinates (GPUs, CPUs) there is one dimension.
   """
-  index = tuple(slice(None) if axis in set(axes) else 0 for axis in mesh.axis_names)
-  group = np.asarray(mesh.devices[index], object).reshape(-1)
+  group = _group(mesh, axes)
   if not hasattr(group[0], "coords"):
     return [len(group)], [mesh.devices.size]
   spans = lambda devices: [len({device.coords[i] for device in devices}) for i in range(len(group[0].coords))]
   return spans(group), spans(mesh.devices.flat)
+
+
+def _group(mesh: Mesh, axes: Iterable[str]) -> np.ndarray:
+  """The devices of the mesh's first group of those that differ in these axes."""
+  index = tuple(slice(None) if axis in set(axes) else 0 for axis in mesh.axis_names)
+  return np.asarray(mesh.devices[index], object).reshape(-1)
+
+
+def leaves_links(mesh: Mesh, axes: Iterable[str]) -> bool:
+  """Whether such a group lies in several slices of TPUs or hosts of GPUs, which no link of `Chip` joins."""
+  return len({getattr(device, "slice_index", 0) for device in _group(mesh, axes)}) > 1
 
 
 def seconds_to_send(chip: Chip, mesh: Mesh, sent: Mapping[tuple[str, ...], float]) -> float:

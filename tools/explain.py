@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 from absl import flags
 
 import strategies
@@ -18,6 +19,7 @@ from analysis.topology import devices as devices_of
 from strategies.base import Strategy
 from tools.pictures import picture
 from training import command_line, runtime, settings
+from training.hardware import chip
 
 
 def create(config: Any, topology: str | None) -> Strategy:
@@ -62,7 +64,7 @@ def _placed(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _picture(strategy: Strategy) -> str:
-  """One weight on its devices: the first that is split."""
+  """One weight on its devices."""
   if strategy.layout.device_count == 1:
     return ""
   params = strategy.abstract_state().params
@@ -72,13 +74,13 @@ def _picture(strategy: Strategy) -> str:
 
 def _memory(memory: dict[str, Any]) -> str:
   p = memory["predicted"]
-  size = lambda number: "" if number is None else _bytes(number)
+  size = lambda number: "" if number is None else amount(number)
   state = p["parameters"] + p["optimizer"]
   rows = [
     ("memory of a device", "predicted", "compiler"),
     ("parameters", size(p["parameters"]), ""),
     ("optimizer", size(p["optimizer"]), ""),
-    ("= state and batch", size(state), size(memory["arguments"])),
+    ("= state (compiler: and batch)", size(state), size(memory["arguments"])),
     ("gradients", size(p["gradients"]), ""),
     ("activations for the backward pass", size(p["saved"]), ""),
     ("working memory", size(p["working"]), ""),
@@ -87,9 +89,9 @@ def _memory(memory: dict[str, Any]) -> str:
   ]
   lines = [table(rows)]
   if memory["fits"] is not None:
-    lines.append(f"{'fits' if memory['fits'] else 'does not fit'} into the {_bytes(memory['device'])} of a device")
+    lines.append(f"{'fits' if memory['fits'] else 'does not fit'} into the {amount(memory['device'])} of a device")
   if memory["fits"] is False:
-    lines += [f"  {mend['change']} would fit, with {_bytes(mend['total'])} predicted" for mend in memory["mends"]]
+    lines += [f"  {mend['change']} would fit, with {amount(mend['total'])} predicted" for mend in memory["mends"]]
     if not memory["mends"]:
       lines.append("  no single change of remat, accumulation or strategy makes it fit; use more devices")
   return "\n".join(lines)
@@ -124,21 +126,24 @@ def _timeline(found: dict[str, Any]) -> str:
 def _time(found: dict[str, Any]) -> str:
   time = found["time"]
   if not time:
-    return (
-      ""
-      if found["memory"]["fits"] is False
-      else f"no peaks are known for {found['device']!r} in this precision, so no times; --topology names a TPU slice"
-    )
+    if found["memory"]["fits"] is False:
+      return ""
+    known = chip(found["device"])
+    mend = "model.dtype='bfloat16' has some" if known else "--topology names a TPU slice"
+    return f"no peaks are known for {found['device']!r}{' in this precision' if known else ''}, so no times; {mend}"
   rows = [
     (f"a step on {found['device']} at best", "", ""),
-    ("arithmetic", _duration(time["compute"]), f"{time['flops'] / 1e12:,.3f} TFLOP a device"),
-    ("memory", _duration(time["memory"]), f"{time['traffic'] / 1e9:,.2f} GB read and written"),
-    ("communication", _duration(time["communication"]), ""),
+    ("arithmetic", duration(time["compute"]), f"{time['flops'] / 1e12:,.3f} TFLOP a device"),
+    ("memory", duration(time["memory"]), f"{time['traffic'] / 1e9:,.2f} GB read and written"),
+    ("communication", duration(time["communication"]), ""),
   ]
   if time["idle"]:
-    rows.append(("stages wait", f"{time['idle']:.1%}", "of the time, if a backward unit takes twice a forward unit"))
+    takes = f"of the time, if a backward unit takes {time['backward']:g} times as long as a forward unit"
+    rows.append(("stages wait", f"{time['idle']:.1%}", takes))
   best = f"{time['per_second']:,.0f} {time['unit']}/s, {time['mfu']:.1%} MFU"
-  lines = [table(rows), f"{time['binds']} binds: at least {_duration(time['seconds'])} a step, at most {best}"]
+  lines = [table(rows), f"{time['binds']} binds: at least {duration(time['seconds'])} a step, at most {best}"]
+  for axes in time["beyond"]:
+    lines.append(f"over {'+'.join(axes)} devices lie in several slices or hosts; the times are of links within one")
   if time["left_out"]:
     lines.append(f"not in these times, since nothing says what they do or how often: {', '.join(time['left_out'])}")
   return "\n".join(lines)
@@ -153,11 +158,11 @@ def table(rows: list[tuple[str, ...]]) -> str:
   return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
   return f"{seconds * 1e3:,.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.1f} µs"
 
 
-def _bytes(number: float) -> str:
+def amount(number: float) -> str:
   for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
     if number >= size:
       return f"{number / size:,.2f} {unit}"
@@ -167,9 +172,11 @@ def _bytes(number: float) -> str:
 def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
   topology, file = asked.topology, asked.json and Path(asked.json)
   if file:
-    runtime.writable(file.parent, "json")
+    runtime.writable_file(file, "json")
   strategy = create(config, topology)
   found = explain(config.strategy, strategy, config.batch_size)
+  if not topology and jax.process_index():
+    return  # of several processes the first one tells
   print(text(found, strategy), end="")
   if file:
     file.write_text(json.dumps(found, indent=1) + "\n")

@@ -188,8 +188,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
   options.peer_python = options.peer_python or sys.executable
   if shutil.which(options.peer_python) is None:
     raise ConfigError(f"peer-python={options.peer_python!r} is no program; name a Python that has PyTorch")
-  if options.record and options.record.is_dir():
-    raise ConfigError(f"record={str(options.record)!r} is a folder; name a file in it")
+  if options.record:
+    runtime.writable_file(options.record, "record")
   return options, rest
 
 

@@ -25,7 +25,7 @@ import jax
 from errors import ConfigError, one_of
 from tools.lessons import LESSONS
 from training import command_line
-from training.runtime import writable
+from training.runtime import writable_file
 
 PAGE = Path(__file__).parents[1] / "docs" / "tour.md"
 DEVICES = 8
@@ -139,9 +139,7 @@ def main(arguments: list[str]) -> None:
     raise ConfigError(f"page={str(options.page)!r} is for the whole tour; leave out --steps={options.steps}")
   file = options.page or PAGE
   if not asked:
-    writable(file.parent, "page")
-    if file.is_dir():
-      raise ConfigError(f"page={str(file)!r} is a folder; name a file in it")
+    writable_file(file, "page")
   jax.config.update("jax_platforms", "cpu")
   if jax.config.jax_num_cpu_devices != DEVICES:  # it cannot be set once JAX is in use, not even to what it is
     jax.config.update("jax_num_cpu_devices", DEVICES)

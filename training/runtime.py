@@ -55,6 +55,14 @@ def writable(folder: Path, field: str) -> Path:
   return folder
 
 
+def writable_file(file: Path, field: str) -> Path:
+  """The file, its folder made if need be; raises ConfigError if it cannot be written."""
+  if file.is_dir():
+    raise ConfigError(f"{field}={str(file)!r} is a folder; name a file in it")
+  writable(file.parent, field)
+  return file
+
+
 @contextlib.contextmanager
 def owned(workdir: Path) -> Iterator[None]:
   """Makes `workdir` this job's alone while the body runs; all processes call it.

@@ -11,7 +11,7 @@ import strategies
 from analysis import theory
 from analysis.case import Case
 from analysis.plan import spread
-from analysis.roofline import Roofline, bandwidth
+from analysis.roofline import Roofline, bandwidth, leaves_links
 from benchmarks import predicted as benchmark
 from training.hardware import Chip, chip
 
@@ -39,6 +39,14 @@ def test_behind_a_switch_every_group_has_all_links():
   switched = chip("NVIDIA H200")
   assert switched is not None
   assert bandwidth(switched, [8], [8]) == bandwidth(switched, [2], [8]) == switched.link
+
+
+def test_slices_are_no_links_apart():
+  arranged = np.array([[types.SimpleNamespace(coords=(x, 0, 0), slice_index=y) for x in range(4)] for y in range(2)])
+  mesh = types.SimpleNamespace(devices=arranged, axis_names=("replica", "data"))
+  assert not leaves_links(mesh, ("data",))
+  assert leaves_links(mesh, ("replica",))
+  assert leaves_links(mesh, ("replica", "data"))
 
 
 def test_the_largest_time_binds():

@@ -1,6 +1,7 @@
 """What explain says: golden pages per strategy, and that its parts are true."""
 
 import json
+import math
 from pathlib import Path
 
 import jax
@@ -94,14 +95,46 @@ def test_mends_make_it_fit():
   assert not any(name in mend["change"] for mend in found for name in ("single", "pmap_ddp"))
   already = Case.of(strategy("two_d", program(model__depth=4, model__remat="full")), 64, "cpu")
   changes = [mend["change"] for mend in explanation.mends("two_d", already, 1e12)]
-  assert "mesh.model=4" in changes
+  assert "mesh.data=2 mesh.model=4" in changes
   assert not any("remat" in change for change in changes)
   assert explanation.mends("data_parallel", case, 0) == []
+
+
+@pytest.mark.parametrize(
+  "name, mesh, remat",
+  [
+    ("hsdp", {"replica": 4}, "full"),
+    ("two_d", {"model": 4}, "none"),
+    ("three_d", {"model": 4}, "full"),
+    ("pipeline", {}, "full"),
+  ],
+)
+def test_a_mend_is_what_its_words_say(name: str, mesh: dict, remat: str):
+  """Its fields, given to train.py beside those that were there, make a config that runs in the predicted bytes."""
+  fields = {"model__depth": 4, "batch_size": 32, "model__remat": remat, **{f"mesh__{a}": n for a, n in mesh.items()}}
+  asked = config(name, **fields)
+  runner = strategy(name, program(**fields), **{f"mesh__{a}": n for a, n in mesh.items()})
+  found = explanation.mends(name, Case.of(runner, 32, "cpu"), math.inf)
+  assert len(found) > 2
+  for mend in found:
+    changes = dict(change.split("=") for change in mend["change"].split())
+    assert changes, mend
+    other = changes.get("strategy", name)
+    sizes = {a: int(changes[f"mesh.{a}"]) for a in asked.mesh if f"mesh.{a}" in changes}
+    kept = mesh if other == name else {}
+    model = {"model__remat": changes.get("model.remat", remat), "model__depth": 4}
+    accumulation = int(changes.get("accumulation", 1))
+    made = strategy(
+      other, program(**model, accumulation=accumulation), **{f"mesh__{a}": n for a, n in (kept | sizes).items()}
+    )
+    made.check_batch("batch_size", 32, accumulation)
+    assert explanation.predict.memory(Case.of(made, 32, "cpu")).total == mend["total"], mend
 
 
 def test_what_does_not_fit_is_said_with_the_bytes():
   message = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 120.50G of 95.74G hbm.\nmore"
   assert DoesNotFit(message).needed == 120.5 * 2**30
+  assert DoesNotFit("RESOURCE_EXHAUSTED: Used 20.5M of 16.0M vmem.").needed is None  # not the memory of the device
   other = "RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (28.94G) exceeds available HBM (15.75G)."
   assert (DoesNotFit(other).needed, DoesNotFit(other).temporary) == (None, 28.94 * 2**30)
   assert "\n" not in str(DoesNotFit(message))
@@ -121,3 +154,35 @@ def test_kinds_of_devices_have_all_figures():
       assert 1e11 < figures.bandwidth < 1e13, kind
       assert 1e10 < figures.link < 1e12, kind
       assert (figures.torus > 0) == kind.startswith("TPU")
+
+
+@pytest.mark.parametrize(
+  "kind, gib, both_ways",
+  [
+    ("TPU v4", 32, 600), ("TPU v5 lite", 16, 400), ("TPU v5", 95, 1200), ("TPU v6 lite", 32, 800),
+    ("TPU7x", 96, 600),  # half of a chip
+  ],
+)  # fmt: skip
+def test_figures_of_tpus_are_their_makers(kind: str, gib: int, both_ways: int):
+  """Memory in GiB, and GB/s over all links in both directions, as Google Cloud's tables state them."""
+  figures = hardware.chip(kind)
+  assert figures.memory == gib * 2**30
+  assert figures.link * 2 * 2 * figures.torus == both_ways * 1e9
+
+
+def test_a_part_of_a_gpu_has_not_the_figures_of_all():
+  assert hardware.chip("NVIDIA H200 MIG 1g.18gb") is None
+  assert hardware.chip("NVIDIA A100-PCIE-40GB").link < hardware.chip("NVIDIA A100-SXM4-40GB").link
+
+
+def test_where_no_times_are_known_the_mend_is_one(found: dict):
+  unknown = found | {"time": None, "device": "abacus"}
+  assert explain._time(unknown).endswith("'abacus', so no times; --topology names a TPU slice")
+  assert "in this precision" in explain._time(unknown | {"device": "TPU v5"})
+  assert explain._time(unknown | {"device": "TPU v5"}).endswith("model.dtype='bfloat16' has some")
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_compiled(tmp_path: Path):
+  asked = command_line_of(explain.define, f"--config={ROOT}/configs/fsdp.py:tiny", f"--json={tmp_path}")
+  with one_sentence("json=", "is a folder"):
+    explain.main(asked.config, asked)
