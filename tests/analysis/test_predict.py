@@ -36,6 +36,22 @@ def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat:
   assert state == pytest.approx(step.arguments, rel=0.02)  # and the batch
 
 
+@pytest.mark.parametrize(
+  "name, remat, fields",
+  [
+    ("fsdp", "none", {"model__kv_heads": 2}),
+    ("fsdp", "none", {"model__tied_embedding": True}),
+    ("fsdp", "full", {"accumulation": 4}),
+    ("data_parallel", "none", {"accumulation": 4}),
+    ("two_d", "none", {"model__inputs": "images", "data__name": "synthetic", "model__image_size": 64}),
+  ],
+)
+def test_memory_of_other_models_is_predicted_as_well(name: str, remat: str, fields: dict):
+  runner = strategy(name, program(remat, **fields))
+  predicted = predict.memory(Case.of(runner, BATCH, "cpu"))
+  assert predicted.total == pytest.approx(compile_step(runner, BATCH).bytes, rel=MEMORY)
+
+
 def test_memory_with_dropout_is_predicted_as_well():
   """A byte for each element that two dropouts a block take or leave, where nothing is computed again.
 

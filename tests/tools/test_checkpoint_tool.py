@@ -65,7 +65,7 @@ def test_the_parameters_can_be_read_elsewhere_as_the_page_says(ended: Path):
   """By a process with one device, where eight wrote them, and nothing of this repository."""
   page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
   code = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
-  code = code.replace("/path/to/runs/mine/checkpoints/131", str(ended / "checkpoints" / "4"))
+  code = code.replace("/path/to/runs/mine/checkpoints/252", str(ended / "checkpoints" / "4"))
   code += "print(len(jax.devices()), params['embedding'].shape, params['blocks']['mlp']['up'].dtype)"
   done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, env={}, timeout=100)
   vocab, width = config().model.vocab_size, config().model.width
