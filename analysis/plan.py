@@ -58,14 +58,14 @@ def search(model: ModelConfig, batch_size: int, where: Slice, names: Sequence[st
 
 
 def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candidate]:
-  """The first `count`, each strategy at most `of_one` times among them."""
+  """The first `count`, in their order: each strategy at most `of_one` times, unless there are not enough others."""
   seen: collections.Counter[str] = collections.Counter()
-  chosen = []
-  for candidate in found:
+  chosen: list[int] = []
+  rest: list[int] = []
+  for number, candidate in enumerate(found):
     seen[candidate.strategy] += 1
-    if seen[candidate.strategy] <= of_one:
-      chosen.append(candidate)
-  return chosen[:count]
+    (chosen if seen[candidate.strategy] <= of_one else rest).append(number)
+  return [found[number] for number in sorted((chosen + rest)[:count])]
 
 
 def _layouts(names: Sequence[str], model: ModelConfig, devices: int) -> Iterator[tuple[str, Layout]]:

@@ -3,9 +3,9 @@
     python -m tools.plan --params=7e9 --topology=v5p:8x8x16 --batch-tokens=4e6 [--seq-len=4096] [--compile]
     python -m tools.plan --config=configs/fsdp.py --config.FIELD=... --topology=v5e:4x8    # the model of a config
 
-Ranks by predicted step time, at most two meshes of a strategy. Compiles nothing and needs no TPU; with --compile the
-real compiler checks the best three (pip install '.[topology]'). analysis/plan.py searches; docs/explain.md says how far
-it can be trusted.
+Ranks by predicted step time, at most two plans of a strategy where there are enough others. Compiles nothing and needs
+no TPU; with --compile the real compiler checks the best three (pip install '.[topology]'). analysis/plan.py searches;
+docs/explain.md says how far it can be trusted.
 """
 
 import math

@@ -76,6 +76,9 @@ def test_at_most_two_of_a_strategy_are_shown(found: list[plan.Candidate]):
   shown = [candidate.strategy for candidate in plan.best(found, 10)]
   assert max(map(shown.count, shown)) == 2
   assert shown[0] == found[0].strategy
+  alike = [candidate for candidate in found if candidate.strategy == found[0].strategy][:5]
+  other = next(candidate for candidate in reversed(found) if candidate.strategy != found[0].strategy)
+  assert plan.best([*alike, other], 4) == [*alike[:3], other]  # more of one, where there are not enough others
 
 
 def test_gathers_over_a_whole_closed_torus_cost_twice():
