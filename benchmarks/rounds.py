@@ -5,6 +5,7 @@ order that rotates, and the reference is timed again before every few of them: a
 reference's runs in that round. So a machine that is slow for an hour slows both, and one that is for a minute neither.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -43,11 +44,11 @@ def run(command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
     return {"error": f"not done after {SECONDS // 60} minutes"}
   except OSError as error:
     return {"error": f"cannot be started ({error.strerror})"}
-  try:
-    return json.loads(done.stdout.strip().splitlines()[-1])
-  except (IndexError, ValueError):  # no result
-    told = (done.stderr or done.stdout).strip().splitlines()
-    return {"error": f"exit status {done.returncode}" + (f": {told[-1]}" if told else "")}
+  if done.returncode == 0:
+    with contextlib.suppress(IndexError, ValueError):  # where there is no result
+      return json.loads(done.stdout.strip().splitlines()[-1])
+  told = (done.stderr or done.stdout).strip().splitlines()
+  return {"error": f"exit status {done.returncode}" + (f": {told[-1]}" if told else "")}
 
 
 def measure(
