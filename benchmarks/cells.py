@@ -83,11 +83,10 @@ def without_peer(config: Any, platform: str, dtype: str) -> str | None:
   """Why the peer would not do the same work as this config; None where it does."""
   if config.model.inputs != "tokens":
     return "it is a language model"
-  asked = {"dtype": dtype, **{name: config.model[name] for name in ("param_dtype", "remat", "dropout")}}
   usual = "float32" if platform == "cpu" else "bfloat16"
   theirs = {"dtype": usual, "param_dtype": "float32", "remat": "none", "dropout": 0.0, "accumulation": 1}
-  differs = [name for name, value in (asked | {"accumulation": config.accumulation}).items() if value != theirs[name]]
-  return f"it has {differs[0]}={theirs[differs[0]]}" if differs else None
+  ours = config.model.to_dict() | {"dtype": dtype, "accumulation": config.accumulation}
+  return next((f"it has {name}={value}" for name, value in theirs.items() if ours[name] != value), None)
 
 
 def check(config: Any) -> None:

@@ -29,7 +29,7 @@ def read(folder: Path = RESULTS) -> dict[str, Record]:
 
 
 def digest(record: Record) -> str:
-  """The SHA-256 of a record's content, which its plots carry."""
+  """The SHA-256 of a record, or of a part of one; plots carry that of their record."""
   return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 

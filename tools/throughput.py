@@ -13,7 +13,6 @@ measured: benchmarks/README.md, benchmarks/rounds.py.
 
 import argparse
 import functools
-import hashlib
 import json
 import math
 import os
@@ -188,8 +187,6 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
   options.peer_python = options.peer_python or sys.executable
   if shutil.which(options.peer_python) is None:
     raise ConfigError(f"peer-python={options.peer_python!r} is no program; name a Python that has PyTorch")
-  if options.record:
-    runtime.writable_file(options.record, "record")
   return options, rest
 
 
@@ -204,10 +201,10 @@ def keep(config: Any, preset: str, options: argparse.Namespace, found: Record) -
   name, is_whole = _name(config, preset, found["hardware"]), not (options.rows or options.devices)
   is_whole = is_whole and options.rounds >= ROUNDS and options.steps >= STEPS
   place = lambda whole: options.record or (tables.RESULTS if whole else ROOT / "runs") / name
-  runtime.writable(place(is_whole).parent, "record")
+  runtime.writable_file(place(is_whole), "record")
   made = measure(config, options, found)
-  path = place(is_whole and made["rounds"] == options.rounds)  # one that was stopped is a part too
-  runtime.writable(path.parent, "record")
+  whole = is_whole and made["rounds"] == options.rounds  # one that was stopped is a part too
+  path = runtime.writable_file(place(whole), "record")
   path.write_text(json.dumps(made, indent=1) + "\n")
   print(tables.section(path.stem, made))
   if path.parent.resolve() == tables.RESULTS:
@@ -221,7 +218,7 @@ def _name(config: Any, preset: str, hardware: dict[str, Any]) -> str:
   words = [cores if hardware["simulated"] else f"{hardware['kind']}-x{hardware['devices']}", preset]
   asked = cells.training(config, cells.REFERENCE, 1)
   if asked != cells.training(base.get_config(preset, "single"), cells.REFERENCE, 1):
-    words.append(hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8])
+    words.append(tables.digest(asked)[:8])
   return re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()).strip("-") + ".json"
 
 

@@ -41,8 +41,8 @@ _V6E = Chip(918e12, 32 * 2**30, 1638e9, 100e9, torus=2, wraps=16)
 # the interconnect in both directions over all of a chip's links (4 in a 2D torus, 6 in 3D), and memory in GiB, in v5e's
 # case under the name of GB. A TPU7x chip shows as two devices, so half of each figure. NVIDIA: the data sheets of each
 # product (FLOP/s without sparsity, NVLink both ways, so half of it; cards have PCIe ×16 alone, since their NVLink
-# bridges join pairs). Keys are the first words, or parts of words up to a hyphen, of
-# `jax.Device.device_kind`; the longest match counts, and None is a kind whose figures are not known here.
+# bridges join pairs). Keys are the first words, or parts of words up to a hyphen, of `jax.Device.device_kind`; the
+# longest match counts, and None is a kind whose figures are not known here.
 CHIPS: dict[str, Chip | None] = {
   "NVIDIA A100": Chip(312e12, 40e9, 1555e9, 300e9),
   "NVIDIA A100-SXM4-80GB": Chip(312e12, 80e9, 2039e9, 300e9),

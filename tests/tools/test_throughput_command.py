@@ -63,7 +63,6 @@ def test_a_cell_whose_loss_is_no_number_is_not_measured():
     (["--rounds=0"], ["rounds=0", "at least 1"]),
     (["--rounds=few"], ["rounds='few'", "--rounds=3"]),
     (["--peer-python=/no/such/python"], ["peer-python='/no/such/python'", "PyTorch"]),
-    (["--record=/tmp"], ["record='/tmp'", "is a folder"]),
     (["--check=x.json", "--steps=9"], ["'--steps'", "no place beside --check"]),
     (["--check=x.json", "--config.batch_size=8"], ["'--config.batch_size=8'", "no place beside --check"]),
     (["--tables", "--peer-python=python3"], ["'--peer-python'", "no place beside --tables"]),
@@ -85,6 +84,9 @@ def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path):
   asked.simulated_devices = 4
   with one_sentence("simulated_devices=4", "--devices"):
     throughput.measure(asked, throughput.parse([])[0], FOUND, Machine())
+  asked = base.get_config("throughput", "single")
+  with one_sentence(f"record='{tmp_path}'", "is a folder"):
+    throughput.keep(asked, "throughput", throughput.parse([f"--record={tmp_path}"])[0], FOUND)
   with one_sentence("the devices here cannot be used", "no driver"):
     throughput.machine(lambda command, spec: {"error": "no driver"})
   with one_sentence("no row can be measured", "out of memory"):
@@ -181,6 +183,9 @@ def test_a_process_that_breaks_says_how():
   }
   assert rounds.run([sys.executable, "-c", "print('{}'); print('a late word')"], {}) == {
     "error": "exit status 0: a late word"
+  }
+  assert rounds.run([sys.executable, "-c", "print('{}'); raise SystemExit('at the end')"], {}) == {
+    "error": "exit status 1: at the end"
   }
   assert "cannot be started" in rounds.run(["/no/such/program"], {})["error"]
 
