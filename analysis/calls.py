@@ -19,9 +19,9 @@ _ATTENTION = "__cudnn$fmha"
 # Calls without a matrix product: places in memory, messages, notes to the compiler; sorting and random bits on GPUs.
 _NONE = {
   "AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart", "ConcatBitcast",
-  "MoveToDevice", "MoveToHost", "PadToStatic", "Sharding", "SliceToDynamic", "TopK", "X64Combine", "X64SplitHigh",
-  "X64SplitLow", "__cub$DeviceRadixSort", "__cub$DeviceRadixSortUnassignedScratchSize", "__gpu$TopK",
-  "annotate_device_placement", "cu_threefry2x32_ffi",
+  "MoveToDevice", "MoveToHost", "PadToStatic", "PrepareAsyncCallDone", "PrepareAsyncCallStart", "Sharding",
+  "SliceToDynamic", "TopK", "X64Combine", "X64SplitHigh", "X64SplitLow", "__cub$DeviceRadixSort",
+  "__cub$DeviceRadixSortUnassignedScratchSize", "__gpu$TopK", "annotate_device_placement", "cu_threefry2x32_ffi",
 }  # fmt: skip
 
 

@@ -115,8 +115,9 @@ class Module:
     )
 
   def _called(self, instruction: Instruction) -> list[str]:
-    # What `to_apply` names elsewhere is the scalar function of a reduction.
-    wanted = {"call": ("to_apply", "calls")}.get(instruction.operation, ("calls",))
+    # What `to_apply` names elsewhere is the scalar function of a reduction. `call-start` is a call on another core, as
+    # those are that a TPU7x has for messages.
+    wanted = ("to_apply", "calls") if instruction.operation in ("call", "call-start") else ("calls",)
     if instruction.operation == "conditional":
       wanted = ("true_computation", "false_computation")
     called = [name for kind, name in _CALLED.findall(instruction.attributes) if kind in wanted]

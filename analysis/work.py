@@ -12,8 +12,8 @@ from analysis.hlo import Computation, Instruction, Module, Shape
 
 # Instructions that only name, group or steer: they move nothing.
 _FREE = {
-  "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all", "iota",
-  "partition-id", "replica-id", "optimization-barrier", "domain", "opt-barrier",
+  "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "call-start",
+  "after-all", "iota", "partition-id", "replica-id", "optimization-barrier", "domain", "opt-barrier",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _VIEWS = {"bitcast", "reshape", "copy", "convert", "transpose"}

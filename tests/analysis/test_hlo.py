@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from analysis import communication, hlo, work
+from analysis import calls, communication, hlo, work
 
 HEAD = "HloModule m\n\n"
 
@@ -169,6 +169,33 @@ def test_a_collective_in_several_kernels_counts_once_and_two_on_one_channel_twic
   text = f"{HEAD}{kernels}ENTRY %main (a: bf16[4,4]) -> bf16[8,4] {{\n  %a = bf16[4,4] parameter(0)\n{calls}}}\n"
   found = communication.collectives(hlo.parse(text), {"data": 2})
   assert [(each.kind, each.sent) for each in found] == [("all-gather", 32)] * 2
+
+
+def test_what_is_called_on_another_core_counts():
+  """As libtpu writes the messages of a TPU7x: made ready, begun and awaited."""
+  text = f"""{HEAD}%add (p: f32[], q: f32[]) -> f32[] {{
+  %p = f32[] parameter(0)
+  %q = f32[] parameter(1)
+  ROOT %s = f32[] add(%p, %q)
+}}
+
+%called (x: f32[100]) -> f32[100] {{
+  %x = f32[100] parameter(0)
+  ROOT %r = f32[100] all-reduce(%x), channel_id=1, replica_groups={{{{0,1}}}}, to_apply=%add
+}}
+
+ENTRY %main (a: f32[100]) -> f32[100] {{
+  %a = f32[100] parameter(0)
+  %ready = s32[] custom-call(), custom_call_target="PrepareAsyncCallStart"
+  %rest = token[] custom-call(%ready), custom_call_target="PrepareAsyncCallDone"
+  %begun = (f32[100], token[]) call-start(%a, %rest), async_execution_thread="sparsecore", to_apply=%called
+  ROOT %done = f32[100] call-done(%begun)
+}}
+"""
+  module = hlo.parse(text)
+  assert [each.sent_in_step for each in communication.collectives(module, {"data": 2})] == [400]
+  assert calls.unknown(module) == []
+  assert 800 <= work.traffic(module) < 820  # the sum, read and written, and a word or two
 
 
 def test_traffic_of_a_slice_is_the_slice():

@@ -34,9 +34,9 @@ ROOT = Path(__file__).parents[2]
 SCALARS = 512
 
 
-def grouped(name: str, inputs: str) -> tuple[collections.Counter, collections.Counter]:
+def grouped(name: str, inputs: str, topology: str = golden.SLICE) -> tuple[collections.Counter, collections.Counter]:
   """Bytes that a device sends in a step by (kind, axes): in the compiled program, and by the formulas."""
-  found = golden.explained(name, golden.SLICE, inputs)
+  found = golden.explained(name, topology, inputs)
   ours, wanted = collections.Counter(), collections.Counter()
   for row in found["communication"]:
     assert row["times"], f"nothing says how often {row} runs"
@@ -69,6 +69,14 @@ def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, input
     ours["all-reduce", scatter[1]] += 2 * scattered
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "pipeline"])
+def test_what_a_tpu7x_sends_by_cores_of_its_own_counts(name: str):
+  ours, wanted = grouped(name, "tokens", "tpu7x:2x2x1")
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+  assert golden.explained(name, "tpu7x:2x2x1", "tokens")["time"]["left_out"] == []
 
 
 @pytest.mark.parametrize("name", SENDERS)
