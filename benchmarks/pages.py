@@ -22,6 +22,17 @@ def machine(devices: Sequence[jax.Device]) -> dict[str, Any]:
   }
 
 
+def cpu() -> str:
+  """The processor's name where the system tells it, with family and model: a virtual machine may hide more."""
+  try:
+    first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+  except OSError:
+    return platform.processor() or platform.machine()
+  told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+  known = [f"{word} {told[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in told]
+  return told.get("model name", platform.machine()) + (f" ({', '.join(known)})" if known else "")
+
+
 def source(record: dict[str, Any]) -> str:
   """The line below a table: the command that makes it again, and where it was made."""
   versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())

@@ -10,6 +10,7 @@ Needs the TPU compiler: pip install '.[topology]'. A test holds the predictions 
 import argparse
 import collections
 import json
+import os
 from importlib import metadata
 from typing import Any
 
@@ -20,7 +21,7 @@ from analysis import predict, theory
 from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.topology import devices, slice_of
-from benchmarks.pages import ROOT, fill, source
+from benchmarks.pages import ROOT, cpu, fill, source
 from configs import base
 from errors import ConfigError, one_of
 from training import settings
@@ -80,6 +81,7 @@ def measure(case: list | tuple) -> dict[str, Any]:
     "traffic": step.traffic(),
     "sent": dict(sent),
     "compile_seconds": step.seconds,
+    "machine": f"{os.cpu_count()} cores of {cpu()}",
   }
 
 
@@ -100,8 +102,9 @@ def predicted(case: list | tuple) -> dict[str, float]:
 def tables(record: dict[str, Any]) -> dict[str, str]:
   """The generated part of docs/explain.md."""
   rows = [
-    "| Strategy | Slice | Model, text | Batch | Remat | Memory, compiler | predicted | FLOPs | Traffic | Sent |",
-    "|---|---|---|---|---|---|---|---|---|---|",
+    "| Strategy | Slice | Model, text | Batch | Remat "
+    "| Memory, compiler | predicted | FLOPs | Traffic | Sent | Compiled in |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
   ]
   for found in record["cases"]:
     name, topology, model, length, batch_size, remat, _ = found["case"]
@@ -110,7 +113,7 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
     ratios = [f"{ours[what] / theirs[what]:.2f}" for what in ("memory", "flops", "traffic", "sent")]
     rows.append(
       f"| {name} | {topology} | {model}, {length} | {batch_size} | {remat} | {theirs['memory'] / 1e9:.2f} GB "
-      f"| {' | '.join(ratios)} |"
+      f"| {' | '.join(ratios)} | {found['compile_seconds']:.0f} s |"
     )
   return {"predictions": "\n".join([*rows, "", source(record)])}
 
@@ -130,11 +133,12 @@ def compile_cases(asked: str | None) -> None:
   cases = {json.dumps(found["case"]): found for found in known["cases"] if same}
   for number in chosen:
     cases[json.dumps(list(CASES[number]))] = measure(CASES[number])
+    kept = [cases[key] for case in CASES if (key := json.dumps(list(case))) in cases]
     record = {
       "command": "python -m benchmarks.predictions",
-      "machine": "compiled for TPUs on a CPU",
+      "machine": f"compiled for TPUs on {' and '.join(sorted({found['machine'] for found in kept}))}",
       "versions": versions,
-      "cases": [cases[key] for case in CASES if (key := json.dumps(list(case))) in cases],
+      "cases": kept,
     }
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 

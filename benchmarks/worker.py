@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 import data
 import strategies
 from analysis.compiled import planned
+from benchmarks.pages import cpu
 from benchmarks.predicted import predicted
 from configs import base
 from data import cifar10
@@ -60,23 +60,12 @@ def describe_machine(spec: dict[str, Any]) -> dict[str, Any]:
       "devices": None if simulated else len(devices),
       "device_memory_bytes": limit,
       "peak_flops": hardware.peak_flops(devices[0], "bfloat16"),
-      "cpu": _cpu(),
+      "cpu": cpu(),
       "cores": os.cpu_count(),
       "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     },
     "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES}},
   }
-
-
-def _cpu() -> str:
-  """The processor's name where the system tells it, with family and model: a virtual machine may hide more."""
-  try:
-    first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-  except OSError:
-    return platform.processor() or platform.machine()
-  told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
-  known = [f"{word} {told[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in told]
-  return told.get("model name", platform.machine()) + (f" ({', '.join(known)})" if known else "")
 
 
 def compile_step(spec: dict[str, Any]) -> dict[str, Any]:

@@ -110,8 +110,8 @@ def test_what_a_strategy_sends_on_tpus_is_the_golden_page(name: str):
   assert golden.page(name, golden.SLICE) == golden.file(name, golden.SLICE).read_text()
 
 
-def test_a_model_of_7_billion_on_1024_chips_is_explained_in_two_minutes_and_8_gb(tmp_path: Path):
-  """As a user would. It takes about 36 s and 2 GB on an idle machine of 2 cores."""
+def test_a_model_of_7_billion_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):
+  """As a user would; it takes about 2 GB. How long it takes is measured by benchmarks.predictions."""
   model = {"width": 4096, "depth": 32, "heads": 32, "kv_heads": 32, "mlp_width": 11008, "vocab_size": 32000}
   fields = {f"model.{name}": size for name, size in (model | {"seq_len": 4096, "remat": "full"}).items()}
   fields |= {"batch_size": 1024}
@@ -134,5 +134,4 @@ def test_a_model_of_7_billion_on_1024_chips_is_explained_in_two_minutes_and_8_gb
   assert sum(math.prod(weight["shape"]) for weight in found["weights"]) > 6.5e9
   assert found["mesh"] == {"data": 1024}
   assert found["memory"]["fits"]
-  assert usage.ru_utime + usage.ru_stime < 120  # of one core: what else the machine does is no fault of ours
   assert usage.ru_maxrss < 8e6  # kB
