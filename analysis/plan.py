@@ -71,13 +71,15 @@ def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candid
 def _layouts(names: Sequence[str], model: ModelConfig, devices: int) -> Iterator[tuple[str, Layout]]:
   """Every strategy on every mesh of that many devices that splits the model evenly; equal layouts once."""
   seen = set()
-  for name in sorted(names, key=lambda name: len(strategies.layout(name).mesh)):  # the simplest of equals
+  simplest = lambda name: (len(strategies.layout(name).mesh), strategies.layout(name).splits())
+  for name in sorted(names, key=simplest):  # of equals
     template = strategies.layout(name)
     axes = list(template.mesh)
     for sizes in _factors(devices, len(axes)):
       mesh = dict(zip(axes, sizes, strict=True))
       layout = template.on(**mesh)
-      if any(size > LARGEST.get(axis, size) for axis, size in mesh.items()) or not layout.splits():
+      idle = devices > 1 and not layout.splits()
+      if idle or any(size > LARGEST.get(axis, size) for axis, size in mesh.items()):
         continue
       try:
         layout.check_divides(model.sizes())
@@ -120,11 +122,12 @@ def _schedule(name: str, stages: int, microbatches: int, chunks: int) -> schedul
 
 def _judge(name: str, case: Case, where: Slice, pipeline: tuple[str, int, int, int] | None) -> Candidate:
   spans = spread(case.layout.mesh, (*where.shape, where.cores))
-  seconds = {False: 0.0, True: 0.0}
-  for row in theory.sent(case):
+
+  def to_send(row: theory.Sent) -> float:
     reaches = [math.prod(spans[axis][i] for axis in row.axes) for i in range(len(where.shape))]
     twice = 2 if row.kind in ("all-gather", "reduce-scatter") and where.is_whole(reaches) else 1
-    seconds[row.waits] += twice * row.bytes / bandwidth(where.chip, reaches, where.shape)
+    return twice * row.bytes / bandwidth(where.chip, reaches, where.shape)
+
   fields: dict[str, object] = {f"mesh.{axis}": size for axis, size in case.layout.mesh.items()}
   fields |= {"model.remat": case.model.remat}
   if case.accumulation > 1:
@@ -138,13 +141,7 @@ def _judge(name: str, case: Case, where: Slice, pipeline: tuple[str, int, int, i
     fields=fields,
     case=case,
     memory=predict.memory(case).total,
-    times=Roofline(
-      compute=predict.flops(case) / where.chip.flops,
-      memory=predict.traffic(case) / where.chip.bandwidth,
-      communication=seconds[False],
-      waiting=seconds[True],
-      idle=case.idle,
-    ),
+    times=predict.times(case, where.chip, to_send),
   )
 
 

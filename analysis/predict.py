@@ -4,15 +4,19 @@ explain shows it beside what the compiler made; plan ranks layouts by it, withou
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from analysis import theory
 from analysis.case import Case, weights
+from analysis.roofline import Roofline
 from analysis.saved import bytes_per_example
 from models.attention import QUERY_BLOCK
 from models.config import ModelConfig
 from strategies.stage import UNROLL
+from training.hardware import Chip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,3 +139,17 @@ def traffic(case: Case) -> float:
   used = sum(map(case.used, weights(model))) * case.item
   held = sum(map(case.held, weights(model))) * param
   return case.units * (case.examples * (fitted * layers * block + 6 * logits) + passes * used + 2 * held) + 6 * held
+
+
+def times(case: Case, chip: Chip, to_send: Callable[[theory.Sent], float]) -> Roofline:
+  """Seconds of a step at the peaks of a device; `to_send` says how long the messages of a row of theory take."""
+  seconds = {False: 0.0, True: 0.0}
+  for row in theory.sent(case):
+    seconds[row.waits] += to_send(row)
+  return Roofline(
+    compute=flops(case) / chip.flops,
+    memory=traffic(case) / chip.bandwidth,
+    communication=seconds[False],
+    waiting=seconds[True],
+    idle=case.idle,
+  )

@@ -131,9 +131,10 @@ def main(asked: flags.FlagValues) -> None:
   positive("batch_size", config.batch_size)
   if model.dtype != "bfloat16":
     raise ConfigError(f"model.dtype={model.dtype!r} has no peaks here; use 'bfloat16', or 'auto'")
+  count = f"{where.devices} device{'s' * (where.devices > 1)}"
   print(
     f"{sum(weight.size for weight in weights(model)) / 1e9:.4g} B parameters, batches of {config.batch_size} × "
-    f"{model.positions} {'patches' if model.is_image else 'tokens'}, on {where.devices} devices of {asked.topology}\n"
+    f"{model.positions} {'patches' if model.is_image else 'tokens'}, on {count} of {asked.topology}\n"
   )
   found = best(search(model, config.batch_size, where, asked.strategies), asked.best)
   if not found:

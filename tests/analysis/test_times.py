@@ -12,6 +12,7 @@ from analysis import explanation, hlo, plan, predict, roofline, theory
 from analysis.case import Case, weights
 from analysis.compiled import Step
 from analysis.topology import slice_of
+from benchmarks import predicted
 from models.config import ModelConfig
 from training.hardware import Chip, chip
 
@@ -144,3 +145,18 @@ def test_mends_multiply_the_parts_that_there_are():
   changes = [mend["change"] for mend in explanation.mends("fsdp", case, math.inf)]
   assert "accumulation=4" in changes
   assert "accumulation=2" not in changes
+
+
+def test_the_tables_prediction_counts_what_a_step_waits_for(monkeypatch: pytest.MonkeyPatch):
+  """Of real devices. Here the CPU's are taken for some of 1 GFLOP/s, with a network of 1 GB/s and no torus."""
+  made_up = Chip(flops=1e9, memory=1e9, bandwidth=1e15, link=1e9)
+  monkeypatch.setattr(predicted, "chip", lambda kind: made_up)
+  monkeypatch.setattr(predicted, "peak_flops", lambda device, dtype: made_up.flops)
+  runner = strategy("three_d", program())
+  case = Case.of(runner, 32, "cpu")
+  waits = sum(row.bytes for row in theory.sent(case) if row.waits) / 1e9
+  hidden = sum(row.bytes for row in theory.sent(case) if not row.waits) / 1e9
+  busy = predict.flops(case) / 1e9 / (1 - case.idle)
+  assert waits > 0
+  assert busy > hidden
+  assert predicted.predicted(runner, 32, None)["seconds"] == pytest.approx(max(busy, hidden) + waits)

@@ -72,6 +72,15 @@ def test_more_than_fits_anywhere_leaves_nothing():
   assert plan.search(model(70e9), 64, slice_of("v5e:2x2")) == []
 
 
+def test_one_device_is_planned_for_as_such():
+  """Any strategy is `single` there, the simplest of equals; on more devices it would leave them idle."""
+  one, two = slice_of("v5e:1x1"), slice_of("v5e:1x2")
+  assert {candidate.strategy for candidate in plan.search(model(1e8), 8, one)} == {"single"}
+  assert "single" not in {candidate.strategy for candidate in plan.search(model(1e8), 8, two)}
+  assert plan.search(model(1e8), 8, two, ["single"]) == []
+  assert {candidate.strategy for candidate in plan.search(model(1e8), 8, one, ["fsdp"])} == {"fsdp"}
+
+
 def test_at_most_two_of_a_strategy_are_shown(found: list[plan.Candidate]):
   shown = [candidate.strategy for candidate in plan.best(found, 10)]
   assert max(map(shown.count, shown)) == 2
