@@ -1,5 +1,8 @@
 """The model against itself computed another way: attention, generation, scanned depth, dropout, images."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +13,16 @@ from models import attention, layers, transformer
 from models.axes import UNSHARDED
 from models.config import ModelConfig
 from models.generate import generate
+from training.program import Params
 
 
-def apply(config: ModelConfig, inputs: jax.Array, **options) -> jax.Array:
-  return transformer.bind(config, transformer.init_params(config, jax.random.key(0)))(inputs, **options)
+@functools.cache
+def params_of(config: ModelConfig) -> Params:
+  return jax.jit(functools.partial(transformer.init_params, config))(jax.random.key(0))
+
+
+def apply(config: ModelConfig, inputs: jax.Array) -> jax.Array:
+  return jax.jit(lambda params, inputs: transformer.bind(config, params)(inputs))(params_of(config), inputs)
 
 
 def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
@@ -33,15 +42,14 @@ def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_equals_the_definition(name: str, length: int, causal: bool):
   q, k, v = (jax.random.normal(jax.random.key(i), (2, length, heads, 8)) for i, heads in enumerate((4, 2, 2)))
-  core = attention.IMPLEMENTATIONS[name]
+  core, plain = (functools.partial(attention.IMPLEMENTATIONS[each], causal=causal) for each in (name, "plain"))
   expected = naive_attention(*(np.asarray(x, np.float64) for x in (q, k, v)), causal)
-  assert relative_difference(core(q, k, v, causal=causal), expected) < 1e-5
+  assert relative_difference(jax.jit(core)(q, k, v), expected) < 1e-5
 
-  def loss(core, q, k, v):
-    return jnp.sum(jnp.sin(core(q, k, v, causal=causal)))
+  def gradients(core: Callable[..., jax.Array]) -> tuple[jax.Array, ...]:
+    return jax.jit(jax.grad(lambda q, k, v: jnp.sum(jnp.sin(core(q, k, v))), argnums=(0, 1, 2)))(q, k, v)
 
-  ours, plain = (jax.grad(loss, argnums=(1, 2, 3))(c, q, k, v) for c in (core, attention.plain))
-  for a, b in zip(ours, plain, strict=True):
+  for a, b in zip(gradients(core), gradients(plain), strict=True):
     assert relative_difference(a, b) < 1e-5
 
 
@@ -83,7 +91,7 @@ def test_patches_are_squares_row_by_row():
 @pytest.mark.parametrize("prompt_length", [1, 7])
 def test_cached_generation_equals_full_recomputation(prompt_length: int):
   config = model_config()
-  params = transformer.init_params(config, jax.random.key(0))
+  params = params_of(config)
   prompt = jax.random.randint(jax.random.key(1), (3, prompt_length), 0, 256)
   cached = generate(config, params, prompt, length=20, key=jax.random.key(0), temperature=0)
 
@@ -97,7 +105,7 @@ def test_cached_generation_equals_full_recomputation(prompt_length: int):
 def test_cached_logits_equal_full_recomputation():
   """Token choices can agree by luck; the numbers they come from must agree too."""
   config = model_config()
-  model = transformer.bind(config, transformer.init_params(config, jax.random.key(0)))
+  model = transformer.bind(config, params_of(config))
   tokens = jax.random.randint(jax.random.key(1), (2, 24), 0, 256)
   cache, parts = model.empty_cache(2, 24), []
   for start, stop in ((0, 10), (10, 11), (11, 24)):
@@ -108,7 +116,7 @@ def test_cached_logits_equal_full_recomputation():
 
 def test_sampling_follows_the_temperature():
   config = model_config()
-  params = transformer.init_params(config, jax.random.key(0))
+  params = params_of(config)
   prompt = jnp.zeros((8, 4), jnp.int32)
   draw = [
     generate(config, params, prompt, length=12, key=jax.random.key(seed), temperature=t)
@@ -150,7 +158,7 @@ def test_dropout_is_keyed_by_example():
 def test_every_layer_draws_its_own_dropout():
   """Were the key of a layer not folded in, all layers would drop the same elements."""
   config = model_config(dropout=0.5, depth=2)
-  params = transformer.init_params(config, jax.random.key(0))
+  params = params_of(config)
   same = jax.tree.map(lambda w: jnp.stack([w[0], w[0]]), params["blocks"])
   model = transformer.bind(config, params | {"blocks": same})
   x = jax.random.normal(jax.random.key(1), (1, 8, config.width))
@@ -162,7 +170,7 @@ def test_every_layer_draws_its_own_dropout():
 
 def test_tied_embedding_has_no_head():
   config = model_config(tied_embedding=True)
-  params = transformer.init_params(config, jax.random.key(0))
+  params = params_of(config)
   assert "head" not in params
   assert apply(config, jnp.zeros((1, 4), jnp.int32)).shape == (1, 4, 256)
 
