@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 import strategies
 from training import settings
-from training.program import Params, Program
+from training.program import Params, Program, TrainState
 
 STEPS, BATCH = 20, 16
 # Without clipping Adam's first moment after one step is (1 − b1) times the gradient.
@@ -25,7 +25,8 @@ VARIANTS = {
   "text, tied, remat dots": {"model__tied_embedding": True, "model__remat": "dots"},
   "images": {"model__dropout": 0.1, "model__image_size": 16, "data__augment": True, **IMAGES},
 }
-# The tests of a variant run in one worker, which computes its reference once.
+# The tests of a variant run in one worker, which computes its reference once; so do those that compare with "text".
+TEXT = pytest.mark.xdist_group("text")
 OTHERS = [name for name in strategies.names() if name != "single"]
 
 
@@ -71,6 +72,7 @@ def test_accumulation_and_remat_change_nothing(variant: str):
   np.testing.assert_allclose(losses, reference(variant)[0], rtol=PARITY)
 
 
+@TEXT
 @pytest.mark.parametrize("name", strategies.names())
 def test_gradients_are_those_that_train_step_applies(name: str):
   program = make_program("text")
@@ -80,6 +82,7 @@ def test_gradients_are_those_that_train_step_applies(name: str):
   assert float(metrics["loss"]) == pytest.approx(reference("text")[0][0, 0], rel=PARITY)
 
 
+@TEXT
 @pytest.mark.parametrize("name", OTHERS)
 def test_one_device_falls_back_to_single(name: str):
   program = make_program("text")
@@ -89,36 +92,45 @@ def test_one_device_falls_back_to_single(name: str):
   assert_trees_close(jax.device_get(runner.gradients(state, batch)[1]), reference("text")[1], PARITY)
 
 
+@functools.cache
+def initial(name: str) -> TrainState:
+  return jax.device_get(strategy(name, make_program("text")).init(seed=3))
+
+
+@TEXT
 @pytest.mark.parametrize("name", OTHERS)
 def test_initial_state_is_bitwise_equal(name: str):
-  program = make_program("text")
-  ours, reference = strategy(name, program).init(seed=3), strategy("single", program).init(seed=3)
-
   def equal(a: ArrayLike, b: ArrayLike) -> None:
     np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
-  jax.tree.map(equal, ours, reference)
+  jax.tree.map(equal, initial(name), initial("single"))
 
 
+@functools.cache
+def generated(name: str) -> np.ndarray:
+  runner, prompt = strategy(name, make_program("text")), np.array([[7, 8, 9]], np.int32)
+  return np.asarray(runner.generate(initial_state(runner), prompt, length=12, seed=0, temperature=0.0))
+
+
+@TEXT
 @pytest.mark.parametrize("name", OTHERS)
 def test_generated_text_equals_single_device(name: str):
   """With no more rows than one: what is generated is not split over the batch axis."""
-  program, prompt = make_program("text"), np.array([[7, 8, 9]], np.int32)
-  options = {"length": 12, "seed": 0, "temperature": 0.0}
-  ours, reference = (
-    np.asarray(runner.generate(initial_state(runner), prompt, **options))
-    for runner in (strategy(name, program), strategy("single", program))
-  )
-  np.testing.assert_array_equal(ours, reference)
+  np.testing.assert_array_equal(generated(name), generated("single"))
 
 
+@functools.cache
+def evaluated(name: str) -> dict[str, np.ndarray]:
+  """The sums of an evaluation of five examples and padding."""
+  program = settings.program(config(**IMAGES), "cpu")
+  runner, batch = strategy(name, program), random_batch(program, BATCH)
+  batch["mask"][5:] = False
+  return jax.device_get(runner.eval_step(initial_state(runner), runner.shard(batch, BATCH)))
+
+
+@TEXT
 @pytest.mark.parametrize("name", OTHERS)
 def test_padded_evaluation_counts_each_example_once(name: str):
-  program = settings.program(config(**IMAGES), "cpu")
-  sums = []
-  for runner in (strategy("single", program), strategy(name, program)):
-    batch = random_batch(program, BATCH)
-    batch["mask"][5:] = False
-    sums.append(jax.device_get(runner.eval_step(initial_state(runner), runner.shard(batch, BATCH))))
-  assert sums[0]["count"] == sums[1]["count"] == 5
-  assert_trees_close(sums[1], sums[0], PARITY)
+  ours, alone = evaluated(name), evaluated("single")
+  assert ours["count"] == alone["count"] == 5
+  assert_trees_close(ours, alone, PARITY)

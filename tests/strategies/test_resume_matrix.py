@@ -17,6 +17,8 @@ from training import record, restore
 from training.checkpoint import Checkpoints
 from training.program import Program, TrainState
 
+pytestmark = pytest.mark.xdist_group("resume")  # in one worker, which writes each checkpoint once
+
 BATCH, STEP = 16, 2  # of the checkpoint
 CASES = [(name, n) for name in strategies.names() for n in (8, 4, 2, 1) if name != "single" or n == 1]
 SAVED_ON = {name: 1 if name == "single" else 8 for name in strategies.names()}
