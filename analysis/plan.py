@@ -71,8 +71,9 @@ def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candid
 def _layouts(names: Sequence[str], model: ModelConfig, devices: int) -> Iterator[tuple[str, Layout]]:
   """Every strategy on every mesh of that many devices that splits the model evenly; equal layouts once."""
   seen = set()
-  simplest = lambda name: (len(strategies.layout(name).mesh), strategies.layout(name).splits())
-  for name in sorted(names, key=simplest):  # of equals
+  # Of equals the simplest comes first: it has the fewest axes and, on one device, is made for one.
+  simplest_first = lambda name: (len(strategies.layout(name).mesh), strategies.layout(name).splits())
+  for name in sorted(names, key=simplest_first):
     template = strategies.layout(name)
     axes = list(template.mesh)
     for sizes in _factors(devices, len(axes)):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import config, strategy
+from helpers import IMAGES, config, strategy
 
 import strategies
 from analysis import predict
@@ -43,7 +43,7 @@ def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat:
     ("fsdp", "none", {"model__tied_embedding": True}),
     ("fsdp", "full", {"accumulation": 4}),
     ("data_parallel", "none", {"accumulation": 4}),
-    ("two_d", "none", {"model__inputs": "images", "data__name": "synthetic", "model__image_size": 64}),
+    ("two_d", "none", IMAGES | {"model__image_size": 64}),
   ],
 )
 def test_memory_of_other_models_is_predicted_as_well(name: str, remat: str, fields: dict):

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 from helpers import IMAGES, PARITY, assert_trees_close, config, initial_state, random_batch, strategy
-from jax.typing import ArrayLike
 
 import strategies
 from training import settings
@@ -100,10 +99,7 @@ def initial(name: str) -> TrainState:
 @TEXT
 @pytest.mark.parametrize("name", OTHERS)
 def test_initial_state_is_bitwise_equal(name: str):
-  def equal(a: ArrayLike, b: ArrayLike) -> None:
-    np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
-
-  jax.tree.map(equal, initial(name), initial("single"))
+  jax.tree.map(np.testing.assert_array_equal, initial(name), initial("single"))
 
 
 @functools.cache
