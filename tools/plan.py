@@ -12,7 +12,7 @@ import math
 import shlex
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from analysis import explanation
 from analysis.case import weights
@@ -162,13 +162,6 @@ def main(asked: flags.FlagValues) -> None:
       )
 
 
-def run(_: list[str]) -> None:
-  try:
-    main(flags.FLAGS)
-  except ConfigError as error:
-    command_line.fail(error, status=2)
-
-
 def define(into: flags.FlagValues = flags.FLAGS) -> None:
   """Defines the command's flags beside `config`."""
   named = {"flag_values": into}
@@ -184,4 +177,4 @@ def define(into: flags.FlagValues = flags.FLAGS) -> None:
 
 if __name__ == "__main__":
   define()
-  app.run(run, flags_parser=command_line.parse_without_config)
+  command_line.run(lambda _: main(flags.FLAGS), needs_config=False)

@@ -1,5 +1,6 @@
 """`--config=FILE[:PRESET] --config.FIELD=VALUE`: ml_collections' flags, with errors that a user can act on."""
 
+import functools
 import importlib.util
 import os
 import sys
@@ -19,8 +20,11 @@ CONFIG = config_flags.DEFINE_config_file(
 )
 
 
-def run(main: Callable[[Any], None]) -> NoReturn:
-  """Runs `main(config)` with the config of the command line. A ConfigError becomes one line and exit status 2."""
+def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
+  """Runs `main(config)` with the config of the command line, None where none is given and none is needed.
+
+  A ConfigError becomes one line and exit status 2.
+  """
 
   def reporting(_: list[str]) -> None:
     try:
@@ -37,7 +41,7 @@ def run(main: Callable[[Any], None]) -> NoReturn:
       os._exit(1)
 
   logging.set_verbosity(logging.WARNING)  # libraries' notes, such as which accelerators were not found
-  app.run(reporting, flags_parser=parse)
+  app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
 
 
 def fail(error: Exception, status: int) -> NoReturn:
@@ -70,11 +74,6 @@ def field_names(config: ConfigDict, prefix: str = "") -> Iterator[str]:
       yield from field_names(value, f"{prefix}{name}.")
     else:
       yield prefix + name
-
-
-def parse_without_config(argv: list[str]) -> list[str]:
-  """`parse` for a program that can do without a config."""
-  return parse(argv, needs_config=False)
 
 
 def parse(argv: list[str], needs_config: bool = True) -> list[str]:

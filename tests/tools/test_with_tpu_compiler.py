@@ -22,13 +22,17 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.skipif(bool(list(Path("/dev").glob("accel*"))), reason="here are TPUs")
-def test_a_machine_without_tpus_starts_in_silence():
+@pytest.mark.parametrize(
+  "program",
+  [
+    ["-c", "from configs import base; from training import runtime; runtime.start(base.get_config('tiny', 'fsdp'))"],
+    ["-m", "tools.plan", CONFIG, SLICE, "--config.batch_size=32", "--strategies=fsdp", "--best=1", "--compile"],
+  ],
+)
+def test_a_machine_without_tpus_starts_in_silence(program: list[str]):
   """Where libtpu is installed it looks for TPUs, and reports in many lines that there are none."""
-  program = "from configs import base; from training import runtime; runtime.start(base.get_config('tiny', 'fsdp'))"
   free = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
-  done = subprocess.run(
-    [sys.executable, "-c", program], cwd=ROOT, env=free, capture_output=True, text=True, timeout=100
-  )
+  done = subprocess.run([sys.executable, *program], cwd=ROOT, env=free, capture_output=True, text=True, timeout=100)
   assert (done.returncode, done.stderr) == (0, "")
 
 
