@@ -1,8 +1,11 @@
-# Two commands need nothing but Python ≥ 3.11 and make: `make train` and `make test`. The rest of the time, use
-# `.venv/bin/python train.py ...` as README.md shows.
+# Two commands need nothing but Python 3.11, 3.12 or 3.13 and make: `make train` and `make test`. The rest of the time,
+# use `.venv/bin/python train.py ...` as README.md shows.
+#
+# The Python version chooses the stack: 3.11 the last jax made for it, 3.12 and later the newest. To have both side by
+# side, give the second an environment of its own: `make test PYTHON=python3.13 VENV=.venv-3.13`.
 
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 INSTALLED := $(VENV)/.installed
 TRAIN := train.py --config=configs/fsdp.py
 
@@ -16,9 +19,9 @@ test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -q
 
 # What each strategy sends on TPUs, compiled for a slice that is not there, and the tools with it. Installs the TPU
-# compiler, for Linux on x86-64.
+# compiler that the installed jax goes with, for Linux on x86-64. pip keeps the jax that is there.
 test-topology: $(INSTALLED)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps 'libtpu==0.0.42.*'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check 'jax[tpu]'
 	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -q tests/analysis/test_topology.py tests/tools/test_with_tpu_compiler.py
 
 # A real SLURM of one node on this machine, and a job that is requeued in mid-run; needs Debian, and root to install it.
@@ -35,15 +38,16 @@ format: $(INSTALLED)
 	$(VENV)/bin/ruff format .
 
 $(INSTALLED): requirements.lock
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, and $(PYTHON) is " + sys.version.split()[0] + "; name another with make PYTHON=...")'
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Python 3.11, 3.12 or 3.13 is needed, and $(PYTHON) is " + sys.version.split()[0] + "; name another with make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@touch $(INSTALLED)
 
-# Writes requirements.lock anew from pyproject.toml, for every platform and Python version; needs `pip install uv`.
+# Writes requirements.lock anew from pyproject.toml, for every platform, with the newest packages that each Python
+# version can have; needs `pip install uv`.
 lock:
-	uv pip compile pyproject.toml --extra dev --universal --fork-strategy fewest --python-version 3.11 --generate-hashes \
-	  --no-emit-index-url --no-header --upgrade --output-file requirements.lock
+	uv pip compile pyproject.toml --extra dev --universal --fork-strategy requires-python --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header --upgrade --output-file requirements.lock
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) .venv-* .pytest_cache .ruff_cache .mypy_cache

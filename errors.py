@@ -1,35 +1,64 @@
-"""The one error a user can cause, and the helper that suggests what they meant.
+"""The one error that a user can cause, and the checks that raise it.
 
-Every check on user input raises `ConfigError` with one sentence: the field, the value and the mend. `train.py`
-prints that sentence and exits with status 2; nothing has been compiled by then.
+Every check on user input raises `ConfigError` with one sentence that names the field, the value and the fix.
+`train.py` prints that sentence and exits with status 2, before anything has been compiled.
 """
 
 import difflib
+import math
 from collections.abc import Iterable
 from typing import Any
 
 
 class ConfigError(ValueError):
-  """Bad input: the message names the field, its value and how to mend it."""
+  """Bad input. The message names the field, its value and how to fix it."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-  """Returns "; did you mean 'x'?" for the known name nearest to `name`, or a list of the known names."""
+  """Returns "; did you mean 'x'?" for the known name nearest to `name`, or else a list of the known names."""
   known = sorted(known)
   nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
   return f"; did you mean '{nearest[0]}'?" if nearest else f"; use one of: {', '.join(known)}"
 
 
 def one_of(field: str, value: str, known: Iterable[str]) -> str:
-  """Returns `value` if it is one of `known`, else raises ConfigError naming `field`."""
+  """Returns `value` if it is one of `known`. Raises ConfigError otherwise."""
   known = list(known)
   if value not in known:
     raise ConfigError(f"{field}={value!r} does not exist{did_you_mean(str(value), known)}")
   return value
 
 
-def positive(field: str, value: Any) -> Any:
-  """Returns `value` if it is at least 1, else raises ConfigError naming `field`."""
+def positive(field: str, value: int) -> int:
+  """Returns `value` if it is at least 1 and fits into 32 bits, as steps and sizes do. Raises ConfigError otherwise."""
   if value < 1:
     raise ConfigError(f"{field}={value} must be at least 1")
+  return _fits(field, value)
+
+
+def not_negative(field: str, value: Any, zero: str = "use 0 to switch it off") -> Any:
+  """Returns `value` if it is a finite number from 0 on; `zero` says what 0 means. Raises ConfigError otherwise."""
+  if not value >= 0:
+    raise ConfigError(f"{field}={value} must not be negative; {zero}")
+  return _fits(field, value)
+
+
+def above_zero(field: str, value: float, example: str) -> float:
+  """Returns `value` if it is a finite number above 0. Raises ConfigError otherwise."""
+  if not 0 < value < math.inf:
+    raise ConfigError(f"{field}={value} must be a finite number above 0; use {example}")
   return value
+
+
+def _fits(field: str, value: Any) -> Any:
+  if isinstance(value, int) and value >= 1 << 31:
+    raise ConfigError(f"{field}={value} is too large; use a number below 2147483648")
+  if not math.isfinite(value):
+    raise ConfigError(f"{field}={value} must be a finite number")
+  return value
+
+
+def first_line(error: BaseException) -> str:
+  """The first line of an exception's message, shortened to 300 characters."""
+  text = (str(error).strip() or type(error).__name__).partition("\n")[0]
+  return text if len(text) <= 300 else text[:140] + " … " + text[-140:]

@@ -2,15 +2,12 @@
 
     python train.py --config=configs/fsdp.py[:PRESET] [--workdir=DIR] [--config.FIELD=VALUE ...]
 
-Reads top to bottom: what there is to run on, what is trained on what, where to begin, the loop, and what is told at
-the end. With the workdir of a run that has ended early, the same command goes on from its newest checkpoint.
-configs/base.py documents every field.
+Reads top to bottom: set up the run, loop over the steps, finish. With the workdir of a run that ended early, the same
+command continues from its newest checkpoint. configs/base.py documents every field.
 """
 
-import collections
-import math
+import dataclasses
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,54 +17,101 @@ from absl import flags
 
 import data
 import strategies
-from data.batches import HostBatch
-from training import command_line, processes, record, report, restore, runtime, settings
-from training.checkpoint import Checkpoints, NotSaved
-from training.hardware import peak_flops
-from training.metrics import Clock, Meter, NotWritten, Writer, read, warn
+from checkpointing import record, restore
+from checkpointing.save import Checkpoints, NotSaved
+from evaluation.evaluator import Evaluator
+from reporting import summary
+from reporting.metrics import Clock, Meter, NotWritten, Writer, read, warn
+from reporting.progress import Diverged, Progress
+from runtime import command_line, folders, processes, signals
+from runtime.devices import start_jax
+from runtime.hardware import peak_flops
+from training import settings
+from training.loop import StepPlan
 from training.program import TrainState
-from training.progress import Diverged, Progress
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the results; default runs/STRATEGY-TIME.")
 
 
 def train(config: Any, workdir: Path | None) -> dict[str, float]:
-  """Trains as `config` says, writes the results into `workdir`, and returns the last evaluation's values.
+  """Trains as `config` says, writes the results into `workdir`, and returns the values of the last evaluation.
 
-  SIGTERM and SIGINT end it early, with a checkpoint. Raises ConfigError for bad input; Diverged; and NotSaved, at the
-  end, if a checkpoint could not be written on the way.
+  SIGTERM and SIGINT end it early, with a checkpoint.
+
+  Raises:
+    ConfigError: bad input.
+    Diverged: too many updates in a row were not finite.
+    NotSaved: at the end, if a checkpoint could not be written on the way.
   """
   clock = Clock()
   with clock("set-up"):
-    devices = runtime.start(config)
-    workdir = Path(processes.first(lambda: str(workdir or default_workdir(config)))).expanduser()
-    processes.same({name: value for name, value in record.flat(config.to_dict()).items() if "distributed." not in name})
-  with processes.Requests() as requests, runtime.owned(workdir):
-    return train_in(workdir, config, devices, requests, clock)
+    devices = start_jax(config)
+    workdir = Path(processes.on_process_zero(lambda: str(workdir or default_workdir(config)))).expanduser()
+    fields = record.flat(config.to_dict())
+    processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
+  with signals.Requests() as requests, folders.owned(workdir):
+    run, state = set_up(config, workdir, devices, clock)
+    with run.checkpoints, run.writer:
+      announce(run, state, devices)
+      ended = loop(run, state, requests)
+      with clock("checkpoint"):
+        run.checkpoints.finish()
+      return finish(run, ended, requests)
 
 
-def train_in(
-  workdir: Path, config: Any, devices: list[jax.Device], requests: processes.Requests, clock: Clock
-) -> dict[str, float]:
-  """The same in a folder that no other run has, on devices that are there."""
-  with clock("set-up"), processes.together():
-    schedule = settings.Schedule.of(config)
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run that is set up: what the loop and the ending need."""
+
+  config: Any
+  workdir: Path
+  plan: StepPlan
+  start: restore.Start
+  strategy: strategies.Strategy
+  dataset: data.Dataset
+  record: dict[str, Any]  # of every checkpoint
+  prompt: np.ndarray | None  # of the sample at the end
+  clock: Clock
+  meter: Meter
+  writer: Writer
+  progress: Progress
+  evaluator: Evaluator
+  checkpoints: Checkpoints
+
+  def evaluate(self, state: TrainState, step: int) -> dict[str, float]:
+    """Loss and accuracy on the validation examples, written as the evaluation of `step`."""
+    with self.clock("eval"):
+      values = self.evaluator(state)
+    with self.clock("logging"):
+      self.writer.write(step, "validation", values)
+    self.meter.restart(step)
+    return values
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+  """How the loop ended: `result` holds the values of its last evaluation, empty if it made none."""
+
+  state: TrainState
+  result: dict[str, float]
+  step: int
+  stopped: bool = False
+
+
+def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) -> tuple[Run, TrainState]:
+  """Checks the config, loads the data, and creates or restores the state."""
+  with clock("set-up"), processes.raise_together():
+    plan = StepPlan.of(config)
     program = settings.program(config, devices[0].platform)
     strategy = strategies.create(config, program, devices)
     strategy.check_batch("batch_size", config.batch_size, config.accumulation)
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
     dataset = data.load(config.data, program.model)
-    prompt = report.prompt(config, dataset, program.model)
-  processes.same({"data.fingerprint": dataset.fingerprint})
+    prompt = summary.prompt(config, dataset, program.model)
+  processes.require_equal({"data.fingerprint": dataset.fingerprint})
   with clock("initial state"):
-    run = record.make(config, dataset, strategy)
-    start = restore.begin(workdir, config.init_from, strategy, run, warn)
-    state, first_step = start.state, start.saved["step"]
-
-  train_batches = data.Batches(dataset.train, config.batch_size, config.seed)
-  eval_batches = data.Batches(dataset.validation, config.eval_batch_size)
-  eval_examples = config.eval_examples or len(dataset.validation)
-  rows = strategy.rows(config.batch_size)
+    run_record = record.make(config, dataset, strategy)
+    start = restore.begin(workdir, config.init_from, strategy, run_record, warn)
 
   used = list(strategy.mesh.devices.flat)  # of all processes
   peak = peak_flops(used[0], program.model.dtype)
@@ -79,135 +123,118 @@ def train_in(
     flops=config.batch_size * program.model.train_flops_per_example(),
     peak=peak and peak * len(used),
   )
-  with processes.together():
-    evaluated = start.saved["evaluated"]
-    writer = Writer(workdir, first_step, schedule.last, enabled=jax.process_index() == 0, evaluated=evaluated)
+  with processes.raise_together():
+    writer = Writer(workdir, start.loop, plan.last, enabled=jax.process_index() == 0)
     if writer.enabled:
       (workdir / "config.json").write_text(config.to_json(indent=2))
-  progress = Progress(clock, meter, writer, schedule, used, start.saved["skipped"])
-  keep, keep_best = config.checkpoint.keep, config.checkpoint.keep_best
-  checkpoints = Checkpoints(workdir / restore.FOLDER, keep, keep_best, writer.say, warn)
-  reader = data.prefetch(
-    lambda step: strategy.shard(train_batches.train(step, rows), config.batch_size), range(first_step, schedule.last)
-  )
+  run = Run(
+    config, workdir, plan, start, strategy, dataset, run_record, prompt, clock, meter, writer,
+    progress=Progress(clock, meter, writer, plan, used, start.loop),
+    evaluator=Evaluator(strategy, dataset, config.eval_batch_size, config.eval_examples),
+    checkpoints=Checkpoints(
+      workdir / restore.FOLDER, config.checkpoint.keep, config.checkpoint.keep_best, writer.say, warn
+    ),
+  )  # fmt: skip
+  return run, start.state
 
-  def evaluate(step: int) -> dict[str, float]:
-    """Loss and accuracy over the validation examples."""
-    with clock("eval"):
-      batches = eval_batches.evaluation(strategy.rows(config.eval_batch_size), eval_examples)
-      total = evaluation_sums(strategy, state, batches, config.eval_batch_size)
-      values = {"loss": total["loss"] / total["count"]}
-      if program.model.is_image:
-        values |= {"accuracy": total["correct"] / total["count"], "examples": total["count"]}
-      elif dataset.bytes_per_token:
-        values["bits_per_byte"] = values["loss"] / math.log(2) / dataset.bytes_per_token
-    with clock("logging"):
-      writer.write(step, "validation", values)
-    meter.restart(step)
-    return values
 
-  with checkpoints, writer, reader:
-    with clock("logging"):
-      writer.say(f"devices   {report.device_line(devices, jax.process_count())}")
-      writer.say(f"strategy  {strategy.describe(config.strategy)}")
-      writer.say(f"data      {dataset.description}")
-      writer.say(report.parameter_table(state.params))
-      for line in start.told:
-        writer.say(line)
+def announce(run: Run, state: TrainState, devices: list[jax.Device]) -> None:
+  """Shows what is about to run."""
+  with run.clock("logging"):
+    run.writer.say(f"devices   {summary.device_line(devices, jax.process_count())}")
+    run.writer.say(f"strategy  {run.strategy.describe(run.config.strategy)}")
+    run.writer.say(f"data      {run.dataset.description}")
+    run.writer.say(summary.parameter_table(state.params))
+    for line in run.start.lines:
+      run.writer.say(line)
 
-    pending, result, stopped = None, {}, False
-    timer = processes.Timer(config.checkpoint.minutes)
-    if schedule.evaluates(first_step) and not evaluated:  # it was stopped before that
-      result = evaluate(first_step)
-    for step in range(first_step, schedule.last):
+
+def loop(run: Run, state: TrainState, requests: signals.Requests) -> Ended:
+  """Runs the steps of the plan, from the start's step on."""
+  plan, clock, size = run.plan, run.clock, run.config.batch_size
+  first, rows = run.start.loop.step, run.strategy.rows(size)
+  batches = data.Batches(run.dataset.train, size, run.config.seed)
+  pending, result, timer = None, {}, signals.Timer(run.config.checkpoint.minutes)
+  if plan.evaluates(first) and not run.start.loop.evaluated:  # the run was stopped before this evaluation
+    result = run.evaluate(state, first)
+  make = lambda step: run.strategy.shard(batches.train(step, rows), size)
+  with data.prefetch(make, range(first, plan.last)) as reader:
+    for step in range(first, plan.last):
       with clock("data"):
         batch = next(reader)
-      with clock("compile" if step == first_step else "train"):
-        state, metrics = strategy.train_step(state, batch)  # dispatched, not awaited
-      if step == first_step:
-        meter.restart(step)
+      with clock("compile" if step == first else "train"):
+        state, metrics = run.strategy.train_step(state, batch)  # dispatched, not awaited
+      if step == first:
+        run.meter.restart(step)
       if pending:
-        progress.note(*pending)  # of the step before, while the device works on this one
+        run.progress.read(*pending)  # of the step before, while the device works on this one
       pending, done = (step + 1, metrics), step + 1
-      checkpoints.check()
-      wishes = requests.decide(save=timer.due)
-      stopped = wishes.stop and done < schedule.last
-      if schedule.saves(done) or wishes.save or stopped:
-        progress.note(*pending)
-        pending, evaluated = None, schedule.evaluates(done) and not stopped
+      run.checkpoints.check()
+      decision = requests.decide(save=timer.due)
+      stopped = decision.stop and done < plan.last
+      if plan.saves(done) or decision.save or stopped:
+        run.progress.read(*pending)
+        pending, evaluated = None, plan.evaluates(done) and not stopped
         if evaluated:
-          result = evaluate(done)
+          result = run.evaluate(state, done)
         with clock("checkpoint"):
-          loop = {"step": done, "skipped": progress.skipped, "evaluated": evaluated}
-          writer.sync()
-          checkpoints.save(state, run | loop, result["loss"] if evaluated else None)
+          run.writer.sync()
+          loop_state = dataclasses.replace(run.progress.loop, evaluated=evaluated)
+          run.checkpoints.save(state, run.record, loop_state, result["loss"] if evaluated else None)
         timer.restart()
-        meter.restart(done)
+        run.meter.restart(done)
       if stopped:
-        break
-    with clock("checkpoint"):
-      checkpoints.finish()
+        return Ended(state, result, done, stopped=True)
+  return Ended(state, result, plan.last)
 
-    if stopped:
-      goes_on = "the same command goes on from there" if done not in checkpoints.failed else "but that is not saved"
-      writer.say(f"stopped   by {requests.signal or 'a signal'} after step {done}; {goes_on}")
+
+def finish(run: Run, ended: Ended, requests: signals.Requests) -> dict[str, float]:
+  """Shows how the run ended: the result, the baseline, a sample, and where the time went."""
+  say, first = run.writer.say, run.start.loop.step
+  if ended.stopped:
+    saved = ended.step not in run.checkpoints.failed
+    then = "the same command continues from there" if saved else "but this step is not saved"
+    say(f"stopped   by {requests.signal or 'a signal'} after step {ended.step}; {then}")
+    return ended.result
+  result = ended.result
+  if first >= run.plan.last:
+    lines = [line for line in read(run.writer.path) if line["split"] == "validation"]
+    result = result or (lines[-1] if lines else run.evaluate(ended.state, first))
+    if (run.workdir / "loss.png").exists():
+      say(f"finished  at step {first}: all {run.plan.last} steps are done")
       return result
-    if first_step >= schedule.last:
-      told = [line for line in read(writer.path) if line["split"] == "validation"] if writer.path.exists() else []
-      result = result or (told[-1] if told else evaluate(first_step))
-      if (workdir / "loss.png").exists():
-        writer.say(f"finished  at step {first_step}: nothing is left to do of {schedule.last} steps")
-        return result
 
-    baseline = None
-    if dataset.bigram and jax.process_index() == 0:
-      bits = dataset.bigram(eval_examples)
-      baseline = ("byte bigram", bits * math.log(2) * dataset.bytes_per_token)
-      better = 1 - result["bits_per_byte"] / bits
-      writer.say(
-        f"baseline   byte bigram model: loss {baseline[1]:.4f}  {bits:.3f} bits/byte; "
-        f"this model is {abs(better):.1%} {'below' if better >= 0 else 'above'} it"
-      )
-    if prompt is not None:
-      with clock("sample"):
-        length = min(config.sample_length, program.model.seq_len - prompt.shape[1])
-        text = strategy.generate(state, prompt, length=length, seed=config.seed, temperature=config.sample_temperature)
-        sample = dataset.decode(np.asarray(text)[0].tolist())
-      writer.say("sample\n" + "\n".join(f"  | {line}" for line in sample.splitlines()))
-    if writer.enabled:
-      with clock("logging"):
-        report.plot_loss(workdir / "loss.png", read(writer.path), baseline)
-    for line in report.wall_time_lines(clock):
-      writer.say(line)
-    writer.say(f"results in {workdir}: metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/")
+  baseline = run.evaluator.baseline() if jax.process_index() == 0 else None
+  if baseline:
+    say(summary.baseline_line(baseline, result["bits_per_byte"]))
+  if run.prompt is not None:
+    with run.clock("sample"):
+      sample = write_sample(run, ended.state, run.prompt)
+    say("sample\n" + "\n".join(f"  | {line}" for line in sample.splitlines()))
+  if run.writer.enabled:
+    with run.clock("logging"):
+      summary.plot_loss(run.workdir / "loss.png", read(run.writer.path), baseline)
+  for line in summary.wall_time_lines(run.clock):
+    say(line)
+  say(f"results in {run.workdir}: metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/")
   return result
 
 
-def evaluation_sums(
-  strategy: strategies.Strategy, state: TrainState, batches: Iterable[HostBatch], size: int
-) -> dict[str, float]:
-  """Loss, correct predictions and count over all batches, read two batches late so that the device does not wait."""
-  total: collections.Counter = collections.Counter()
-  waiting: collections.deque = collections.deque()
-
-  def read_oldest() -> None:
-    total.update({name: float(value) for name, value in jax.device_get(waiting.popleft()).items()})
-
-  for batch in batches:
-    waiting.append(strategy.eval_step(state, strategy.shard(batch, size)))
-    if len(waiting) > 2:
-      read_oldest()
-  while waiting:
-    read_oldest()
-  return total
+def write_sample(run: Run, state: TrainState, prompt: np.ndarray) -> str:
+  """Text that the model writes after the prompt [1, P]."""
+  assert run.dataset.text
+  config, seq_len = run.config, run.strategy.program.model.seq_len
+  length = min(config.sample_length, seq_len - prompt.shape[1])
+  tokens = run.strategy.generate(state, prompt, length=length, seed=config.seed, temperature=config.sample_temperature)
+  return run.dataset.text.decode(np.asarray(tokens)[0].tolist())
 
 
 def default_workdir(config: Any) -> str:
   return f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def run(config: Any, workdir: Path | None) -> None:
-  """`train` as a program: a run that ended badly is one line on standard error, and exit status 1."""
+def main(config: Any, workdir: Path | None) -> None:
+  """`train` as a program: a run that failed ends with one line on standard error and exit status 1."""
   try:
     train(config, workdir)
   except (Diverged, NotSaved, NotWritten) as error:
@@ -215,4 +242,4 @@ def run(config: Any, workdir: Path | None) -> None:
 
 
 if __name__ == "__main__":
-  command_line.run(lambda config: run(config, Path(WORKDIR.value) if WORKDIR.value else None))
+  command_line.run(lambda config: main(config, Path(WORKDIR.value) if WORKDIR.value else None))

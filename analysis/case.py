@@ -11,11 +11,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from analysis.timeline import idle_time
 from models.config import ModelConfig
 from models.transformer import definition
 from strategies.base import Strategy
 from strategies.layout import Layout
-from strategies.schedule import Schedule
+from strategies.pipeline.schedule import Schedule
 
 
 class Weight(NamedTuple):
@@ -23,19 +24,24 @@ class Weight(NamedTuple):
 
   name: str
   shape: tuple[int, ...]
-  axes: tuple[str | None, ...]
+  dims: tuple[str | None, ...]
 
   @property
   def size(self) -> int:
     return math.prod(self.shape)
 
   @property
+  def is_table(self) -> bool:
+    """Whether rows of it are looked up, by token id."""
+    return self.dims[0] == "vocab"
+
+  @property
   def in_blocks(self) -> bool:
-    return self.axes[0] == "layers"
+    return self.dims[0] == "layers"
 
   @property
   def is_matrix(self) -> bool:
-    return any(axis not in (None, "layers") for axis in self.axes)
+    return any(axis not in (None, "layers") for axis in self.dims)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Case:
   accumulation: int = 1
   schedule: Schedule | None = None
   joins: bool = True
-  sums_once: bool = False
+  reduces_once: bool = False
 
   @staticmethod
   def of(strategy: Strategy, batch_size: int, platform: str) -> "Case":
@@ -64,7 +70,7 @@ class Case:
       program.accumulation,
       strategy.schedule,
       joins=platform != "cpu",
-      sums_once=strategy.sums_once,
+      reduces_once=strategy.reduces_once,
     )
 
   @property
@@ -75,7 +81,7 @@ class Case:
   @property
   def sums(self) -> int:
     """How often a step sums gradients over devices: for each part, or once where a strategy does it by hand."""
-    return 1 if self.sums_once else self.units
+    return 1 if self.reduces_once else self.units
 
   @property
   def backward(self) -> float:
@@ -85,7 +91,7 @@ class Case:
   @property
   def idle(self) -> float:
     """The share of the time that a pipeline's stages wait; 0 where there are none."""
-    return self.schedule.idle_time(self.backward) if self.schedule else 0.0
+    return idle_time(self.schedule, self.backward) if self.schedule else 0.0
 
   @property
   def examples(self) -> float:
@@ -97,23 +103,28 @@ class Case:
     """Bytes of a number of the computation."""
     return jnp.dtype(self.model.dtype).itemsize
 
+  def item_of(self, weight: Weight) -> int:
+    """Bytes of an element of a weight as it travels: the head of a classifier is used in float32."""
+    head = weight.name == "head"
+    return jnp.dtype(self.model.predicts.head_dtype(self.model)).itemsize if head else self.item
+
   def held(self, weight: Weight) -> float:
     """Elements of a weight on one device."""
-    return weight.size / math.prod(self.layout.shards(axis) for axis in weight.axes if axis)
+    return weight.size / math.prod(self.layout.shards(axis) for axis in weight.dims if axis)
 
   def used(self, weight: Weight) -> float:
     """The same as a device computes with it: gathered along `embed`."""
-    return self.held(weight) * (self.layout.shards("embed") if "embed" in weight.axes else 1)
+    return self.held(weight) * (self.layout.shards("embed") if "embed" in weight.dims else 1)
 
 
 @functools.cache
 def weights(model: ModelConfig) -> tuple[Weight, ...]:
   """The parameters, by name."""
   _, params = definition(model)
-  flat = jax.tree.leaves_with_path(params, is_leaf=lambda x: hasattr(x, "axes"))
+  flat = jax.tree.leaves_with_path(params, is_leaf=lambda x: hasattr(x, "dims"))
   found = []
   for path, param in flat:
     name = "/".join(str(key.key) for key in path if hasattr(key, "key"))
     stacked = ("layers",) if name.startswith("blocks/") else ()
-    found.append(Weight(name, tuple(param.shape), (*stacked, *param.axes)))
+    found.append(Weight(name, tuple(param.shape), (*stacked, *param.dims)))
   return tuple(found)

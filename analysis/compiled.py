@@ -11,8 +11,8 @@ from pathlib import Path
 import jax
 
 from analysis import calls, communication, hlo, work
+from runtime.stderr import silenced
 from strategies.base import Strategy
-from training.quiet import silenced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +92,17 @@ def compile_step(strategy: Strategy, batch_size: int) -> Step:
     temporary=sizes["total"] - sizes["argument"],
     seconds=seconds,
     mesh=strategy.layout.mesh,
-    rounds=strategy.rounds,
+    rounds=loop_rounds(strategy),
   )
+
+
+def loop_rounds(strategy: Strategy) -> dict[str, int]:
+  """How often each optional loop of a pipeline's step runs on the busiest device, by its scope's name."""
+  if not strategy.schedule:
+    return {}
+  units = {"forward": strategy.schedule.chunks, "backward": strategy.schedule.chunks, "finish": 1, "embed_backward": 1}
+  each = strategy.schedule.microbatches * strategy.program.accumulation
+  return {name: n * each for name, n in units.items()}
 
 
 def planned(compiled: jax.stages.Compiled) -> dict[str, int]:

@@ -16,11 +16,13 @@ import strategies
 from analysis import predict, roofline, theory
 from analysis.case import Case, weights
 from analysis.compiled import DoesNotFit, Step, compile_step
+from analysis.timeline import timeline
 from errors import ConfigError
-from models.axes import Axes
+from models.dimensions import Dims
+from runtime.hardware import Chip, chip, peak_flops
 from strategies.base import Strategy
 from strategies.layout import Layout
-from training.hardware import Chip, chip, peak_flops
+from strategies.mesh import resolve
 
 # What an activation is, by the names of its dimensions.
 ACTIVATIONS = {
@@ -34,17 +36,20 @@ ACTIVATIONS = {
 
 
 class Recorder:
-  """A `models.axes.Sharding` that does nothing but note which activations the model pins."""
+  """A `models.dimensions.Sharding` that does nothing but note which activations the model pins."""
 
   def __init__(self) -> None:
-    self.seen: dict[tuple[tuple[int, ...], str, Axes], None] = {}  # in order, each once
+    self.seen: dict[tuple[tuple[int, ...], str, Dims], None] = {}  # in order, each once
 
-  def activation(self, x: jax.Array, *axes: str | None) -> jax.Array:
-    self.seen[x.shape, x.dtype.name, axes] = None
+  def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
+    self.seen[x.shape, x.dtype.name, dims] = None
     return x
 
-  def gather(self, w: jax.Array, axes: Axes) -> jax.Array:
+  def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     return w
+
+  def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
+    return table[ids]
 
 
 def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
@@ -67,7 +72,7 @@ def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
     "memory": _memory(name, case, step, refused, figures, device.platform == "tpu"),
     "communication": _communication(step) if step else None,
     "theory": [row._asdict() for row in theory.sent(case)],
-    "timeline": strategy.schedule.timeline() if strategy.schedule else None,
+    "timeline": timeline(strategy.schedule) if strategy.schedule else None,
     "bubble": strategy.schedule.bubble if strategy.schedule else None,
     "time": _time(strategy, case, step, figures) if step and figures and peak_flops(device, case.model.dtype) else None,
     "compile_seconds": step.seconds if step else None,
@@ -81,9 +86,9 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
     {
       "name": weight.name,
       "shape": weight.shape,
-      "axes": weight.axes,
-      "spec": tuple(strategy.layout.spec(weight.axes)),
-      "bytes": math.prod(weight.shape) // shards(weight.axes) * item,
+      "axes": weight.dims,
+      "spec": tuple(strategy.layout.spec(weight.dims)),
+      "bytes": math.prod(weight.shape) // shards(weight.dims) * item,
     }
     for weight in weights(strategy.program.model)
   ]
@@ -133,7 +138,7 @@ def _memory(
 def mends(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
   """Changes of the config by which a step is predicted to fit into `capacity` bytes: what to change, and the bytes."""
   remat = lambda policy: dataclasses.replace(case, model=dataclasses.replace(case.model, remat=policy))
-  stronger = {"none": ("dots", "full"), "dots": ("full",), "full": ()}[case.model.remat]
+  stronger = {"minimal": ("dots", "full"), "dots": ("full",), "full": ()}[case.model.remat]
   changes = [(f"model.remat={policy}", remat(policy)) for policy in stronger]
   full, also = remat("full"), "" if case.model.remat == "full" else "model.remat=full "
   for parts in (2, 4, 8, 16, 32):
@@ -155,15 +160,15 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, Layout]]:
   """
   seen = {str(case.layout)}
   for other in strategies.names():
-    template = strategies.layout(other)
+    template = strategies.layout_of(other)
     for size in (None, 2, 4, 8, 16) if "model" in template.mesh else (None,):
       try:
-        layout = template.resolve(case.layout.device_count, {"model": size})
+        layout = resolve(template, case.layout.device_count, {"model": size})
         layout.check_divides(case.model.sizes())
       except ConfigError:
         continue
       stages = layout.axes("layers") and (other != name or layout.mesh["stage"] != case.layout.mesh["stage"])
-      if str(layout) not in seen and layout.splits() and not stages:
+      if str(layout) not in seen and layout.uses_every_axis() and not stages:
         seen.add(str(layout))
         if other == name:
           fields = [f"mesh.{axis}={n}" for axis, n in layout.mesh.items() if n != case.layout.mesh[axis]]

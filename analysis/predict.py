@@ -4,6 +4,7 @@ explain shows it beside what the compiler made; plan ranks layouts by it, withou
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,8 +16,8 @@ from analysis.roofline import Roofline
 from analysis.saved import bytes_per_example
 from models.attention import QUERY_BLOCK
 from models.config import ModelConfig
-from strategies.stage import UNROLL
-from training.hardware import Chip
+from runtime.hardware import Chip
+from strategies.pipeline.stage import UNROLL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +62,7 @@ def memory(case: Case) -> Memory:
   if layout.shards("heads") > 1 and model.remat == "full":
     blocks += fitted.sums  # what is summed over `model` is there in parts and as a whole
   block = blocks * case.examples * bytes_per_example(model, *shards, 1, "all")
-  logits = case.examples * (1 if model.is_image else model.positions * model.vocab_size / layout.shards("vocab")) * 4
+  logits = case.examples * _logits(case) * 4
   cast = sum(map(case.held, weights(model))) * case.item * (model.dtype != model.param_dtype)
   return Memory(
     parameters=held * param,
@@ -88,8 +89,8 @@ class Fitted(NamedTuple):
 
 
 FITTED = {
-  False: Fitted({"none": 0.85, "dots": 0.85, "full": 1.0}, 0.0, {"none": 10.2, "dots": 10.0, "full": 9.5}),
-  True: Fitted({"none": 1.15, "dots": 1.4, "full": 0.8}, 0.4, {"none": 5.5, "dots": 4.7, "full": 4.2}),
+  False: Fitted({"minimal": 0.85, "dots": 0.85, "full": 1.0}, 0.0, {"minimal": 10.2, "dots": 10.0, "full": 9.5}),
+  True: Fitted({"minimal": 1.15, "dots": 1.4, "full": 0.8}, 0.4, {"minimal": 5.5, "dots": 4.7, "full": 4.2}),
 }
 
 
@@ -99,23 +100,31 @@ def flops(case: Case) -> float:
   examples = case.examples * case.units
   t, d = model.positions, model.width
   split = {"heads": layout.shards("heads"), "mlp": layout.shards("mlp"), "vocab": layout.shards("vocab")}
-  projections = 2 * d * model.head_size * (2 * model.heads + 2 * model.kv_heads) / split["heads"]
+  projections = 2 * d * model.head_dim * (2 * model.heads + 2 * model.kv_heads) / split["heads"]
   scores = 4 * t * d / split["heads"] * _computed(model)
   mlp = 6 * d * model.mlp_width / split["mlp"]
-  again = {"none": 0.0, "dots": scores, "full": projections + scores + mlp * 2 / 3}[model.remat]
+  again = {"minimal": 0.0, "dots": scores, "full": projections + scores + mlp * 2 / 3}[model.remat]
   again += scores / 2 * (model.attention == "cudnn")  # its backward pass makes the scores anew
-  if model.is_image:  # patches have no gradient; the head sees the mean of the positions
-    edges = 2 * 2 * model.patch_size**2 * 3 * d + 3 * 2 * d * model.classes / t
-  else:
-    edges = 3 * 2 * d * model.vocab_size / split["vocab"]
+  head = math.prod(model.predicts.head(model)[0]) / split.get(
+    "vocab" if "vocab" in model.predicts.head(model)[1] else "", 1
+  )
+  # The embedding's input has no gradient, so its product runs twice; the head's runs three times.
+  edges = 2 * 2 * model.reads.embedding_products(model) + 3 * 2 * head * model.predicts.predictions(model) / t
   layers = model.depth / layout.shards("layers")
   return examples * t * (layers * (3 * (projections + scores + mlp) + again) + edges)
+
+
+def _logits(case: Case) -> float:
+  """Logits of an example on one device."""
+  model = case.model
+  shape, dims = model.predicts.head(model)
+  return model.predicts.predictions(model) * shape[1] / (case.layout.shards("vocab") if "vocab" in dims else 1)
 
 
 def _computed(model: ModelConfig) -> float:
   """The share of all pairs of positions that attention computes."""
   t = model.positions
-  if model.is_image or model.attention == "plain":
+  if not model.predicts.causal or model.attention == "plain":
     return 1.0
   if model.attention == "cudnn":  # leaves out every pair that a causal mask hides, as calls.py counts it
     return (t + 1) / (2 * t)
@@ -134,7 +143,7 @@ def traffic(case: Case) -> float:
   layers = model.depth // layout.shards("layers")
   block = bytes_per_example(model, layout.shards("heads"), layout.shards("mlp"), 1, "all")
   fitted = FITTED[case.joins].passes[model.remat]
-  logits = 0 if model.is_image else model.positions * model.vocab_size / layout.shards("vocab") * 4
+  logits = _logits(case) * 4
   passes = 4 if model.remat == "full" else 3
   used = sum(map(case.used, weights(model))) * case.item
   held = sum(map(case.held, weights(model))) * param

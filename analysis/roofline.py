@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from jax.sharding import Mesh
 
-from training.hardware import Chip
+from runtime.hardware import Chip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,18 +11,9 @@ import jax
 from flax import nnx
 
 from models.config import ModelConfig
-from models.transformer import Transformer, bind
+from models.transformer import REMAT_POLICIES, VIEWS, Transformer, bind, save_all_but
 
-
-@dataclasses.dataclass(frozen=True)
-class _Part(ModelConfig):
-  """A model with a part of another's heads: their size is not width / heads any more."""
-
-  size_of_head: int = 0
-
-  @property
-  def head_size(self) -> int:
-    return self.size_of_head
+SAVE_ALL = save_all_but(VIEWS)  # every value of a block, for measuring
 
 
 def bytes_per_example(model: ModelConfig, heads: int, mlp: int, layers: int, remat: str | None = None) -> int:
@@ -49,20 +40,22 @@ def bytes_per_example(model: ModelConfig, heads: int, mlp: int, layers: int, rem
 @functools.cache
 def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, layers: int = 1) -> int:
   """`bytes_per_example`, from a trace of such a part of the model."""
-  fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}
-  fields |= {"heads": model.heads // heads, "kv_heads": model.kv_heads // heads, "mlp_width": model.mlp_width // mlp}
-  fields |= {"remat": remat, "depth": layers, "size_of_head": model.head_size, "vocab_size": 1}
-  # Two more heads' worth of width would be refused by the checks on whole models, which a part need not pass.
-  part = object.__new__(_Part)
-  for name, value in fields.items():
-    object.__setattr__(part, name, value)
+  part = dataclasses.replace(
+    model,
+    heads=model.heads // heads,
+    kv_heads=model.kv_heads // heads,
+    mlp_width=model.mlp_width // mlp,
+    depth=layers,
+    vocab_size=1,
+  )
+  policy = SAVE_ALL if remat == "all" else REMAT_POLICIES[remat]
   _, params = nnx.split(nnx.eval_shape(lambda: Transformer(part, nnx.Rngs(params=0))), nnx.Param)
   shapes = nnx.to_pure_dict(params)
 
   def kept(examples: int) -> int:
     x = jax.ShapeDtypeStruct((examples, model.positions, model.width), model.dtype)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), examples)) if model.dropout else None
-    blocks = lambda params, x, keys: bind(part, params).run_blocks(x, keys=keys)[0]
+    blocks = lambda params, x, keys: bind(part, params).run_blocks(x, keys=keys, policy=policy)[0]
     vjp = lambda params, x, keys: jax.vjp(functools.partial(blocks, keys=keys), params, x)[1]
     leaves = jax.eval_shape(lambda *given: jax.tree.leaves(vjp(*given)), shapes, x, keys)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from analysis.case import Case, Weight, weights
-from strategies.stage import UNROLL
+from strategies.pipeline.stage import UNROLL
 
 LANES = 128  # numbers side by side in a tile of a TPU's memory
 
@@ -44,12 +44,12 @@ def _weights_and_gradients(case: Case) -> list[Sent]:
     gathered += _gathers(case, weight) * used * item * _part(n) * weight.is_matrix
     if not weight.is_matrix:
       whole += used * 4  # in float32
-    elif weight.name == "embedding" and not case.model.is_image:
+    elif weight.is_table:
       lookup = used * item
     # Of a tied embedding the CPU's compiler sums the gradient as a table and that as a head apart.
-    twice = case.model.tied_embedding and not (case.joins or case.sums_once)
-    if weight.is_matrix and (weight.name != "embedding" or case.model.is_image or twice):
-      size = used * (4 if case.model.is_image and weight.name == "head" else item)  # ten classes: in float32
+    twice = case.model.tied_embedding and not (case.joins or case.reduces_once)
+    if weight.is_matrix and (not weight.is_table or twice):
+      size = used * case.item_of(weight)
       if _scatters(case, weight):
         scattered += size * _part(n)
       else:
@@ -78,10 +78,10 @@ def _scatters(case: Case, weight: Weight) -> bool:
   classes. And it does not scatter along the lanes where a piece is one tile wide. Elsewhere it turns such a gradient
   (Layout.gather), but not in the units of a pipeline, where that of a weight that begins with `embed` ends with it.
   """
-  axes = [axis for axis in weight.axes if axis != "layers"]
+  axes = [axis for axis in weight.dims if axis != "layers"]
   if not case.joins or set(axes) == {"embed", None}:
     return False
-  piece = weight.shape[weight.axes.index("embed")] / case.layout.shards("embed") if "embed" in axes else 0
+  piece = weight.shape[weight.dims.index("embed")] / case.layout.shards("embed") if "embed" in axes else 0
   return not (case.schedule and axes[0] == "embed" and piece == LANES)
 
 
@@ -114,7 +114,9 @@ def _activations(case: Case) -> list[Sent]:
   sent = [
     (name, layers * count * stream, f"activations: {count} sums a block for the {name}") for name, count in sums.items()
   ]
-  if not model.is_image:  # the embedding's output and the head's cotangent; maximum, sum and the target's logit
+  if (
+    "vocab" in model.predicts.head(model)[1]
+  ):  # the embedding's output and the head's cotangent; maximum, sum and the target's logit
     # Of the two maxima, which are equal where a prediction is right, a pipeline's unit sums both. The TPU compiler
     # sends the one in the precision that the logits had.
     maxima = 2 if case.schedule else case.item / 4 if case.joins else 1

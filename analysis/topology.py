@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import jax
 
 from errors import ConfigError
-from training import hardware
-from training.hardware import Chip
-from training.quiet import silenced
+from runtime import hardware
+from runtime.hardware import Chip
+from runtime.stderr import silenced
 
 KINDS = {"v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "tpu7x": "TPU7x"}  # names of versions → device kinds
 

@@ -84,7 +84,7 @@ def without_peer(config: Any, platform: str, dtype: str) -> str | None:
   if config.model.inputs != "tokens":
     return "it is a language model"
   usual = "float32" if platform == "cpu" else "bfloat16"
-  theirs = {"dtype": usual, "param_dtype": "float32", "remat": "none", "dropout": 0.0, "accumulation": 1}
+  theirs = {"dtype": usual, "param_dtype": "float32", "remat": "minimal", "dropout": 0.0, "accumulation": 1}
   ours = config.model.to_dict() | {"dtype": dtype, "accumulation": config.accumulation}
   return next((f"it has {name}={value}" for name, value in theirs.items() if ours[name] != value), None)
 

@@ -1,4 +1,4 @@
-"""Whether a table that was measured again says the same as its record: `python -m tools.throughput --check=RECORD`."""
+"""Compares a new measurement with a record: `python -m benchmarks.throughput --check=RECORD`."""
 
 from benchmarks import cells, figures
 from benchmarks.figures import Record

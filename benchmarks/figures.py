@@ -1,6 +1,6 @@
 """From a throughput record to its figures: speed, ratios with their spread, bytes.
 
-tables.py, plots.py and `python -m tools.throughput --check` share them, so they cannot disagree.
+tables.py, plots.py and `python -m benchmarks.throughput --check` share them, so they cannot disagree.
 """
 
 import collections

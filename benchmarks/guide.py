@@ -11,7 +11,8 @@ import re
 import strategies
 from benchmarks import figures, tables
 from benchmarks.pages import ROOT, fill
-from models.axes import AXES
+from models.dimensions import DIMENSIONS
+from strategies.mesh import resolve
 
 PAGE, GOLDEN = ROOT / "docs" / "strategies.md", ROOT / "tests" / "golden" / "explain"
 DEVICES = 8
@@ -19,9 +20,13 @@ DEVICES = 8
 
 def rule(name: str) -> str:
   """A strategy's mesh on 8 devices, and which mesh axis each logical axis lies on."""
-  layout = strategies.layout(name).resolve(DEVICES) if strategies.layout(name).splits() else strategies.layout(name)
+  layout = (
+    resolve(strategies.layout_of(name), DEVICES)
+    if strategies.layout_of(name).uses_every_axis()
+    else strategies.layout_of(name)
+  )
   mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
-  placed = [f"`{axis}` on {' and '.join(layout.axes(axis))}" for axis in AXES if layout.axes(axis)]
+  placed = [f"`{axis}` on {' and '.join(layout.axes(axis))}" for axis in DIMENSIONS if layout.axes(axis)]
   count = f"{layout.device_count} device{'s' * (layout.device_count > 1)}"
   return f"Mesh of {count}: {mesh}. " + (f"{', '.join(placed)}." if placed else "Nothing is split.")
 

@@ -1,6 +1,6 @@
 """benchmarks/README.md from the records: what each table says, and where it stands.
 
-`python -m tools.throughput --tables` writes the page and its plots again.
+`python -m benchmarks.throughput --tables` writes the page and its plots again.
 """
 
 import hashlib

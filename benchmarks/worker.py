@@ -23,12 +23,15 @@ import jax.numpy as jnp
 import data
 import strategies
 from analysis.compiled import planned
+from benchmarks.expected import predicted
 from benchmarks.pages import cpu
-from benchmarks.predicted import predicted
 from configs import base
 from data import cifar10
 from errors import ConfigError
-from training import hardware, runtime, settings
+from runtime import hardware
+from runtime.devices import start_jax
+from strategies.mesh import fitted
+from training import settings
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
@@ -38,8 +41,8 @@ def set_up(spec: dict[str, Any]) -> tuple[Any, list[jax.Device], strategies.Stra
   config = base.get_config("lm", "single")
   config.update(spec["config"])
   config.simulated_devices = spec["devices"]
-  devices = runtime.start(config)[: spec["devices"]]
-  config.mesh.update(strategies.layout(config.strategy).fitted(len(devices)).mesh)
+  devices = start_jax(config)[: spec["devices"]]
+  config.mesh.update(fitted(strategies.layout_of(config.strategy), len(devices)).mesh)
   strategy = strategies.create(config, settings.program(config, devices[0].platform), devices)
   strategy.check_batch("batch_size", config.batch_size, config.accumulation)
   return config, devices, strategy
@@ -49,7 +52,7 @@ def describe_machine(spec: dict[str, Any]) -> dict[str, Any]:
   """What there is to measure on, and with."""
   config = base.get_config("lm", "single")
   config.update(compilation_cache_dir="")
-  devices = runtime.start(config)
+  devices = start_jax(config)
   simulated = devices[0].platform == "cpu"
   limit = (devices[0].memory_stats() or {}).get("bytes_limit")
   return {
@@ -145,7 +148,7 @@ def measure_peaks(spec: dict[str, Any]) -> dict[str, float]:
   """What one device (of a CPU: all its cores) does at best: FLOP/s of a large matrix product, bytes/s of a copy."""
   config = base.get_config("lm", "single")
   config.update(simulated_devices=1, compilation_cache_dir="")
-  n, length = (2048, 1 << 26) if runtime.start(config)[0].platform == "cpu" else (8192, 1 << 28)
+  n, length = (2048, 1 << 26) if start_jax(config)[0].platform == "cpu" else (8192, 1 << 28)
   x, long = jax.random.normal(jax.random.key(0), (n, n), spec["dtype"]), jnp.ones(length, jnp.float32)
   return {
     "flops": 2 * n**3 / _best(jax.jit(lambda x: x @ x), x),

@@ -1,1 +1,1 @@
-"""One short file a strategy, on top of base.py, which holds every field with its default and meaning."""
+"""base.py holds every field with its default and meaning; experiments/ holds the presets."""

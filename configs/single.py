@@ -1,15 +1,5 @@
-"""Everything on one device: the reference. See strategies/single.py.
+"""A single device: the reference (strategies/single.py)."""
 
-    python train.py --config=configs/single.py
+from configs.base import config_of
 
-300 steps on one CPU device came to a validation loss of 1.6527 (2.384 bits/byte), 27.3% below a
-byte bigram model (Python 3.11, jax 0.10.2). How fast it is: benchmarks/README.md.
-"""
-
-from ml_collections import ConfigDict
-
-from configs import base
-
-
-def get_config(preset: str = "lm") -> ConfigDict:
-  return base.get_config(preset, strategy="single")
+get_config = config_of("single")

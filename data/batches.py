@@ -65,7 +65,12 @@ class Batches:
       yield self._read(ids, place < total)
 
   def _read(self, ids: np.ndarray, mask: np.ndarray) -> HostBatch:
-    return self.source.read(ids) | {"id": ids.astype(np.int32), "mask": mask}
+    return self.source.read(ids) | {"id": id_words(ids), "mask": mask}
+
+
+def id_words(ids: np.ndarray) -> np.ndarray:
+  """Example numbers int64 [B] as uint32 words [B, 2], the low word first: JAX has no 64-bit integers by default."""
+  return np.stack([ids & 0xFFFFFFFF, ids >> 32], axis=-1).astype(np.uint32)
 
 
 def shuffled(place: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:

@@ -22,11 +22,13 @@ import numpy as np
 
 from data.batches import HostBatch
 from data.cache import prepared
+from data.dataset import Dataset
 from errors import ConfigError
 from models.config import ModelConfig
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 VERSION = "3.0.2"
+GIVES = ("images", "class")
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE, PIXELS = 32, 32 * 32 * 3
 CONNECT_SECONDS = 10.0  # how long to wait for the server before calling it unreachable
@@ -46,8 +48,8 @@ class Images:
     return {"image": self.images[ids], "label": self.labels[ids]}
 
 
-def load(config: Any, model: ModelConfig) -> dict[str, Any]:
-  """The fields of a `data.Dataset`."""
+def load(config: Any, model: ModelConfig) -> Dataset:
+  """CIFAR-10, decoded into memory-mapped arrays; downloaded first if needed."""
   if (model.image_size, model.classes) != (SIDE, len(LABELS)):
     raise ConfigError(
       f"model.image_size={model.image_size} and model.classes={model.classes} do not fit CIFAR-10; use 32 and 10"
@@ -66,12 +68,12 @@ def load(config: Any, model: ModelConfig) -> dict[str, Any]:
     split: Images(np.load(decoded / f"{split}-images.npy", mmap_mode="r"), np.load(decoded / f"{split}-labels.npy"))
     for split in ("train", "test")
   }
-  return {
-    "train": splits["train"],
-    "validation": splits["test"],
-    "description": f"CIFAR-10: {len(splits['train']):,} images to train on and {len(splits['test']):,} to test on",
-    "fingerprint": (decoded / "sha256").read_text(),
-  }
+  return Dataset(
+    train=splits["train"],
+    validation=splits["test"],
+    description=f"CIFAR-10: {len(splits['train']):,} images to train on and {len(splits['test']):,} to test on",
+    fingerprint=(decoded / "sha256").read_text(),
+  )
 
 
 def is_prepared(config: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Made-up examples of the right shape, for measuring speed and for tests. Nothing can be learnt from the labels.
+"""Made-up examples of the right shape, for measuring speed and for tests. They teach nothing.
 
 Example i is a pure function of i, so it is the same on every process and in every run.
 """
@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from data.batches import HostBatch
+from data.dataset import Dataset
 from models.config import ModelConfig
 
+GIVES = None  # fits every model
 TRAIN_EXAMPLES, VALIDATION_EXAMPLES = 8192, 256
 
 
@@ -31,19 +33,17 @@ class Synthetic:
 
   def _example(self, number: int) -> dict[str, Any]:
     random = np.random.Generator(np.random.Philox(key=number))
-    if self.model.is_image:
-      side = self.model.image_size
-      image = random.integers(0, 256, (side, side, 3), dtype=np.uint8)
-      return {"image": image, "label": np.int32(random.integers(self.model.classes))}
-    return {"tokens": random.integers(0, self.model.vocab_size, self.model.seq_len + 1, dtype=np.int32)}
+    shapes = self.model.reads.shapes(self.model, self.model.predicts.ahead) | self.model.predicts.shapes()
+    limits = {"tokens": self.model.vocab_size, "image": 256, "label": self.model.classes}
+    return {name: random.integers(0, limits[name], shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
 
 
-def load(config: Any, model: ModelConfig) -> dict[str, Any]:
-  """The fields of a `data.Dataset`."""
-  return {
-    "train": Synthetic(model, 0, TRAIN_EXAMPLES),
-    "validation": Synthetic(model, TRAIN_EXAMPLES, VALIDATION_EXAMPLES),
-    "description": f"synthetic {model.inputs}: random, for measuring speed; nothing can be learnt from them",
-    "tokenizer": "" if model.is_image else "synthetic",
-    "fingerprint": f"synthetic-{model.inputs}-{TRAIN_EXAMPLES}-{VALIDATION_EXAMPLES}",
-  }
+def load(config: Any, model: ModelConfig) -> Dataset:
+  """Random examples for any model."""
+  return Dataset(
+    train=Synthetic(model, 0, TRAIN_EXAMPLES),
+    validation=Synthetic(model, TRAIN_EXAMPLES, VALIDATION_EXAMPLES),
+    description=f"synthetic {model.inputs}: random, for measuring speed; nothing can be learned from them",
+    tokenizer="synthetic" if model.inputs == "tokens" else "",
+    fingerprint=f"synthetic-{model.inputs}-{TRAIN_EXAMPLES}-{VALIDATION_EXAMPLES}",
+  )

@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from data import bigram
-from data.batches import Batches, HostBatch
+from data.batches import HostBatch
 from data.cache import prepared
+from data.dataset import Dataset, Text
 from errors import ConfigError, one_of
 from models.config import ModelConfig
 
+GIVES = ("tokens", "next_token")
 TOKENIZERS = ("bytes", "bpe")
 END = 0  # the token between documents: the zero byte, and the first special token of a BPE
 HELD_OUT = 20  # one file in so many, or one byte of a file in so many, is for validation
@@ -43,8 +44,8 @@ class Windows:
     return {"tokens": self.tokens[places].astype(np.int32)}
 
 
-def load(config: Any, model: ModelConfig) -> dict[str, Any]:
-  """The fields of a `data.Dataset` for the text at `config.path`, tokenized by `config.tokenizer`."""
+def load(config: Any, model: ModelConfig) -> Dataset:
+  """The text at `config.path`, tokenized by `config.tokenizer`."""
   one_of("data.tokenizer", config.tokenizer, TOKENIZERS)
   root, files = find_files(config.path)
   stamps = [(str(f.relative_to(root)), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
@@ -67,30 +68,24 @@ def load(config: Any, model: ModelConfig) -> dict[str, Any]:
         f"model.seq_len={model.seq_len} needs {model.seq_len + 1}; give more text or use a smaller model.seq_len"
       )
   encode, decode = codec(config.tokenizer, folder)
-  to_bytes = bytes if config.tokenizer == "bytes" else lambda ids: decode(ids).encode()  # of ids from the text
-  validation = Windows(splits["validation"], model.seq_len)
-
-  def bigram_loss(examples: int) -> float:
-    """Bits a byte of the bigram model on the windows that an evaluation of `examples` examples sees."""
-    batches = Batches(validation, 256).evaluation(examples=examples)
-    windows = (window for batch in batches for window in batch["tokens"][batch["mask"]])
-    return bigram.bits_per_byte(np.load(folder / "pairs.npy"), (to_bytes(window.tolist()) for window in windows))
-
-  return {
-    "train": Windows(splits["train"], model.seq_len),
-    "validation": validation,
-    "description": (
+  return Dataset(
+    train=Windows(splits["train"], model.seq_len),
+    validation=Windows(splits["validation"], model.seq_len),
+    description=(
       f"text of {config.path or 'the Python standard library'}: {meta['files']} files, "
       f"{meta['bytes'] / 1e6:.1f} MB, {len(splits['train']):,} tokens to train on and "
       f"{len(splits['validation']):,} to validate on ({config.tokenizer})"
     ),
-    "fingerprint": meta["fingerprint"],
-    "tokenizer": tokenizer_name(config.tokenizer, folder),
-    "bytes_per_token": meta["validation_bytes"] / len(splits["validation"]),
-    "encode": encode,
-    "decode": decode,
-    "bigram": bigram_loss,
-  }
+    fingerprint=meta["fingerprint"],
+    tokenizer=tokenizer_name(config.tokenizer, folder),
+    text=Text(
+      encode=encode,
+      decode=decode,
+      to_bytes=bytes if config.tokenizer == "bytes" else lambda ids: decode(list(ids)).encode(),
+      bytes_per_token=meta["validation_bytes"] / len(splits["validation"]),
+      byte_pairs=np.load(folder / "pairs.npy"),
+    ),
+  )
 
 
 def find_files(path: str) -> tuple[Path, list[Path]]:
@@ -156,7 +151,7 @@ def _write(folder: Path, root: Path, files: list[Path], tokenizer: str, vocab_si
           largest = max(largest, int(ids.max()))
           sizes[split] += len(text) + 1
           if name == "train":
-            pairs += bigram.pair_counts(b"\0" + text + b"\0")
+            pairs += pair_counts(b"\0" + text + b"\0")
           digest.update(ids.tobytes())
           out.write(ids.tobytes())
       digest.update(b"|")
@@ -169,6 +164,12 @@ def _write(folder: Path, root: Path, files: list[Path], tokenizer: str, vocab_si
     "largest_id": largest, "fingerprint": digest.hexdigest(),
   }  # fmt: skip
   (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def pair_counts(text: bytes) -> np.ndarray:
+  """How often each byte follows each other one in a text, int64 [256, 256]."""
+  values = np.frombuffer(text, np.uint8).astype(np.int64)
+  return np.bincount(values[:-1] * 256 + values[1:], minlength=256 * 256).reshape(256, 256)
 
 
 def _train_bpe(folder: Path, texts: list[bytes], vocab_size: int) -> None:

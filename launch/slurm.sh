@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# A training job under SLURM that goes on after preemption and time limits. Submit it from the repository's folder:
+# A training job under SLURM that resumes after preemption and time limits. Submit it from the repository's folder:
 #
 #     sbatch launch/slurm.sh --config=configs/fsdp.py [--workdir=DIR] [--config.FIELD=VALUE ...]
 #
-# The flags are train.py's. The workdir lies on a file system that all nodes share; without the flag it is
-# runs/slurm-JOBID, the same after a requeue. Change the resources here, or by flags of sbatch. See docs/cluster.md.
+# The flags are train.py's. The workdir must be on a file system that all nodes share. The default is runs/slurm-JOBID,
+# which stays the same after a requeue. Change the resources below, or with flags of sbatch. See docs/cluster.md.
 #
-# One task a GPU: under SLURM each process takes the GPU of the node with the number SLURM_LOCALID, so ask for GPUs by
-# node and bind none to tasks (no --gpus-per-task). Or one task a node, --ntasks-per-node=1, which then drives them all.
+# Runs one task per GPU. Under SLURM each process takes the GPU of its node with number SLURM_LOCALID. So request GPUs
+# per node and bind none to tasks (no --gpus-per-task). With --ntasks-per-node=1, one task drives all GPUs of its node.
 
 #SBATCH --job-name=meshwright
 #SBATCH --nodes=2
@@ -15,8 +15,8 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --time=24:00:00
 
-# Two minutes before the time is up the tasks get SIGTERM: enough for a step, a checkpoint and the way out. With B: the
-# signal would go to this script alone; without it, it goes to the tasks alone.
+# SIGTERM two minutes before the time limit: enough for a step, a checkpoint and the exit. As written, the signal goes
+# to the tasks alone. With B:TERM@120 it would go to this script alone.
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
@@ -37,10 +37,10 @@ if [ "${SLURM_NTASKS_PER_NODE:-}" = 1 ] && [ "${SLURM_GPUS_ON_NODE:-0}" -gt 1 ];
   export JAX_LOCAL_DEVICE_IDS
 fi
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
-  export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # srun does not take it from sbatch any more
+  export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # srun no longer inherits it from sbatch
 fi
 
-# Whether there is a checkpoint of the last step.
+# Succeeds if the checkpoint of the last step exists.
 finished() {
   "$PYTHON" - "$workdir" <<'END'
 import json, pathlib, sys
@@ -52,8 +52,8 @@ sys.exit(0 if (workdir / "checkpoints" / str(last)).is_dir() else 1)
 END
 }
 
-# When SLURM ends the job (requeue, scancel) it sends SIGTERM to this shell as well as to the tasks, and SIGKILL after
-# KillWait seconds. The shell stays until the tasks have saved: when it ends, SLURM kills srun, and the log breaks off.
+# When SLURM ends the job (requeue, scancel), it sends SIGTERM to the tasks and to this shell, and SIGKILL after
+# KillWait seconds. The shell must outlive the tasks: if it exits first, SLURM kills srun and the log is cut off.
 trap : TERM
 
 status=0
@@ -62,9 +62,9 @@ if [ "$status" != 0 ] || finished; then
   exit "$status"
 fi
 
-# Stopped early. Where SLURM has ended the job itself it has decided what becomes of it; where only the tasks were told
-# to stop it still calls the job running.
+# Stopped early. If SLURM ended the job, it has already decided whether to requeue it. If only the tasks got the signal,
+# SLURM still reports the job as RUNNING, and the requeue is up to this script.
 if [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
-  echo "stopped early: job $SLURM_JOB_ID is requeued and will go on from the newest checkpoint in $workdir"
+  echo "stopped early: job $SLURM_JOB_ID is requeued and will resume from the newest checkpoint in $workdir"
   exec scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -1,9 +1,10 @@
-"""The one Transformer. It names the axes of its arrays (models/axes.py) and knows no strategy, mesh or device.
+"""The one Transformer. It names the dimensions of its arrays (dimensions.py) and knows no strategy, mesh or device.
 
-Read transformer.py first, then attention.py and layers.py; generate.py samples text with a key-value cache.
+Read transformer.py first, then attention.py and layers.py. inputs.py and objectives.py hold the two choices that make
+a model: what goes in (tokens, images) and what is predicted (the next token, a class). generate.py samples text.
 """
 
 from models.config import ModelConfig
-from models.transformer import Transformer, logical_axes
+from models.transformer import Transformer, logical_dims
 
-__all__ = ["ModelConfig", "Transformer", "logical_axes"]
+__all__ = ["ModelConfig", "Transformer", "logical_dims"]

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from errors import ConfigError
-from models.axes import Sharding
 from models.config import ModelConfig
+from models.dimensions import Sharding
 from models.layers import linear, weight
 
 QUERY_BLOCK = 64  # rows of queries that `blockwise` handles at a time
@@ -26,31 +26,31 @@ class Cache(NamedTuple):
   v: jax.Array
 
 
-def resolve(name: str, platform: str, dtype: str, head_size: int) -> str:
+def resolve(name: str, platform: str, dtype: str, head_dim: int) -> str:
   """The implementation that `auto` stands for on a platform ("cpu", "gpu", "tpu"); other names stand for themselves.
 
   Raises ConfigError for cuDNN where it cannot work: it takes bfloat16 or float16 on NVIDIA GPUs, in heads of a
   multiple of 8 up to 128.
   """
-  fits_cudnn = platform == "gpu" and dtype != "float32" and head_size % 8 == 0 and head_size <= 128
+  fits_cudnn = platform == "gpu" and dtype != "float32" and head_dim % 8 == 0 and head_dim <= 128
   if name == "cudnn" and not fits_cudnn:
     raise ConfigError(
       f"model.attention='cudnn' needs a GPU, bfloat16 and heads of a multiple of 8 up to 128, but here are platform "
-      f"{platform!r}, {dtype} and heads of {head_size}; use 'auto'"
+      f"{platform!r}, {dtype} and heads of {head_dim}; use 'auto'"
     )
   if name != "auto":
     return name
   return "blockwise" if platform == "cpu" else "cudnn" if fits_cudnn else "plain"
 
 
-def rope_angles(positions: jax.Array, head_size: int, base: float) -> jax.Array:
-  """Angles of rotary embedding (arXiv:2104.09864): positions [T, A] → [T, head_size / 2].
+def rope_angles(positions: jax.Array, head_dim: int, base: float) -> jax.Array:
+  """Angles of rotary embedding (arXiv:2104.09864): positions [T, A] → [T, head_dim / 2].
 
   A is the number of coordinates of a position: 1 in a text, 2 (row, column) in an image; each coordinate turns an
   equal share of the pairs.
   """
   coordinates = positions.shape[-1]
-  pairs = head_size // 2 // coordinates
+  pairs = head_dim // 2 // coordinates
   frequency = base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
   return (positions[:, :, None] * frequency).reshape(positions.shape[0], coordinates * pairs)
 
@@ -102,13 +102,13 @@ class Attention(nnx.Module):
   """Self-attention of `heads` query heads that share `kv_heads` key-value heads (arXiv:2305.13245)."""
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    d, n, k, h, dtype = config.width, config.heads, config.kv_heads, config.head_size, config.param_dtype
+    d, n, k, h, dtype = config.width, config.heads, config.kv_heads, config.head_dim, config.param_dtype
     self.query = weight(rngs, (d, n, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
     self.key = weight(rngs, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
     self.value = weight(rngs, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
     self.out = weight(rngs, (n, h, d), ("heads", None, "embed"), std=(2 * config.depth * d) ** -0.5, dtype=dtype)
     self.core = IMPLEMENTATIONS[config.attention]
-    self.causal = not config.is_image
+    self.causal = config.predicts.causal
 
   def __call__(
     self, x: jax.Array, angles: jax.Array, sharding: Sharding, cache: Cache | None = None, start: jax.Array | int = 0

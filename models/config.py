@@ -1,13 +1,15 @@
-"""The shape of a Transformer, checked, and the arithmetic a training step of it costs."""
+"""The sizes of a Transformer, checked, and the arithmetic that a training step of it costs."""
 
 import dataclasses
+import math
 
-from errors import ConfigError, one_of, positive
+from errors import ConfigError, above_zero, one_of, positive
+from models.inputs import INPUTS, Input
+from models.objectives import OBJECTIVES, Objective
 
 ATTENTION = ("auto", "plain", "blockwise", "cudnn")
-REMAT = ("none", "dots", "full")
-INPUTS = ("tokens", "images")
-DTYPES = ("float32", "bfloat16")  # float16 would need its loss scaled
+REMAT = ("minimal", "dots", "full")
+DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,10 +17,12 @@ class ModelConfig:
   """Sizes are numbers of elements. `configs/base.py` explains each field and holds the defaults."""
 
   inputs: str
+  objective: str
   width: int
   depth: int
   heads: int
   kv_heads: int
+  head_dim: int  # 0 becomes width / heads
   mlp_width: int
   seq_len: int
   vocab_size: int
@@ -28,7 +32,7 @@ class ModelConfig:
   norm_eps: float
   attention: str
   remat: str
-  dtype: str  # of activations and of the weights as used; the master weights have `param_dtype`
+  dtype: str  # of activations and of weights as used; master weights have `param_dtype`
   param_dtype: str
   image_size: int
   patch_size: int
@@ -36,53 +40,61 @@ class ModelConfig:
 
   def __post_init__(self) -> None:
     one_of("model.inputs", self.inputs, INPUTS)
+    one_of("model.objective", self.objective, OBJECTIVES)
     one_of("model.attention", self.attention, ATTENTION)
     one_of("model.remat", self.remat, REMAT)
     one_of("model.dtype", self.dtype, DTYPES)
     one_of("model.param_dtype", self.param_dtype, DTYPES)
     sizes = ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len", "vocab_size")
-    for name in (*sizes, "image_size", "patch_size", "classes", "rope_base"):
+    for name in (*sizes, "image_size", "patch_size", "classes"):
       positive(f"model.{name}", getattr(self, name))
-    if self.width % (2 * self.heads):
-      raise ConfigError(
-        f"model.heads={self.heads} does not divide model.width={self.width} into heads of an even size; "
-        "rotary embedding turns pairs, so make width a multiple of 2 × heads"
-      )
+    above_zero("model.rope_base", self.rope_base, "10000")
+    above_zero("model.norm_eps", self.norm_eps, "1e-5")
+    if not self.head_dim:
+      if self.width % self.heads:
+        raise ConfigError(
+          f"model.heads={self.heads} does not divide model.width={self.width}; use heads that divide it, or set "
+          "model.head_dim"
+        )
+      object.__setattr__(self, "head_dim", self.width // self.heads)
     if self.heads % self.kv_heads:
       raise ConfigError(
         f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}; "
         f"use {' or '.join(str(k) for k in range(1, self.heads + 1) if self.heads % k == 0)}"
       )
     if not 0 <= self.dropout < 1:
-      raise ConfigError(f"model.dropout={self.dropout} is not a probability below 1; use 0 to switch it off")
-    if self.is_image and self.image_size % self.patch_size:
-      raise ConfigError(f"model.patch_size={self.patch_size} does not divide the image size {self.image_size}")
-    if self.is_image and self.head_size % 4:
+      raise ConfigError(f"model.dropout={self.dropout} must be at least 0 and below 1; use 0 to switch it off")
+    even = 2 * self.reads.coordinates  # rotary embedding rotates pairs, an equal number for each coordinate
+    if positive("model.head_dim", self.head_dim) % even:
       raise ConfigError(
-        f"model.heads={self.heads} makes heads of size {self.head_size}, but images need a multiple of 4 "
-        "(rotary embedding turns pairs along rows and along columns); use fewer heads or a larger width"
+        f"model.heads={self.heads} and model.width={self.width} give heads of size {self.head_dim}, but rotary "
+        f"embedding of {self.inputs} needs a multiple of {even}; use other sizes, or set model.head_dim"
       )
+    self.reads.check(self)
+    self.predicts.check(self)
 
   @property
-  def is_image(self) -> bool:
-    return self.inputs == "images"
+  def reads(self) -> Input:
+    """What goes in."""
+    return INPUTS[self.inputs]
 
   @property
-  def head_size(self) -> int:
-    return self.width // self.heads
+  def predicts(self) -> Objective:
+    """What comes out."""
+    return OBJECTIVES[self.objective]
 
   @property
   def positions(self) -> int:
-    """Length of the sequence the blocks see: tokens of a text, patches of an image."""
-    return (self.image_size // self.patch_size) ** 2 if self.is_image else self.seq_len
+    """Length of the sequence that the blocks see: tokens of a text, patches of an image."""
+    return self.reads.positions(self)
 
   @property
   def unit(self) -> tuple[str, int]:
-    """What throughput counts, and how many of them an example is."""
-    return ("images", 1) if self.is_image else ("tokens", self.seq_len)
+    """What throughput counts, and how many of them an example holds."""
+    return self.reads.unit, self.reads.units_per_example(self)
 
   def sizes(self) -> list[tuple[str, str, int]]:
-    """(logical axis, config field, size) of all that a layout may have to split evenly."""
+    """(logical dimension, config field, size) of everything that a layout may have to split evenly."""
     sizes = [
       ("embed", "model.width", self.width),
       ("heads", "model.heads", self.heads),
@@ -90,19 +102,18 @@ class ModelConfig:
       ("mlp", "model.mlp_width", self.mlp_width),
       ("layers", "model.depth", self.depth),
     ]
-    return sizes if self.is_image else [*sizes, ("vocab", "model.vocab_size", self.vocab_size)]
+    has_vocab = "vocab" in (*self.reads.embedding(self)[1], *self.predicts.head(self)[1])
+    return [*sizes, ("vocab", "model.vocab_size", self.vocab_size)] if has_vocab else sizes
 
   def train_flops_per_example(self) -> float:
     """Floating-point operations of one forward and backward pass over one example.
 
-    6 per weight and position for the matrix products (the embedding lookup is none) and 12 · T · width per position
-    and block for attention, causal or not, as in PaLM (arXiv:2204.02311, appendix B). Recomputation by remat is not
-    counted, so MFU and not "hardware FLOPs utilisation" is what it gives.
+    6 for each weight and position of the matrix products, and 12 · T · heads · head_dim for each position and block
+    of attention, causal or not, as in PaLM (arXiv:2204.02311, appendix B). Recomputation by remat is not counted, so
+    the result gives MFU and not hardware FLOPs utilisation.
     """
-    t = self.positions
-    block = self.width * self.head_size * (2 * self.heads + 2 * self.kv_heads) + 3 * self.width * self.mlp_width
-    if self.is_image:
-      edge = self.patch_size**2 * 3 * self.width + self.classes * self.width / t
-    else:
-      edge = self.width * self.vocab_size
-    return t * (6 * (self.depth * block + edge) + 12 * self.depth * t * self.width)
+    t, attended = self.positions, self.heads * self.head_dim
+    block = 2 * self.width * self.head_dim * (self.heads + self.kv_heads) + 3 * self.width * self.mlp_width
+    head = math.prod(self.predicts.head(self)[0]) * self.predicts.predictions(self) / t
+    edges = self.reads.embedding_products(self) + head
+    return t * (6 * (self.depth * block + edges) + 12 * self.depth * t * attended)

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from models.axes import UNSHARDED, Sharding
 from models.config import ModelConfig
+from models.dimensions import UNSHARDED, Sharding
 from models.transformer import bind
 
 

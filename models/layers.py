@@ -1,20 +1,23 @@
 """The small parts of a block: parameters, linear maps, RMSNorm, SwiGLU and dropout."""
 
 import math
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.axes import Axes, Sharding
-from models.config import ModelConfig
+from models.dimensions import Dims, Sharding
+
+if TYPE_CHECKING:
+  from models.config import ModelConfig
 
 
-def weight(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, *, std: float, dtype: str) -> nnx.Param:
-  """A weight drawn from a normal distribution; `axes` names its dimensions (models/axes.py)."""
-  assert len(shape) == len(axes)
+def weight(rngs: nnx.Rngs, shape: tuple[int, ...], dims: Dims, *, std: float, dtype: str) -> nnx.Param:
+  """A weight drawn from a normal distribution; `dims` names its dimensions (dimensions.py)."""
+  assert len(shape) == len(dims)
   value = std * jax.random.normal(rngs.params(), shape, jnp.float32)
-  return nnx.Param(value.astype(dtype), axes=axes)
+  return nnx.Param(value.astype(dtype), dims=dims)
 
 
 def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1) -> jax.Array:
@@ -29,11 +32,11 @@ def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1) -> jax.Array:
 
 
 class RMSNorm(nnx.Module):
-  """Root mean square normalisation over the width, in float32 (arXiv:1910.07467)."""
+  """Root mean square normalization over the width, in float32 (arXiv:1910.07467)."""
 
-  def __init__(self, config: ModelConfig):
+  def __init__(self, config: "ModelConfig"):
     self.eps = config.norm_eps
-    self.scale = nnx.Param(jnp.ones(config.width, config.param_dtype), axes=(None,))
+    self.scale = nnx.Param(jnp.ones(config.width, config.param_dtype), dims=(None,))
 
   def __call__(self, x: jax.Array) -> jax.Array:  # [B, T, D] → [B, T, D]
     x32 = x.astype(jnp.float32)
@@ -44,7 +47,7 @@ class RMSNorm(nnx.Module):
 class SwiGLU(nnx.Module):
   """The gated MLP: down(silu(gate(x)) · up(x)) (arXiv:2002.05202)."""
 
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+  def __init__(self, config: "ModelConfig", rngs: nnx.Rngs):
     d, f, dtype = config.width, config.mlp_width, config.param_dtype
     self.gate = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
     self.up = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)

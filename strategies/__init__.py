@@ -1,8 +1,8 @@
 """Every way to shard the one Transformer: one file, one idea.
 
-Read layout.py and base.py, then data_parallel.py, fsdp.py, hsdp.py, tensor_parallel.py and two_d.py; then pipeline.py
-with schedule.py and stage.py. A module of this package that defines `LAYOUT` is a strategy: it is found here by that,
-and needs no other registration.
+Read layout.py and base.py, then data_parallel.py, fsdp.py, hsdp.py, tensor_parallel.py and two_d.py; then the package
+pipeline/. A module of this package that defines `LAYOUT` is a strategy. It is found by that name and needs no other
+registration.
 """
 
 import importlib
@@ -17,9 +17,10 @@ from jax.sharding import AbstractMesh, Mesh
 from errors import ConfigError, one_of
 from strategies.base import Strategy
 from strategies.layout import Layout
+from strategies.mesh import make_mesh, resolve
 from training.program import Program
 
-__all__ = ["Layout", "Strategy", "build", "create", "layout", "names"]
+__all__ = ["Layout", "Strategy", "build", "create", "layout_of", "names"]
 
 
 def _modules() -> dict[str, ModuleType]:
@@ -32,15 +33,15 @@ def names() -> list[str]:
   return sorted(_modules())
 
 
-def layout(name: str) -> Layout:
-  """The Layout of a strategy by its name, mesh sizes not yet resolved."""
+def layout_of(name: str) -> Layout:
+  """The Layout of a strategy, its mesh sizes not yet resolved. Raises ConfigError for an unknown name."""
   return _modules()[one_of("strategy", name, names())].LAYOUT
 
 
 def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.Device]) -> Strategy:
   """The strategy that a config names (configs/base.py: `strategy`, `mesh` and the strategy's own section)."""
-  resolved = layout(config["strategy"]).resolve(len(devices), config["mesh"])
-  mesh = resolved.make_mesh(list(devices))
+  resolved = resolve(layout_of(config["strategy"]), len(devices), config["mesh"])
+  mesh = make_mesh(resolved, list(devices))
   used = len({device.process_index for device in mesh.devices.flat})
   if used < jax.process_count():
     raise ConfigError(
@@ -51,7 +52,7 @@ def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.De
 
 
 def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mesh | AbstractMesh) -> Strategy:
-  """The same on a mesh that is already there, or on an abstract one."""
+  """The strategy that a config names, on a given mesh, which may be abstract. `layout` is resolved."""
   implementation = getattr(_modules()[config["strategy"]], "STRATEGY", Strategy)
   fields = config[implementation.section] if implementation.section else {}
   return implementation(layout, program, mesh, **fields)

@@ -1,15 +1,13 @@
 """Strategy: the interface that train.py, the tools and the tests use, and its implementation for every SPMD layout.
 
 The mathematics is in training/program.py and knows no device. Here each of its functions becomes one jitted program
-over the mesh: what goes in and comes out is pinned by shardings, and the compiler places the communication.
+over the mesh. Shardings pin what goes in and comes out, and the compiler places the communication.
 """
 
 import contextlib
 import functools
 import math
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,10 +16,13 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError
-from models.axes import AXES
-from strategies.layout import Layout, local_rows
-from strategies.schedule import Schedule
+from models.dimensions import DIMENSIONS
+from strategies.layout import Layout
+from strategies.sharding import MeshSharding, local_rows
 from training.program import Batch, Metrics, Params, Program, Sums, TrainState
+
+if TYPE_CHECKING:
+  from strategies.pipeline.schedule import Schedule
 
 
 class Strategy:
@@ -30,31 +31,29 @@ class Strategy:
   Attributes:
     layout: the resolved Layout; `layout.mesh` holds the size of every mesh axis.
     mesh: the devices in that shape, or an AbstractMesh to lower without devices.
-    microbatches: the parts that a batch is cut into by the strategy itself.
-    section: the section of the config whose fields the constructor takes by name, if it takes any.
-    schedule: of a pipeline with more than one stage.
-    sums_once: gradients are summed over devices after all parts of a batch, not after each.
-    rounds: how often, in a step on the busiest device, run the loops that a compiled program may skip, by their scope.
+    section: the section of the config whose fields the constructor takes by name, if there is one.
+    microbatches: how many parts the strategy itself cuts a batch into.
+    schedule: the order of the parts in a pipeline of more than one stage.
+    reduces_once: gradients are summed over devices once a step, not once for each part of the batch.
   """
 
-  microbatches = 1
   section: str | None = None
-  schedule: Schedule | None = None
-  sums_once = False
-  rounds: Mapping[str, int] = MappingProxyType({})
+  microbatches = 1
+  schedule: "Schedule | None" = None
+  reduces_once = False
 
   def __init__(self, layout: Layout, program: Program, mesh: Mesh | AbstractMesh):
     layout.check_divides(program.model.sizes())
     self.layout, self.program, self.mesh = layout, program, mesh
-    replicated = NamedSharding(mesh, P())
+    sharding, replicated = MeshSharding(layout), NamedSharding(mesh, P())
     shapes = jax.eval_shape(program.init, jax.random.key(0))
     params = jax.tree.map(
-      lambda axes: NamedSharding(mesh, layout.spec(axes)), program.axes(), is_leaf=lambda x: isinstance(x, tuple)
+      lambda dims: NamedSharding(mesh, layout.spec(dims)), program.dims(), is_leaf=lambda x: isinstance(x, tuple)
     )
     self.state_sharding = TrainState(
       step=replicated,  # type: ignore[arg-type]  # the same tree, with shardings for arrays
       params=params,
-      # Adam keeps two numbers per weight; they lie where the weight lies.
+      # Adam keeps two numbers for each weight, sharded as the weight is.
       opt_state=optax.tree.map_params(
         program.optimizer.transform,
         lambda _, sharding: sharding,
@@ -69,38 +68,38 @@ class Strategy:
     )
     self._init = jax.jit(program.init, out_shardings=self.state_sharding)
     self._train_step = jax.jit(
-      functools.partial(program.train_step, sharding=layout),
+      functools.partial(program.train_step, sharding=sharding),
       in_shardings=(self.state_sharding, self.batch_sharding),
       out_shardings=(self.state_sharding, replicated),
       donate_argnums=0,
     )
     self._eval_step = jax.jit(
-      functools.partial(program.eval_step, sharding=layout),
+      functools.partial(program.eval_step, sharding=sharding),
       in_shardings=(params, self.batch_sharding),
       out_shardings=replicated,
     )
     self._gradients = jax.jit(
-      functools.partial(program.gradients, sharding=layout),
+      functools.partial(program.gradients, sharding=sharding),
       in_shardings=(self.state_sharding, self.batch_sharding),
       out_shardings=(replicated, params),
     )
     self._generate = jax.jit(
-      functools.partial(program.generate, sharding=layout.place(batch=None)),
+      functools.partial(program.generate, sharding=sharding.place(batch=None)),
       static_argnames=("length", "temperature"),
       out_shardings=replicated,
     )
 
   def init(self, seed: int) -> TrainState:
-    """The state at step 0, born sharded: no device ever holds more than its part."""
+    """The state at step 0, created sharded: no device ever holds more than its part."""
     with self._on_mesh():
       return self._init(jax.random.key(seed))
 
   def abstract_state(self) -> TrainState:
-    """The state's shapes, dtypes and shardings: for restoring, and for compiling ahead of time."""
+    """The state's shapes, dtypes and shardings, for restoring and for compiling ahead of time."""
     return self._abstract_state
 
   def abstract_batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """The same for a global training batch."""
+    """The shapes, dtypes and shardings of a global training batch."""
     return {
       name: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=self.batch_sharding)
       for name, (shape, dtype) in self.program.example_shapes().items()
@@ -111,19 +110,19 @@ class Strategy:
     return local_rows(self.batch_sharding, batch_size)
 
   def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> Batch:
-    """A global batch from this process's rows of it."""
+    """Makes the global batch from this process's rows of it."""
     return {
       name: jax.make_array_from_process_local_data(self.batch_sharding, rows, (batch_size, *rows.shape[1:]))
       for name, rows in host_batch.items()
     }
 
   def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-    """One update. Donates `state`: use the one returned. The metrics are replicated scalars, not yet computed."""
+    """One update. Donates `state`; use the one returned. The metrics are replicated scalars, not yet computed."""
     with self._on_mesh():
       return self._train_step(state, batch)
 
   def eval_step(self, state: TrainState, batch: Batch) -> Sums:
-    """Sums of loss, correct predictions and count over the batch, padding left out."""
+    """Sums of loss, correct predictions and count over the batch, without padding."""
     with self._on_mesh():
       return self._eval_step(state.params, batch)
 
@@ -143,15 +142,15 @@ class Strategy:
       return self._train_step.trace(self._abstract_state, self.abstract_batch(batch_size)).lower(**options)
 
   def describe(self, name: str) -> str:
-    """One line: the strategy's name, its mesh, and which logical axis it splits over what."""
+    """One line: the strategy's name, its mesh, and which logical dimension is sharded over what."""
     if self.layout.device_count == 1:
       return name if name == "single" else f"{name} on one device: nothing to split, so this is the single-device run"
     mesh = " × ".join(f"{axis}={size}" for axis, size in self.layout.mesh.items())
-    placed = {axis: getattr(self.layout, axis) for axis in AXES if getattr(self.layout, axis)}
-    return f"{name} on mesh {mesh}; " + ", ".join(f"{axis} over {place}" for axis, place in placed.items())
+    placed = {dim: getattr(self.layout, dim) for dim in DIMENSIONS if getattr(self.layout, dim)}
+    return f"{name} on mesh {mesh}; " + ", ".join(f"{dim} over {place}" for dim, place in placed.items())
 
   def _on_mesh(self) -> contextlib.AbstractContextManager:
-    """The context in which axis names in sharding constraints mean this mesh."""
+    """The context in which sharding constraints refer to this mesh."""
     return jax.set_mesh(self.mesh) if isinstance(self.mesh, Mesh) else jax.sharding.use_abstract_mesh(self.mesh)
 
   def check_batch(self, field: str, batch_size: int, accumulation: int = 1) -> None:

@@ -22,14 +22,14 @@ import numpy as np
 from errors import ConfigError
 from strategies.base import Strategy
 from strategies.data_parallel import LAYOUT as LAYOUT
-from strategies.layout import from_local_copies
+from strategies.sharding import from_local_copies
 from training.program import Batch, Metrics, Program, TrainState
 
 
 class PmapDDP(Strategy):
   """data_parallel's layout, with every function of a batch run by pmap."""
 
-  sums_once = True
+  reduces_once = True
 
   def __init__(self, layout: Any, program: Program, mesh: Any):
     super().__init__(layout, program, mesh)

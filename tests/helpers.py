@@ -17,10 +17,11 @@ from ml_collections import ConfigDict, config_flags
 
 import strategies
 from configs import base
-from data.batches import HostBatch
+from data.batches import HostBatch, id_words
 from errors import ConfigError
 from models.config import ModelConfig
-from training import metrics, settings
+from reporting import metrics
+from training import settings
 from training.program import Program, TrainState
 
 # How far a strategy may be from a single device. Float32 sums in another order differ by a few units in the last
@@ -37,7 +38,7 @@ def config(strategy: str = "single", preset: str = "tiny", **fields: Any) -> Con
   return changed
 
 
-IMAGES = {"model__inputs": "images", "data__name": "synthetic"}
+IMAGES = {"model__inputs": "images", "model__objective": "class", "data__name": "synthetic"}
 
 
 def program(**fields: Any) -> Program:
@@ -78,7 +79,7 @@ def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:
     for name, (shape, dtype) in program.example_shapes().items()
     if name in limits
   }
-  ids = random.permutation(1000)[:size].astype(np.int32)
+  ids = id_words(random.permutation(1000)[:size])
   return content | {"id": ids, "mask": np.ones(size, np.bool_)}
 
 

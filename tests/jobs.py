@@ -29,13 +29,13 @@ def _run(log: str, strategy: str, workdir: str, hold: bool, fields: dict[str, An
   os.dup2(out, 2)
   sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
   if hold:
-    with train.processes.Requests():
+    with train.signals.Requests():
       print("holding")
       while True:
         time.sleep(0.1)
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # these start again and again
   jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/meshwright/tests").expanduser()))
-  train.run(config(strategy, **fields | {"compilation_cache_dir": ""}), Path(workdir))
+  train.main(config(strategy, **fields | {"compilation_cache_dir": ""}), Path(workdir))
 
 
 class Job:

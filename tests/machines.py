@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import strategies
-from benchmarks import figures
+from benchmarks import figures, throughput
 from configs import base
-from tools import throughput
+from strategies.mesh import fitted, resolve
 
 HARDWARE = {
   "simulated": True, "platform": "cpu", "kind": "cpu", "devices": None, "device_memory_bytes": None,
@@ -39,7 +39,7 @@ class Machine:
       part = {"batches": 10, "seconds": 0.1}
       return {"gather": part, "transfer": part, "both": part, "batch_size": 16, "devices": 8}
     if task == "compile":
-      mesh = dict(strategies.layout(spec["config"]["strategy"]).fitted(devices).resolve(devices).mesh)
+      mesh = dict(resolve(fitted(strategies.layout_of(spec["config"]["strategy"]), devices), devices).mesh)
       return {"mesh": mesh, "said": "", "compile_seconds": 3.0, "bytes": {"total": 10**8 // devices}, "predicted": None}
     factor = self.slower.get(name, 1.0)
     return {"seconds": [factor * s for s in (1.0, 0.9, 1.1)][: spec["steps"]], "loss": 4.5, "versions": {}} | (

@@ -3,27 +3,27 @@
 import json
 
 import strategies.pipeline
-from benchmarks import checkpoint, guide, pages, pipeline, predictions
+from benchmarks import checkpoint_cost, guide, pages, pipeline_schedules, tpu_predictions
 
 
 def test_the_pipeline_page_shows_the_schedules_and_the_record():
-  record = json.loads(pipeline.RECORD.read_text())
-  page = pipeline.PAGE.read_text()
-  assert pages.fill(page, pipeline.tables(record)) == page
+  record = json.loads(pipeline_schedules.RECORD.read_text())
+  page = pipeline_schedules.PAGE.read_text()
+  assert pages.fill(page, pipeline_schedules.tables(record)) == page
   assert "stage 3" in page
 
 
 def test_the_docstring_quotes_the_record():
   said = " ".join(strategies.pipeline.__doc__.split())
-  rows = pipeline.tables(json.loads(pipeline.RECORD.read_text()))["speed"].splitlines()
+  rows = pipeline_schedules.tables(json.loads(pipeline_schedules.RECORD.read_text()))["speed"].splitlines()
   ratios = {cells[1].strip(): cells[-2].strip() for cells in (row.split("|") for row in rows) if len(cells) > 2}
   for name in ("gpipe", "1f1b", "interleaved"):
     assert f"{name} {ratios[name]}" in said
 
 
 def test_the_checkpoints_page_shows_the_record():
-  page = checkpoint.PAGE.read_text()
-  assert pages.fill(page, checkpoint.tables(json.loads(checkpoint.RECORD.read_text()))) == page
+  page = checkpoint_cost.PAGE.read_text()
+  assert pages.fill(page, checkpoint_cost.tables(json.loads(checkpoint_cost.RECORD.read_text()))) == page
 
 
 def test_the_strategies_page_shows_the_golden_pages_and_the_records():
@@ -32,5 +32,5 @@ def test_the_strategies_page_shows_the_golden_pages_and_the_records():
 
 
 def test_the_explain_page_shows_the_record():
-  page = predictions.PAGE.read_text()
-  assert pages.fill(page, predictions.tables(json.loads(predictions.RECORD.read_text()))) == page
+  page = tpu_predictions.PAGE.read_text()
+  assert pages.fill(page, tpu_predictions.tables(json.loads(tpu_predictions.RECORD.read_text()))) == page

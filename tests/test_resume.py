@@ -11,7 +11,7 @@ from helpers import config, measured, one_sentence
 from jobs import Job
 
 import train
-from training import restore
+from checkpointing import restore
 
 SMALL = {
   "model__depth": 1, "model__width": 32, "model__heads": 8, "model__kv_heads": 8, "model__seq_len": 8,
@@ -86,10 +86,10 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path):
 def test_a_stop_where_an_evaluation_is_due_leaves_it_to_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   fields = SMALL | {"steps": 6, "eval_every": 2}
   train.train(config("fsdp", **fields), tmp_path / "whole")
-  decide = train.processes.Requests.decide
+  decide = train.signals.Requests.decide
   calls = iter(range(100))
-  stop_at_4 = lambda self, save: train.processes.Wishes(stop=next(calls) == 3) if save in (True, False) else decide
-  monkeypatch.setattr(train.processes.Requests, "decide", stop_at_4)
+  stop_at_4 = lambda self, save: train.signals.Wishes(stop=next(calls) == 3) if save in (True, False) else decide
+  monkeypatch.setattr(train.signals.Requests, "decide", stop_at_4)
   train.train(config("fsdp", **fields), tmp_path / "run")
   assert [line["step"] for line in measured(tmp_path / "run") if line["split"] == "validation"] == [2]
   for stop in (4, 4, 0):  # also if that is stopped again before the next checkpoint

@@ -14,8 +14,9 @@ from helpers import IMAGES, config, measured, one_sentence
 import strategies
 import train
 from configs import base
+from runtime import command_line
 from strategies.layout import MESH_AXES
-from training import command_line, settings
+from training import settings
 
 ROOT = Path(__file__).parents[1]
 SHORT = {"steps": 4, "log_every": 2, "eval_every": 2, "sample_length": 8, "simulated_devices": 8}

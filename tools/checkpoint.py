@@ -17,9 +17,10 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from errors import ConfigError
-from training import command_line, record, restore
-from training.quiet import quiet, reason
+from checkpointing import record, restore
+from checkpointing.quiet import quiet
+from errors import ConfigError, first_line
+from runtime import command_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ def verify(found: Found) -> Found:
     try:
       (x,) = restore.read_arrays(found.folder, [(name, wanted)])
     except Exception as error:  # orbax raises bare Exceptions for broken files
-      return dataclasses.replace(found, health=f"damaged: {name}: {reason(error.__cause__ or error)}")
+      return dataclasses.replace(found, health=f"damaged: {name}: {first_line(error.__cause__ or error)}")
     if record.arrays({name: x})[name][2] != digest:
       return dataclasses.replace(found, health=f"damaged: {name} is not what was saved")
   return dataclasses.replace(found, health=f"whole, all {len(found.saved['arrays'])} arrays verified")

@@ -16,15 +16,17 @@ from absl import flags
 import strategies
 from analysis.explanation import explain
 from analysis.topology import devices as devices_of
+from runtime import command_line, folders
+from runtime.devices import start_jax
+from runtime.hardware import chip
 from strategies.base import Strategy
 from tools.pictures import picture
-from training import command_line, runtime, settings
-from training.hardware import chip
+from training import settings
 
 
 def create(config: Any, topology: str | None) -> Strategy:
   """The strategy that a config names, on the devices of a TPU slice or on those that are here."""
-  devices = devices_of(topology) if topology else runtime.start(config)
+  devices = devices_of(topology) if topology else start_jax(config)
   program = settings.program(config, devices[0].platform)
   strategy = strategies.create(config, program, devices)
   strategy.check_batch("batch_size", config.batch_size, config.accumulation)
@@ -172,7 +174,7 @@ def amount(number: float) -> str:
 def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
   topology, file = asked.topology, asked.json and Path(asked.json)
   if file:
-    runtime.writable_file(file, "json")
+    folders.writable_file(file, "json")
   strategy = create(config, topology)
   found = explain(config.strategy, strategy, config.batch_size)
   if not topology and jax.process_index():

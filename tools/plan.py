@@ -16,13 +16,15 @@ from absl import flags
 
 from analysis import explanation
 from analysis.case import weights
-from analysis.plan import Candidate, best, search
+from analysis.search import Candidate, best, search
 from analysis.topology import Slice, slice_of
+from checkpointing import record
 from configs import base
 from errors import ConfigError, positive
 from models.config import ModelConfig
+from runtime import command_line
 from tools import explain
-from training import command_line, record, settings
+from training import settings
 
 
 def model_of(params: float, length: int) -> dict[str, int]:
@@ -134,7 +136,7 @@ def main(asked: flags.FlagValues) -> None:
   count = f"{where.devices} device{'s' * (where.devices > 1)}"
   print(
     f"{sum(weight.size for weight in weights(model)) / 1e9:.4g} B parameters, batches of {config.batch_size} × "
-    f"{model.positions} {'patches' if model.is_image else 'tokens'}, on {count} of {asked.topology}\n"
+    f"{model.positions} {'tokens' if model.inputs == 'tokens' else 'patches'}, on {count} of {asked.topology}\n"
   )
   found = best(search(model, config.batch_size, where, asked.strategies), asked.best)
   if not found:

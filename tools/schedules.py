@@ -7,7 +7,7 @@ docs/pipeline.md explains what is to be seen.
 
 from absl import app, flags
 
-from strategies.schedule import schedules
+from analysis.timeline import describe, schedules
 
 _STAGES = flags.DEFINE_integer("stages", 4, "Stages.", lower_bound=1)
 _MICROBATCHES = flags.DEFINE_integer("microbatches", 8, "Microbatches of a batch.", lower_bound=1)
@@ -16,7 +16,7 @@ _CHUNKS = flags.DEFINE_integer("chunks", 2, "Chunks of a stage, for the interlea
 
 def main(_: list[str]) -> None:
   for name, schedule in schedules(_STAGES.value, _MICROBATCHES.value, _CHUNKS.value).items():
-    print(schedule.text(name), end="\n\n")
+    print(describe(name, schedule), end="\n\n")
 
 
 if __name__ == "__main__":

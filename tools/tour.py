@@ -23,9 +23,9 @@ from typing import Any
 import jax
 
 from errors import ConfigError, one_of
+from runtime import command_line
+from runtime.folders import writable_file
 from tools.lessons import LESSONS
-from training import command_line
-from training.runtime import writable_file
 
 PAGE = Path(__file__).parents[1] / "docs" / "tour.md"
 DEVICES = 8

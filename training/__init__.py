@@ -1,4 +1,4 @@
-"""What is trained and how, apart from where: program.py first (state, loss, step), then optimizer.py.
+"""The mathematics of training, apart from devices and files: program.py first (state, loss, step), then optimizer.py.
 
-metrics.py writes what is measured, report.py draws it, runtime.py finds the devices, hardware.py knows their peaks.
+settings.py turns a config into these checked objects.
 """

@@ -6,15 +6,15 @@ from typing import Any
 import jax
 import optax
 
-from errors import ConfigError, positive
+from errors import ConfigError, above_zero, not_negative, positive
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
   """`configs/base.py` explains each field.
 
-  The learning rate is a function of the step and is applied apart from `transform`: a step whose update was thrown
-  away still counts on the schedule, and `transform` keeps nothing but Adam's moments and their count.
+  The learning rate is a function of the step and is applied outside `transform`. So a step whose update was skipped
+  still counts, and the state of `transform` is Adam's moments and their count alone.
   """
 
   learning_rate: float
@@ -29,20 +29,16 @@ class Optimizer:
 
   def __post_init__(self) -> None:
     positive("steps", self.steps)
-    if self.learning_rate <= 0:
-      raise ConfigError(f"optimizer.learning_rate={self.learning_rate} must be above 0")
-    if self.warmup < 0:
-      raise ConfigError(f"optimizer.warmup={self.warmup} must be 0 or more steps")
-    if self.eps <= 0:
-      raise ConfigError(f"optimizer.eps={self.eps} must be above 0; use 1e-8")
+    above_zero("optimizer.learning_rate", self.learning_rate, "3e-4")
+    above_zero("optimizer.eps", self.eps, "1e-8")
+    not_negative("optimizer.warmup", self.warmup, "use 0 for no warm-up")
     if not 0 <= self.final_fraction <= 1:
       raise ConfigError(f"optimizer.final_fraction={self.final_fraction} must be from 0 to 1")
     for name in ("b1", "b2"):
       if not 0 <= getattr(self, name) < 1:
         raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1")
     for name in ("clip_norm", "weight_decay"):
-      if getattr(self, name) < 0:
-        raise ConfigError(f"optimizer.{name}={getattr(self, name)} must not be negative; use 0 to switch it off")
+      not_negative(f"optimizer.{name}", getattr(self, name))
 
   @property
   def transform(self) -> optax.GradientTransformation:
@@ -53,8 +49,8 @@ class Optimizer:
       optax.add_decayed_weights(self.weight_decay, mask=is_decayed),
     )
 
-  def schedule(self, step: jax.Array | int) -> jax.Array:
-    """The learning rate of the update from `step` to step + 1; zero is never reached."""
+  def learning_rate_at(self, step: jax.Array | int) -> jax.Array:
+    """The learning rate of the update from `step` to step + 1. It is never zero."""
     warmup = min(self.warmup, self.steps)
     rates = optax.warmup_cosine_decay_schedule(
       init_value=self.learning_rate / (warmup + 1),
@@ -67,5 +63,5 @@ class Optimizer:
 
 
 def is_decayed(params: dict[str, Any]) -> dict[str, Any]:
-  """Weight decay is for matrices, not for the scales of norms."""
+  """Weight decay applies to matrices, not to the scales of norms."""
   return jax.tree.map_with_path(lambda path, _: path[-1].key != "scale", params)

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from data.augment import crop_and_flip, normalize
 from errors import positive
-from models.axes import UNSHARDED, Sharding
 from models.config import ModelConfig
+from models.dimensions import UNSHARDED, Sharding
 from models.generate import generate
-from models.transformer import bind, init_params, logical_axes
+from models.inputs import Shapes
+from models.transformer import bind, init_params, logical_dims
+from training.augment import crop_and_flip
 from training.optimizer import Optimizer
 
 _DROPOUT, _AUGMENT = 0, 1  # the two uses of an example's key at a step, kept apart
@@ -58,22 +59,19 @@ class Program:
     params = init_params(self.model, key)
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=self.optimizer.transform.init(params))
 
-  def axes(self) -> dict[str, Any]:
-    """The logical axes of every parameter, in the shape of the parameters."""
-    return logical_axes(self.model)
+  def dims(self) -> dict[str, Any]:
+    """The logical dimensions of every parameter, in the tree of the parameters."""
+    return logical_dims(self.model)
 
-  def example_shapes(self) -> dict[str, tuple[tuple[int, ...], Any]]:
-    """What a batch holds: for each array the shape of one example, and the dtype.
+  def example_shapes(self) -> Shapes:
+    """What a batch holds: for each field the shape of one example, and the dtype.
 
-    `id` names the example in its data set, for its random numbers; `mask` is false on padding.
+    `id` numbers the example in its data set and keys its random numbers: 64 bits as two words, the low one first.
+    `mask` is false on padding.
     """
-    content: dict[str, tuple[tuple[int, ...], Any]]
-    if self.model.is_image:
-      side = self.model.image_size
-      content = {"image": ((side, side, 3), np.uint8), "label": ((), np.int32)}
-    else:
-      content = {"tokens": ((self.model.seq_len + 1,), np.int32)}  # inputs and, one further, targets
-    return content | {"id": ((), np.int32), "mask": ((), np.bool_)}
+    objective = self.model.predicts
+    content = self.model.reads.shapes(self.model, objective.ahead) | objective.shapes()
+    return content | {"id": ((2,), np.uint32), "mask": ((), np.bool_)}
 
   def train_step(self, state: TrainState, batch: Batch, sharding: Sharding = UNSHARDED) -> tuple[TrainState, Metrics]:
     sums, grads = self.gradient_sums(state.params, batch, state.step, sharding)
@@ -96,30 +94,28 @@ class Program:
     """The loss summed over the batch's predictions, and all sums. Training if `step` is given, else evaluation."""
     model = bind(self.model, params)
     logits = model(self.inputs(batch, step, sharding), keys=self.dropout_keys(batch, step), sharding=sharding)
-    return self.prediction_sums(logits, self.targets(batch), batch["mask"])
+    return self.cross_entropy_sums(logits, self.targets(batch), batch["mask"])
 
   def generate(self, params: Params, prompt: jax.Array, *, sharding: Sharding = UNSHARDED, **options: Any) -> jax.Array:
     """Continues prompts [B, P]; see models/generate.py for the options."""
     return generate(self.model, params, prompt, sharding=sharding, **options)
 
   def inputs(self, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED) -> jax.Array:
-    """What the model takes: tokens [B, T]; or images [B, S, S, 3], normalised and, in training, augmented."""
-    if not self.model.is_image:
-      return batch["tokens"][:, :-1]
-    image = batch["image"]
+    """What the model takes: tokens [B, T]; or images [B, S, S, 3], normalized and, in training, augmented."""
+    x = self.model.reads.select(self.model, batch)
     if self.augment and step is not None:
-      image = crop_and_flip(image, self._example_keys(batch["id"], step, _AUGMENT))
-    return normalize(sharding.activation(image, "batch", None, None, None))
+      x = crop_and_flip(x, self._example_keys(batch["id"], step, _AUGMENT))
+    return self.model.reads.prepare(x, sharding)
 
   def targets(self, batch: Batch) -> jax.Array:
     """What it should predict: tokens [B, T], each the one after the input at its place; or labels [B]."""
-    return batch["label"] if self.model.is_image else batch["tokens"][:, 1:]
+    return self.model.predicts.targets(batch)
 
   def dropout_keys(self, batch: Batch, step: jax.Array | None) -> jax.Array | None:
     """One key for each example [B]; None where nothing is dropped."""
     return self._example_keys(batch["id"], step, _DROPOUT) if self.model.dropout and step is not None else None
 
-  def prediction_sums(self, logits: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, Sums]:
+  def cross_entropy_sums(self, logits: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, Sums]:
     """Cross-entropy of logits [B, ..., V] against targets [B, ...], examples with mask [B] false left out.
 
     Only reductions over V, no lookup in it, so that logits split over the vocabulary stay where they are.
@@ -137,15 +133,15 @@ class Program:
   ) -> tuple[Sums, Params]:
     """Sums over the batch and the gradient of the summed loss, one of `accumulation` parts after the other."""
     if self.accumulation == 1:
-      return self.part_gradient_sums(params, batch, step, sharding)
+      return self.microbatch_gradient_sums(params, batch, step, sharding)
 
     def add(total: tuple[Sums, Params], part: Batch) -> tuple[tuple[Sums, Params], None]:
-      return jax.tree.map(jnp.add, total, self.part_gradient_sums(params, part, step, sharding)), None
+      return jax.tree.map(jnp.add, total, self.microbatch_gradient_sums(params, part, step, sharding)), None
 
     start = (no_sums(), jax.tree.map(jnp.zeros_like, params))
     return jax.lax.scan(add, start, split(batch, self.accumulation, sharding))[0]
 
-  def part_gradient_sums(
+  def microbatch_gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
   ) -> tuple[Sums, Params]:
     """The same for what is computed in one go; a strategy with a schedule of its own replaces this."""
@@ -157,21 +153,21 @@ class Program:
     grads = jax.tree.map(lambda g: g / sums["count"], grads)
     loss, norm = sums["loss"] / sums["count"], optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-    rate = self.optimizer.schedule(state.step)
+    rate = self.optimizer.learning_rate_at(state.step)
     updates, opt_state = self.optimizer.transform.update(grads, state.opt_state, state.params)
     params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
     params, opt_state = jax.tree.map(
       lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
     )
     metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}
-    if self.model.is_image:
+    if self.model.predicts.counts_correct:
       metrics["accuracy"] = sums["correct"] / sums["count"]
     return TrainState(state.step + 1, params, opt_state), metrics
 
   def _example_keys(self, ids: jax.Array, step: jax.Array, use: int) -> jax.Array:
-    """One key for each example [B] and use, the same wherever it is computed."""
+    """One key for each example [B] and use, the same wherever it is computed; ids [B, 2]."""
     key = jax.random.fold_in(jax.random.key(self.seed), step)
-    return jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i), use))(ids)
+    return jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i[0]), 2 * i[1] + use))(ids)
 
 
 def no_sums() -> Sums:

@@ -8,8 +8,8 @@ from helpers import model_config, program, strategy
 from analysis import calls, explanation, hlo, predict, work
 from analysis.case import Case
 from analysis.compiled import Step
+from runtime.hardware import chip
 from tools import explain
-from training.hardware import chip
 
 CONFIG = (
   'backend_config={"operation_queue_id":"0","gemm_backend_config":{"alpha_real":1,"beta":%d,"dot_dimension_numbers":'
@@ -89,7 +89,7 @@ def test_attention_of_cudnn(heads_last: bool):
 
 def test_what_is_predicted_with_cudnn_is_what_its_calls_compute():
   model = dataclasses.replace(
-    model_config(width=N * H, heads=N, kv_heads=N, seq_len=T, remat="none"), attention="plain"
+    model_config(width=N * H, heads=N, kv_heads=N, seq_len=T, remat="minimal"), attention="plain"
   )
   case = lambda attention: Case(
     strategy("single", program(), devices=1).layout, dataclasses.replace(model, attention=attention), B, joins=True

@@ -10,7 +10,7 @@ from analysis import predict
 from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.saved import bytes_per_example, traced
-from benchmarks import predictions
+from benchmarks import tpu_predictions
 from training import settings
 from training.program import Program
 
@@ -25,7 +25,7 @@ def program(remat: str, **fields: object) -> Program:
 
 
 # pmap's step is another program around the same mathematics: its shards are data_parallel's.
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("remat", ["minimal", "dots", "full"])
 @pytest.mark.parametrize("name", [name for name in strategies.names() if name != "pmap_ddp"])
 def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat: str):
   runner = strategy(name, program(remat))
@@ -39,11 +39,11 @@ def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat:
 @pytest.mark.parametrize(
   "name, remat, fields",
   [
-    ("fsdp", "none", {"model__kv_heads": 2}),
-    ("fsdp", "none", {"model__tied_embedding": True}),
+    ("fsdp", "minimal", {"model__kv_heads": 2}),
+    ("fsdp", "minimal", {"model__tied_embedding": True}),
     ("fsdp", "full", {"accumulation": 4}),
-    ("data_parallel", "none", {"accumulation": 4}),
-    ("two_d", "none", IMAGES | {"model__image_size": 64}),
+    ("data_parallel", "minimal", {"accumulation": 4}),
+    ("two_d", "minimal", IMAGES | {"model__image_size": 64}),
   ],
 )
 def test_memory_of_other_models_is_predicted_as_well(name: str, remat: str, fields: dict):
@@ -57,12 +57,12 @@ def test_memory_with_dropout_is_predicted_as_well():
 
   Not none, and not four: what else the compiler has at its worst moment moves by a weight or two.
   """
-  runner = strategy("fsdp", program("none", model__dropout=0.1))
+  runner = strategy("fsdp", program("minimal", model__dropout=0.1))
   step = compile_step(runner, BATCH)
   assert predict.memory(Case.of(runner, BATCH, "cpu")).total == pytest.approx(step.bytes, rel=MEMORY)
   masks = BATCH / 8 * 8 * 2 * 256 * 256  # examples of a device, layers, positions, width
-  assert step.bytes - compile_step(strategy("fsdp", program("none")), BATCH).bytes == pytest.approx(masks, rel=0.25)
-  assert four_layers_keep("none", 0.1) - four_layers_keep("none", 0.0) == 4 * 2 * 64 * 256
+  assert step.bytes - compile_step(strategy("fsdp", program("minimal")), BATCH).bytes == pytest.approx(masks, rel=0.25)
+  assert four_layers_keep("minimal", 0.1) - four_layers_keep("minimal", 0.0) == 4 * 2 * 64 * 256
   assert four_layers_keep("dots", 0.1) == four_layers_keep("dots", 0.0)
 
 
@@ -71,20 +71,20 @@ def four_layers_keep(remat: str, dropout: float) -> int:
   return bytes_per_example(model, 1, 1, 8) - bytes_per_example(model, 1, 1, 4)
 
 
-RECORDED = json.loads(predictions.RECORD.read_text())["cases"]
+RECORDED = json.loads(tpu_predictions.RECORD.read_text())["cases"]
 
 
 @pytest.mark.parametrize("found", RECORDED, ids=lambda found: "-".join(map(str, found["case"][:6])))
 def test_predictions_for_tpus_hold(found: dict):
   """Memory within 15% of the TPU compiler's figure, arithmetic within 1%."""
-  ours = predictions.predicted(found["case"])
+  ours = tpu_predictions.predicted(found["case"])
   assert ours["memory"] == pytest.approx(found["memory"], rel=MEMORY)
   assert ours["flops"] == pytest.approx(found["flops"], rel=0.01)
 
 
 def test_there_are_enough_cases():
   assert len(RECORDED) >= 12
-  assert {found["case"][5] for found in RECORDED} == {"none", "dots", "full"}
+  assert {found["case"][5] for found in RECORDED} == {"minimal", "dots", "full"}
 
 
 def test_7_billion_parameters_on_1024_chips_compile_within_two_minutes():
@@ -95,9 +95,9 @@ def test_7_billion_parameters_on_1024_chips_compile_within_two_minutes():
 
 def test_what_remat_keeps():
   """Of a block and a token: what is not elementwise; the products; the input alone, in the computation's precision."""
-  kept = {remat: bytes_per_example(program(remat).model, 1, 1, 4) for remat in ("none", "dots", "full")}
+  kept = {remat: bytes_per_example(program(remat).model, 1, 1, 4) for remat in ("minimal", "dots", "full")}
   stream = 4 * 256 * 256 * 4  # layers, positions, width, float32
-  assert kept["none"] > kept["dots"] > kept["full"]
+  assert kept["minimal"] > kept["dots"] > kept["full"]
   assert kept["full"] == pytest.approx(stream, rel=0.02)  # and the angles of the positions, once
   products = 4 * 256 * 4 * (256 * 3 + 256 + 2 * 768)  # query, key, value; attention's output; gate and up
   assert kept["dots"] == pytest.approx(stream + products, rel=0.02)
@@ -105,7 +105,7 @@ def test_what_remat_keeps():
   # and attention's weights. And once, not for each layer, which of these it must not see.
   seen = 64 + 128 + 192 + 256
   values = 4 * 4 * (256 * (256 * 2 + 2 * 768) + seen * 256 * 2 + 8 * 64 * seen) + 8 * 64 * seen * 5
-  assert kept["none"] == pytest.approx(2 * stream + values, rel=0.02)
+  assert kept["minimal"] == pytest.approx(2 * stream + values, rel=0.02)
 
 
 def test_a_device_with_a_part_of_the_heads_keeps_a_part():
@@ -115,7 +115,7 @@ def test_a_device_with_a_part_of_the_heads_keeps_a_part():
   assert half - stream == pytest.approx((whole - stream) / 2, rel=0.03)
 
 
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+@pytest.mark.parametrize("remat", ["minimal", "dots", "full"])
 def test_what_is_kept_is_linear_in_layers_and_in_parts(remat: str):
   """So six traces stand for all; here a few of the others, traced."""
   model = program(remat).model

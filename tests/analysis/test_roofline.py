@@ -10,10 +10,10 @@ from helpers import program
 import strategies
 from analysis import theory
 from analysis.case import Case
-from analysis.plan import spread
 from analysis.roofline import Roofline, bandwidth, leaves_links
-from benchmarks import predicted as benchmark
-from training.hardware import Chip, chip
+from analysis.search import spread
+from benchmarks import expected as benchmark
+from runtime.hardware import Chip, chip
 
 TORUS = Chip(flops=1e12, memory=1e9, bandwidth=1e9, link=10.0, torus=3, wraps=4)
 
@@ -98,9 +98,9 @@ def test_a_benchmark_foretells_messages_over_the_links_that_they_have(monkeypatc
   monkeypatch.setattr(benchmark, "chip", lambda kind: slow)
   monkeypatch.setattr(benchmark, "peak_flops", lambda device, dtype: slow.flops)
   arranged = np.array([[Device((x, y, 0)) for x in range(4)] for y in range(2)])
-  layout = strategies.layout("hsdp").on(replica=2, data=4)
+  layout = strategies.layout_of("hsdp").on(replica=2, data=4)
   mesh = types.SimpleNamespace(devices=arranged, axis_names=("replica", "data"))
-  runner = types.SimpleNamespace(layout=layout, mesh=mesh, program=program(), schedule=None, sums_once=False)
+  runner = types.SimpleNamespace(layout=layout, mesh=mesh, program=program(), schedule=None, reduces_once=False)
   links = {("data",): 1, ("replica",): 1, ("replica", "data"): 2}
   rows = theory.sent(Case.of(runner, 16, "tpu"))
   assert {row.axes for row in rows} == set(links)

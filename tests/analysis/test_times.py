@@ -8,13 +8,15 @@ import pytest
 from helpers import program, strategy
 
 import strategies
-from analysis import explanation, hlo, plan, predict, roofline, theory
+from analysis import explanation, hlo, predict, roofline, search, theory
 from analysis.case import Case, weights
 from analysis.compiled import Step
+from analysis.timeline import idle_time
 from analysis.topology import slice_of
-from benchmarks import predicted
+from benchmarks import expected
 from models.config import ModelConfig
-from training.hardware import Chip, chip
+from runtime.hardware import Chip, chip
+from strategies.mesh import make_mesh
 
 V5P = slice_of("v5p:4x4x4")  # 459 TFLOP/s, 2765 GB/s of memory, 100 GB/s over a link, and all dimensions are rings
 
@@ -34,8 +36,8 @@ def model(**fields: object) -> ModelConfig:
   ],
 )
 def test_times_of_a_candidate(name: str, mesh: dict, links: dict):
-  case = Case(strategies.layout(name).on(**mesh), model(), 64)
-  times = plan._judge(name, case, V5P, None).times
+  case = Case(strategies.layout_of(name).on(**mesh), model(), 64)
+  times = search._judge(name, case, V5P, None).times
   assert times.compute == pytest.approx(predict.flops(case) / 459e12)
   assert times.memory == pytest.approx(predict.traffic(case) / 2765e9)
   sent = {False: 0.0, True: 0.0}
@@ -50,16 +52,16 @@ def test_times_of_a_candidate(name: str, mesh: dict, links: dict):
 
 def test_stages_of_a_candidate_wait_at_the_ends():
   """In gpipe a stage has m of m + s - 1 units in a row; enough are tried that it waits less than an eighth."""
-  layout = strategies.layout("pipeline").on(stage=4, data=16)
+  layout = strategies.layout_of("pipeline").on(stage=4, data=16)
   least = {}
-  for name, stages, microbatches, chunks in plan._pipelines(layout, 4):
-    schedule = plan._schedule(name, stages, microbatches, chunks)
+  for name, stages, microbatches, chunks in search._pipelines(layout, 4):
+    schedule = search._schedule(name, stages, microbatches, chunks)
     case = Case(layout, model(depth=4), 16 * microbatches, schedule=schedule)
-    times = plan._judge("pipeline", case, V5P, (name, stages, microbatches, chunks)).times
-    assert times.idle == schedule.idle_time() > 0
+    times = search._judge("pipeline", case, V5P, (name, stages, microbatches, chunks)).times
+    assert times.idle == idle_time(schedule) > 0
     again = dataclasses.replace(case, model=model(depth=4, remat="full"))  # a backward unit does the forward's again
-    judged = plan._judge("pipeline", again, V5P, (name, stages, microbatches, chunks)).times
-    assert judged.idle == schedule.idle_time(backward=3.0)
+    judged = search._judge("pipeline", again, V5P, (name, stages, microbatches, chunks)).times
+    assert judged.idle == idle_time(schedule, backward=3.0)
     assert (judged.idle > times.idle) == (name != "gpipe")
     assert times.seconds >= times.compute / (1 - times.idle)
     if name == "gpipe":
@@ -73,7 +75,7 @@ def test_what_traffic_is_made_of():
 
   All else grows with the batch: with the blocks, and the logits in float32.
   """
-  layout = strategies.layout("fsdp").on(data=4)
+  layout = strategies.layout_of("fsdp").on(data=4)
 
   def parts(**fields: object) -> tuple[float, float]:
     """What does not depend on the batch, and what an example adds."""
@@ -82,7 +84,7 @@ def test_what_traffic_is_made_of():
 
   case = Case(layout, model(), 4)
   held, used = (sum(map(part, weights(model()))) for part in (case.held, case.used))
-  for remat, passes in (("none", 3), ("dots", 3), ("full", 4)):
+  for remat, passes in (("minimal", 3), ("dots", 3), ("full", 4)):
     assert parts(remat=remat)[0] == pytest.approx(passes * used * 2 + (2 + 6) * held * 4)
   logits = parts(vocab_size=512)[1] - parts(vocab_size=256)[1]
   assert logits == pytest.approx(6 * 64 * 256 * 4)
@@ -90,13 +92,13 @@ def test_what_traffic_is_made_of():
 
 
 def test_sums_of_gradients_over_parts_of_the_batch_are_kept_beside_those_of_a_part():
-  layout, held = strategies.layout("data_parallel").on(data=2), sum(weight.size for weight in weights(model())) * 4
+  layout, held = strategies.layout_of("data_parallel").on(data=2), sum(weight.size for weight in weights(model())) * 4
   assert predict.memory(Case(layout, model(), 8)).gradients == held
   assert predict.memory(Case(layout, model(), 8, accumulation=2)).gradients == 2 * held
 
 
 def test_devices_without_places_stand_in_a_row():
-  mesh = strategies.layout("two_d").on(data=4, model=2).make_mesh(jax.devices())
+  mesh = make_mesh(strategies.layout_of("two_d").on(data=4, model=2), jax.devices())
   assert roofline.extents(mesh, ("data",)) == ([4], [8])
 
 
@@ -150,8 +152,8 @@ def test_mends_multiply_the_parts_that_there_are():
 def test_the_tables_prediction_counts_what_a_step_waits_for(monkeypatch: pytest.MonkeyPatch):
   """Of real devices. Here the CPU's are taken for some of 1 GFLOP/s, with a network of 1 GB/s and no torus."""
   made_up = Chip(flops=1e9, memory=1e9, bandwidth=1e15, link=1e9)
-  monkeypatch.setattr(predicted, "chip", lambda kind: made_up)
-  monkeypatch.setattr(predicted, "peak_flops", lambda device, dtype: made_up.flops)
+  monkeypatch.setattr(expected, "chip", lambda kind: made_up)
+  monkeypatch.setattr(expected, "peak_flops", lambda device, dtype: made_up.flops)
   runner = strategy("three_d", program())
   case = Case.of(runner, 32, "cpu")
   waits = sum(row.bytes for row in theory.sent(case) if row.waits) / 1e9
@@ -159,4 +161,4 @@ def test_the_tables_prediction_counts_what_a_step_waits_for(monkeypatch: pytest.
   busy = predict.flops(case) / 1e9 / (1 - case.idle)
   assert waits > 0
   assert busy > hidden
-  assert predicted.predicted(runner, 32, None)["seconds"] == pytest.approx(max(busy, hidden) + waits)
+  assert expected.predicted(runner, 32, None)["seconds"] == pytest.approx(max(busy, hidden) + waits)

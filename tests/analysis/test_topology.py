@@ -27,7 +27,7 @@ NAMES = {
   for name in strategies.names()
   if golden.lowers_for(name, golden.SLICE)
 }
-SENDERS = [case for name, case in NAMES.items() if strategies.layout(name).splits()]
+SENDERS = [case for name, case in NAMES.items() if strategies.layout_of(name).uses_every_axis()]
 ROOT = Path(__file__).parents[2]
 
 # Numbers beside the formulas' terms: losses, counts and norms, a few bytes each.
@@ -63,7 +63,7 @@ def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, input
     # Of the two weights that nothing but `embed` splits the compiler scatters some gradients, one of them in float32;
     # theory has them summed whole, which sends twice as much.
     scattered = ours[scatter] - wanted[scatter]
-    microbatches = 8 if strategies.layout(name).layers else 1
+    microbatches = 8 if strategies.layout_of(name).layers else 1
     assert 0 <= scattered <= 2 * size(name, inputs, edges=True) * microbatches
     ours[scatter] -= scattered
     ours["all-reduce", scatter[1]] += 2 * scattered
@@ -111,7 +111,7 @@ def test_what_a_strategy_sends_on_tpus_is_the_golden_page(name: str):
 
 
 def test_a_model_of_7_billion_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):
-  """As a user would; it takes about 2 GB. How long it takes is measured by benchmarks.predictions."""
+  """As a user would; it takes about 2 GB. How long it takes is measured by benchmarks.tpu_predictions."""
   model = {"width": 4096, "depth": 32, "heads": 32, "kv_heads": 32, "mlp_width": 11008, "vocab_size": 32000}
   fields = {f"model.{name}": size for name, size in (model | {"seq_len": 4096, "remat": "full"}).items()}
   fields |= {"batch_size": 1024}

@@ -57,13 +57,13 @@ def test_evaluation_holds_each_example_once(size: int, batch: int, processes: in
     rows = slice(p * batch // processes, (p + 1) * batch // processes)
     for part in Batches(source(size), batch).evaluation(rows):
       assert len(part["id"]) == batch // processes
-      seen += part["id"][part["mask"]].tolist()
+      seen += part["id"][part["mask"], 0].tolist()
   assert sorted(seen) == list(range(size))
 
 
 def test_a_part_of_an_evaluation_is_a_fixed_choice():
   def chosen(batch: int) -> list[int]:
-    return [i for b in Batches(source(100), batch).evaluation(examples=10) for i in b["id"][b["mask"]].tolist()]
+    return [i for b in Batches(source(100), batch).evaluation(examples=10) for i in b["id"][b["mask"], 0].tolist()]
 
   assert len(chosen(4)) == 10
   assert chosen(4) == chosen(32)

@@ -15,7 +15,9 @@ import pytest
 from helpers import IMAGES, one_sentence, program
 
 import data
-from data import augment, cifar10
+from data import cifar10
+from models import inputs
+from training import augment
 
 ROOT = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 real = pytest.mark.skipif(
@@ -50,7 +52,7 @@ def test_the_real_data_set_is_whole(tmp_path: Path):
   assert np.bincount(dataset.validation.labels).tolist() == [1000] * 10
   batch = dataset.validation.read(np.arange(10_000))
   mean = batch["image"].mean(axis=(0, 1, 2)) / 255
-  np.testing.assert_allclose(mean, augment.MEAN, atol=0.005)
+  np.testing.assert_allclose(mean, inputs.MEAN, atol=0.005)
 
 
 @real

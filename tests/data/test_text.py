@@ -8,7 +8,9 @@ import pytest
 from helpers import model_config, one_sentence
 
 import data
-from data import bigram, text
+from data import text
+from data.text import pair_counts
+from evaluation.bigram import baseline, bits_per_byte
 
 
 def settings(tmp_path: Path, **fields) -> SimpleNamespace:
@@ -87,7 +89,7 @@ def test_a_folder_always_holds_whole_files_out(tmp_path: Path, count: int):
 
 def test_ids_that_are_no_bytes_do_not_break_the_sample(tmp_path: Path, corpus: Path):
   dataset = data.load(settings(tmp_path), model_config(vocab_size=320))
-  assert dataset.decode([100, 300, 101]) == "de"
+  assert dataset.text.decode([100, 300, 101]) == "de"
 
 
 def test_an_empty_name_between_commas_is_not_the_current_folder(tmp_path: Path, corpus: Path):
@@ -106,12 +108,12 @@ def test_bpe_has_the_size_asked_for_and_loses_nothing(tmp_path: Path, corpus: Pa
   dataset = data.load(settings(tmp_path, tokenizer="bpe"), model)
   assert dataset.train.tokens.max() < 300
   assert dataset.train.tokens.max() >= 256
-  assert dataset.decode(dataset.encode("line 3 of münchen\n")) == "line 3 of münchen\n"
+  assert dataset.text.decode(dataset.text.encode("line 3 of münchen\n")) == "line 3 of münchen\n"
   byte_level = data.load(settings(tmp_path), model_config())
-  assert dataset.bytes_per_token == pytest.approx(
+  assert dataset.text.bytes_per_token == pytest.approx(
     len(byte_level.validation.tokens) / len(dataset.validation.tokens), rel=1e-6
   )
-  assert dataset.bytes_per_token > 1.2
+  assert dataset.text.bytes_per_token > 1.2
 
 
 def test_the_default_is_the_standard_library(tmp_path: Path):
@@ -121,20 +123,21 @@ def test_the_default_is_the_standard_library(tmp_path: Path):
 
 
 def test_bigram_equals_counting_by_hand():
-  counts = bigram.pair_counts(b"abab")
+  counts = pair_counts(b"abab")
   assert counts[ord("a"), ord("b")] == 2
   assert counts.sum() == 3
   p_ab, p_ba = (2 + 1) / (2 + 256), (1 + 1) / (1 + 256)
   expected = -(np.log2(p_ab) + np.log2(p_ba)) / 2
-  assert bigram.bits_per_byte(counts, [b"aba"]) == pytest.approx(expected)
+  assert bits_per_byte(counts, [b"aba"]) == pytest.approx(expected)
 
 
 def test_bigram_is_fitted_on_the_training_split_alone(tmp_path: Path, corpus: Path):
   dataset = data.load(settings(tmp_path), model_config())
   train = bytes(np.asarray(dataset.train.tokens))
   windows = [bytes(w.astype(np.uint8)) for w in dataset.validation.read(np.arange(len(dataset.validation)))["tokens"]]
-  expected = bigram.bits_per_byte(bigram.pair_counts(b"\0" + train), windows)
-  assert dataset.bigram(10**9) == pytest.approx(expected, rel=1e-6)
+  expected = bits_per_byte(pair_counts(b"\0" + train), windows)
+  tokens = dataset.validation.read(np.arange(len(dataset.validation)))["tokens"]
+  assert baseline(dataset.text, tokens).bits_per_byte == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "tiktoken"])

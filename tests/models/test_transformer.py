@@ -10,9 +10,10 @@ import pytest
 from helpers import IMAGES, equations, model_config, one_sentence, program, relative_difference
 
 from models import attention, layers, transformer
-from models.axes import UNSHARDED
 from models.config import ModelConfig
+from models.dimensions import UNSHARDED
 from models.generate import generate
+from models.inputs import patches
 from training.program import Params
 
 
@@ -85,7 +86,7 @@ def test_an_image_sees_all_its_patches():
 
 def test_patches_are_squares_row_by_row():
   image = jnp.arange(4 * 4 * 3).reshape(1, 4, 4, 3)
-  np.testing.assert_array_equal(transformer.patches(image, 2)[0, 1], image[0, :2, 2:].reshape(-1))
+  np.testing.assert_array_equal(patches(image, 2)[0, 1], image[0, :2, 2:].reshape(-1))
 
 
 @pytest.mark.parametrize("prompt_length", [1, 7])
@@ -132,7 +133,7 @@ def test_generation_stops_at_the_trained_length():
     generate(config, {}, jnp.zeros((1, 30), jnp.int32), length=5, key=jax.random.key(0))
 
 
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize("remat", ["minimal", "full"])
 def test_the_program_does_not_grow_with_depth(remat: str):
   def size(depth: int) -> int:
     config = model_config(depth=depth, remat=remat)

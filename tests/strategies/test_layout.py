@@ -8,14 +8,16 @@ from helpers import model_config, one_sentence
 from jax.sharding import PartitionSpec as P
 
 import strategies
-from strategies.layout import Layout, local_rows
+from strategies.layout import Layout
+from strategies.mesh import fitted, make_mesh, resolve
+from strategies.sharding import local_rows
 
-FSDP, TENSOR = strategies.layout("fsdp"), strategies.layout("tensor_parallel")
+FSDP, TENSOR = strategies.layout_of("fsdp"), strategies.layout_of("tensor_parallel")
 
 
 def test_two_d_is_the_union_of_fsdp_and_tensor_parallel():
-  two_d = strategies.layout("two_d").resolve(8)
-  assert two_d == (FSDP | TENSOR).resolve(8, {"data": 4, "model": 2})
+  two_d = resolve(strategies.layout_of("two_d"), 8)
+  assert two_d == resolve(FSDP | TENSOR, 8, {"data": 4, "model": 2})
   assert two_d.spec(("layers", "embed", "heads", None)) == P(None, "data", "model", None)
 
 
@@ -41,9 +43,9 @@ def test_an_axis_may_lie_on_two_mesh_axes():
 
 
 def test_minus_one_takes_the_devices_that_are_left():
-  assert strategies.layout("two_d").resolve(8, {"model": 4}).mesh == {"data": 2, "model": 4}
-  assert FSDP.resolve(1).mesh == {"data": 1}
-  assert strategies.layout("two_d").resolve(1).mesh == {"data": 1, "model": 1}
+  assert resolve(strategies.layout_of("two_d"), 8, {"model": 4}).mesh == {"data": 2, "model": 4}
+  assert resolve(FSDP, 1).mesh == {"data": 1}
+  assert resolve(strategies.layout_of("two_d"), 1).mesh == {"data": 1, "model": 1}
 
 
 @pytest.mark.parametrize(
@@ -58,17 +60,17 @@ def test_minus_one_takes_the_devices_that_are_left():
   ],
 )
 def test_a_layout_meant_for_more_devices_is_fitted_to_few(name: str, devices: int, mesh: dict[str, int]):
-  assert strategies.layout(name).fitted(devices).resolve(devices).mesh == mesh
+  assert resolve(fitted(strategies.layout_of(name), devices), devices).mesh == mesh
 
 
 def test_the_largest_axis_is_halved_first():
-  assert Layout(mesh={"stage": 4, "data": -1, "model": 2}).fitted(4).mesh == {"stage": 2, "data": -1, "model": 2}
+  assert fitted(Layout(mesh={"stage": 4, "data": -1, "model": 2}), 4).mesh == {"stage": 2, "data": -1, "model": 2}
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", strategies.names())
 def test_every_strategy_fits_every_table(name: str, devices: int):
-  assert strategies.layout(name).fitted(devices).resolve(devices).device_count in (1, devices)
+  assert resolve(fitted(strategies.layout_of(name), devices), devices).device_count in (1, devices)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_every_strategy_fits_every_table(name: str, devices: int):
 )
 def test_a_mesh_that_does_not_fit_is_refused(sizes: dict[str, int], parts: list[str]):
   with one_sentence(*parts):
-    strategies.layout("two_d").resolve(8, sizes)
+    resolve(strategies.layout_of("two_d"), 8, sizes)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +95,7 @@ def test_a_mesh_that_does_not_fit_is_refused(sizes: dict[str, int], parts: list[
 def test_sizes_that_do_not_split_are_refused(field: str, value: int, mend: str):
   sizes = model_config(**({"kv_heads": 4} if field == "heads" else {}) | {field: value}).sizes()
   with one_sentence("mesh.model=8", f"model.{field}={value}", mend):
-    TENSOR.resolve(8).check_divides(sizes)
+    resolve(TENSOR, 8).check_divides(sizes)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_a_process_reads_the_rows_its_devices_hold(held: list[tuple[int, int]], 
 
 def test_unknown_strategy_names_the_nearest():
   with one_sentence("strategy='fdsp'", "did you mean 'fsdp'"):
-    strategies.layout("fdsp")
+    strategies.layout_of("fdsp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,17 +131,17 @@ class SliceDevice:
 @pytest.fixture
 def without_jax_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
   """`make_mesh` gives (devices, names), since a Mesh takes no made-up devices."""
-  monkeypatch.setattr(sys.modules["strategies.layout"], "Mesh", lambda arranged, names, axis_types: (arranged, names))
+  monkeypatch.setattr(sys.modules["strategies.mesh"], "Mesh", lambda arranged, names, axis_types: (arranged, names))
 
 
 @pytest.mark.usefixtures("without_jax_mesh")
 def test_the_outermost_axis_goes_across_slices():
   devices = [SliceDevice(i, slice_index=i % 2) for i in range(8)]  # in no order
-  arranged, names = strategies.layout("hsdp").resolve(8).make_mesh(devices)
+  arranged, names = make_mesh(resolve(strategies.layout_of("hsdp"), 8), devices)
   assert names == ("replica", "data")
   assert [[device.slice_index for device in row] for row in arranged] == [[0] * 4, [1] * 4]
   with one_sentence("mesh.replica=3", "2 slices"):
-    strategies.layout("hsdp").on(replica=3, data=2).resolve(6).make_mesh(devices)
+    make_mesh(resolve(strategies.layout_of("hsdp").on(replica=3, data=2), 6), devices)
 
 
 def torus(slices: int, x: int, y: int) -> list[SliceDevice]:
@@ -151,7 +153,7 @@ def torus(slices: int, x: int, y: int) -> list[SliceDevice]:
 @pytest.mark.usefixtures("without_jax_mesh")
 def test_an_axis_may_take_a_part_of_a_dimension_of_the_torus(slices: int):
   """In a slice of 4×4, 8 × 2 does."""
-  arranged, _ = strategies.layout("two_d").on(data=8 * slices, model=2).make_mesh(torus(slices, 4, 4))
+  arranged, _ = make_mesh(strategies.layout_of("two_d").on(data=8 * slices, model=2), torus(slices, 4, 4))
   assert arranged.shape == (8 * slices, 2)
   assert [len({device.slice_index for device in part}) for part in arranged.reshape(slices, 16)] == [1] * slices
 
@@ -160,6 +162,6 @@ def test_an_axis_may_take_a_part_of_a_dimension_of_the_torus(slices: int):
 def test_devices_that_no_mesh_can_be_made_of_are_refused():
   holes, uneven = torus(1, 3, 2), torus(2, 2, 2)
   with one_sentence("mesh.data=4, mesh.model=1", "these 4 devices", "all devices of each slice"):
-    strategies.layout("two_d").on(data=4, model=1).make_mesh([*holes[:3], holes[5]])
+    make_mesh(strategies.layout_of("two_d").on(data=4, model=1), [*holes[:3], holes[5]])
   with one_sentence("mesh.data=6, mesh.model=1", "these 6 devices", "all devices of each slice"):
-    strategies.layout("two_d").on(data=6, model=1).make_mesh(uneven)
+    make_mesh(strategies.layout_of("two_d").on(data=6, model=1), uneven)

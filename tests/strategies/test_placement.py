@@ -10,6 +10,7 @@ from helpers import config, random_batch, strategy
 from jax.sharding import AxisType
 
 import strategies
+from strategies.mesh import abstract_mesh, resolve
 from training import settings
 from training.program import Program
 
@@ -51,7 +52,7 @@ def test_fsdp_gathers_weights_block_by_block_and_forgets_them(program: Program):
   """Each weight is gathered alone and twice, forward and backward; nothing gathered is kept for all layers."""
   text = compiled_text("fsdp", program)
   gathered = collectives(text, "all-gather")
-  model, head = program.model, program.model.head_size
+  model, head = program.model, program.model.head_dim
   d, n, k, f, v = model.width, model.heads, model.kv_heads, model.mlp_width, model.vocab_size
   block = [(d, n, head), (d, k, head), (d, k, head), (n, head, d), (d, f), (d, f), (f, d)]
   assert sorted(gathered) == sorted([*block, *block, (v, d), (d, v)])
@@ -119,7 +120,7 @@ def test_no_strategy_moves_activations_by_accident(name: str, program: Program):
   """The stages of a pipeline send what they should (test_pipeline.py); nothing else moves from device to device."""
   text = compiled_text(name, program)
   assert collectives(text, "all-to-all") == []
-  allowed = 2 if strategies.layout(name).layers else 0
+  allowed = 2 if strategies.layout_of(name).layers else 0
   assert len(collectives(text, "collective-permute")) == allowed
 
 
@@ -135,8 +136,8 @@ def test_microbatches_stay_on_their_devices():
 def test_lowers_for_64_devices_that_are_not_there(name: str):
   """The sharding is written for any mesh: the step lowers on an abstract one, for TPUs."""
   asked = config(name, model__width=128, model__heads=64, model__kv_heads=64, model__dtype="bfloat16")
-  layout = strategies.layout(name).resolve(64)
-  abstract = strategies.build(asked, layout, settings.program(asked, "tpu"), layout.abstract_mesh())
+  layout = resolve(strategies.layout_of(name), 64)
+  abstract = strategies.build(asked, layout, settings.program(asked, "tpu"), abstract_mesh(layout))
   assert all(kind == AxisType.Auto for kind in abstract.mesh.axis_types)
   text = abstract.lower_train_step(256, lowering_platforms=("tpu",)).as_text()
   assert "mhlo.num_partitions = 64" in text

@@ -5,6 +5,8 @@ import numpy as np
 from helpers import PARITY, assert_trees_close, one_sentence, program, random_batch, strategy
 from jax.sharding import PartitionSpec as P
 
+from strategies.mesh import abstract_mesh
+
 
 def test_pmap_equals_its_shard_map_twin():
   p = program(model__dropout=0.1, model__depth=2)
@@ -41,4 +43,4 @@ def test_nothing_that_leaves_has_a_leading_axis_of_devices():
 def test_pmap_is_bound_to_real_devices():
   runner = strategy("pmap_ddp", program())
   with one_sentence("strategy='pmap_ddp'", "data_parallel"):
-    type(runner)(runner.layout, runner.program, runner.layout.abstract_mesh())
+    type(runner)(runner.layout, runner.program, abstract_mesh(runner.layout))

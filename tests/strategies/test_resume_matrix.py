@@ -11,10 +11,11 @@ from helpers import PARITY, program, relative_difference, strategy
 
 import data
 import strategies
+from checkpointing import record, restore
+from checkpointing.save import Checkpoints
 from data.synthetic import Synthetic
 from strategies import Strategy
-from training import record, restore
-from training.checkpoint import Checkpoints
+from training.loop import LoopState
 from training.program import Program, TrainState
 
 pytestmark = pytest.mark.xdist_group("resume")  # in one worker, which writes each checkpoint once
@@ -26,7 +27,7 @@ SAVED_ON = {name: 1 if name == "single" else 8 for name in strategies.names()}
 MESHES = {("pipeline", 2): {"mesh__stage": 2}, ("three_d", 2): {"mesh__model": 1}}
 RUN = {
   "config": {"model": {}}, "data": {"fingerprint": "", "tokenizer": "", "seed": 0, "batch_size": BATCH},
-  "strategy": "", "devices": 8, "processes": 1, "step": STEP, "skipped": [0, 0], "evaluated": True,
+  "strategy": "", "devices": 8, "processes": 1,
 }  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path
     laid_out = jax.device_put(uninterrupted()[0], runner(name, devices).state_sharding)
     place = tmp_path_factory.mktemp(f"{name}-{devices}")
     with Checkpoints(place, 1, 0, lambda _: None, pytest.fail) as writer:
-      writer.save(laid_out, RUN, None)
+      writer.save(laid_out, RUN, LoopState(STEP), None)
     return place
 
   return folder
@@ -99,6 +100,6 @@ def test_a_run_goes_on_from_a_checkpoint_of_any_strategy(name: str, devices: int
     state, saved_record = restore.restore(saved(saver, SAVED_ON[saver]), strategy.abstract_state(), RUN, pytest.fail)
     for x, abstract in zip(jax.tree.leaves(state), jax.tree.leaves(strategy.abstract_state()), strict=True):
       assert x.sharding == abstract.sharding
-    _, found_ids, found_loss = next_step(strategy, state, saved_record["step"])
+    _, found_ids, found_loss = next_step(strategy, state, saved_record["loop"]["step"])
     np.testing.assert_array_equal(found_ids, ids)
     assert relative_difference(found_loss, loss) <= PARITY

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from strategies import schedule as schedules
-from strategies.schedule import BACKWARD, FORWARD, IDLE, Schedule, Unit
+from analysis.timeline import idle_time, timeline
+from strategies.pipeline import schedule as schedules
+from strategies.pipeline.schedule import BACKWARD, FORWARD, IDLE, Schedule, Unit
 
 SIZES = [(s, m) for s in (2, 3, 4, 8) for m in (s, 2 * s, 4 * s)]
 NAMES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]
@@ -107,14 +108,14 @@ def test_an_order_that_leaves_a_microbatch_out_is_an_error():
 
 def test_idle_time_counts_what_waits_for_slower_units():
   """Two stages, one microbatch: forward, forward, backward, backward last 1 + 1 + 2 + 2, and each stage works for 3."""
-  assert build("gpipe", 2, 1, 1).idle_time() == pytest.approx(0.5)
-  assert build("gpipe", 4, 16, 1).idle_time() == pytest.approx(3 / 19)
-  assert build("1f1b", 4, 16, 1).idle_time() == pytest.approx(1 - 48 / 72)
+  assert idle_time(build("gpipe", 2, 1, 1)) == pytest.approx(0.5)
+  assert idle_time(build("gpipe", 4, 16, 1)) == pytest.approx(3 / 19)
+  assert idle_time(build("1f1b", 4, 16, 1)) == pytest.approx(1 - 48 / 72)
 
 
 def test_timeline():
-  assert build("1f1b", 2, 3, 1).timeline() == (
+  assert timeline(build("1f1b", 2, 3, 1)) == (
     "stage 0    0   1   · (0)   2 (1)   · (2)\n"
     "stage 1    ·   0 (0)   1 (1)   2 (2)   ·"
   )  # fmt: skip
-  assert "0'" in build("interleaved", 2, 2, 2).timeline()
+  assert "0'" in timeline(build("interleaved", 2, 2, 2))

@@ -13,8 +13,9 @@ import strategies
 from analysis import explanation
 from analysis.case import Case
 from analysis.compiled import DoesNotFit
+from analysis.timeline import timeline
+from runtime import hardware
 from tools import explain
-from training import hardware
 
 ROOT = Path(__file__).parents[2]
 
@@ -73,7 +74,7 @@ def test_the_command_prints_all_parts_and_writes_json(
 def test_a_pipeline_shows_its_timeline():
   runner = strategy("pipeline", program())
   text = explain.text(explanation.explain("pipeline", runner, 16), runner)
-  assert runner.schedule.timeline().splitlines()[0] in text
+  assert timeline(runner.schedule).splitlines()[0] in text
   assert f"bubble of {runner.schedule.bubble:.1%}" in text
 
 
@@ -104,7 +105,7 @@ def test_mends_make_it_fit():
   "name, mesh, remat",
   [
     ("hsdp", {"replica": 4}, "full"),
-    ("two_d", {"model": 4}, "none"),
+    ("two_d", {"model": 4}, "minimal"),
     ("three_d", {"model": 4}, "full"),
     ("pipeline", {}, "full"),
   ],

@@ -11,12 +11,14 @@ import pytest
 from helpers import command_line_of, one_sentence
 
 import strategies
-from analysis import plan, predict
+from analysis import predict, search
 from analysis.topology import slice_of
 from configs import base
 from models.config import ModelConfig
+from runtime import command_line
+from strategies.mesh import abstract_mesh, resolve
 from tools import plan as tool
-from training import command_line, settings
+from training import settings
 
 SLICE = "v5p:4x4x4"
 ROOT = Path(__file__).parents[2]
@@ -29,31 +31,31 @@ def model(params: float = 7e9, length: int = 2048) -> ModelConfig:
 
 
 @pytest.fixture(scope="module")
-def found() -> list[plan.Candidate]:
-  return plan.search(model(), 256, slice_of(SLICE))
+def found() -> list[search.Candidate]:
+  return search.search(model(), 256, slice_of(SLICE))
 
 
-def test_all_that_is_found_fits_and_the_fastest_comes_first(found: list[plan.Candidate]):
+def test_all_that_is_found_fits_and_the_fastest_comes_first(found: list[search.Candidate]):
   chip = slice_of(SLICE).chip
   assert len(found) > 50
-  assert all(candidate.memory <= plan.USABLE * chip.memory for candidate in found)
+  assert all(candidate.memory <= search.USABLE * chip.memory for candidate in found)
   assert all(a.times.seconds <= b.times.seconds for a, b in itertools.pairwise(found))
   assert {"fsdp", "hsdp", "two_d", "three_d"} <= {candidate.strategy for candidate in found}
 
 
 @pytest.mark.parametrize("topology, batch_size", [(SLICE, 256), ("v5p:8x8x16", 1024)])
-def test_a_candidate_is_what_its_config_makes(found: list[plan.Candidate], topology: str, batch_size: int):
+def test_a_candidate_is_what_its_config_makes(found: list[search.Candidate], topology: str, batch_size: int):
   """The fields that are printed, given to train.py, are the case that was judged, and what train.py accepts."""
   where = slice_of(topology)
   if topology != SLICE:
-    found = plan.search(model(), batch_size, where)
+    found = search.search(model(), batch_size, where)
   asked = base.get_config("lm", "fsdp")
   asked.model.update(tool.model_of(7e9, 2048))
   asked.batch_size = batch_size
-  for candidate in plan.best(found, 10):
+  for candidate in search.best(found, 10):
     config = tool.config_of(candidate, asked)
-    layout = strategies.layout(config.strategy).resolve(where.devices, config.mesh)
-    runner = strategies.build(config, layout, settings.program(config, "tpu"), layout.abstract_mesh())
+    layout = resolve(strategies.layout_of(config.strategy), where.devices, config.mesh)
+    runner = strategies.build(config, layout, settings.program(config, "tpu"), abstract_mesh(layout))
     runner.check_batch("batch_size", config.batch_size, config.accumulation)
     runner.check_batch("eval_batch_size", config.eval_batch_size)
     case = predict.Case.of(runner, config.batch_size, "tpu")
@@ -63,31 +65,31 @@ def test_a_candidate_is_what_its_config_makes(found: list[plan.Candidate], topol
 
 def test_what_does_not_fit_is_dropped():
   """Data parallelism needs 16 bytes a parameter on each device, so 7 B do not fit into 32 GB."""
-  names = {candidate.strategy for candidate in plan.search(model(), 256, slice_of("v6e:8x8"))}
+  names = {candidate.strategy for candidate in search.search(model(), 256, slice_of("v6e:8x8"))}
   assert "data_parallel" not in names
   assert "fsdp" in names
 
 
 def test_more_than_fits_anywhere_leaves_nothing():
-  assert plan.search(model(70e9), 64, slice_of("v5e:2x2")) == []
+  assert search.search(model(70e9), 64, slice_of("v5e:2x2")) == []
 
 
 def test_one_device_is_planned_for_as_such():
   """Any strategy is `single` there, the simplest of equals; on more devices it would leave them idle."""
   one, two = slice_of("v5e:1x1"), slice_of("v5e:1x2")
-  assert {candidate.strategy for candidate in plan.search(model(1e8), 8, one)} == {"single"}
-  assert "single" not in {candidate.strategy for candidate in plan.search(model(1e8), 8, two)}
-  assert plan.search(model(1e8), 8, two, ["single"]) == []
-  assert {candidate.strategy for candidate in plan.search(model(1e8), 8, one, ["fsdp"])} == {"fsdp"}
+  assert {candidate.strategy for candidate in search.search(model(1e8), 8, one)} == {"single"}
+  assert "single" not in {candidate.strategy for candidate in search.search(model(1e8), 8, two)}
+  assert search.search(model(1e8), 8, two, ["single"]) == []
+  assert {candidate.strategy for candidate in search.search(model(1e8), 8, one, ["fsdp"])} == {"fsdp"}
 
 
-def test_at_most_two_of_a_strategy_are_shown(found: list[plan.Candidate]):
-  shown = [candidate.strategy for candidate in plan.best(found, 10)]
+def test_at_most_two_of_a_strategy_are_shown(found: list[search.Candidate]):
+  shown = [candidate.strategy for candidate in search.best(found, 10)]
   assert max(map(shown.count, shown)) == 2
   assert shown[0] == found[0].strategy
   alike = [candidate for candidate in found if candidate.strategy == found[0].strategy][:5]
   other = next(candidate for candidate in reversed(found) if candidate.strategy != found[0].strategy)
-  assert plan.best([*alike, other], 4) == [*alike[:3], other]  # more of one, where there are not enough others
+  assert search.best([*alike, other], 4) == [*alike[:3], other]  # more of one, where there are not enough others
 
 
 def test_gathers_over_a_whole_closed_torus_cost_twice():
@@ -143,14 +145,14 @@ def test_a_batch_below_one_text_is_refused():
 
 def test_axes_of_one_device_count():
   """Pure pipelines and stage × model are plans too, and a single chip has one."""
-  meshes = [dict(layout.mesh) for _, layout in plan._layouts(strategies.names(), model(), 16)]
+  meshes = [dict(layout.mesh) for _, layout in search._layouts(strategies.names(), model(), 16)]
   assert {"stage": 16, "data": 1} in meshes
   assert {"stage": 4, "data": 1, "model": 4} in meshes
-  assert plan.search(model(1e8, 128), 8, slice_of("v5e:1x1"))
+  assert search.search(model(1e8, 128), 8, slice_of("v5e:1x1"))
 
 
 def test_the_command_prints_ten_commands_that_train_what_it_found(
-  found: list[plan.Candidate], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+  found: list[search.Candidate], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
   """Each is read as train.py reads it."""
   monkeypatch.chdir(ROOT)
@@ -159,7 +161,7 @@ def test_the_command_prints_ten_commands_that_train_what_it_found(
   rows = table.split("---\n")[1].splitlines()
   lines = [line.split(maxsplit=1)[1] for line in printed.splitlines()[1:]]
   assert len(lines) == 10
-  for line, row, candidate in zip(lines, rows, plan.best(found, 10), strict=False):
+  for line, row, candidate in zip(lines, rows, search.best(found, 10), strict=False):
     python, program, *arguments = shlex.split(line)
     assert (python, program) == ("python", "train.py")
     command_line._check(arguments, needs_config=True)
@@ -207,7 +209,7 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], parts: tuple[str, ...
 def test_equal_layouts_are_tried_once():
   """Of groups of one device hsdp is data_parallel, and of one group fsdp, whatever their mesh axes are called."""
   names = ("data_parallel", "fsdp", "hsdp", "pmap_ddp", "tensor_parallel", "two_d")
-  tried = [(name, *layout.mesh.values()) for name, layout in plan._layouts(names, model(1e9, 1024), 8)]
+  tried = [(name, *layout.mesh.values()) for name, layout in search._layouts(names, model(1e9, 1024), 8)]
   assert sorted(tried) == [
     ("data_parallel", 8), ("fsdp", 8), ("hsdp", 2, 4), ("hsdp", 4, 2), ("tensor_parallel", 8), ("two_d", 2, 4),
     ("two_d", 4, 2),

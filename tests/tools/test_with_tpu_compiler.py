@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize(
   "program",
   [
-    ["-c", "from configs import base; from training import runtime; runtime.start(base.get_config('tiny', 'fsdp'))"],
+    ["-c", "from configs import base; from training import runtime; start_jax(base.get_config('tiny', 'fsdp'))"],
     ["-m", "tools.plan", CONFIG, SLICE, "--config.batch_size=32", "--strategies=fsdp", "--best=1", "--compile"],
   ],
 )

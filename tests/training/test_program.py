@@ -26,7 +26,7 @@ def test_updates_equal_optax_adamw():
   o = ours.optimizer
   reference = optax.chain(
     optax.clip_by_global_norm(o.clip_norm),
-    optax.adamw(o.schedule, o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=is_decayed),
+    optax.adamw(o.learning_rate_at, o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=is_decayed),
   )
   state, update = ours.init(jax.random.key(0)), jax.jit(reference.update)
   params, opt_state = state.params, reference.init(state.params)
@@ -51,7 +51,7 @@ def test_schedule_warms_up_and_decays_to_its_fraction():
   optimizer = Optimizer(
     1.0, warmup=10, steps=100, final_fraction=0.1, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0, clip_norm=0
   )
-  rates = [float(optimizer.schedule(i)) for i in range(101)]
+  rates = [float(optimizer.learning_rate_at(i)) for i in range(101)]
   assert 0 < rates[0] < rates[5] < rates[10] == pytest.approx(1.0)
   assert rates[10] > rates[55] > rates[100] == pytest.approx(0.1)
 
@@ -94,13 +94,13 @@ def test_masked_examples_are_not_counted_as_correct():
 
 
 def test_a_tie_is_not_correct():
-  _, sums = program().prediction_sums(jnp.zeros((4, 10)), jnp.arange(4), jnp.ones(4, bool))
+  _, sums = program().cross_entropy_sums(jnp.zeros((4, 10)), jnp.arange(4), jnp.ones(4, bool))
   assert int(sums["correct"]) == 0
 
 
 def test_accuracy_counts_the_largest_logit():
   logits = jnp.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 5.0]])
-  loss, sums = program().prediction_sums(logits, jnp.array([1, 2, 2]), jnp.array([True, True, True]))
+  loss, sums = program().cross_entropy_sums(logits, jnp.array([1, 2, 2]), jnp.array([True, True, True]))
   assert int(sums["correct"]) == 2
   expected = -jax.nn.log_softmax(logits)[jnp.arange(3), jnp.array([1, 2, 2])].sum()
   assert float(loss) == pytest.approx(float(expected), rel=1e-6)

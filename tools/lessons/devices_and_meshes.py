@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import strategies
 from errors import ConfigError
+from strategies.mesh import make_mesh, resolve
 from tools.lessons.sent import print_sent
 
 
@@ -83,19 +84,19 @@ def one_device():
   something. On one device every axis has size 1, every piece is the whole array, and nothing is sent: the sharded
   program *is* the single-device program. No second path through the code has to be written for a laptop, nor tested.
   """
-  layout = strategies.layout("two_d")
+  layout = strategies.layout_of("two_d")
   print("two_d is written for", dict(layout.mesh))
   x = jnp.arange(32.0).reshape(8, 4)
   result = {}
   for n in (8, 4, 1):
-    resolved = layout.resolve(n)
-    mesh = resolved.make_mesh(jax.devices()[:n])
+    resolved = resolve(layout, n)
+    mesh = make_mesh(resolved, jax.devices()[:n])
     batch = jax.device_put(x, NamedSharding(mesh, resolved.spec(("batch", None))))
     program = jax.jit(lambda x: jnp.sum(x * x, axis=0)).lower(batch).compile()
     print(f"devices: {n}, mesh: {dict(resolved.mesh)}, rows of x on each: {len(batch.addressable_shards[0].data)}")
     result[n] = {"y": program(batch), "sent": print_sent(program, mesh), "mesh": resolved.mesh}
   try:
-    layout.resolve(3)
+    resolve(layout, 3)
   except ConfigError as error:
     print("devices: 3,", error)
   print("all results are equal:", all(np.array_equal(one["y"], jnp.sum(x * x, axis=0)) for one in result.values()))

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 
 import strategies
 from configs import base
+from strategies.mesh import abstract_mesh, make_mesh, resolve
 from tools.pictures import picture
 from training import settings
 
@@ -27,8 +28,8 @@ def layouts():
   """
   result = {}
   for name in ("data_parallel", "fsdp", "tensor_parallel", "two_d"):
-    layout = strategies.layout(name).resolve(devices=8)
-    sharding = NamedSharding(layout.make_mesh(jax.devices()), layout.spec(("layers", "embed", "mlp")))
+    layout = resolve(strategies.layout_of(name), devices=8)
+    sharding = NamedSharding(make_mesh(layout, jax.devices()), layout.spec(("layers", "embed", "mlp")))
     print(f"{name}, mesh {dict(layout.mesh)}: {sharding.spec}")
     print(picture(sharding, (4, 64, 128)), end="\n\n")
     result[name] = sharding
@@ -48,8 +49,8 @@ def replicated_and_sharded():
   program = settings.program(base.get_config("tiny", "fsdp"), "cpu")
   result = {}
   for name, devices in (("single", 1), ("data_parallel", 8), ("fsdp", 8)):
-    layout = strategies.layout(name).resolve(devices)
-    strategy = strategies.build({"strategy": name}, layout, program, layout.make_mesh(jax.devices()))
+    layout = resolve(strategies.layout_of(name), devices)
+    strategy = strategies.build({"strategy": name}, layout, program, make_mesh(layout, jax.devices()))
     state = strategy.init(seed=0)
     whole, pieces = collections.Counter(), collections.Counter()
     for x in jax.tree.leaves(state):
@@ -81,8 +82,8 @@ def before_there_is_a_machine():
     ("tensor_parallel", {"model": 8}),
     ("two_d", {"data": 32, "model": 8}),
   ):
-    layout = strategies.layout(name).on(**sizes)
-    strategy = strategies.build({"strategy": name}, layout, program, layout.abstract_mesh())
+    layout = strategies.layout_of(name).on(**sizes)
+    strategy = strategies.build({"strategy": name}, layout, program, abstract_mesh(layout))
     state = jax.tree.leaves(strategy.abstract_state())
     held = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in state)
     print(f"{name:<15} on {dict(layout.mesh)}: {held / 1e9:.2f} GB on each device")

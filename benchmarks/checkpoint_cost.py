@@ -1,0 +1,166 @@
+"""What checkpoints cost; writes its record and the tables of its guide.
+
+    python -m benchmarks.checkpoint_cost            # measures (minutes), then writes the tables of docs/checkpoints.md
+    python -m benchmarks.checkpoint_cost --tables   # writes the tables from the record that is there
+
+A transformer with a state of half a gigabyte, FSDP on 8 simulated devices. In every round: some steps alone, the same
+steps with a checkpoint written meanwhile, a restore, and a plain copy of the checkpoint's files, forced to the disk as
+the checkpoint's are.
+"""
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import logging
+
+import data
+import strategies
+from benchmarks.pages import ROOT, fill, machine, source
+from checkpointing import record, restore
+from checkpointing.save import Checkpoints
+from configs import base
+from runtime.devices import start_jax
+from training import settings
+from training.loop import LoopState
+from training.program import TrainState
+
+RECORD, PAGE = ROOT / "benchmarks" / "results" / "checkpoint.json", ROOT / "docs" / "checkpoints.md"
+STEPS = 4  # of a round's stretch: long enough for a checkpoint to be written meanwhile
+
+
+def config() -> Any:
+  """47 million parameters, and small batches."""
+  c = base.get_config("lm", "fsdp")
+  c.data.name = "synthetic"
+  c.model.update(width=512, depth=12, heads=8, kv_heads=8, mlp_width=1536, seq_len=64, vocab_size=8192)
+  c.batch_size = 8
+  return c
+
+
+@contextlib.contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+  start = time.perf_counter()
+  yield
+  seconds[name] = time.perf_counter() - start
+
+
+def copy(source: Path, target: Path) -> None:
+  """Copies a folder and forces it to the disk."""
+  shutil.copytree(source, target)
+  for file in target.rglob("*"):
+    if file.is_file():
+      with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+
+
+def measure(rounds: int, folder: Path) -> dict[str, Any]:
+  """Seconds of everything in each round, and the bytes."""
+  asked = config()
+  devices = start_jax(asked)
+  program = settings.program(asked, devices[0].platform)
+  strategy = strategies.create(asked, program, devices)
+  dataset = data.load(asked.data, program.model)
+  run = record.make(asked, dataset, strategy)
+  batches = data.Batches(dataset.train, asked.batch_size, asked.seed)
+  batch = strategy.shard(batches.train(0, strategy.rows(asked.batch_size)), asked.batch_size)
+  state = strategy.init(0)
+
+  def steps(state: TrainState) -> TrainState:
+    for _ in range(STEPS):
+      state, metrics = strategy.train_step(state, batch)
+      jax.block_until_ready(metrics)
+    return state
+
+  seconds: dict[str, list[float]] = collections.defaultdict(list)
+  abstract = record.named(strategy.abstract_state())
+  with Checkpoints(folder / "checkpoints", 1, 0, lambda _: None, print) as writer:
+    for turn in range(rounds + 1):
+      taken: dict[str, float] = {}
+      saved = folder / "checkpoints" / str(turn + 1)
+      with timed(taken, "steps"):
+        state = steps(state)
+      with timed(taken, "steps_with_save"):
+        with timed(taken, "blocked"):
+          writer.save(state, run, LoopState(turn + 1), None)
+        state = steps(state)
+      writer.finish()
+      shutil.rmtree(folder / "copy", ignore_errors=True)
+      with timed(taken, "copy"):
+        copy(saved, folder / "copy")
+      with timed(taken, "save"), Checkpoints(folder / "alone", 1, 0, lambda _: None, print) as alone:
+        alone.save(state, run, LoopState(turn + 1), None)  # nothing else runs while it is written
+      with timed(taken, "restore"):
+        jax.block_until_ready(restore.read_arrays(saved, abstract))
+      if turn:  # the first compiles
+        for name, value in taken.items():
+          seconds[name].append(value)
+  return {
+    "command": f"python -m benchmarks.checkpoint_cost --rounds={rounds}",
+    **machine(devices),
+    "steps": STEPS,
+    "state_bytes": sum(x.nbytes for x in jax.tree.leaves(state)),
+    "file_bytes": sum(f.stat().st_size for f in saved.rglob("*") if f.is_file()),
+    "minutes": asked.checkpoint.minutes,
+    "seconds": seconds,
+  }
+
+
+def tables(found: dict[str, Any]) -> dict[str, str]:
+  """The generated parts of docs/checkpoints.md by the name of their place."""
+  seconds, steps = found["seconds"], found["steps"]
+  step = statistics.median(seconds["steps"]) / steps
+  blocked = statistics.median(seconds["blocked"])
+  lost = statistics.median(b - a for a, b in zip(seconds["steps"], seconds["steps_with_save"], strict=True))
+  interval = 60 * found["minutes"]
+  speed = {name: found["file_bytes"] / statistics.median(seconds[name]) / 1e9 for name in ("save", "restore", "copy")}
+  against = {
+    name: statistics.median(a / b for a, b in zip(seconds["copy"], seconds[name], strict=True))
+    for name in ("save", "restore", "copy")
+  }
+  rows = [
+    "| What | Median |",
+    "|---|---|",
+    f"| a training step | {step:.2f} s |",
+    f"| training waits for a checkpoint (digests, copy to the host) | {blocked:.2f} s, {blocked / step:.2f} steps |",
+    f"| {steps} steps take longer while one is written, waiting included | {lost:.2f} s |",
+    f"| of all time, with one every {found['minutes']:g} minutes (the default) | {lost / interval:.2%} |",
+    "",
+    f"| The same {found['file_bytes'] / 1e6:,.0f} MB | GB/s | Speed, plain copy = 1 |",
+    "|---|---|---|",
+    *(f"| {name} | {speed[name]:.2f} | {against[name]:.2f} |" for name in ("save", "restore", "copy")),
+    "",
+    source(found),
+  ]
+  return {"cost": "\n".join(rows)}
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--tables", action="store_true", help="only write the tables again")
+  parser.add_argument("--rounds", type=int, default=7)
+  parser.add_argument("--folder", help="on the disk to measure; the system's temporary one if not given")
+  options = parser.parse_args()
+  if options.rounds < 1:
+    parser.error(f"rounds={options.rounds} must be at least 1")
+  logging.set_verbosity(logging.WARNING)
+  if not options.tables:
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+      RECORD.write_text(json.dumps(measure(options.rounds, Path(folder)), indent=1) + "\n")
+  parts = tables(json.loads(RECORD.read_text()))
+  PAGE.write_text(fill(PAGE.read_text(), parts))
+  print(parts["cost"])
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,195 @@
+"""Checkpoints: written while training goes on. restore.py reads them.
+
+A checkpoint is a folder `workdir/checkpoints/STEP` of orbax: `params`, `optimizer` (with the step) and `run`, a JSON
+record of what wrote it (record.py). Every process writes its own shards. A folder has its final name only when all of
+it is written, so a run that is killed leaves whole checkpoints and, at most, an unfinished one that nobody reads.
+"""
+
+import concurrent.futures
+import dataclasses
+import json
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import checkpoint_managers
+
+from checkpointing import record
+from checkpointing.quiet import quiet
+from checkpointing.restore import steps
+from errors import first_line
+from runtime import processes
+from training.loop import LoopState
+from training.program import TrainState
+
+SECONDS_TO_WRITE = 300  # after which a process that waits for another's shards gives up on a checkpoint
+SLICE_BYTES = 1 << 20  # the least that is worth a slice
+CHUNK_BYTES = 4 << 20  # the unit of reading: who needs a part of an array reads the chunks that it touches
+Tell = Callable[[str], None]
+
+
+class NotSaved(RuntimeError):
+  """A run has ended, but some of its checkpoints could not be written."""
+
+
+class Best(checkpoint_managers.PreservationPolicy):
+  """Keeps the `n` checkpoints with the lowest validation loss, of those that were evaluated."""
+
+  def __init__(self, n: int):
+    self.n = n
+
+  def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+    losses = {info.step: info.metrics["loss"] for info in checkpoints if (info.metrics or {}).get("loss") is not None}
+    best = sorted(losses, key=lambda step: losses[step])[: self.n]
+    return [info.step in best for info in checkpoints]
+
+
+class Checkpoints:
+  """Writes the checkpoints of one run; all processes call its methods at the same steps. Use as a context manager.
+
+  Args:
+    folder: where to write them.
+    keep: how many of the latest to keep; `keep_best`: and how many of those with the lowest validation loss.
+    say, warn: tell the user that a checkpoint is safe, or that it could not be written.
+  """
+
+  def __init__(self, folder: Path, keep: int, keep_best: int, say: Tell, warn: Tell):
+    self.folder, self.keep, self.keep_best, self.say, self.warn = folder, keep, keep_best, say, warn
+    self.failed: list[int] = []  # the steps whose checkpoints could not be written
+    self._pending: tuple[int, float, concurrent.futures.Future] | None = None
+    self._attempts = 0
+    self._watcher = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+    quiet()
+    processes.on_process_zero(self._drop_broken_metrics)
+    # Replicas share the writing of an array, by slices that they compile for each shape: not for small ones.
+    handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SLICE_BYTES)
+    ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
+    self._open()
+
+  def _open(self) -> None:
+    """Makes the manager of the folder; the first removes what an earlier run has left there unfinished."""
+    self._broken = False  # a checkpoint could not be written, and processes may wait for each other at odds
+    self._clear()
+    self._attempts += 1
+    policies = [checkpoint_managers.LatestN(self.keep), Best(self.keep_best)]
+    options = ocp.CheckpointManagerOptions(
+      preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+      best_fn=lambda metrics: -(metrics["loss"] or math.inf),  # given, so that the losses are written down
+      cleanup_tmp_directories=self._attempts == 1,
+      async_options=ocp.AsyncOptions(timeout_secs=SECONDS_TO_WRITE),
+      multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=f"try-{self._attempts}"),
+    )
+    self._manager = ocp.CheckpointManager(epath.Path(self.folder.absolute()), options=options)
+
+  def _drop_broken_metrics(self) -> None:
+    """Removes the losses of checkpoints where they cannot be read: without them orbax goes on, with them it raises."""
+    for step in steps(self.folder):
+      losses = self.folder / str(step) / "metrics"
+      try:
+        json.loads((losses / "metrics").read_text())
+      except FileNotFoundError:
+        continue
+      except ValueError:
+        shutil.rmtree(losses)
+
+  def _clear(self) -> None:
+    """Removes what failed checkpoints have left, as far as it can: some of it may still be being written."""
+    if jax.process_index() == 0:
+      for step in self.failed:
+        for folder in self.folder.glob(f"{step}.*tmp*"):
+          shutil.rmtree(folder, ignore_errors=True)
+
+  def __enter__(self) -> "Checkpoints":
+    return self
+
+  def __exit__(self, kind: type | None, *_: object) -> None:
+    """Waits for what is being written. Raises NotSaved if a checkpoint of the run, which ended well, was not."""
+    self.finish()
+    self._watcher.shutdown()
+    self._clear()
+    if kind is None:
+      failed = sorted({step for steps in processes.all_gather(self.failed) for step in steps})
+      if failed:
+        raise NotSaved(f"the checkpoints of steps {', '.join(map(str, failed))} could not be written to {self.folder}")
+      self._manager.close()
+
+  def save(self, state: TrainState, run: dict[str, Any], loop: LoopState, loss: float | None) -> None:
+    """Starts to write a checkpoint; returns when `state` may be donated. Waits for the previous one if needed.
+
+    Args:
+      run: the record of the run (record.make).
+      loop: the state of the loop; its step names the checkpoint.
+      loss: on the validation examples, if they have been evaluated at this step.
+    """
+    step = loop.step
+    self.finish()
+    start = time.perf_counter()
+    run = run | {"loop": dataclasses.asdict(loop), "loss": loss, "arrays": record.arrays(state), "time": time.time()}
+    tree = record.nested(record.named(state))
+    items = {
+      "params": _save_args(tree.pop("params")),
+      "optimizer": _save_args(tree),
+      "run": ocp.args.JsonSave(run),
+    }
+    metrics = {"loss": loss if loss is not None and math.isfinite(loss) else None}
+    try:
+      if any(processes.all_gather(self._broken)):
+        self._open()
+      if step in self._manager.all_steps():
+        return
+      self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
+    except Exception as error:  # whatever storage may raise
+      self._fail(step, error)
+    else:
+      waited = time.perf_counter() - start
+      self._pending = (step, waited, self._watcher.submit(self._wait, step))
+
+  def _wait(self, step: int) -> None:
+    """Returns when a checkpoint has its name, and power may fail: tensorstore syncs the arrays' files, we all else."""
+    self._manager.wait_until_finished()
+    if jax.process_index() == 0:
+      rest = [place for place in (self.folder / str(step)).rglob("*") if place.parent.name != "d"]
+      for place in [*rest, self.folder / str(step), self.folder]:
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+          os.fsync(descriptor)
+        finally:
+          os.close(descriptor)
+
+  def check(self) -> None:
+    """Tells what has become of the checkpoint that is being written, if that is known. Waits for nothing."""
+    if self._pending and self._pending[2].done():
+      self.finish()
+
+  def finish(self) -> None:
+    """Waits until the checkpoint that is being written is safe, or known not to be."""
+    if self._pending:
+      step, waited, future = self._pending
+      self._pending = None
+      try:
+        future.result()
+        self.say(f"checkpoint {step} saved; training waited {waited:.2f} s for it")
+      except Exception as error:  # whatever storage may raise
+        self._fail(step, error)
+
+  def _fail(self, step: int, error: Exception) -> None:
+    self.failed.append(step)
+    self._broken = True
+    while error.__context__ is not None:  # what went wrong first, and not that others then waited in vain
+      error = error.__context__  # type: ignore[assignment]
+    left = max((s for s in steps(self.folder) if s != step), default=None)
+    stays = "there is none before it" if left is None else f"checkpoint {left} stays"
+    self.warn(
+      f"checkpoint {step} in {self.folder} could not be written ({first_line(error)}); training goes on, {stays}"
+    )
+
+
+def _save_args(tree: Any) -> ocp.args.StandardSave:
+  return ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree))

@@ -1,0 +1,18 @@
+"""The presets. Each file opens with the command, the time and the result.
+
+A preset is a function that changes the defaults of configs/base.py. `--config=configs/fsdp.py:PRESET` applies it.
+"""
+
+from configs.experiments.cifar10 import cifar10, cifar10_gpu
+from configs.experiments.language_model import lm
+from configs.experiments.throughput import throughput, throughput_gpu
+from configs.experiments.tiny import tiny
+
+PRESETS = {
+  "lm": lm,
+  "cifar10": cifar10,
+  "cifar10_gpu": cifar10_gpu,
+  "tiny": tiny,
+  "throughput": throughput,
+  "throughput_gpu": throughput_gpu,
+}

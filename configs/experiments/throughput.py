@@ -1,0 +1,23 @@
+"""throughput and throughput_gpu: what the throughput tables measure, on a CPU and on accelerators.
+
+    python -m benchmarks.throughput
+
+About 45 minutes on 2 CPU cores; benchmarks/README.md holds the results. The examples are random, so that every machine
+reads the same. throughput has 3.5 million parameters, about a step a second on 2 cores. throughput_gpu has 256 million
+and fits on one device of 80 GB; it has not been measured yet.
+"""
+
+from ml_collections import ConfigDict
+
+
+def throughput(config: ConfigDict) -> None:
+  config.data.name = "synthetic"
+  config.model.update(width=256, depth=4, mlp_width=768)  # a block for each stage of a pipeline
+  config.update(batch_size=64, sample_length=0)  # large enough that the optimizer's update is a small part of a step
+
+
+def throughput_gpu(config: ConfigDict) -> None:
+  throughput(config)
+  config.update(batch_size=32)
+  config.pipeline.microbatches = 16
+  config.model.update(width=1024, depth=16, heads=16, kv_heads=8, mlp_width=2816, seq_len=1024, vocab_size=32_768)

@@ -1,0 +1,35 @@
+"""The baseline: how well a byte can be predicted from just the one before it."""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from data.dataset import Text
+from data.text import pair_counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+  """The byte bigram model on the validation text: `loss` in nats per token, and the same in bits per byte."""
+
+  loss: float
+  bits_per_byte: float
+
+
+def baseline(text: Text, windows: Iterable[np.ndarray]) -> Baseline:
+  """The bigram model of the training text, measured on windows of validation tokens."""
+  bits = bits_per_byte(text.byte_pairs, (text.to_bytes(window.tolist()) for window in windows))
+  return Baseline(bits * math.log(2) * text.bytes_per_token, bits)
+
+
+def bits_per_byte(counts: np.ndarray, texts: Iterable[bytes]) -> float:
+  """Cross-entropy on `texts` of the bigram model with these counts and add-one smoothing.
+
+  The first byte of each text is only a context.
+  """
+  smoothed = counts + 1.0
+  log_probability = np.log2(smoothed / smoothed.sum(axis=1, keepdims=True))
+  seen = sum((pair_counts(text) for text in texts), np.zeros((256, 256), np.int64))
+  return float(-(seen * log_probability).sum() / seen.sum())

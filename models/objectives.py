@@ -1,0 +1,114 @@
+"""What a model predicts: the next token at every position, or one class for each example.
+
+One of the two choices that make a model; inputs.py is the other. Each objective knows its head, its targets, and
+whether a position may see the ones after it. A new objective is a class here with these methods, and a line in
+`OBJECTIVES`.
+"""
+
+from typing import TYPE_CHECKING, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from errors import ConfigError
+from models.dimensions import Dims, Sharding
+from models.inputs import Shapes
+from models.layers import linear
+
+if TYPE_CHECKING:
+  from models.config import ModelConfig
+
+
+class Objective(Protocol):
+  """The methods of an objective.
+
+  Attributes:
+    causal: whether a position sees only itself and the positions before it.
+    ahead: how many tokens past the input the targets reach.
+    counts_correct: whether accuracy is worth reporting.
+  """
+
+  causal: bool
+  ahead: int
+  counts_correct: bool
+
+  def check(self, model: "ModelConfig") -> None:
+    """Raises ConfigError if the model's input does not fit this objective."""
+
+  def shapes(self) -> Shapes:
+    """The fields of a batch that this objective reads besides the input."""
+
+  def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
+    """What the model should predict: tokens [B, T], or classes [B]."""
+
+  def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
+    """Shape and dimensions of the head's weight."""
+
+  def head_dtype(self, model: "ModelConfig") -> str:
+    """The dtype in which the head is gathered and used."""
+
+  def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding) -> jax.Array:
+    """Normalized activations [B, T, D] and the head [D, V] → float32 logits [B, T, V] or [B, V]."""
+
+  def predictions(self, model: "ModelConfig") -> int:
+    """How many predictions an example asks for."""
+
+
+class NextToken:
+  """The token after each position: a language model."""
+
+  causal, ahead, counts_correct = True, 1, False
+
+  def check(self, model: "ModelConfig") -> None:
+    if model.inputs != "tokens":
+      raise ConfigError(f"model.objective='next_token' needs tokens, but model.inputs={model.inputs!r}; use 'class'")
+
+  def shapes(self) -> Shapes:
+    return {}
+
+  def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
+    return batch["tokens"][:, 1:]
+
+  def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
+    return (model.width, model.vocab_size), ("embed", "vocab")
+
+  def head_dtype(self, model: "ModelConfig") -> str:
+    return model.dtype
+
+  def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding) -> jax.Array:
+    return sharding.activation(linear(x, head).astype(jnp.float32), "batch", None, "vocab")
+
+  def predictions(self, model: "ModelConfig") -> int:
+    return model.positions
+
+
+class Class:
+  """One of `model.classes` for each example, from the mean over its positions."""
+
+  causal, ahead, counts_correct = False, 0, True
+
+  def check(self, model: "ModelConfig") -> None:
+    if model.tied_embedding:
+      raise ConfigError("model.tied_embedding=True needs model.objective='next_token'; set it to False")
+
+  def shapes(self) -> Shapes:
+    return {"label": ((), np.int32)}
+
+  def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
+    return batch["label"]
+
+  def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
+    return (model.width, model.classes), ("embed", None)
+
+  def head_dtype(self, model: "ModelConfig") -> str:
+    return "float32"  # a product with a few classes is so small that full precision is free
+
+  def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding) -> jax.Array:
+    return linear(jnp.mean(x, axis=1, dtype=jnp.float32), head)
+
+  def predictions(self, model: "ModelConfig") -> int:
+    return 1
+
+
+OBJECTIVES: dict[str, Objective] = {"next_token": NextToken(), "class": Class()}

@@ -1,0 +1,234 @@
+"""Where measurements go: a line in the terminal, `metrics.jsonl`, and TensorBoard event files."""
+
+import collections
+import contextlib
+import itertools
+import json
+import math
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.proto.summary_pb2 import Summary
+from tensorboardX.record_writer import masked_crc32c
+from tqdm import tqdm
+
+from training.loop import LoopState
+
+
+class Clock:
+  """Adds up wall time by what it was spent on. `spent` maps names to seconds; blocks do not nest."""
+
+  def __init__(self) -> None:
+    self.spent: dict[str, float] = collections.defaultdict(float)
+    self.born = time.perf_counter()
+
+  @contextlib.contextmanager
+  def __call__(self, name: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+      yield
+    finally:
+      self.spent[name] += time.perf_counter() - start
+
+  @property
+  def total(self) -> float:
+    return time.perf_counter() - self.born
+
+
+class Meter:
+  """Speed over the steps since the last line.
+
+  Args:
+    items: how many of `unit` ("tokens" or "images") a step processes.
+    flops: floating-point operations of a step; `peak` is what all devices could do a second, None if not known.
+  """
+
+  def __init__(self, clock: Clock, items: int, unit: str, flops: float, peak: float | None):
+    self.clock, self.items, self.unit, self.flops, self.peak = clock, items, unit, flops, peak
+    self.restart(0)
+
+  def restart(self, step: int) -> None:
+    """Starts to measure after `step`; call it after what should not count, such as an evaluation."""
+    self.step, self.time, self.waited = step, time.perf_counter(), self.clock.spent["data"]
+
+  def read(self, step: int) -> dict[str, float]:
+    """The speed from the last start until `step`, which has just ended, and a new start."""
+    seconds, steps = time.perf_counter() - self.time, max(1, step - self.step)
+    rate = steps / seconds
+    speed = {
+      f"{self.unit}_per_second": self.items * rate,
+      "step_ms": 1e3 * seconds / steps,
+      "data_wait": (self.clock.spent["data"] - self.waited) / seconds,
+      "tflops_per_second": self.flops * rate / 1e12,
+    }
+    if self.peak:
+      speed["mfu"] = self.flops * rate / self.peak
+    self.restart(step)
+    return speed
+
+
+# How a measurement is written in the terminal; the ones not listed go to the files only.
+FORMATS = {
+  "loss": "loss {:.4f}",
+  "bits_per_byte": "{:.3f} bits/byte",
+  "accuracy": "accuracy {:.2%}",
+  "grad_norm": "grad norm {:.2f}",
+  "learning_rate": "lr {:.2e}",
+  "tokens_per_second": "{:,.0f} tokens/s",
+  "images_per_second": "{:,.0f} images/s",
+  "step_ms": "{:.0f} ms/step",
+  "data_wait": "data {:.1%}",
+  "memory_gib": "{:.2f} GiB",
+  "tflops_per_second": "{:.3g} TFLOP/s",
+  "mfu": "MFU {:.1%}",
+  "skipped_updates": "{:.0f} skipped",  # since the last line
+  "examples": "{:,.0f} examples",
+}
+
+
+RESULTS = ("metrics.jsonl", "tensorboard", "loss.png", "config.json")  # what a run leaves in its workdir
+
+
+class NotWritten(RuntimeError):
+  """A run has ended, but some of its measurements could not be written."""
+
+
+class Appender:
+  """Appends to a file. What a full disk does not take is told of once, kept, and tried again with what comes next."""
+
+  def __init__(self, path: Path):
+    self.path, self.waiting, self.failing = path, b"", False
+    self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+  def write(self, data: bytes) -> None:
+    self.waiting += data
+    try:
+      while self.waiting:
+        self.waiting = self.waiting[os.write(self.descriptor, self.waiting) :]
+    except OSError as error:
+      if not self.failing:
+        warn(f"{self.path} cannot be written ({error.strerror}); training goes on, and it is tried again")
+    self.failing = bool(self.waiting)
+
+  def sync(self) -> None:
+    """Makes sure that what was written outlives the machine's power."""
+    with contextlib.suppress(OSError):
+      os.fsync(self.descriptor)
+
+  def close(self) -> None:
+    self.write(b"")
+    os.close(self.descriptor)
+
+
+def event_record(**fields: Any) -> bytes:
+  """An event as TensorBoard reads it: a TFRecord (length, checksum, content, checksum) of the protocol buffer."""
+  content = Event(wall_time=time.time(), **fields).SerializeToString()
+  length = struct.pack("<Q", len(content))
+  crcs = (struct.pack("<I", masked_crc32c(part)) for part in (length, content))
+  return length + next(crcs) + content + next(crcs)
+
+
+class Writer:
+  """Writes the measurements of one run into its workdir, if `enabled` (one process of a job is).
+
+  A run that starts at step 0 first moves the results of an earlier run to previous-1, previous-2, ... A resumed run
+  keeps the lines up to `start.step` and writes later ones again, also the evaluation of that step unless it had been
+  made when the checkpoint was written.
+  """
+
+  def __init__(self, workdir: Path, start: LoopState, last_step: int, enabled: bool = True):
+    self.enabled, self.path = enabled, workdir / "metrics.jsonl"
+    self.last_step = last_step
+    self.bar = None
+    if not enabled:
+      return
+    earlier = [workdir / name for name in RESULTS if (workdir / name).exists()]
+    if start.step > 0:
+      _cut(self.path, start)
+    elif earlier:
+      number = next(n for n in itertools.count(1) if not (workdir / f"previous-{n}").exists())
+      (workdir / f"previous-{number}").mkdir()
+      for result in earlier:
+        result.rename(workdir / f"previous-{number}" / result.name)
+    self.file = Appender(self.path)
+    board = workdir / "tensorboard"
+    board.mkdir(exist_ok=True)
+    self.board = Appender(board / f"events.out.tfevents.{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}")
+    self.board.write(event_record(file_version="brain.Event:2"))
+    if start.step:  # makes TensorBoard drop the later steps of an earlier piece of the run
+      self.board.write(event_record(step=start.step + 1, session_log=SessionLog(status=SessionLog.START)))
+    if sys.stderr.isatty():
+      self.bar = tqdm(initial=start.step, total=last_step, unit="step", dynamic_ncols=True)
+
+  def __enter__(self) -> "Writer":
+    return self
+
+  def __exit__(self, kind: type | None, *_: object) -> None:
+    """Raises NotWritten if measurements of a run that ended well could not be written."""
+    if self.enabled:
+      self.file.close()
+      self.board.close()
+      if self.bar is not None:
+        self.bar.close()
+      if self.file.waiting and kind is None:
+        raise NotWritten(f"the last measurements could not be written to {self.path}")
+
+  def write(self, step: int, split: str, values: dict[str, float]) -> None:
+    """Records values measured at a step of "train" or "validation"."""
+    if not self.enabled:
+      return
+    # JSON has no number for these; null keeps the line readable by every parser.
+    finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    self.file.write(json.dumps({"step": step, "split": split, **finite}).encode() + b"\n")
+    scalars = [Summary.Value(tag=f"{split}/{name}", simple_value=value) for name, value in values.items()]
+    self.board.write(event_record(step=step, summary=Summary(value=scalars)))
+    shown = [form.format(values[name]) for name, form in FORMATS.items() if name in values]
+    self.say(f"{split:<10} {step:>{len(str(self.last_step))}}/{self.last_step}  " + "  ".join(shown))
+
+  def sync(self) -> None:
+    """Makes sure that the measurements so far outlive the machine's power."""
+    if self.enabled:
+      self.file.sync()
+
+  def progress(self, step: int) -> None:
+    """Moves the progress bar, if there is one."""
+    if self.bar is not None:
+      self.bar.update(step - self.bar.n)
+
+  def say(self, text: str) -> None:
+    """Prints text without breaking the progress bar."""
+    if self.enabled:
+      tqdm.write(text) if self.bar is not None else print(text, flush=True)
+
+
+def warn(text: str) -> None:
+  """An error that does not end the run, on standard error, from any process."""
+  tqdm.write(f"error: {text}", file=sys.stderr)
+
+
+def _cut(path: Path, start: LoopState) -> None:
+  """Drops broken lines, the lines after a step, and the step's evaluation unless it had been made."""
+  kept = [
+    line
+    for line in read(path)
+    if line["step"] < start.step or (line["step"] == start.step and (start.evaluated or line["split"] != "validation"))
+  ]
+  part = path.with_suffix(".part")
+  part.write_text("".join(json.dumps(line) + "\n" for line in kept))
+  part.replace(path)
+
+
+def read(path: Path) -> list[dict]:
+  """The lines of a metrics.jsonl, without those that a kill or a full disk has cut; none if there is no file."""
+  found = []
+  for line in path.read_bytes().splitlines() if path.exists() else []:
+    with contextlib.suppress(ValueError):
+      found.append(json.loads(line))
+  return [line for line in found if isinstance(line, dict) and "step" in line and "split" in line]

@@ -1,0 +1,46 @@
+"""Reads the metrics of each step: writes a line now and then, and stops a run whose updates are all skipped."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+from reporting.metrics import Clock, Meter, Writer
+from runtime.hardware import memory_in_use
+from training.loop import LoopState, StepPlan
+
+
+class Diverged(RuntimeError):
+  """Too many updates in a row had a loss or gradient that was not finite."""
+
+
+class Progress:
+  """Follows the loop from step to step. `loop` is its state after the last step whose metrics were read."""
+
+  def __init__(
+    self, clock: Clock, meter: Meter, writer: Writer, plan: StepPlan, devices: Sequence[jax.Device], loop: LoopState
+  ):
+    self.clock, self.meter, self.writer, self.plan, self.devices = clock, meter, writer, plan, list(devices)
+    self.loop = loop
+
+  def read(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    """Reads the metrics of `step`, waiting until they are computed, and writes a line if one is due.
+
+    Raises Diverged after `max_skipped` skipped updates in a row.
+    """
+    with self.clock("train"):
+      values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    loop = self.loop.after(step, skipped=bool(values.pop("skipped")))
+    with self.clock("logging"):
+      self.writer.progress(step)
+      if step % self.plan.log_every == 0 or step == self.plan.last:
+        if loop.skipped_since_line:
+          values["skipped_updates"] = loop.skipped_since_line
+        self.writer.write(step, "train", values | self.meter.read(step) | memory_in_use(self.devices))
+        loop = dataclasses.replace(loop, skipped_since_line=0)
+    self.loop = loop
+    if loop.skipped_in_a_row >= self.plan.max_skipped:
+      raise Diverged(
+        f"the last {loop.skipped_in_a_row} updates, up to step {step}, had a loss or gradient that was not finite and "
+        f"were not applied; lower optimizer.learning_rate={self.plan.learning_rate}, or raise optimizer.warmup"
+      )

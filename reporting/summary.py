@@ -1,0 +1,82 @@
+"""What a run shows at its start and at its end."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from clu import parameter_overview
+
+from data import Dataset
+from errors import ConfigError
+from evaluation.bigram import Baseline
+from models.config import ModelConfig
+from reporting import metrics
+
+
+def prompt(config: Any, dataset: Dataset, model: ModelConfig) -> np.ndarray | None:
+  """The token ids [1, P] that the sample at the end begins with; None if there is to be no sample."""
+  if dataset.text is None or config.sample_length < 1:
+    return None
+  ids = np.array([dataset.text.encode(config.sample_prompt)], np.int32)
+  if not 0 < ids.shape[1] < model.seq_len:
+    raise ConfigError(
+      f"sample_prompt={config.sample_prompt!r} has {ids.shape[1]} tokens, but model.seq_len={model.seq_len} leaves "
+      f"room for 1 to {model.seq_len - 1}; use another prompt, or sample_length=0 for no sample"
+    )
+  return ids
+
+
+def parameter_table(params: Any) -> str:
+  """Name, shape, dtype, size and sharding of every parameter."""
+  return parameter_overview.get_parameter_overview(params, include_stats="sharding")
+
+
+def device_line(devices: list[jax.Device], processes: int) -> str:
+  """How many devices of which kind, and whether they are real."""
+  kind, count = devices[0].device_kind, len(devices)
+  if devices[0].platform == "cpu":
+    kind = "CPU device, simulated" if count > 1 else "CPU"
+  return f"{count} × {kind}" + (f" in {processes} processes" if processes > 1 else "")
+
+
+def baseline_line(baseline: Baseline, bits_per_byte: float) -> str:
+  """The byte bigram model beside this model's loss in bits per byte."""
+  better = 1 - bits_per_byte / baseline.bits_per_byte
+  return (
+    f"baseline   byte bigram model: loss {baseline.loss:.4f}  {baseline.bits_per_byte:.3f} bits/byte; "
+    f"this model is {abs(better):.1%} {'below' if better >= 0 else 'above'} it"
+  )
+
+
+def wall_time_lines(clock: metrics.Clock) -> list[str]:
+  """Where the wall time went, largest share first."""
+  total = clock.total
+  spent = dict(clock.spent)
+  spent["other"] = total - sum(spent.values())
+  parts = sorted(spent.items(), key=lambda part: -part[1])
+  return [f"wall time {total:.1f} s"] + [f"  {name:<13} {s:7.1f} s  {s / total:6.1%}" for name, s in parts if s >= 0.05]
+
+
+def plot_loss(path: Path, lines: list[dict], baseline: Baseline | None = None) -> None:
+  """Draws the losses in the lines of a metrics.jsonl, with the baseline's as a dashed line."""
+  import matplotlib
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot
+
+  figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+  for split, style in (("train", {"linewidth": 1}), ("validation", {"marker": "o", "linewidth": 1.5})):
+    points = [(line["step"], line["loss"]) for line in lines if line["split"] == split and line["loss"] is not None]
+    if points:
+      axes.plot(*zip(*points, strict=True), label=split, **style)
+  if baseline:
+    axes.axhline(baseline.loss, color="gray", linestyle="--", label="byte bigram")
+  axes.set(xlabel="step", ylabel="loss (nats)")
+  axes.grid(alpha=0.3)
+  axes.legend()
+  try:
+    figure.savefig(path, dpi=120)
+  except OSError as error:
+    metrics.warn(f"{path} cannot be written ({error.strerror})")
+  pyplot.close(figure)

@@ -1,0 +1,51 @@
+"""Starts JAX: finds the accelerators or simulates devices, joins the other processes, sets the compilation cache."""
+
+import contextlib
+import ctypes
+import importlib.util
+import platform
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from errors import positive
+from runtime import processes
+from runtime.folders import writable
+from runtime.stderr import silenced
+
+
+def start_jax(config: Any) -> list[jax.Device]:
+  """Sets JAX up and returns the devices to train on: accelerators, or `config.simulated_devices` made from the CPU."""
+  _keep_freed_memory()  # before any thread starts: a thread that has its own heap keeps it
+  if jax.config.jax_num_cpu_devices != positive("simulated_devices", config.simulated_devices):  # type: ignore[attr-defined]
+    jax.config.update("jax_num_cpu_devices", config.simulated_devices)
+  processes.join(config.distributed)
+  # The first request for devices makes libtpu look for TPUs, with pages of messages where there are none.
+  with silenced() if _has_tpu_compiler_without_tpus() else contextlib.nullcontext():
+    devices = jax.devices()
+  if config.compilation_cache_dir:
+    with processes.raise_together():
+      folder = writable(Path(config.compilation_cache_dir).expanduser(), "compilation_cache_dir")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+  return devices
+
+
+def _has_tpu_compiler_without_tpus() -> bool:
+  """Whether libtpu is installed on a machine without TPUs, as it is to compile for slices that are not there."""
+  has_tpus = any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
+  return importlib.util.find_spec("libtpu") is not None and not has_tpus
+
+
+def _keep_freed_memory() -> None:
+  """Makes glibc keep freed memory instead of returning it to the kernel.
+
+  XLA's CPU backend allocates its temporaries anew each step. By default glibc takes large blocks from the kernel and
+  gives them back, so every step begins with page faults. The numbers are the constants of malloc.h.
+  """
+  if platform.libc_ver()[0] == "glibc":
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(-8, 1)  # M_ARENA_MAX: a single heap, to which freed memory returns
+    mallopt(-4, 0)  # M_MMAP_MAX: never map a block outside the heap
+    mallopt(-1, -1)  # M_TRIM_THRESHOLD: never return the heap's top to the kernel

@@ -1,0 +1,68 @@
+"""Result folders: checked for writing before anything is computed, and locked against a second run."""
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from errors import ConfigError
+from runtime import processes
+
+
+def writable(folder: Path, field: str) -> Path:
+  """Returns the folder, created if needed. Raises ConfigError, naming `field`, if nothing can be written there."""
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = folder / f".write-test-{os.getpid()}"
+    probe.touch()
+    probe.unlink()
+  except OSError as error:
+    raise ConfigError(f"{field}={str(folder)!r} cannot be written ({error.strerror}); name another folder") from error
+  return folder
+
+
+def writable_file(file: Path, field: str) -> Path:
+  """Returns the file after creating its folder if needed. Raises ConfigError if the file cannot be written."""
+  if file.is_dir():
+    raise ConfigError(f"{field}={str(file)!r} is a folder; name a file in it")
+  writable(file.parent, field)
+  return file
+
+
+@contextlib.contextmanager
+def owned(workdir: Path) -> Iterator[None]:
+  """Locks `workdir` for this job while the body runs. All processes must call it.
+
+  Raises ConfigError if nothing can be written there, if another run holds the lock, or if the job's processes do not
+  all see the same folder. The lock belongs to the operating system and ends with the process that holds it.
+  """
+  with contextlib.ExitStack() as held:
+
+    def lock() -> str:
+      writable(workdir, "workdir")
+      file = held.enter_context((workdir / "lock").open("a+"))
+      try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        file.seek(0)
+        raise ConfigError(
+          f"workdir={str(workdir)!r} is in use by another run ({file.read().strip()}); name another, or end that run"
+        ) from None
+      except OSError as error:
+        print(f"note: {workdir} cannot be locked ({error.strerror}); do not start a second run there", flush=True)
+      file.truncate(0)
+      owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+      print(owner, file=file, flush=True)
+      os.fsync(file.fileno())
+      return owner
+
+    owner = processes.on_process_zero(lock)
+    with processes.raise_together():
+      if not (workdir / "lock").exists() or (workdir / "lock").read_text().strip() != owner:
+        raise ConfigError(
+          f"workdir={str(workdir)!r} is not the same folder for all processes; use a shared file system"
+        )
+    yield

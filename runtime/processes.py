@@ -1,0 +1,136 @@
+"""One job of several processes: how they join, how they fail together, and how they exchange small values.
+
+Every process runs the same program on its own devices, and every collective waits for all of them. If one process
+decides something alone, such as to raise an error, the others hang. `raise_together`, `on_process_zero` and the
+requests of signals.py make such decisions known to all. With a single process they cost nothing.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from errors import ConfigError
+
+
+def join(config: Any) -> None:
+  """Joins the other processes of the job: those named by `config.distributed`, or else those of the cluster.
+
+  Clusters are found as jax.distributed finds them: SLURM, Open MPI, Kubernetes, Cloud TPU. Without a cluster this is
+  a job of one process. Raises ConfigError if the fields do not fit together. If the other processes do not arrive in
+  time, ends the program with status 2, because jax itself would abort.
+  """
+  if jax.distributed.is_initialized():
+    return
+  address, count, rank = config.coordinator, config.processes, config.process
+  if bool(address) != (count > 0) or bool(address) != (rank >= 0):
+    raise ConfigError(
+      f"distributed.coordinator={address!r}, distributed.processes={count} and distributed.process={rank} go "
+      "together; give all three, or none to use the cluster's"
+    )
+  if not address:
+    given: dict[str, Any] = {}
+  else:
+    if not 0 <= rank < count:
+      raise ConfigError(
+        f"distributed.process={rank} must be from 0 to {count - 1}, below distributed.processes={count}"
+      )
+    given = {"coordinator_address": address, "num_processes": count, "process_id": rank}
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+      raise ConfigError(f"distributed.coordinator={address!r} is not HOST:PORT; use the address of process 0")
+    if rank == 0 and not _is_free(int(port)):
+      raise ConfigError(f"distributed.coordinator={address!r}: port {port} is in use on this machine; use another")
+  jax.config.update("jax_enable_preemption_service", False)  # signals.py handles signals
+  where = f"distributed.coordinator={address!r}" if address else "the cluster's coordinator"
+  with _deadline(config.timeout, f"not all processes met at {where} within distributed.timeout={config.timeout} s"):
+    try:
+      # One minute more than our own deadline, which strikes first and explains what happened.
+      jax.distributed.initialize(**given, initialization_timeout=config.timeout + 60)
+    except (ValueError, RuntimeError) as error:
+      # Without an address there is no cluster, or JAX is already running, as in a notebook or a test.
+      alone = ("coordinator_address should be defined", "before any JAX")
+      if given or not any(reason in str(error) for reason in alone):
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _is_free(port: int) -> bool:
+  try:
+    socket.create_server(("", port)).close()
+  except OSError:
+    return False
+  return True
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float, message: str) -> Iterator[None]:
+  """Ends the program with status 2 unless the body finishes in time."""
+
+  def give_up() -> None:
+    print(f"error: {message}; see that all are started and reach that address", file=sys.stderr, flush=True)
+    os._exit(2)
+
+  timer = threading.Timer(seconds, give_up)
+  timer.daemon = True
+  timer.start()
+  try:
+    yield
+  finally:
+    timer.cancel()
+
+
+def all_gather(value: Any) -> list[Any]:
+  """Every process's `value`, in the order of their ranks. Takes anything JSON can hold. All processes must call it."""
+  if jax.process_count() == 1:
+    return [value]
+  mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
+  sizes = multihost_utils.process_allgather(np.array([len(mine)]))
+  padded = np.zeros(int(sizes.max()), np.uint8)
+  padded[: len(mine)] = mine
+  rows = multihost_utils.process_allgather(padded)
+  return [json.loads(row[: int(size)].tobytes()) for row, size in zip(rows, sizes.ravel(), strict=True)]
+
+
+@contextlib.contextmanager
+def raise_together() -> Iterator[None]:
+  """Raises a ConfigError of any process's body in every process, so that none waits for one that has ended."""
+  message = ""
+  try:
+    yield
+  except (ConfigError, OSError) as error:
+    message = str(error)
+  errors = all_gather(message)
+  for rank, text in enumerate(errors):
+    if text:
+      raise ConfigError(text if rank == jax.process_index() else f"{text} (process {rank})")
+
+
+def on_process_zero(make: Callable[[], Any]) -> Any:
+  """Runs `make()` on process 0 and returns its result on every process. For files that all processes share.
+
+  The result may be anything JSON can hold. A ConfigError of process 0 is raised on every process.
+  """
+  value = None
+  with raise_together():
+    if jax.process_index() == 0:
+      value = make()
+  return all_gather(value)[0]
+
+
+def require_equal(fields: dict[str, Any]) -> None:
+  """Raises ConfigError unless all processes pass the same fields."""
+  given = all_gather(fields)
+  for rank, others in enumerate(given):
+    for name, value in given[0].items():
+      if json.dumps(others.get(name)) != json.dumps(value):  # as text, in which nan equals nan
+        raise ConfigError(
+          f"{name} is {value!r} for process 0, but {others.get(name)!r} for process {rank}; start all of them alike"
+        )

@@ -1,0 +1,86 @@
+"""Signals and timers of a job: what one process asks for, all processes do after the same step."""
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+  """What all processes do after a step because at least one of them asked for it."""
+
+  save: bool = False
+  stop: bool = False
+
+
+class Requests:
+  """Turns signals into requests, and the requests of single processes into decisions of all.
+
+  The first SIGTERM or SIGINT asks to stop after the current step; a second one ends the process at once. Use it as a
+  context manager in the main thread.
+  """
+
+  def __init__(self) -> None:
+    self.signal: str | None = None  # the name of the signal that this process received
+    self._before: dict[int, Any] = {}
+    self._ballot: jax.Array | None = None
+    if jax.process_count() > 1:
+      mesh = jax.make_mesh((jax.device_count(),), ("all",))
+      self._split = NamedSharding(mesh, P("all"))
+      self._any = jax.jit(lambda votes: votes.any(axis=0), out_shardings=NamedSharding(mesh, P()))
+
+  def __enter__(self) -> "Requests":
+    if threading.current_thread() is threading.main_thread():
+      for number in (signal.SIGTERM, signal.SIGINT):
+        self._before[number] = signal.signal(number, self._on_signal)
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    for number, handler in self._before.items():
+      signal.signal(number, handler)
+
+  def _on_signal(self, number: int, _: FrameType | None) -> None:
+    self.signal = signal.Signals(number).name
+    # Not print(): the signal may have interrupted one.
+    os.write(2, f"{self.signal}: will save and end after this step; a second signal ends it at once\n".encode())
+    for each in self._before:
+      signal.signal(each, signal.SIG_DFL)
+
+  def decide(self, save: bool) -> Decision:
+    """What all processes do now; `save` is this process's own request. Call it once after each step is dispatched.
+
+    In a job of several processes the votes are counted on the devices, behind the step, and read one call later, so
+    that no process waits. There a request takes effect one step later.
+    """
+    mine = Decision(save, self.signal is not None)
+    if jax.process_count() == 1:
+      return mine
+    decided = Decision() if self._ballot is None else Decision(*(bool(vote) for vote in jax.device_get(self._ballot)))
+    mine = dataclasses.replace(mine, save=save and not decided.save)  # not again what has just been decided
+    votes = np.tile(np.array(dataclasses.astuple(mine)), (jax.local_device_count(), 1))
+    self._ballot = self._any(jax.make_array_from_process_local_data(self._split, votes))
+    return decided
+
+
+class Timer:
+  """Says when `minutes` have passed since the last `restart`; never if 0. Only process 0's clock counts."""
+
+  def __init__(self, minutes: float):
+    self.seconds = 60 * minutes
+    self.restart()
+
+  def restart(self) -> None:
+    self.last = time.monotonic()
+
+  @property
+  def due(self) -> bool:
+    return bool(self.seconds) and jax.process_index() == 0 and time.monotonic() - self.last >= self.seconds

@@ -1,0 +1,94 @@
+"""Mesh sizes and device order: from a Layout with open sizes to a mesh of real, simulated or imagined devices."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import jax
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, AxisType, Mesh
+
+from errors import ConfigError
+from strategies.layout import Layout
+
+
+def resolve(layout: Layout, devices: int, sizes: Mapping[str, int | None] | None = None) -> Layout:
+  """The layout with every mesh size filled in for a number of devices.
+
+  On one device every size that the user did not give becomes 1.
+
+  Args:
+    sizes: the user's `mesh.AXIS` fields; None where a size is not given.
+
+  Raises:
+    ConfigError: the sizes do not fit the devices or the layout.
+  """
+  given = {axis: size for axis, size in (sizes or {}).items() if size is not None}
+  for axis, size in given.items():
+    if size < 1 and size != -1:
+      raise ConfigError(f"mesh.{axis} must be positive, or -1 for the devices that are left; got mesh.{axis}={size}")
+    if axis not in layout.mesh and size != 1:
+      raise ConfigError(f"mesh.{axis}={size}, but this strategy has no '{axis}' axis; it has: {', '.join(layout.mesh)}")
+  default = dict.fromkeys(layout.mesh, 1) if devices == 1 else layout.mesh
+  mesh = dict(default) | {axis: size for axis, size in given.items() if axis in layout.mesh}
+  shown = ", ".join(f"mesh.{axis}={size}" for axis, size in mesh.items())
+  free = [axis for axis, size in mesh.items() if size == -1]
+  if len(free) > 1:
+    raise ConfigError(f"{shown}: only one axis can be -1; give the others a size")
+  fixed = math.prod(size for size in mesh.values() if size != -1)
+  if free and devices % fixed == 0:
+    mesh[free[0]] = devices // fixed
+  elif fixed != devices and not (fixed == 1 and not free):  # a mesh of ones runs on a single device, anywhere
+    raise ConfigError(
+      f"{shown} do not multiply to the {devices} devices here; "
+      f"use sizes whose product is {devices}, or -1 for one of them"
+    )
+  return dataclasses.replace(layout, mesh=mesh)
+
+
+def fitted(layout: Layout, devices: int) -> Layout:
+  """The layout with its fixed sizes halved until they fit this number of devices.
+
+  The largest size is halved first, and of equal sizes the innermost, so that the layout keeps as many axes as it can.
+  """
+  mesh = dict(layout.mesh)
+  while devices % math.prod(size for size in mesh.values() if size != -1):
+    largest = max(size for size in mesh.values())
+    axis = [axis for axis, size in mesh.items() if size == largest][-1]
+    mesh[axis] //= 2
+  return dataclasses.replace(layout, mesh=mesh)
+
+
+def make_mesh(layout: Layout, devices: list[jax.Device]) -> Mesh:
+  """The mesh over the first `device_count` of these devices, arranged along their links.
+
+  With several slices, the outermost mesh axis spans them. Raises ConfigError if the devices cannot be arranged so.
+  """
+  shape, devices = tuple(layout.mesh.values()), devices[: layout.device_count]
+  slices = len({getattr(device, "slice_index", 0) for device in devices})
+  across = [1] * len(shape)
+  if slices > 1:
+    outermost = next(i for i, size in enumerate(shape) if size > 1)
+    if shape[outermost] % slices:
+      axis = tuple(layout.mesh)[outermost]
+      raise ConfigError(f"mesh.{axis}={shape[outermost]} does not divide among {slices} slices; use a multiple of them")
+    across[outermost] = slices
+  within = [size // n for size, n in zip(shape, across, strict=True)]
+  split = {"allow_split_physical_axes": True}  # a mesh axis may need a part of one dimension of a torus
+  try:
+    if slices > 1:
+      arranged = mesh_utils.create_hybrid_device_mesh(within, across, devices, **split)
+    else:
+      arranged = mesh_utils.create_device_mesh(within, devices, **split)
+  except (AssertionError, NotImplementedError, ValueError) as error:
+    shown = ", ".join(f"mesh.{axis}={size}" for axis, size in layout.mesh.items())
+    raise ConfigError(
+      f"{shown} cannot be laid out along the links of these {len(devices)} devices; "
+      "use all devices of each slice, or other sizes"
+    ) from error
+  return Mesh(arranged, tuple(layout.mesh), axis_types=(AxisType.Auto,) * len(shape))
+
+
+def abstract_mesh(layout: Layout) -> AbstractMesh:
+  """A mesh of this shape without devices, to trace and lower for machines that are not there."""
+  return AbstractMesh(tuple(layout.mesh.values()), tuple(layout.mesh), axis_types=(AxisType.Auto,) * len(layout.mesh))

@@ -1,0 +1,177 @@
+"""Pipeline schedules as data: tables that say which stage works on what at each tick.
+
+A unit is the forward or the backward pass of one microbatch through one chunk of layers. Each stage runs its units in
+an order, and this order is the whole idea of a schedule (`ORDERS`). `build` simulates the orders tick by tick: a unit
+runs as soon as its inputs have arrived, and every value that has to wait gets a slot of memory. Nothing here knows
+JAX; stage.py runs the tables, and analysis/timeline.py draws them.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+IDLE, FORWARD, BACKWARD = 0, 1, 2
+
+
+class Unit(NamedTuple):
+  """One direction (FORWARD or BACKWARD) of one microbatch through one chunk of a stage's layers.
+
+  Chunk c of stage s is part c · stages + s of the model.
+  """
+
+  kind: int
+  microbatch: int
+  chunk: int
+
+
+# What must wait on a stage: the input of a forward unit, what it leaves for its backward unit, and the cotangent that
+# a backward unit starts from.
+WAITS = ("activation", "residuals", "cotangent")
+COLUMNS = (*Unit._fields, *WAITS, "put_activation", "put_cotangent")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Schedule:
+  """What every stage does at every tick.
+
+  Attributes:
+    table: column → int32 [ticks, stages]. `kind`, `microbatch` and `chunk` are the unit. `activation`, `residuals` and
+      `cotangent` are the slots it reads or, for residuals and the very first cotangent, its forward unit writes.
+      `put_activation` and `put_cotangent` are the slots for what arrives from the neighbours before the unit runs.
+      Where a slot is not wanted it is the one after the last.
+    slots: what waits → how many of them at once on the busiest stage.
+  """
+
+  stages: int
+  chunks: int
+  microbatches: int
+  table: dict[str, np.ndarray]
+  slots: dict[str, int]
+
+  @property
+  def ticks(self) -> int:
+    return len(self.table["kind"])
+
+  @property
+  def bubble(self) -> float:
+    """The share of (tick, stage) pairs in which a stage has nothing to do."""
+    return float(np.mean(self.table["kind"] == IDLE))
+
+
+def gpipe(stage: int, stages: int, chunks: int, microbatches: int) -> list[Unit]:
+  """All forward, then all backward (Huang et al. 2018, arXiv:1811.06965)."""
+  return [Unit(kind, m, 0) for kind in (FORWARD, BACKWARD) for m in range(microbatches)]
+
+
+def one_forward_one_backward(stage: int, stages: int, chunks: int, microbatches: int) -> list[Unit]:
+  """Forward units until the first cotangent can be there, then one backward unit after each forward unit.
+
+  With several chunks, microbatches go in groups of as many as there are stages through one chunk after the other
+  (Narayanan et al. 2021, arXiv:2104.04473, section 2.2, which also names its predecessors).
+  """
+  groups = [range(start, min(start + stages, microbatches)) for start in range(0, microbatches, stages)]
+  forward = [Unit(FORWARD, m, c) for group in groups for c in range(chunks) for m in group]
+  backward = [Unit(BACKWARD, m, c) for group in groups for c in reversed(range(chunks)) for m in group]
+  ahead = stages - 1 - stage if chunks == 1 else 2 * (stages - 1 - stage) + (chunks - 1) * stages
+  ahead = min(ahead, len(forward))
+  pairs = zip(forward[ahead:], backward, strict=False)
+  return forward[:ahead] + [unit for pair in pairs for unit in pair] + backward[len(forward) - ahead :]
+
+
+def forward_only(stage: int, stages: int, chunks: int, microbatches: int) -> list[Unit]:
+  """Evaluation."""
+  return [Unit(FORWARD, m, 0) for m in range(microbatches)]
+
+
+Order = Callable[[int, int, int, int], list[Unit]]  # (stage, stages, chunks, microbatches) → the stage's units in order
+ORDERS: dict[str, Order] = {
+  "gpipe": gpipe,
+  "1f1b": one_forward_one_backward,
+  "interleaved": one_forward_one_backward,
+}
+
+
+def build(order: Order, stages: int, microbatches: int, chunks: int = 1) -> Schedule:
+  """The schedule in which every stage runs each unit of its order at the first tick that has what the unit needs.
+
+  Raises ValueError if an order is not complete, or if the orders wait for each other for ever.
+  """
+  orders = [order(stage, stages, chunks, microbatches) for stage in range(stages)]
+  kinds = {unit.kind for unit in orders[0]}
+  wanted = sorted(Unit(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(chunks))
+  if any(sorted(units) != wanted for units in orders):
+    raise ValueError("an order leaves a unit out or has it twice")
+  queues = [iter(units) for units in orders]
+  heads = [next(queue, None) for queue in queues]
+  ticks: dict[tuple[int, Unit], int] = {}  # (stage, unit) → the tick it runs at
+  tick = 0
+  while any(heads):
+    ready = [
+      (stage, unit)
+      for stage, unit in enumerate(heads)
+      if unit and all(need in ticks for need in needs(stage, unit, stages, chunks))
+    ]
+    if not ready:
+      raise ValueError(f"at tick {tick} every stage waits for another one: {heads}")
+    for stage, unit in ready:
+      ticks[stage, unit] = tick
+      heads[stage] = next(queues[stage], None)
+    tick += 1
+  return _with_slots(ticks, stages, chunks, microbatches)
+
+
+def needs(stage: int, unit: Unit, stages: int, chunks: int) -> list[tuple[int, Unit]]:
+  """The (stage, unit) pairs that must have run at an earlier tick."""
+  if unit.kind == FORWARD:
+    sender = _sender(stage, unit, stages, chunks)
+    return [sender] if sender else []
+  own = (stage, unit._replace(kind=FORWARD))
+  sender = _sender(stage, unit, stages, chunks)
+  return [own, sender] if sender else [own]
+
+
+def _sender(stage: int, unit: Unit, stages: int, chunks: int) -> tuple[int, Unit] | None:
+  """The (stage, unit) that sends this unit its input: the part of the model before it or, backward, the one after."""
+  part = unit.chunk * stages + stage + (-1 if unit.kind == FORWARD else 1)
+  inside = 0 <= part < stages * chunks
+  return (part % stages, unit._replace(chunk=part // stages)) if inside else None
+
+
+def _with_slots(ticks: dict[tuple[int, Unit], int], stages: int, chunks: int, microbatches: int) -> Schedule:
+  """Writes the table. A value keeps its slot from the tick it appears until the tick it is last read, inclusive."""
+  table = {name: np.full((max(ticks.values()) + 1, stages), IDLE, np.int32) for name in COLUMNS}
+  waits: dict[tuple[str, int], list] = {}  # (what, stage) → [(first tick, last tick, column written for the first)]
+  for (stage, unit), tick in ticks.items():
+    for name, value in zip(Unit._fields, unit, strict=True):
+      table[name][tick, stage] = value
+    what = "activation" if unit.kind == FORWARD else "cotangent"
+    sender = _sender(stage, unit, stages, chunks)
+    if sender:
+      waits.setdefault((what, stage), []).append((ticks[sender] + 1, tick, f"put_{what}"))
+    if unit.kind == BACKWARD:
+      forward = ticks[stage, unit._replace(kind=FORWARD)]
+      waits.setdefault(("residuals", stage), []).append((forward, tick, "residuals"))
+      if not sender:  # the forward unit itself goes on to the loss and leaves its cotangent
+        waits.setdefault(("cotangent", stage), []).append((forward, tick, "cotangent"))
+
+  given: dict[str, list] = {what: [] for what in WAITS}  # (tick, stage, column, slot)
+  slots = dict.fromkeys(WAITS, 0)
+  for (what, stage), lives in waits.items():
+    busy: list[tuple[int, int]] = []  # (last tick, slot)
+    free = list(range(len(lives)))
+    for first, last, column in sorted(lives):
+      while busy and busy[0][0] < first:
+        heapq.heappush(free, heapq.heappop(busy)[1])
+      slot = heapq.heappop(free)
+      heapq.heappush(busy, (last, slot))
+      given[what] += [(first, stage, column, slot), (last, stage, what, slot)]
+      slots[what] = max(slots[what], slot + 1)
+  for what, entries in given.items():
+    for column in {what, f"put_{what}"} & table.keys():
+      table[column][:] = slots[what]
+    for tick, stage, column, slot in entries:
+      table[column][tick, stage] = slot
+  return Schedule(stages, chunks, microbatches, table, slots)

@@ -1,0 +1,74 @@
+"""The pipeline as a Strategy: it checks its sizes, builds the schedule and wraps the program."""
+
+import warnings
+
+from jax.sharding import AbstractMesh, Mesh
+
+from errors import ConfigError, not_negative, one_of, positive
+from strategies.base import Strategy
+from strategies.layout import Layout
+from strategies.pipeline import schedule as schedules
+from strategies.pipeline.program import PipelinedProgram
+from training.program import Program
+
+
+class Pipeline(Strategy):
+  """A Strategy whose layout has `layers` over `stage`; `config.pipeline` (configs/base.py) holds its own fields."""
+
+  section = "pipeline"
+
+  def __init__(
+    self, layout: Layout, program: Program, mesh: Mesh | AbstractMesh, *, schedule: str, microbatches: int, chunks: int
+  ):
+    one_of("pipeline.schedule", schedule, schedules.ORDERS)
+    positive("pipeline.microbatches", microbatches)
+    not_negative("pipeline.chunks", chunks, "use 0 for two where the depth allows")
+    layout.check_divides(program.model.sizes())
+    stages, depth = layout.shards("layers"), program.model.depth
+    if stages > 1:
+      chunks = _chunks(schedule, chunks, stages, depth)
+      _check(stages, chunks, depth, microbatches)
+      self.microbatches = microbatches
+      self.schedule = schedules.build(schedules.ORDERS[schedule], stages, microbatches, chunks)
+      evaluation = schedules.build(schedules.forward_only, stages, microbatches)
+      program = PipelinedProgram(**vars(program), training=self.schedule, evaluation=evaluation)
+      self._described = f"schedule {schedule}, {microbatches} microbatches: bubble {self.schedule.bubble:.0%}"
+      if microbatches < stages:
+        warnings.warn(
+          f"pipeline.microbatches={microbatches} is fewer than mesh.stage={stages}, so stages have nothing to do in "
+          f"{self.schedule.bubble:.0%} of the ticks; use {4 * stages} where the batch allows",
+          stacklevel=2,
+        )
+    super().__init__(layout, program, mesh)
+
+  def describe(self, name: str) -> str:
+    return super().describe(name) + (f"; {self._described}" if self.schedule else "")
+
+
+def _chunks(schedule: str, chunks: int, stages: int, depth: int) -> int:
+  """The chunks of a stage: one, or for the interleaved schedule those asked for; 0 means two where the depth allows."""
+  if schedule != "interleaved":
+    return 1
+  if not chunks:
+    chunks = 2 if depth % (2 * stages) == 0 else 1
+    if chunks == 1:
+      warnings.warn(
+        f"pipeline.schedule='interleaved' has nothing to interleave: model.depth={depth} gives each of "
+        f"mesh.stage={stages} stages a single chunk, so it runs as '1f1b'; use a depth that is a multiple of "
+        f"{2 * stages}",
+        stacklevel=3,
+      )
+  return chunks
+
+
+def _check(stages: int, chunks: int, depth: int, microbatches: int) -> None:
+  if depth % (stages * chunks):
+    raise ConfigError(
+      f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide model.depth={depth}; "
+      f"use a depth that is a multiple of {stages * chunks}, or fewer chunks"
+    )
+  if chunks > 1 and microbatches > stages and microbatches % stages:
+    raise ConfigError(
+      f"pipeline.microbatches={microbatches} is not a multiple of mesh.stage={stages}, as the interleaved "
+      f"schedule needs; use {round(microbatches / stages) * stages}"
+    )

@@ -1,0 +1,193 @@
+"""The throughput command: two cells for real, bad options, the peer, and processes that break."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from helpers import PARITY, config, one_sentence
+from machines import FOUND, GPUS, Machine, measured
+
+from benchmarks import cells, figures, pages, rounds, tables, throughput, torch_llama
+from configs import base
+from training import settings
+
+
+def test_two_cells_measured_for_real(tmp_path: Path):
+  faked = Machine()
+
+  def run(command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
+    return rounds.run(command, spec) if spec["task"] in ("compile", "steps") else faked(command, spec)
+
+  asked = config(model__depth=2, model__seq_len=8)  # pipeline is meant for 4 devices or more
+  options, _ = throughput.parse(["--rows=pipeline", "--devices=2", "--rounds=1", "--steps=2", f"--record={tmp_path}/x"])
+  made = throughput.measure(asked, options, FOUND, run)
+  single, split = figures.rows(made)
+  assert (single.name, split.name) == ("single/1", "pipeline/2")
+  assert single.error is None
+  assert split.error is None
+  assert single.relative.median == 1
+  assert split.mesh == {"stage": 2, "data": 1}
+  assert split.seconds.low > 0
+  assert split.compile_seconds > 0
+  assert single.bytes > split.bytes > 0  # half the blocks
+  assert [made["cells"][row.name]["devices_there"] for row in (single, split)] == [1, 2]
+  sizes = made["cells"]["pipeline/2"]["bytes"]
+  assert sizes["total"] < sizes["argument"] + sizes["output"] + sizes["temp"]  # the state is donated
+  assert figures.loss_spread(made) < PARITY
+  assert made["unit"] == "tokens"
+  assert made["items"] == 16 * 8
+  written = json.dumps(made)
+  for place in (str(tmp_path), sys.executable, str(throughput.ROOT)):
+    assert place not in written
+
+
+def test_a_cell_whose_loss_is_no_number_is_not_measured():
+  asked = config(model__depth=1, model__seq_len=8, model__rope_base=1e-300)  # its frequencies are infinite
+  spec = cells.training(asked, "single", 1) | {"task": "steps", "warmup": 2, "steps": 1}
+  assert rounds.run(cells.WORKER, spec) == {"error": "the loss came to nan"}
+
+
+@pytest.mark.parametrize(
+  "arguments, parts",
+  [
+    (["--rows=fdsp"], ["rows='fdsp'", "did you mean 'fsdp'"]),
+    (["--devices=2,two"], ["devices='two'", "positive"]),
+    (["--devices=0"], ["devices=0", "at least 1"]),
+    (["--rounds=0"], ["rounds=0", "at least 1"]),
+    (["--rounds=few"], ["rounds='few'", "--rounds=3"]),
+    (["--peer-python=/no/such/python"], ["peer-python='/no/such/python'", "PyTorch"]),
+    (["--check=x.json", "--steps=9"], ["'--steps'", "no place beside --check"]),
+    (["--check=x.json", "--config.batch_size=8"], ["'--config.batch_size=8'", "no place beside --check"]),
+    (["--tables", "--peer-python=python3"], ["'--peer-python'", "no place beside --tables"]),
+  ],
+)
+def test_bad_options_are_one_sentence(arguments: list[str], parts: list[str]):
+  with one_sentence(*parts):
+    measured(*arguments)
+
+
+def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path):
+  with one_sentence("devices=8", "this machine has 4", "at most 4"):
+    measured("--devices=8", run=Machine(found=GPUS))
+  asked = base.get_config("throughput", "single")
+  asked.mesh.data = 4
+  with one_sentence("mesh.data=4", "leave it out"):
+    throughput.measure(asked, throughput.parse([])[0], FOUND, Machine())
+  asked = base.get_config("throughput", "single")
+  asked.simulated_devices = 4
+  with one_sentence("simulated_devices=4", "--devices"):
+    throughput.measure(asked, throughput.parse([])[0], FOUND, Machine())
+  asked = base.get_config("throughput", "single")
+  with one_sentence(f"record='{tmp_path}'", "is a folder"):
+    throughput.keep(asked, "throughput", throughput.parse([f"--record={tmp_path}"])[0], FOUND)
+  with one_sentence("the devices here cannot be used", "no driver"):
+    throughput.machine(lambda command, spec: {"error": "no driver"})
+  with one_sentence("no row can be measured", "out of memory"):
+    throughput.measure(
+      base.get_config("throughput", "single"), throughput.parse([])[0], FOUND, lambda *_: {"error": "out of memory"}
+    )
+  with one_sentence("check=", "absent.json", "there is"):
+    throughput.read(tmp_path / "absent.json")
+  with one_sentence("check=", "pipeline.json", "no throughput record"):
+    throughput.read(tables.RESULTS / "pipeline.json")
+  file = tmp_path / "half.json"
+  file.write_text('{"kind": "throughput"}')
+  with one_sentence("check=", "half.json", "no throughput record"):
+    throughput.read(file)
+  made = measured("--rows=fsdp")
+  file.write_text(json.dumps(made | {"config": made["config"] | {"of_old": 1}}))
+  with one_sentence("check=", "half.json", "another version", "of_old"):
+    throughput.again(file, throughput.parse([])[0], Machine())
+  file = tmp_path / "gpu.json"
+  file.write_text(json.dumps(measured("--rows=fsdp", run=Machine(found=GPUS))))
+  with one_sentence("check=", "4 × NVIDIA H100", "such a machine"):
+    throughput.again(file, throughput.parse([])[0], Machine())
+
+
+def test_the_command_of_a_record_can_be_run_again():
+  said = ["--rows", "fsdp", "--record", "/mine/x.json", "--peer-python", sys.executable, "--config.data.path=a b"]
+  options, rest = throughput.parse(said)
+  assert options.command == "python -m benchmarks.throughput --rows=fsdp '--config.data.path=a b'"
+  assert rest == ["--config.data.path=a b"]
+
+
+def test_a_record_of_another_config_has_another_name():
+  config = base.get_config("throughput", "single")
+  name = lambda: throughput._name(config, "throughput", FOUND["hardware"])
+  assert name() == "2-cores-of-made-up-throughput.json"
+  config.strategy = "fsdp"  # which the table sets itself
+  names = [name()]
+  for config.batch_size in (32, 16):
+    names.append(name())
+  assert len(set(names)) == 3
+  assert throughput._name(config, "throughput", GPUS["hardware"]).startswith("nvidia-h100-x4-throughput-")
+
+
+@pytest.mark.parametrize(
+  "fields, without",
+  [
+    ({}, None),
+    ({"model__dtype": "bfloat16"}, "it has dtype=float32"),
+    ({"model__remat": "full"}, "it has remat=minimal"),
+    ({"model__dropout": 0.1}, "it has dropout=0.0"),
+    ({"accumulation": 2}, "it has accumulation=1"),
+    ({"preset": "cifar10"}, "it is a language model"),
+  ],
+)
+def test_a_peer_that_would_do_other_work_is_left_out(fields: dict[str, Any], without: str | None):
+  made = throughput.measure(config(**fields), throughput.parse(["--rows=peer"])[0], FOUND, Machine())
+  assert ("peer/eager" in made["cells"]) == (without is None)
+  assert made["left_out"].get("peer") == without
+
+
+def test_the_command_ends_a_mistake_with_one_line():
+  done = subprocess.run(
+    [sys.executable, "-m", "benchmarks.throughput", "--rounds=no"], capture_output=True, text=True, cwd=throughput.ROOT
+  )
+  assert done.returncode == 2
+  assert done.stderr.strip().splitlines()[-1].startswith("error: rounds='no'")
+  assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [{}, {"preset": "throughput"}, {"preset": "throughput_gpu"}, {"model__tied_embedding": True}],
+  ids=["tiny", "throughput", "throughput_gpu", "tied"],
+)
+def test_the_peer_has_our_shapes(fields: dict[str, Any]):
+  asked = config(**fields)
+  program = settings.program(asked, "cpu")
+  state = jax.eval_shape(program.init, jax.random.key(0))
+  ours = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
+  theirs = torch_llama.llama_config(asked.model.to_dict(), "sdpa")
+  assert torch_llama.parameter_count(theirs) == ours
+
+
+def test_a_peer_that_is_not_installed_says_so():
+  program = str(Path(torch_llama.__file__))
+  spec = {"config": config().to_dict(), "attention": "eager", "warmup": 1, "steps": 1}
+  found = rounds.run([sys.executable, "-I", "-S", program], spec)  # without any installed package
+  assert found == {"error": "torch is not installed; pip install '.[peer]', or name a Python with --peer-python"}
+
+
+def test_a_process_that_breaks_says_how():
+  assert rounds.run([sys.executable, "-c", "raise SystemExit('no memory')"], {}) == {
+    "error": "exit status 1: no memory"
+  }
+  assert rounds.run([sys.executable, "-c", "print('{}'); print('a late word')"], {}) == {
+    "error": "exit status 0: a late word"
+  }
+  assert rounds.run([sys.executable, "-c", "print('{}'); raise SystemExit('at the end')"], {}) == {
+    "error": "exit status 1: at the end"
+  }
+  assert "cannot be started" in rounds.run(["/no/such/program"], {})["error"]
+
+
+def test_places_are_filled_once():
+  assert pages.fill("<!-- a -->\nold\n<!-- end -->", {"a": "new"}) == "<!-- a -->\nnew\n<!-- end -->"

@@ -1,0 +1,64 @@
+"""The digest of an array: of its bits and their places, and of no layout."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import initial_state, program, strategy
+
+from checkpointing import record
+
+
+def digest(x: np.ndarray) -> int:
+  return int(record.digest(jnp.asarray(x)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
+def test_one_changed_element_changes_the_digest(dtype: str):
+  x = np.arange(6 * 5 * 4).reshape(6, 5, 4) % 2
+  x = x.astype(jnp.dtype(dtype))
+  seen = {digest(x)}
+  for place in np.ndindex(2, 5, 4):
+    changed = x.copy()
+    changed[place] = 1 - changed[place]
+    seen.add(digest(changed))
+  assert len(seen) == 41
+
+
+def test_two_exchanged_elements_change_the_digest():
+  x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+  for a in np.ndindex(2, 3, 4):
+    for b in [(0, 0, 1), (1, 0, 0), (0, 2, 3)]:
+      if a != b:
+        y = x.copy()
+        y[a], y[b] = x[b], x[a]
+        assert digest(y) != digest(x)
+
+
+def test_zero_and_negative_zero_differ():
+  assert digest(np.float32([0.0])) != digest(np.float32([-0.0]))
+
+
+def test_the_digest_is_the_same_under_every_layout():
+  p = program(model__depth=4)
+  expected = record.arrays(initial_state(strategy("single", p, devices=1)))
+  assert len(expected) == 3 * 12 + 2
+  for name in ("data_parallel", "two_d", "three_d"):
+    assert record.arrays(initial_state(strategy(name, p))) == expected
+  state = initial_state(strategy("fsdp", p))
+  state.params["embedding"] = state.params["embedding"].at[3, 4].add(1e-6)
+  assert record.damaged(state, {"arrays": expected}) == "params/embedding"
+
+
+def test_names_are_paths():
+  assert [name for name, _ in record.named({"a": {"b": 1}, "c": [2, 3]})] == ["a/b", "c/0", "c/1"]
+
+
+def test_a_digest_moves_no_array():
+  """It is computed where the shards lie: no collective but the sums."""
+  state = initial_state(strategy("two_d", program(model__depth=1)))
+  x = state.params["embedding"]
+  text = record._jitted(jax.sharding.NamedSharding(x.sharding.mesh, jax.P())).lower(x).compile().as_text()
+  assert "all-reduce" in text
+  for kind in ("all-gather", "all-to-all", "collective-permute"):
+    assert kind not in text

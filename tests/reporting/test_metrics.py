@@ -1,0 +1,111 @@
+"""What is written: lines that parse, event files that another reader understands, speeds that add up."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
+
+from reporting import metrics
+from runtime import hardware
+from training.loop import LoopState
+
+
+def read_events(folder: Path) -> list[Event]:
+  """Decodes event files: records of length, checksum, data, checksum, as TensorFlow writes them."""
+  events = []
+  for file in sorted(folder.glob("events.out.tfevents.*")):
+    raw, at = file.read_bytes(), 0
+    while at < len(raw):
+      length = int.from_bytes(raw[at : at + 8], "little")
+      data = raw[at + 12 : at + 12 + length]
+      assert int.from_bytes(raw[at + 12 + length : at + 16 + length], "little") == masked_crc32c(data)
+      events.append(Event.FromString(data))
+      at += 16 + length
+  return events
+
+
+def test_a_line_holds_step_split_and_values(tmp_path: Path, capsys: pytest.CaptureFixture):
+  with metrics.Writer(tmp_path, LoopState(), 100) as writer:
+    writer.write(10, "train", {"loss": 2.5, "tokens_per_second": 12345.6})
+    writer.write(20, "validation", {"loss": math.nan})
+  assert json.loads(writer.path.read_text().splitlines()[0]) == {
+    "step": 10, "split": "train", "loss": 2.5, "tokens_per_second": 12345.6,
+  }  # fmt: skip
+  assert metrics.read(writer.path)[1] == {"step": 20, "split": "validation", "loss": None}
+  assert "train       10/100  loss 2.5000  12,346 tokens/s" in capsys.readouterr().out
+
+
+def test_tensorboard_reads_the_same_values(tmp_path: Path):
+  with metrics.Writer(tmp_path, LoopState(), 100) as writer:
+    writer.write(10, "train", {"loss": 2.5})
+    writer.write(20, "train", {"loss": 1.5})
+  found = [(e.step, v.tag, v.simple_value) for e in read_events(tmp_path / "tensorboard") for v in e.summary.value]
+  assert found == [(10, "train/loss", 2.5), (20, "train/loss", 1.5)]
+
+
+def test_an_earlier_run_in_the_same_folder_is_kept(tmp_path: Path):
+  for step in (1, 2, 3):
+    with metrics.Writer(tmp_path, LoopState(), 10) as writer:
+      writer.write(step, "train", {"loss": 1.0})
+  kept = [metrics.read(tmp_path / name / "metrics.jsonl")[0]["step"] for name in ("previous-1", "previous-2", "")]
+  assert kept == [1, 2, 3]
+  for folder, step in (("previous-1", 1), ("", 3)):
+    events = read_events(tmp_path / folder / "tensorboard")
+    assert [e.step for e in events if e.summary.value] == [step]
+
+
+def test_a_process_that_is_not_the_first_writes_nothing(tmp_path: Path):
+  with metrics.Writer(tmp_path, LoopState(), 10, enabled=False) as writer:
+    writer.write(1, "train", {"loss": 1.0})
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_meter_divides_work_by_time(monkeypatch: pytest.MonkeyPatch):
+  now = [100.0]
+  monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+  clock = metrics.Clock()
+  meter = metrics.Meter(clock, items=1000, unit="tokens", flops=5e12, peak=100e12)
+  now[0] += 50  # an evaluation, say
+  meter.restart(10)
+  with clock("data"):
+    now[0] += 0.5
+  now[0] += 1.5
+  assert meter.read(14) == {
+    "tokens_per_second": 2000.0, "step_ms": 500.0, "data_wait": 0.25, "tflops_per_second": 10.0, "mfu": 0.1,
+  }  # fmt: skip
+
+
+class Device:
+  def __init__(self, kind: str, stats: dict | None = None):
+    self.device_kind, self.stats, self.process_index = kind, stats, 0
+
+  def memory_stats(self) -> dict | None:
+    return self.stats
+
+
+@pytest.mark.parametrize(
+  "kind, peak",
+  [
+    ("NVIDIA H200", 989e12),
+    ("NVIDIA A100-SXM4-80GB", 312e12),
+    ("NVIDIA H100 PCIe", 756e12),
+    ("TPU v5 lite", 197e12),
+    ("TPU v5p", 459e12),
+    ("NVIDIA L40S", None),  # no L4
+    ("NVIDIA H200 NVL", None),
+    ("TPU7x", 1153.5e12),
+    ("cpu", None),
+  ],
+)
+def test_peaks_are_found_by_the_kind_of_device(kind: str, peak: float | None):
+  assert hardware.peak_flops(Device(kind), "bfloat16") == peak
+  assert hardware.peak_flops(Device(kind), "float32") is None  # the table holds bfloat16 alone
+
+
+def test_memory_is_reported_where_the_backend_does():
+  assert hardware.memory_in_use([Device("cpu"), Device("cpu")]) == {}
+  devices = [Device("gpu", {"bytes_in_use": gib * 2**30}) for gib in (1, 3)]
+  assert hardware.memory_in_use(devices) == {"memory_gib": 3.0}

@@ -1,0 +1,48 @@
+"""A program for test_processes.py: restores a checkpoint and prints how much memory this process needed for it.
+
+python restore_memory.py --config=... --checkpoints=FOLDER     (started by tools.launch)
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import jax
+from absl import flags
+
+import strategies
+from checkpointing import record, restore
+from runtime import command_line
+from runtime.devices import start_jax
+from training import settings
+
+FOLDER = flags.DEFINE_string("checkpoints", None, "The folder of checkpoints.")
+
+
+def peak_bytes() -> int:
+  """The most memory that this process ever had, as Linux counts it."""
+  status = Path("/proc/self/status").read_text()
+  return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def main(config: Any) -> None:
+  devices = start_jax(config)
+  strategy = strategies.create(config, settings.program(config, "cpu"), devices)
+  folder = Path(FOLDER.value)
+  (step,) = restore.steps(folder)
+  saved = restore.read_record(folder / str(step))
+  restore.READ_BYTES = 0  # one array at a time, as with arrays of gigabytes
+  abstract = strategy.abstract_state()
+  small = [(name, x) for name, x in record.named(abstract) if x.size < 10_000]
+  record.arrays(restore.read_arrays(folder / str(step), small))  # so that the libraries have what they need
+  before = peak_bytes()
+  state, why = restore._read(folder / str(step), abstract, saved)
+  assert state is not None, why
+  jax.block_until_ready(state)
+  print(f"needed {peak_bytes() - before} bytes")
+
+
+if __name__ == "__main__":
+  command_line.run(main)

@@ -1,0 +1,67 @@
+"""The training loop as data: which steps log, evaluate and save, and what a resumed run must know."""
+
+import dataclasses
+from typing import Any
+
+from errors import not_negative, positive
+
+
+@dataclasses.dataclass(frozen=True)
+class StepPlan:
+  """Which steps of a run log, evaluate and save. `configs/base.py` explains each field."""
+
+  steps: int
+  stop_after: int
+  log_every: int
+  eval_every: int
+  max_skipped: int
+  save_every: int
+  learning_rate: float  # for error messages
+
+  @staticmethod
+  def of(config: Any) -> "StepPlan":
+    """The plan of a config. Raises ConfigError for values that a run cannot have, its other counts included."""
+    for name in ("steps", "log_every", "max_skipped", "eval_batch_size"):
+      positive(name, config[name])
+    not_negative("stop_after", config.stop_after, "use 0 to run all steps")
+    not_negative("eval_every", config.eval_every, "use 0 to evaluate at the end only")
+    not_negative("eval_examples", config.eval_examples, "use 0 for all examples")
+    not_negative("sample_length", config.sample_length, "use 0 for no sample")
+    not_negative("sample_temperature", config.sample_temperature, "use 0 for the likeliest token")
+    positive("checkpoint.keep", config.checkpoint.keep)
+    for name in ("every", "minutes", "keep_best"):
+      not_negative(f"checkpoint.{name}", config.checkpoint[name])
+    fields = {"save_every": config.checkpoint.every, "learning_rate": config.optimizer.learning_rate} | dict(config)
+    return StepPlan(**{field.name: fields[field.name] for field in dataclasses.fields(StepPlan)})
+
+  @property
+  def last(self) -> int:
+    """The step at which this run ends."""
+    return min(self.steps, self.stop_after or self.steps)
+
+  def evaluates(self, step: int) -> bool:
+    return step == self.last or (self.eval_every > 0 and step % self.eval_every == 0)
+
+  def saves(self, step: int) -> bool:
+    return self.evaluates(step) or (self.save_every > 0 and step % self.save_every == 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopState:
+  """What the loop knows between two steps. A checkpoint keeps it, so that a resumed run decides and reports the same.
+
+  Attributes:
+    step: updates tried so far.
+    evaluated: whether the evaluation due at this step, if any, has been made.
+    skipped_in_a_row: updates skipped in a row, up to this step, because loss or gradient was not finite.
+    skipped_since_line: updates skipped since the last line of metrics.
+  """
+
+  step: int = 0
+  evaluated: bool = True
+  skipped_in_a_row: int = 0
+  skipped_since_line: int = 0
+
+  def after(self, step: int, skipped: bool) -> "LoopState":
+    """The state after one more step. Its evaluation has not been made."""
+    return LoopState(step, False, self.skipped_in_a_row + 1 if skipped else 0, self.skipped_since_line + skipped)
