@@ -31,16 +31,16 @@ def one_of(field: str, value: str, known: Iterable[str]) -> str:
 
 def positive(field: str, value: int) -> int:
   """Returns `value` if it is at least 1 and fits into 32 bits, as steps and sizes do. Raises ConfigError otherwise."""
-  if value < 1:
+  if _representable(field, value) < 1:
     raise ConfigError(f"{field}={value} must be at least 1")
-  return _fits(field, value)
+  return value
 
 
-def not_negative(field: str, value: Any, zero: str = "use 0 to switch it off") -> Any:
-  """Returns `value` if it is a finite number from 0 on; `zero` says what 0 means. Raises ConfigError otherwise."""
-  if not value >= 0:
-    raise ConfigError(f"{field}={value} must not be negative; {zero}")
-  return _fits(field, value)
+def not_negative(field: str, value: Any, fix: str = "use 0 to switch it off") -> Any:
+  """Returns `value` if it is 0 or a finite number above. Raises ConfigError, which ends with `fix`, otherwise."""
+  if _representable(field, value) < 0:
+    raise ConfigError(f"{field}={value} must not be negative; {fix}")
+  return value
 
 
 def above_zero(field: str, value: float, example: str) -> float:
@@ -50,9 +50,9 @@ def above_zero(field: str, value: float, example: str) -> float:
   return value
 
 
-def _fits(field: str, value: Any) -> Any:
-  if isinstance(value, int) and value >= 1 << 31:
-    raise ConfigError(f"{field}={value} is too large; use a number below 2147483648")
+def _representable(field: str, value: Any) -> Any:
+  if isinstance(value, int) and abs(value) >= 1 << 31:
+    raise ConfigError(f"{field}={value} does not fit into 32 bits; use a number below 2147483648")
   if not math.isfinite(value):
     raise ConfigError(f"{field}={value} must be a finite number")
   return value

@@ -18,30 +18,36 @@ from errors import ConfigError, did_you_mean
 CONFIG = config_flags.DEFINE_config_file(
   "config", None, "configs/STRATEGY.py[:PRESET]; change a field with --config.FIELD=VALUE", lock_config=True
 )
+MESH = "config.mesh."  # a layout may have mesh axes of its own, whose sizes are fields without being in configs/base.py
 
 
 def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
-  """Runs `main(config)` with the config of the command line, None where none is given and none is needed.
+  """Runs `main(config)` with the config of the command line, or None if none is given and none is needed.
 
-  A ConfigError becomes one line and exit status 2.
+  A ConfigError becomes one line on standard error and exit status 2.
   """
+  own_axes: dict[str, int] = {}
 
   def reporting(_: list[str]) -> None:
     try:
-      main(CONFIG.value)
+      config = CONFIG.value
+      if own_axes:
+        with config.unlocked():
+          config.mesh.update(own_axes)
+      main(config)
     except ConfigError as error:
       fail(error, status=2)
     except Exception:
       if jax.process_count() == 1:
         raise
-      # A process of several must go at once: leaving in an orderly way would wait minutes for the others, which wait
+      # One process of several must end at once. An orderly exit would wait minutes for the other processes, which wait
       # for this one, and nobody would see that it has failed.
       traceback.print_exc()
       sys.stdout.flush()
       os._exit(1)
 
-  logging.set_verbosity(logging.WARNING)  # libraries' notes, such as which accelerators were not found
-  app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
+  logging.set_verbosity(logging.WARNING)  # hides libraries' notes, such as which accelerators were not found
+  app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config, own_axes=own_axes))
 
 
 def fail(error: Exception, status: int) -> NoReturn:
@@ -51,7 +57,7 @@ def fail(error: Exception, status: int) -> NoReturn:
 
 
 def load_config(argument: str) -> ConfigDict:
-  """The config of "FILE[:PRESET]". Raises ConfigError where there is no such file or preset."""
+  """The config of "FILE[:PRESET]". Raises ConfigError if there is no such file or preset."""
   name, _, preset = argument.partition(":")
   path = Path(name)
   if not path.is_file():
@@ -63,7 +69,7 @@ def load_config(argument: str) -> ConfigDict:
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   if not hasattr(module, "get_config"):
-    raise ConfigError(f"config={name!r} defines no get_config(); use one of the strategies' configs")
+    raise ConfigError(f"config={name!r} does not define get_config(); use a strategy's config, such as configs/fsdp.py")
   return module.get_config(preset) if preset else module.get_config()
 
 
@@ -76,9 +82,13 @@ def field_names(config: ConfigDict, prefix: str = "") -> Iterator[str]:
       yield prefix + name
 
 
-def parse(argv: list[str], needs_config: bool = True) -> list[str]:
-  """Parses the command line; a mistake ends the program with one line and status 2."""
+def parse(argv: list[str], needs_config: bool = True, own_axes: dict[str, int] | None = None) -> list[str]:
+  """Parses the command line. A mistake ends the program with one line and status 2.
+
+  Sizes of mesh axes that configs/base.py does not know are taken out and added to `own_axes`.
+  """
   try:
+    argv = _take_own_axes(argv, own_axes)
     _check(argv[1:], needs_config)
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
@@ -88,8 +98,28 @@ def parse(argv: list[str], needs_config: bool = True) -> list[str]:
     fail(error, status=2)
 
 
+def _take_own_axes(argv: list[str], own_axes: dict[str, int] | None) -> list[str]:
+  """The arguments without the sizes of a layout's own mesh axes, which go into `own_axes`."""
+  given = dict(argument.lstrip("-").partition("=")[::2] for argument in argv[1:])
+  if own_axes is None or not given.get("config") or not any(name.startswith(MESH) for name in given):
+    return argv
+  known = load_config(given["config"]).mesh
+  rest = []
+  for argument in argv:
+    name, _, size = argument.lstrip("-").partition("=")
+    axis = name.removeprefix(MESH)
+    if not name.startswith(MESH) or axis in known:
+      rest.append(argument)
+    elif axis.isidentifier() and size.removeprefix("-").isdigit():
+      own_axes[axis] = int(size)
+    else:
+      raise ConfigError(f"{name.removeprefix('config.')}={size!r} is not a size; use a number, as in --{MESH}x=2")
+  sys.argv[1:] = rest[1:]  # where ml_collections looks for fields
+  return rest
+
+
 def _check(arguments: list[str], needs_config: bool) -> None:
-  """Raises ConfigError for a missing or unknown config, and for fields that it does not have."""
+  """Raises ConfigError for a missing or unknown config, and for fields that the config does not have."""
   if any(argument.lstrip("-") in ("help", "helpfull", "helpshort", "h", "?") for argument in arguments):
     return
   given = dict(argument.lstrip("-").partition("=")[::2] for argument in arguments if argument.startswith("-"))
@@ -100,4 +130,4 @@ def _check(arguments: list[str], needs_config: bool) -> None:
   known = list(field_names(load_config(given["config"])))
   for name in (name.removeprefix("config.") for name in given if name.startswith("config.")):
     if name not in known:
-      raise ConfigError(f"config.{name} is no field{did_you_mean(name, known)}")
+      raise ConfigError(f"config.{name} is not a field{did_you_mean(name, known)}")

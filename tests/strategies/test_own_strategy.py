@@ -1,0 +1,77 @@
+"""A user's own strategy is one file: the registry finds it, it trains, and it equals a single device."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from helpers import PARITY, assert_trees_close, config, initial_state, one_sentence, program, random_batch, strategy
+
+import strategies
+from analysis import predict
+from analysis.case import Case
+from analysis.compiled import compile_step
+from strategies.layout import Layout
+from strategies.mesh import resolve
+from training.program import Params, Program
+
+BATCH = 16
+# The vocabulary alone is sharded, so the blocks are repeated on every device; weights over two axes at once; and mesh
+# axes that nobody else uses.
+OWN = {
+  "own_vocab": 'Layout(mesh={"model": -1}, vocab="model")',
+  "own_embed": 'Layout(mesh={"data": -1, "model": 2}, batch=("data", "model"), embed=("data", "model"))',
+  "own_axes": 'Layout(mesh={"x": 2, "fsdp": -1}, batch=("x", "fsdp"), embed="fsdp")',
+}
+
+
+@pytest.fixture(autouse=True)
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  for name, layout in OWN.items():
+    (tmp_path / f"{name}.py").write_text(f"from strategies.layout import Layout\n\nLAYOUT = {layout}\n")
+  monkeypatch.setattr(strategies, "__path__", [*strategies.__path__, str(tmp_path)])
+
+
+def small() -> Program:
+  return program(model__depth=2, model__mlp_width=64, model__seq_len=16, model__dropout=0.1)
+
+
+def gradients(name: str) -> Params:
+  runner = strategy(name, small())
+  batch = runner.shard(random_batch(runner.program, BATCH), BATCH)
+  return jax.device_get(runner.gradients(initial_state(runner), batch)[1])
+
+
+def test_one_file_is_a_strategy_that_equals_a_single_device():
+  assert set(OWN) < set(strategies.names())
+  expected = gradients("single")
+  for name in OWN:
+    assert_trees_close(gradients(name), expected, PARITY)
+
+
+def test_its_operations_are_those_that_its_layout_asks_for():
+  """Those of `own_vocab` repeat the blocks on all devices, by design."""
+  for name in OWN:
+    runner = strategy(name, small())
+    assert compile_step(runner, BATCH).flops() == predict.flops(Case.of(runner, BATCH, "cpu"))
+
+
+def test_own_mesh_axes_follow_the_canonical_ones():
+  layout = Layout(mesh={"x": 2, "model": 2, "fsdp": -1, "data": 1}, embed="fsdp", heads="model")
+  assert list(layout.mesh) == ["data", "model", "x", "fsdp"]
+  assert resolve(strategies.layout_of("own_axes"), 8, {"x": 4}).mesh == {"x": 4, "fsdp": 2}
+  with one_sentence("mesh.fsdp=2", "no 'fsdp' axis", "data"):
+    resolve(strategies.layout_of("fsdp"), 8, {"fsdp": 2})
+
+
+def test_its_state_is_everybodys():
+  """The same bits, born under another layout."""
+  states = [jax.device_get(strategy(name, small()).init(seed=3)) for name in ("own_axes", "single")]
+  jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+def test_it_runs_without_a_config_of_its_own():
+  asked = config("own_axes")
+  assert (
+    strategies.create(asked, small(), jax.devices()).describe("own_axes").startswith("own_axes on mesh x=2 × fsdp=4")
+  )
