@@ -1,1 +1,1 @@
-"""Measurements: scripts, their raw records (JSON), and the tables in docs/ that are generated from the records."""
+"""Measurements: scripts, their raw records (JSON in results/), and code that writes tables and plots from the records."""

@@ -1,11 +1,14 @@
-"""What checkpoints cost; writes its record and the tables of its guide.
+"""Measures what checkpoints cost, and writes the tables of docs/checkpoints.md.
 
-    python -m benchmarks.checkpoint_cost            # measures (minutes), then writes the tables of docs/checkpoints.md
-    python -m benchmarks.checkpoint_cost --tables   # writes the tables from the record that is there
+    python -m benchmarks.checkpoint_cost            # measures (minutes), writes the record and the tables
+    python -m benchmarks.checkpoint_cost --tables   # writes the tables from the existing record
 
-A transformer with a state of half a gigabyte, FSDP on 8 simulated devices. In every round: some steps alone, the same
-steps with a checkpoint written meanwhile, a restore, and a plain copy of the checkpoint's files, forced to the disk as
-the checkpoint's are.
+The model is a transformer whose state has half a gigabyte, under FSDP on 8 simulated devices. Each round times:
+
+- some training steps
+- the same steps while a checkpoint is written
+- a plain copy of the checkpoint's files, with fsync, as a checkpoint's files are written
+- a save and a restore while nothing else runs
 """
 
 import argparse
@@ -30,17 +33,19 @@ from benchmarks.pages import ROOT, fill, machine, source
 from checkpointing import record, restore
 from checkpointing.save import Checkpoints
 from configs import base
+from errors import ConfigError, positive
+from runtime import command_line
 from runtime.devices import start_jax
 from training import settings
 from training.loop import LoopState
 from training.program import TrainState
 
 RECORD, PAGE = ROOT / "benchmarks" / "results" / "checkpoint.json", ROOT / "docs" / "checkpoints.md"
-STEPS = 4  # of a round's stretch: long enough for a checkpoint to be written meanwhile
+STEPS = 4  # timed together; they take longer than writing a checkpoint
 
 
 def config() -> Any:
-  """47 million parameters, and small batches."""
+  """A model of 47 million parameters, with small batches."""
   c = base.get_config("lm", "fsdp")
   c.data.name = "synthetic"
   c.model.update(width=512, depth=12, heads=8, kv_heads=8, mlp_width=1536, seq_len=64, vocab_size=8192)
@@ -56,7 +61,7 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 
 def copy(source: Path, target: Path) -> None:
-  """Copies a folder and forces it to the disk."""
+  """Copies a folder and calls fsync on every file."""
   shutil.copytree(source, target)
   for file in target.rglob("*"):
     if file.is_file():
@@ -65,7 +70,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def measure(rounds: int, folder: Path) -> dict[str, Any]:
-  """Seconds of everything in each round, and the bytes."""
+  """The record: seconds of each part in each round, and the bytes of the state and of its files."""
   asked = config()
   devices = start_jax(asked)
   program = settings.program(asked, devices[0].platform)
@@ -99,10 +104,10 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
       with timed(taken, "copy"):
         copy(saved, folder / "copy")
       with timed(taken, "save"), Checkpoints(folder / "alone", 1, 0, lambda _: None, print) as alone:
-        alone.save(state, run, LoopState(turn + 1), None)  # nothing else runs while it is written
+        alone.save(state, run, LoopState(turn + 1), None)  # nothing else runs meanwhile
       with timed(taken, "restore"):
         jax.block_until_ready(restore.read_arrays(saved, abstract))
-      if turn:  # the first compiles
+      if turn:  # the first round compiles
         for name, value in taken.items():
           seconds[name].append(value)
   return {
@@ -117,28 +122,28 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
-  """The generated parts of docs/checkpoints.md by the name of their place."""
+  """The generated parts of docs/checkpoints.md, by the names of their places."""
   seconds, steps = found["seconds"], found["steps"]
   step = statistics.median(seconds["steps"]) / steps
   blocked = statistics.median(seconds["blocked"])
   lost = statistics.median(b - a for a, b in zip(seconds["steps"], seconds["steps_with_save"], strict=True))
   interval = 60 * found["minutes"]
   speed = {name: found["file_bytes"] / statistics.median(seconds[name]) / 1e9 for name in ("save", "restore", "copy")}
-  against = {
+  relative = {
     name: statistics.median(a / b for a, b in zip(seconds["copy"], seconds[name], strict=True))
     for name in ("save", "restore", "copy")
   }
   rows = [
-    "| What | Median |",
+    "| Time | Median |",
     "|---|---|",
-    f"| a training step | {step:.2f} s |",
-    f"| training waits for a checkpoint (digests, copy to the host) | {blocked:.2f} s, {blocked / step:.2f} steps |",
-    f"| {steps} steps take longer while one is written, waiting included | {lost:.2f} s |",
-    f"| of all time, with one every {found['minutes']:g} minutes (the default) | {lost / interval:.2%} |",
+    f"| one training step | {step:.2f} s |",
+    f"| training waits for a checkpoint (digests, copy to the host) | {blocked:.2f} s = {blocked / step:.2f} steps |",
+    f"| a checkpoint slows {steps} steps down by this much in total, waiting included | {lost:.2f} s |",
+    f"| share of a run's time, with a checkpoint every {found['minutes']:g} minutes (default) | {lost / interval:.2%} |",
     "",
-    f"| The same {found['file_bytes'] / 1e6:,.0f} MB | GB/s | Speed, plain copy = 1 |",
+    f"| {found['file_bytes'] / 1e6:,.0f} MB of files | GB/s | Speed, plain copy = 1 |",
     "|---|---|---|",
-    *(f"| {name} | {speed[name]:.2f} | {against[name]:.2f} |" for name in ("save", "restore", "copy")),
+    *(f"| {name} | {speed[name]:.2f} | {relative[name]:.2f} |" for name in ("save", "restore", "copy")),
     "",
     source(found),
   ]
@@ -147,12 +152,14 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--tables", action="store_true", help="only write the tables again")
-  parser.add_argument("--rounds", type=int, default=7)
-  parser.add_argument("--folder", help="on the disk to measure; the system's temporary one if not given")
+  parser.add_argument("--tables", action="store_true", help="write the tables from the existing record")
+  parser.add_argument("--rounds", type=int, default=7, help="rounds to time (default: 7)")
+  parser.add_argument("--folder", help="a folder on the disk to measure (default: the system's temporary folder)")
   options = parser.parse_args()
-  if options.rounds < 1:
-    parser.error(f"rounds={options.rounds} must be at least 1")
+  try:
+    positive("rounds", options.rounds)
+  except ConfigError as error:
+    command_line.fail(error, status=2)
   logging.set_verbosity(logging.WARNING)
   if not options.tables:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

@@ -1,4 +1,4 @@
-"""What is said about a training step before it runs, to stand beside what was measured."""
+"""What theory expects of a training step. The throughput table shows it beside the measured figures."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ from runtime.hardware import chip, peak_flops
 from strategies import Strategy
 
 
-def predicted(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | None) -> dict[str, float | None]:
-  """Bytes a device and seconds a step, as foretold from the layout and the model; None where nothing foretells it.
+def expected_step(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | None) -> dict[str, float | None]:
+  """The expected `bytes` of a device and `seconds` of a step, from the layout and the model alone.
 
-  Seconds are those of the best program: on accelerators one in which all overlaps that can, at the peaks of the device;
-  where devices are simulated the arithmetic of all of them at the machine's own speed.
+  Seconds are a lower bound. On accelerators everything overlaps that can, at the maker's peaks. On simulated devices it
+  is the arithmetic of all devices at the speed that the machine measured. None if the speed is unknown.
 
   Args:
-    batch_size: of the global batch.
-    peaks: of the machine, as it measured them itself at the start of the run: `flops` and `copy_bandwidth` a second,
-      of one device, or of all cores where devices are simulated. None if that failed.
+    batch_size: the size of the global batch.
+    peaks: what the machine measured at the start of the run: `flops` and `copy_bandwidth`, both a second, of one device
+      or, with simulated devices, of all cores. None if that failed.
   """
   device = strategy.mesh.devices.flat[0]
   case = Case.of(strategy, batch_size, device.platform)

@@ -1,9 +1,9 @@
-"""Writes the generated parts of docs/strategies.md: how each strategy places a weight, what it sends, how fast it was.
+"""Writes the generated parts of docs/strategies.md: each strategy's mesh, what it sends, and how fast it was.
 
     python -m benchmarks.guide
 
-What is sent comes from the golden pages of explain (tests/golden/explain), which tests hold to the compiled programs;
-the measured rows come from the throughput records.
+What a strategy sends comes from its golden page (tests/golden/explain); tests compare those with the compiled programs.
+The measured rows come from the throughput records.
 """
 
 import re
@@ -19,20 +19,18 @@ DEVICES = 8
 
 
 def rule(name: str) -> str:
-  """A strategy's mesh on 8 devices, and which mesh axis each logical axis lies on."""
-  layout = (
-    resolve(strategies.layout_of(name), DEVICES)
-    if strategies.layout_of(name).uses_every_axis()
-    else strategies.layout_of(name)
-  )
+  """A strategy's mesh on 8 devices, and the mesh axis over which each dimension is split."""
+  layout = strategies.layout_of(name)
+  if layout.uses_every_axis():  # `single` has an axis that splits nothing, and stays on one device
+    layout = resolve(layout, DEVICES)
   mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
-  placed = [f"`{axis}` on {' and '.join(layout.axes(axis))}" for axis in DIMENSIONS if layout.axes(axis)]
+  placed = [f"`{dim}` over {' and '.join(layout.axes(dim))}" for dim in DIMENSIONS if layout.axes(dim)]
   count = f"{layout.device_count} device{'s' * (layout.device_count > 1)}"
   return f"Mesh of {count}: {mesh}. " + (f"{', '.join(placed)}." if placed else "Nothing is split.")
 
 
 def sent(name: str) -> str:
-  """The tables of what is sent, from the golden page: the compiled program's, and theory's."""
+  """Two tables from the golden page: what the compiled program sends, and what theory expects."""
   text = (GOLDEN / f"{name}.txt").read_text()
   start = re.search(r"^(sent in a step|sends nothing)", text, re.MULTILINE)
   assert start is not None
@@ -40,7 +38,7 @@ def sent(name: str) -> str:
 
 
 def measured(name: str) -> str:
-  """The strategy's rows of every throughput record."""
+  """The strategy's rows in all throughput records."""
   rows = ["| Measured on | Devices | Throughput, single device = 1 | Step | Memory a device |", "|---|---|---|---|---|"]
   for record in tables.read().values():
     for row in figures.rows(record):
@@ -56,7 +54,7 @@ def measured(name: str) -> str:
 
 
 def parts() -> dict[str, str]:
-  """The generated parts of the page by their places: of every strategy that the page has a section on."""
+  """The generated parts of the page, by the names of their places: one for each strategy that has a place there."""
   named = [name for name in strategies.names() if f"<!-- {name} -->" in PAGE.read_text()]
   return {name: f"{rule(name)}\n\n{sent(name)}\n\n{measured(name)}" for name in named}
 

@@ -1,10 +1,10 @@
-"""Speed and memory of the pipeline schedules against a single device; writes its record and the tables of its guide.
+"""Compares the pipeline schedules with a single device in speed and memory, and writes the tables of docs/pipeline.md.
 
-    python -m benchmarks.pipeline_schedules            # measures (minutes), then writes the tables of docs/pipeline.md
-    python -m benchmarks.pipeline_schedules --tables   # writes the tables from the record that is there
+    python -m benchmarks.pipeline_schedules            # measures (minutes), writes the record and the tables
+    python -m benchmarks.pipeline_schedules --tables   # writes the tables from the existing record
 
-8 simulated devices as 4 stages × 2 data, 16 microbatches, one global batch. The programs take turns, step by step, in
-an order that rotates, and a ratio is of two steps of one round, so a machine that slows down slows all of them.
+8 simulated devices as 4 stages × 2 data, 16 microbatches, one global batch. In each round every program runs one step,
+in an order that rotates. Only steps of the same round are compared, so a machine that slows down slows all of them.
 """
 
 import json
@@ -27,11 +27,11 @@ _TABLES = flags.DEFINE_bool("tables", False, "Only write the tables again.")
 _ROUNDS = flags.DEFINE_integer("rounds", 15, "Steps of each program.", lower_bound=1)
 
 RECORD, PAGE = ROOT / "benchmarks" / "results" / "pipeline.json", ROOT / "docs" / "pipeline.md"
-STAGES, MICROBATCHES, EXAMPLES = 4, 16, 4  # stages are the strategy's own default; examples of a microbatch
+STAGES, MICROBATCHES, EXAMPLES = 4, 16, 4  # the strategy's default number of stages; examples in a microbatch
 
 
 def config(strategy: str, schedule: str = "1f1b", microbatches: int = MICROBATCHES) -> Any:
-  """The lm preset with 8 blocks, which the interleaved schedule can split into 4 stages of 2 chunks."""
+  """The lm preset with 8 blocks, so that the interleaved schedule can split it into 4 stages of 2 chunks."""
   c = base.get_config("lm", strategy)
   c.model.depth = 8
   c.pipeline.update(schedule=schedule, microbatches=microbatches)
@@ -40,7 +40,7 @@ def config(strategy: str, schedule: str = "1f1b", microbatches: int = MICROBATCH
 
 
 def measure(rounds: int) -> dict[str, Any]:
-  """Seconds of each step of each program, and the temporary bytes of a device for several numbers of microbatches."""
+  """The record: seconds of each step of each program, and temporary bytes for several numbers of microbatches."""
   asked = {"single": config("single")} | {name: config("pipeline", name) for name in schedules(1, 1, 1)}
   devices = start_jax(asked["single"])
   runs = {}
@@ -59,7 +59,7 @@ def measure(rounds: int) -> dict[str, Any]:
       start = time.perf_counter()
       run[1], metrics = run[0].train_step(run[1], run[2])
       jax.block_until_ready(metrics)
-      if turn:  # the first compiles
+      if turn:  # the first round compiles
         seconds[name].append(time.perf_counter() - start)
   memory: dict[str, dict[int, int]] = {}
   for name in schedules(1, 1, 1):
@@ -77,11 +77,11 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def tables(record: dict[str, Any]) -> dict[str, str]:
-  """The generated parts of docs/pipeline.md by the name of their place."""
+  """The generated parts of docs/pipeline.md, by the names of their places."""
   made = {f"timeline {name}": f"```\n{describe(name, s)}\n```" for name, s in schedules(4, 8, 2).items()}
   seconds = record["seconds"]
   rows = [
-    "| Program | Median step | Throughput, single device = 1 (median of the ratios in each round) |",
+    "| Program | Median step | Throughput, single device = 1 (median over rounds) |",
     "|---|---|---|",
   ]
   for name, steps in seconds.items():

@@ -1,5 +1,7 @@
-"""The pictures of a throughput record. Each carries the digest of the record it was drawn from (`Record` in its
-metadata), so that a test can tell a picture that is out of date."""
+"""Draws the plots of a throughput record.
+
+A plot carries the digest of its record in its metadata (`Record`), so that a test can recognize an outdated plot.
+"""
 
 from pathlib import Path
 
@@ -34,9 +36,9 @@ def draw(folder: Path, name: str, record: Record, digest: str) -> None:
         above = [row.relative.high - row.relative.median for row in here]
         axes.errorbar(x, heights, yerr=(below, above), fmt="none", ecolor="0.3", elinewidth=0.8, capsize=1.5)
       else:
-        foretold = [(at, row.predicted["bytes"] / 1e6) for at, row in zip(x, here, strict=True) if _bytes(row)]
-        if foretold:
-          axes.plot(*zip(*foretold, strict=True), "_", color="red", markersize=8, label="predicted" * (place == 0))
+        predicted = [(at, row.predicted["bytes"] / 1e6) for at, row in zip(x, here, strict=True) if _bytes(row)]
+        if predicted:
+          axes.plot(*zip(*predicted, strict=True), "_", color="red", markersize=8, label="predicted" * (place == 0))
     axes.set_xticks(range(len(labels)), labels, rotation=20)
     if kind == "speed":
       axes.axhline(1, color="0.5", linewidth=0.8, linestyle="--")
@@ -60,7 +62,7 @@ def _bytes(row: Row) -> bool:
 
 
 def digest_of(picture: Path) -> str | None:
-  """The digest of the record that a picture was drawn from."""
+  """The digest of the record that a plot was drawn from."""
   from PIL import Image
 
   with Image.open(picture) as image:

@@ -1,10 +1,10 @@
-"""Predictions against the TPU compiler: memory, arithmetic, traffic and messages of steps on slices that are not there.
+"""Compares our formulas with the TPU compiler: a step's memory, operations, memory traffic and bytes sent.
 
     python -m benchmarks.tpu_predictions              # compiles all cases (15 minutes), writes docs/explain.md's table
-    python -m benchmarks.tpu_predictions --cases=0,3  # compiles these again
-    python -m benchmarks.tpu_predictions --tables     # writes the table from the record that is there
+    python -m benchmarks.tpu_predictions --cases=0,3  # compiles these cases again
+    python -m benchmarks.tpu_predictions --tables     # writes the table from the existing record
 
-Needs the TPU compiler: pip install '.[topology]'. A test holds the predictions to the recorded figures.
+Needs no TPU, only the TPU compiler: pip install '.[topology]'. A test compares the formulas with the record.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from analysis.topology import devices, slice_of
 from benchmarks.pages import ROOT, cpu, fill, source
 from configs import base
 from errors import ConfigError, one_of
+from runtime import command_line
 from strategies.mesh import abstract_mesh, resolve
 from training import settings
 
@@ -34,7 +35,7 @@ MODELS = {
   "2B, GQA": {"width": 2048, "depth": 24, "heads": 32, "kv_heads": 8, "mlp_width": 8192, "vocab_size": 128_000},
   "7B": {"width": 4096, "depth": 32, "heads": 32, "kv_heads": 32, "mlp_width": 11_008, "vocab_size": 32_000},
 }
-# Strategy, slice, model, length of a text, batch, remat, fields of the config.
+# Strategy, slice, model, sequence length, batch size, remat, other fields of the config.
 CASES: list[tuple[str, str, str, int, int, str, dict[str, Any]]] = [
   ("fsdp", "v5p:2x2x4", "1B", 2048, 32, "full", {}),
   ("fsdp", "v5p:2x2x4", "1B", 2048, 32, "dots", {}),
@@ -68,7 +69,7 @@ def config(case: list | tuple) -> Any:
 
 
 def measure(case: list | tuple) -> dict[str, Any]:
-  """What the compiler says of a case, per device: bytes, operations, bytes sent by mesh axes."""
+  """Compiles a case. Returns the compiler's figures for one device, with the bytes sent over each mesh axis."""
   asked = config(case)
   runner = strategies.create(asked, settings.program(asked, "tpu"), devices(case[1]))
   step = compile_step(runner, asked.batch_size)
@@ -86,8 +87,8 @@ def measure(case: list | tuple) -> dict[str, Any]:
   }
 
 
-def predicted(case: list | tuple) -> dict[str, float]:
-  """The same by formula: needs neither the TPU compiler nor devices."""
+def by_formula(case: list | tuple) -> dict[str, float]:
+  """The same figures by our formulas, without the TPU compiler and without devices."""
   asked = config(case)
   layout = resolve(strategies.layout_of(asked.strategy), slice_of(case[1]).devices, asked.mesh)
   runner = strategies.build(asked, layout, settings.program(asked, "tpu"), abstract_mesh(layout))
@@ -103,13 +104,13 @@ def predicted(case: list | tuple) -> dict[str, float]:
 def tables(record: dict[str, Any]) -> dict[str, str]:
   """The generated part of docs/explain.md."""
   rows = [
-    "| Strategy | Slice | Model, text | Batch | Remat "
-    "| Memory, compiler | predicted | FLOPs | Traffic | Sent | Compiled in |",
+    "| Strategy | Slice | Model, sequence | Batch | Remat "
+    "| Memory by the compiler | Memory, ratio | FLOPs, ratio | Traffic, ratio | Sent, ratio | Compile time |",
     "|---|---|---|---|---|---|---|---|---|---|---|",
   ]
   for found in record["cases"]:
     name, topology, model, length, batch_size, remat, _ = found["case"]
-    ours = predicted(found["case"])
+    ours = by_formula(found["case"])
     theirs = found | {"sent": sum(found["sent"].values())}
     ratios = [f"{ours[what] / theirs[what]:.2f}" for what in ("memory", "flops", "traffic", "sent")]
     rows.append(
@@ -120,9 +121,9 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
 
 
 def compile_cases(asked: str | None) -> None:
-  """Compiles the cases whose numbers are asked for, or all, and writes them into the record, each as it is done.
+  """Compiles the cases with these numbers, or all cases, and writes each into the record when it is done.
 
-  Raises ConfigError for numbers that are none, and where the record's other cases are of other versions.
+  Raises ConfigError for an unknown number, and if the record's other cases were compiled with other versions.
   """
   numbers = [str(number) for number in range(len(CASES))]
   chosen = [int(one_of("cases", number, numbers)) for number in asked.split(",")] if asked else range(len(CASES))
@@ -130,7 +131,9 @@ def compile_cases(asked: str | None) -> None:
   known = json.loads(RECORD.read_text()) if RECORD.exists() else {"versions": versions, "cases": []}
   same = known["versions"] == versions
   if asked and not same:
-    raise ConfigError(f"cases={asked!r}, but the record's others are of {known['versions']}; leave it out, for all")
+    raise ConfigError(
+      f"cases={asked!r} cannot be added to a record of other versions, {known['versions']}; leave out --cases"
+    )
   cases = {json.dumps(found["case"]): found for found in known["cases"] if same}
   for number in chosen:
     cases[json.dumps(list(CASES[number]))] = measure(CASES[number])
@@ -146,14 +149,14 @@ def compile_cases(asked: str | None) -> None:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--tables", action="store_true", help="only write the table again")
-  parser.add_argument("--cases", help="numbers of the cases to compile, with commas; all if not given")
+  parser.add_argument("--tables", action="store_true", help="write the table from the existing record")
+  parser.add_argument("--cases", help="numbers of the cases to compile, separated by commas (default: all)")
   options = parser.parse_args()
   if not options.tables:
     try:
       compile_cases(options.cases)
     except ConfigError as error:
-      parser.error(str(error))
+      command_line.fail(error, status=2)
   parts = tables(json.loads(RECORD.read_text()))
   PAGE.write_text(fill(PAGE.read_text(), parts))
   print(parts["predictions"])

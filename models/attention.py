@@ -1,7 +1,7 @@
 """Grouped-query attention with rotary positions: the layer, and the ways to compute its core.
 
-Every implementation computes the same function as `plain`; `auto` takes cuDNN's on a GPU where the shapes allow it, the
-blockwise one on a CPU, and `plain` elsewhere (`resolve`).
+All implementations compute the same function; `plain` is the reference. `auto` picks cuDNN on a GPU if it supports the
+shapes, `blockwise` on a CPU, and `plain` elsewhere (`resolve`).
 """
 
 import math
@@ -16,27 +16,27 @@ from models.config import ModelConfig
 from models.dimensions import Sharding
 from models.layers import linear, weight
 
-QUERY_BLOCK = 64  # rows of queries that `blockwise` handles at a time
+QUERY_BLOCK = 64  # queries that `blockwise` processes at a time
 
 
 class Cache(NamedTuple):
-  """Keys and values of the positions seen so far, [B, S, K, H] each (with a leading `layers` axis when stacked)."""
+  """Keys and values of the positions seen so far, [B, S, K, H] each; [L, B, S, K, H] for all blocks stacked."""
 
   k: jax.Array
   v: jax.Array
 
 
 def resolve(name: str, platform: str, dtype: str, head_dim: int) -> str:
-  """The implementation that `auto` stands for on a platform ("cpu", "gpu", "tpu"); other names stand for themselves.
+  """The implementation to use on a platform ("cpu", "gpu" or "tpu"): the best one for `auto`, else the one named.
 
-  Raises ConfigError for cuDNN where it cannot work: it takes bfloat16 or float16 on NVIDIA GPUs, in heads of a
-  multiple of 8 up to 128.
+  Raises ConfigError for "cudnn" where it does not work. It needs an NVIDIA GPU, bfloat16 or float16, and heads whose
+  size is a multiple of 8 and at most 128.
   """
   fits_cudnn = platform == "gpu" and dtype != "float32" and head_dim % 8 == 0 and head_dim <= 128
   if name == "cudnn" and not fits_cudnn:
     raise ConfigError(
-      f"model.attention='cudnn' needs a GPU, bfloat16 and heads of a multiple of 8 up to 128, but here are platform "
-      f"{platform!r}, {dtype} and heads of {head_dim}; use 'auto'"
+      f"model.attention='cudnn' needs a GPU, bfloat16 and a head size that is a multiple of 8 up to 128, but this run "
+      f"has platform {platform!r}, {dtype} and head size {head_dim}; use 'auto'"
     )
   if name != "auto":
     return name
@@ -44,10 +44,10 @@ def resolve(name: str, platform: str, dtype: str, head_dim: int) -> str:
 
 
 def rope_angles(positions: jax.Array, head_dim: int, base: float) -> jax.Array:
-  """Angles of rotary embedding (arXiv:2104.09864): positions [T, A] → [T, head_dim / 2].
+  """The angles of rotary embedding (arXiv:2104.09864): positions [T, A] → [T, head_dim / 2].
 
-  A is the number of coordinates of a position: 1 in a text, 2 (row, column) in an image; each coordinate turns an
-  equal share of the pairs.
+  A is the number of coordinates of a position: 1 in a text, 2 (row and column) in an image. Each coordinate sets the
+  angles of an equal share of the pairs.
   """
   coordinates = positions.shape[-1]
   pairs = head_dim // 2 // coordinates
@@ -56,16 +56,16 @@ def rope_angles(positions: jax.Array, head_dim: int, base: float) -> jax.Array:
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-  """Turns the pairs (i, i + H/2) of x [B, T, N, H] by angles [T, H / 2]."""
+  """Rotates each pair of elements (i, i + H/2) of x [B, T, N, H] by angles [T, H/2]."""
   cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
 def plain(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, offset: jax.Array | int = 0) -> jax.Array:
-  """The reference. q [B, T, N, H] attends to k and v [B, S, K, H]; N is a multiple of K → [B, T, N, H].
+  """The reference: q [B, T, N, H] attends to k and v [B, S, K, H], where N is a multiple of K → [B, T, N, H].
 
-  `causal` lets query t see the keys up to position t + offset.
+  If `causal`, query t sees the keys up to position t + offset.
   """
   b, t, n, h = q.shape
   s, groups = k.shape[1], k.shape[2]
@@ -79,7 +79,7 @@ def plain(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, offset: jax
 
 
 def blockwise(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.Array:
-  """`plain`, a block of queries at a time, skipping the keys that a causal block cannot see."""
+  """`plain` on one block of queries at a time. If causal, each block skips the keys that it cannot see."""
   if not causal:
     return plain(q, k, v, causal=False)
   rows = [
@@ -91,7 +91,7 @@ def blockwise(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.Array:
-  """cuDNN's fused attention; bfloat16 or float16 on NVIDIA GPUs."""
+  """cuDNN's fused attention, for bfloat16 or float16 on NVIDIA GPUs."""
   return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation="cudnn")
 
 
@@ -99,7 +99,7 @@ IMPLEMENTATIONS = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn}
 
 
 class Attention(nnx.Module):
-  """Self-attention of `heads` query heads that share `kv_heads` key-value heads (arXiv:2305.13245)."""
+  """Self-attention in which `heads` query heads share `kv_heads` key-value heads (arXiv:2305.13245)."""
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     d, n, k, h, dtype = config.width, config.heads, config.kv_heads, config.head_dim, config.param_dtype
@@ -113,7 +113,7 @@ class Attention(nnx.Module):
   def __call__(
     self, x: jax.Array, angles: jax.Array, sharding: Sharding, cache: Cache | None = None, start: jax.Array | int = 0
   ) -> tuple[jax.Array, Cache | None]:
-    """x [B, T, D], angles [T, H/2] → [B, T, D]. With a cache, x stands at positions start .. start + T."""
+    """x [B, T, D], angles [T, H/2] → [B, T, D] and the updated cache. With a cache, x begins at position `start`."""
     q, k, v = (
       sharding.activation(linear(x, w[...]), "batch", None, "heads", None) for w in (self.query, self.key, self.value)
     )

@@ -1,4 +1,4 @@
-"""The sizes of a Transformer, checked, and the arithmetic that a training step of it costs."""
+"""ModelConfig: the checked sizes of a Transformer, and how many floating-point operations training it takes."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """Sizes are numbers of elements. `configs/base.py` explains each field and holds the defaults."""
+  """The sizes and options of a model. `configs/base.py` documents each field and holds the defaults."""
 
   inputs: str
   objective: str
@@ -32,7 +32,7 @@ class ModelConfig:
   norm_eps: float
   attention: str
   remat: str
-  dtype: str  # of activations and of weights as used; master weights have `param_dtype`
+  dtype: str  # of activations, and of weights when used; master weights are stored in `param_dtype`
   param_dtype: str
   image_size: int
   patch_size: int
@@ -63,7 +63,7 @@ class ModelConfig:
         f"use {' or '.join(str(k) for k in range(1, self.heads + 1) if self.heads % k == 0)}"
       )
     if not 0 <= self.dropout < 1:
-      raise ConfigError(f"model.dropout={self.dropout} must be at least 0 and below 1; use 0 to switch it off")
+      raise ConfigError(f"model.dropout={self.dropout} must be at least 0 and below 1; use 0 for no dropout")
     even = 2 * self.reads.coordinates  # rotary embedding rotates pairs, an equal number for each coordinate
     if positive("model.head_dim", self.head_dim) % even:
       raise ConfigError(
@@ -90,11 +90,11 @@ class ModelConfig:
 
   @property
   def unit(self) -> tuple[str, int]:
-    """What throughput counts, and how many of them an example holds."""
+    """The unit of throughput ("tokens" or "images"), and how many units an example holds."""
     return self.reads.unit, self.reads.units_per_example(self)
 
   def sizes(self) -> list[tuple[str, str, int]]:
-    """(logical dimension, config field, size) of everything that a layout may have to split evenly."""
+    """(logical dimension, config field, size) for every size that a layout may split."""
     sizes = [
       ("embed", "model.width", self.width),
       ("heads", "model.heads", self.heads),
@@ -108,9 +108,9 @@ class ModelConfig:
   def train_flops_per_example(self) -> float:
     """Floating-point operations of one forward and backward pass over one example.
 
-    6 for each weight and position of the matrix products, and 12 · T · heads · head_dim for each position and block
-    of attention, causal or not, as in PaLM (arXiv:2204.02311, appendix B). Recomputation by remat is not counted, so
-    the result gives MFU and not hardware FLOPs utilisation.
+    Counted as in PaLM (arXiv:2204.02311, appendix B): 6 for each weight of a matrix product at each position, and
+    12 · T · heads · head_dim for attention in each block at each position, causal or not. Recomputation by remat is
+    not counted, so the result gives MFU and not hardware FLOPs utilisation.
     """
     t, attended = self.positions, self.heads * self.head_dim
     block = 2 * self.width * self.head_dim * (self.heads + self.kv_heads) + 3 * self.width * self.mlp_width

@@ -1,4 +1,4 @@
-"""The vocabulary between the model and whoever shards it.
+"""Logical dimensions: the names by which the model and the strategies speak about arrays.
 
 The model names the dimensions of its arrays; a `Sharding` decides what the names mean on a mesh. Weights and
 activations have separate names, so that `embed` (weights) can be split over the devices that also split `batch`
@@ -24,23 +24,23 @@ Dims = tuple[str | None, ...]  # one name, or None, for each dimension of an arr
 
 
 class Sharding(Protocol):
-  """What the model asks of a layout."""
+  """What the model needs from whoever shards it."""
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
-    """Pins an activation whose dimensions carry these names to its place on the mesh."""
+    """Constrains the sharding of an activation; `dims` names its dimensions."""
     ...
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
-    """Returns a weight as a computation uses it: no longer split along `embed`."""
+    """Returns a weight ready to use: no longer split along `embed`."""
     ...
 
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
-    """The rows [B, T, D] of a table [V, D] for ids [B, T]."""
+    """Looks up ids [B, T] in a table [V, D] → [B, T, D]."""
     ...
 
 
 class Unsharded:
-  """A single device, or code that shards by itself: the names mean nothing."""
+  """For a single device, and for code that shards by itself. Ignores the names."""
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     return x

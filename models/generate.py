@@ -1,4 +1,4 @@
-"""Text from a trained model, a token at a time, with a key-value cache."""
+"""Generates text one token at a time, with a key-value cache."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,15 +22,16 @@ def generate(
   sharding: Sharding = UNSHARDED,
   run_blocks: Callable | None = None,
 ) -> jax.Array:
-  """Continues each prompt by `length` tokens → [B, P + length]. Temperature 0 takes the likeliest token.
+  """Continues each prompt by `length` tokens → [B, P + length]. Temperature 0 picks the most likely token.
 
-  One pass over the prompt fills the cache; then every step runs a single position against it. P + length must not
-  pass `model.seq_len`, the positions the model was trained on. `run_blocks(x, cache, start)` stands in for the model's
-  own where a strategy runs the blocks in its own way.
+  One pass over the prompt fills the cache. After that, each step runs a single position. A strategy that runs the
+  blocks in its own way passes `run_blocks(x, cache, start)`, which replaces the model's.
+
+  Raises ValueError if P + length exceeds `model.seq_len`, the length the model was trained on.
   """
   batch, prompt_length = prompt.shape
   if prompt_length + length > config.seq_len:
-    raise ValueError(f"prompt ({prompt_length}) + length ({length}) passes model.seq_len={config.seq_len}")
+    raise ValueError(f"prompt ({prompt_length}) + length ({length}) exceeds model.seq_len={config.seq_len}")
   model = bind(config, params)
 
   run_blocks = run_blocks or (lambda x, c, start: model.run_blocks(x, sharding=sharding, cache=c, start=start))

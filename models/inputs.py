@@ -1,7 +1,7 @@
-"""What goes into a model: tokens or images. One of the two choices that make a model; objectives.py is the other.
+"""What goes into a model: tokens or images. The other choice that makes a model is in objectives.py.
 
-Each kind of input knows its part of a batch, its embedding, and the coordinates of its positions. A new kind is a
-class here with these methods, and a line in `INPUTS`.
+An input knows which fields of a batch it reads, how it is embedded, and the coordinates of its positions. To add one,
+write a class with the methods of `Input` and add it to `INPUTS`.
 """
 
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,11 +23,11 @@ Shapes = dict[str, tuple[tuple[int, ...], Any]]  # field of a batch → shape of
 
 
 class Input(Protocol):
-  """The methods of a kind of input.
+  """The interface of an input.
 
   Attributes:
-    unit: what throughput counts.
-    coordinates: how many numbers say where a position is: 1 in a text, 2 (row, column) in an image.
+    unit: the unit of throughput.
+    coordinates: the number of coordinates of a position: 1 in a text, 2 (row and column) in an image.
     is_image: whether image augmentation applies.
   """
 
@@ -39,31 +39,31 @@ class Input(Protocol):
     """Raises ConfigError if the model's sizes do not fit this input."""
 
   def positions(self, model: "ModelConfig") -> int:
-    """Length T of the sequence that the blocks see."""
+    """The length T of the sequence that the blocks process."""
 
   def units_per_example(self, model: "ModelConfig") -> int:
     """How many of `unit` an example holds."""
 
   def shapes(self, model: "ModelConfig", ahead: int) -> Shapes:
-    """The fields of a batch that this input reads; `ahead` is how far the objective looks past the input."""
+    """The fields of a batch that this input reads. The targets reach `ahead` tokens past the input."""
 
   def select(self, model: "ModelConfig", batch: dict[str, jax.Array]) -> jax.Array:
-    """The input in a batch: tokens [B, T], or images uint8 [B, S, S, 3]."""
+    """Takes the input out of a batch: tokens [B, T], or images uint8 [B, S, S, 3]."""
 
   def prepare(self, x: jax.Array, sharding: Sharding) -> jax.Array:
-    """The input as the model takes it: tokens [B, T], or images normalized to zero mean and unit variance."""
+    """Prepares the input for the model: tokens [B, T] as they are, images normalized to zero mean and unit variance."""
 
   def embedding(self, model: "ModelConfig") -> tuple[tuple[int, ...], Dims, float]:
-    """Shape, dimensions and standard deviation of the embedding's weight."""
+    """The shape, dimensions and initial standard deviation of the embedding's weight."""
 
   def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
-    """The prepared input through the embedding → [B, T, D]."""
+    """Embeds the prepared input → [B, T, D]."""
 
   def place(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
-    """Coordinates [T, A] of the positions with these numbers [T]."""
+    """The coordinates [T, A] of the positions numbered `index` [T]."""
 
   def embedding_products(self, model: "ModelConfig") -> int:
-    """Weights that multiply each position in the embedding; a lookup has none."""
+    """How many weights multiply each position in the embedding; 0 for a lookup."""
 
 
 class Tokens:
@@ -93,8 +93,8 @@ class Tokens:
     return (model.vocab_size, model.width), ("vocab", "embed"), model.width**-0.5
 
   def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
-    # The table is pinned, and so is its gradient: a scatter-add sums where the examples are. Otherwise the compiler
-    # may send the activations' gradients to where the table is stored.
+    # Pinning the table also pins its gradient, so each device sums the gradient over its own examples. Otherwise the
+    # compiler may send the activations' gradients to where the table is stored.
     return sharding.lookup(sharding.activation(table, "vocab", None), x)
 
   def place(self, model: "ModelConfig", index: jax.Array) -> jax.Array:

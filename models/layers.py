@@ -1,4 +1,4 @@
-"""The small parts of a block: parameters, linear maps, RMSNorm, SwiGLU and dropout."""
+"""The building blocks of the Transformer: weights, linear maps, RMSNorm, SwiGLU and dropout."""
 
 import math
 from typing import TYPE_CHECKING
@@ -23,8 +23,8 @@ def weight(rngs: nnx.Rngs, shape: tuple[int, ...], dims: Dims, *, std: float, dt
 def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1) -> jax.Array:
   """Contracts the last `inputs` dimensions of x with the first of w: [..., I] × [I, O...] → [..., O...].
 
-  Written as one two-dimensional product, because XLA's CPU backend runs the weight gradient of a contraction over
-  two dimensions (batch and position) at half the speed of the same gradient over one.
+  It is a product of two matrices, because XLA's CPU backend runs the weight gradient of a contraction over two
+  dimensions (batch and position) at half the speed of one over a single dimension.
   """
   lead, out = x.shape[: x.ndim - inputs], w.shape[inputs:]
   x = x.reshape(math.prod(lead), -1)
@@ -60,9 +60,9 @@ class SwiGLU(nnx.Module):
 
 
 def dropout(x: jax.Array, rate: float, keys: jax.Array | None, sharding: Sharding) -> jax.Array:
-  """Zeroes elements of x [B, T, D] with probability `rate` and scales up the rest; keys [B] hold one key an example.
+  """Zeroes elements of x [B, T, D] with probability `rate` and scales up the rest. `keys` [B] has a key per example.
 
-  A key belongs to an example and a step, never to a device, so every layout drops the same elements.
+  Keys depend on the example and the step, never on the device, so every layout drops the same elements.
   """
   if keys is None or rate == 0:
     return x
@@ -72,5 +72,5 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None, sharding: Shardin
 
 
 def fold_in(keys: jax.Array | None, data: jax.Array | int) -> jax.Array | None:
-  """Folds one number into every key of keys [B]."""
+  """Folds a number into each of the keys [B]."""
   return None if keys is None else jax.vmap(lambda key: jax.random.fold_in(key, data))(keys)

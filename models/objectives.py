@@ -1,8 +1,7 @@
 """What a model predicts: the next token at every position, or one class for each example.
 
-One of the two choices that make a model; inputs.py is the other. Each objective knows its head, its targets, and
-whether a position may see the ones after it. A new objective is a class here with these methods, and a line in
-`OBJECTIVES`.
+The other choice that makes a model is in inputs.py. An objective knows its head, its targets, and whether a position
+may attend to later ones. To add one, write a class with the methods of `Objective` and add it to `OBJECTIVES`.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -21,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Objective(Protocol):
-  """The methods of an objective.
+  """The interface of an objective.
 
   Attributes:
-    causal: whether a position sees only itself and the positions before it.
+    causal: whether a position attends only to itself and earlier positions.
     ahead: how many tokens past the input the targets reach.
-    counts_correct: whether accuracy is worth reporting.
+    counts_correct: whether to report accuracy.
   """
 
   causal: bool
@@ -37,13 +36,13 @@ class Objective(Protocol):
     """Raises ConfigError if the model's input does not fit this objective."""
 
   def shapes(self) -> Shapes:
-    """The fields of a batch that this objective reads besides the input."""
+    """The fields of a batch that this objective reads, in addition to those of the input."""
 
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
-    """What the model should predict: tokens [B, T], or classes [B]."""
+    """The correct predictions for a batch: tokens [B, T], or classes [B]."""
 
   def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
-    """Shape and dimensions of the head's weight."""
+    """The shape and dimensions of the head's weight."""
 
   def head_dtype(self, model: "ModelConfig") -> str:
     """The dtype in which the head is gathered and used."""
@@ -52,11 +51,11 @@ class Objective(Protocol):
     """Normalized activations [B, T, D] and the head [D, V] → float32 logits [B, T, V] or [B, V]."""
 
   def predictions(self, model: "ModelConfig") -> int:
-    """How many predictions an example asks for."""
+    """The number of predictions for an example."""
 
 
 class NextToken:
-  """The token after each position: a language model."""
+  """Predicts the token after each position: a language model."""
 
   causal, ahead, counts_correct = True, 1, False
 
@@ -84,7 +83,7 @@ class NextToken:
 
 
 class Class:
-  """One of `model.classes` for each example, from the mean over its positions."""
+  """Predicts one of `model.classes` for each example, from the mean over its positions."""
 
   causal, ahead, counts_correct = False, 0, True
 
@@ -102,7 +101,7 @@ class Class:
     return (model.width, model.classes), ("embed", None)
 
   def head_dtype(self, model: "ModelConfig") -> str:
-    return "float32"  # a product with a few classes is so small that full precision is free
+    return "float32"  # the product with a few classes is so small that full precision costs nothing
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding) -> jax.Array:
     return linear(jnp.mean(x, axis=1, dtype=jnp.float32), head)

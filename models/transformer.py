@@ -1,11 +1,11 @@
-"""The Transformer: an embedding, a stack of equal blocks, a head. Llama-style, no biases.
+"""The Transformer: an embedding, a stack of identical blocks and a head. Llama-style, without biases.
 
-The blocks are stacked on a leading `layers` axis and scanned, so compile time does not grow with depth and a
-pipeline stage is a slice of that axis. The scan's body gathers the weights of one block at a time: that one line is
-all that fully sharded data parallelism asks of a model.
+The blocks' weights are stacked on a leading `layers` dimension and the blocks run in a scan. So compile time does not
+grow with depth, and a pipeline stage is a slice of that dimension. The body of the scan gathers the weights of one
+block. That one line is all that fully sharded data parallelism needs from a model.
 
-The three parts of the forward pass are three methods (`embed`, `run_blocks`, `logits`), so a schedule can run
-them in different places.
+The forward pass has three parts, each a method (`embed`, `run_blocks`, `logits`), so that a pipeline can run them on
+different devices.
 """
 
 import functools
@@ -21,22 +21,22 @@ from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Dims, Sharding
 from models.layers import RMSNorm, SwiGLU, dropout, fold_in, weight
 
-# A gathered weight must not outlive the block that uses it, and neither may a view of it, such as its reshape.
+# Operations on a gathered weight. Their results must not outlive the block, so the backward pass repeats them.
 VIEWS = frozenset({"sharding_constraint", "reshape", "transpose", "convert_element_type"})
 
-# Cheaper to recompute from what the backward pass reads anyway than to write and read back.
+# Cheap to recompute from values that the backward pass reads anyway; saving them would cost more.
 ELEMENTWISE = frozenset({"mul", "div", "sub", "logistic"})
 
-Policy = Callable[..., bool]  # as `jax.checkpoint` takes it
+Policy = Callable[..., bool]  # a policy of `jax.checkpoint`
 
 
 def save_all_but(names: frozenset[str]) -> Policy:
-  """A remat policy that saves the results of all primitives but these."""
+  """A remat policy that saves the results of all primitives except these."""
   return lambda primitive, *_, **__: primitive.name not in names
 
 
-# What the backward pass of a block may reuse from its forward pass. "minimal" recomputes only what is cheap: the
-# gathers and elementwise operations. "dots" saves matrix products only. "full" saves only the block's input.
+# What a block's backward pass reuses from the forward pass. "minimal" recomputes only what is cheap: gathers and
+# elementwise operations. "dots" saves only the results of matrix products. "full" saves only the block's input.
 REMAT_POLICIES: dict[str, Policy] = {
   "minimal": save_all_but(VIEWS | ELEMENTWISE),
   "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -45,7 +45,7 @@ REMAT_POLICIES: dict[str, Policy] = {
 
 
 class Block(nnx.Module):
-  """x + attention(norm(x)), then x + mlp(norm(x))."""
+  """Adds attention(norm(x)) to x, then mlp(norm(x))."""
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.attention_norm = RMSNorm(config)
@@ -70,7 +70,7 @@ class Block(nnx.Module):
 
 
 class _Layer(NamedTuple):
-  """What the scan over blocks slices: the weights, number and cache of one block (or of all, stacked)."""
+  """What the scan over blocks slices: the weights, number and cache of one block, or of all blocks stacked."""
 
   weights: Any
   index: jax.Array
@@ -78,7 +78,7 @@ class _Layer(NamedTuple):
 
 
 class Transformer(nnx.Module):
-  """A kind of input (models/inputs.py), a stack of blocks, and an objective (models/objectives.py)."""
+  """An input (models/inputs.py), a stack of blocks, and an objective (models/objectives.py)."""
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
     self.config = config
@@ -97,13 +97,13 @@ class Transformer(nnx.Module):
       self.head = weight(rngs, shape, dims, std=config.width**-0.5, dtype=config.param_dtype)
 
   def __call__(self, inputs: jax.Array, *, keys: jax.Array | None = None, sharding: Sharding = UNSHARDED) -> jax.Array:
-    """The whole forward pass. `keys` [B] holds a dropout key for each example; None switches dropout off."""
+    """The forward pass. `keys` [B] holds a dropout key for each example; without them nothing is dropped."""
     x = self.embed(inputs, sharding)
     x, _ = self.run_blocks(x, keys=keys, sharding=sharding)
     return self.logits(x, sharding)
 
   def embed(self, inputs: jax.Array, sharding: Sharding = UNSHARDED) -> jax.Array:
-    """Prepared input, such as tokens [B, T] or normalized images [B, S, S, 3] → [B, T, D] in the compute dtype."""
+    """Tokens [B, T] or normalized images [B, S, S, 3] → [B, T, D] in the compute dtype."""
     table = self._ready(self.embedding, sharding)
     x = self.config.reads.embed(self.config, table, inputs, sharding)
     return sharding.activation(x, "batch", None, None)
@@ -123,10 +123,11 @@ class Transformer(nnx.Module):
     """Runs the stacked blocks.
 
     Args:
-      cache: keys and values of earlier positions; x then stands at positions start .. start + T of the text.
-      first_layer: the number of the first block, where the stack is a slice of a longer one.
-      unroll: how many blocks each round of the scan writes out.
-      policy: what the backward pass may reuse; the policy of `model.remat` if None.
+      cache: keys and values of earlier positions.
+      start: with a cache, the position of the first column of x.
+      first_layer: the number of the first block, if these blocks are a slice of a longer stack.
+      unroll: how many blocks one iteration of the scan runs.
+      policy: what the backward pass may reuse; by default the policy of `model.remat`.
     """
     graph, stacked = nnx.split(self.blocks)
     depth = jax.tree.leaves(stacked)[0].shape[0]
@@ -156,9 +157,9 @@ class Transformer(nnx.Module):
     return Cache(zeros, zeros)
 
   def _ready(self, w: nnx.Param, sharding: Sharding, dtype: str | None = None) -> jax.Array:
-    """A weight as used: cast to `dtype` (the compute dtype if None), then gathered, so that fewer bytes travel.
+    """Makes a weight ready to use: casts it to `dtype` (by default the compute dtype), then gathers it.
 
-    The scales of norms keep their precision, because they are used in float32.
+    Casting first sends fewer bytes. The scales of norms stay as they are, because norms are computed in float32.
     """
     is_scale = not any(w.dims)
     return w[...] if is_scale else sharding.gather(w[...].astype(dtype or self.config.dtype), w.dims)
@@ -170,13 +171,13 @@ def _is_param(x: Any) -> bool:
 
 @functools.cache
 def definition(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
-  """The module's structure, and its parameters as shapes: nothing is allocated."""
+  """The module's structure and the shapes of its parameters. Allocates nothing."""
   model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
   return nnx.split(model, nnx.Param)
 
 
 def logical_dims(config: ModelConfig) -> dict[str, Any]:
-  """The names of every parameter's dimensions, as a nested dict of tuples in the shape of the parameters."""
+  """The names of each parameter's dimensions, in the same nested dicts as the parameters."""
 
   def dims(path: tuple, param: nnx.Param) -> Dims:
     stacked = path[0].key == "blocks"
@@ -187,11 +188,11 @@ def logical_dims(config: ModelConfig) -> dict[str, Any]:
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
-  """Fresh parameters as a nested dict of arrays; the same key gives the same bits under every layout."""
+  """Initial parameters, as nested dicts of arrays. The same key gives bitwise equal parameters under every layout."""
   return nnx.to_pure_dict(nnx.state(Transformer(config, nnx.Rngs(params=key)), nnx.Param))
 
 
 def bind(config: ModelConfig, params: dict[str, Any]) -> Transformer:
-  """The model with these parameters: what `init_params` returned, or slices of its stacked blocks."""
+  """The model with these parameters: those of `init_params`, or the same with a slice of the stacked blocks."""
   graph, _ = definition(config)
   return nnx.merge(graph, params)

@@ -1,4 +1,4 @@
-"""The mathematics of training, apart from devices and files: program.py first (state, loss, step), then optimizer.py.
+"""The mathematics of training, without devices or files.
 
-settings.py turns a config into these checked objects.
+Read program.py first (state, loss and step), then optimizer.py. settings.py makes both from a config.
 """

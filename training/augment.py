@@ -1,4 +1,4 @@
-"""Random crops and flips of images, on the device, keyed by example."""
+"""Random crops and flips of images, computed on the device. Each example has its own key."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,10 @@ PADDING = 4  # pixels on each side
 
 
 def crop_and_flip(images: jax.Array, keys: jax.Array) -> jax.Array:
-  """Shifts each image [B, S, S, C] by up to 4 pixels, fills with black, and mirrors half of them; keys [B]."""
+  """Shifts each image [B, S, S, C] by up to 4 pixels, fills the border with black, and mirrors half of the images.
+
+  `keys` [B] holds a key for each image.
+  """
 
   def one(image: jax.Array, key: jax.Array) -> jax.Array:
     row, column, flip = jax.random.randint(key, (3,), 0, jnp.array([2 * PADDING + 1, 2 * PADDING + 1, 2]))

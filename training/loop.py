@@ -20,9 +20,10 @@ class StepPlan:
 
   @staticmethod
   def of(config: Any) -> "StepPlan":
-    """The plan of a config. Raises ConfigError for values that a run cannot have, its other counts included."""
+    """The plan of a config. Raises ConfigError for an invalid value; also checks the config's other counts."""
     for name in ("steps", "log_every", "max_skipped", "eval_batch_size"):
       positive(name, config[name])
+    not_negative("seed", config.seed, "use 0 or more")
     not_negative("stop_after", config.stop_after, "use 0 to run all steps")
     not_negative("eval_every", config.eval_every, "use 0 to evaluate at the end only")
     not_negative("eval_examples", config.eval_examples, "use 0 for all examples")
@@ -36,7 +37,7 @@ class StepPlan:
 
   @property
   def last(self) -> int:
-    """The step at which this run ends."""
+    """The step after which this run ends."""
     return min(self.steps, self.stop_after or self.steps)
 
   def evaluates(self, step: int) -> bool:
@@ -52,8 +53,9 @@ class LoopState:
 
   Attributes:
     step: updates tried so far.
-    evaluated: whether the evaluation due at this step, if any, has been made.
-    skipped_in_a_row: updates skipped in a row, up to this step, because loss or gradient was not finite.
+    evaluated: false if the evaluation due at this step has not been made yet.
+    skipped_in_a_row: how many updates, up to this step, were skipped without a break. An update is skipped if its loss
+      or gradient is not finite.
     skipped_since_line: updates skipped since the last line of metrics.
   """
 

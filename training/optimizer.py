@@ -11,10 +11,10 @@ from errors import ConfigError, above_zero, not_negative, positive
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """`configs/base.py` explains each field.
+  """The optimizer's settings; `configs/base.py` documents each field.
 
-  The learning rate is a function of the step and is applied outside `transform`. So a step whose update was skipped
-  still counts, and the state of `transform` is Adam's moments and their count alone.
+  The learning rate is a function of the step and is applied outside `transform`. So skipped updates count as steps, and
+  the state of `transform` holds only Adam's moments and their count.
   """
 
   learning_rate: float
@@ -42,7 +42,7 @@ class Optimizer:
 
   @property
   def transform(self) -> optax.GradientTransformation:
-    """Gradients to updates, before the learning rate."""
+    """Turns gradients into updates, which the learning rate then scales."""
     return optax.chain(
       optax.clip_by_global_norm(self.clip_norm) if self.clip_norm else optax.identity(),
       optax.scale_by_adam(self.b1, self.b2, self.eps),

@@ -1,8 +1,8 @@
-"""What is trained: the state, the loss and the step, as pure functions that know no device.
+"""The training state, the loss and the step, as pure functions that know nothing of devices.
 
-Losses and gradients travel as sums until the very end: `gradient_sums` adds up over examples, devices and
-microbatches, and `apply_gradients` divides once by the count. So padding, uneven batches and accumulation change no
-number. Random numbers are keyed by step and example, so no layout changes one either.
+Losses and gradients stay sums until the end: `gradient_sums` adds over examples, devices and microbatches, and
+`apply_gradients` divides once, by the count. So padding, uneven batches and accumulation do not change the result.
+Random numbers are keyed by step and example, so they are the same under every layout.
 
 A strategy wraps `init`, `train_step`, `eval_step` and `gradients` for its mesh (strategies/base.py).
 """
@@ -24,7 +24,7 @@ from models.transformer import bind, init_params, logical_dims
 from training.augment import crop_and_flip
 from training.optimizer import Optimizer
 
-_DROPOUT, _AUGMENT = 0, 1  # the two uses of an example's key at a step, kept apart
+_DROPOUT, _AUGMENT = 0, 1  # two independent uses of an example's random key
 
 Params = dict[str, Any]  # nested; the leaves are arrays
 Batch = dict[str, jax.Array]  # see `Program.example_shapes`
@@ -35,16 +35,16 @@ Sums = dict[str, jax.Array]  # "loss", "correct" and "count", summed over predic
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """All that changes in training. The tree and the global shapes are the same under every strategy."""
+  """Everything that a training step changes. Its tree and global shapes are the same under every strategy."""
 
-  step: jax.Array  # int32, updates tried so far
+  step: jax.Array  # int32: updates so far, including skipped ones
   params: Params
   opt_state: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-  """A model, an optimizer, and how a batch becomes an update."""
+  """A model, an optimizer, and the functions that train the model on batches."""
 
   model: ModelConfig
   optimizer: Optimizer
@@ -60,14 +60,14 @@ class Program:
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=self.optimizer.transform.init(params))
 
   def dims(self) -> dict[str, Any]:
-    """The logical dimensions of every parameter, in the tree of the parameters."""
+    """The logical dimensions of every parameter, in the same nested dicts as the parameters."""
     return logical_dims(self.model)
 
   def example_shapes(self) -> Shapes:
-    """What a batch holds: for each field the shape of one example, and the dtype.
+    """The fields of a batch: for each, the shape of one example and the dtype.
 
-    `id` numbers the example in its data set and keys its random numbers: 64 bits as two words, the low one first.
-    `mask` is false on padding.
+    `id` is the example's number in its data set, which keys its random numbers: 64 bits as two words, the low one
+    first. `mask` is false for padding.
     """
     objective = self.model.predicts
     content = self.model.reads.shapes(self.model, objective.ahead) | objective.shapes()
@@ -91,7 +91,7 @@ class Program:
   def loss_sums(
     self, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED
   ) -> tuple[jax.Array, Sums]:
-    """The loss summed over the batch's predictions, and all sums. Training if `step` is given, else evaluation."""
+    """The loss summed over the batch's predictions, and all sums. `step` is None in evaluation."""
     model = bind(self.model, params)
     logits = model(self.inputs(batch, step, sharding), keys=self.dropout_keys(batch, step), sharding=sharding)
     return self.cross_entropy_sums(logits, self.targets(batch), batch["mask"])
@@ -101,37 +101,37 @@ class Program:
     return generate(self.model, params, prompt, sharding=sharding, **options)
 
   def inputs(self, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED) -> jax.Array:
-    """What the model takes: tokens [B, T]; or images [B, S, S, 3], normalized and, in training, augmented."""
+    """The model's input: tokens [B, T], or images [B, S, S, 3], normalized and, in training, augmented."""
     x = self.model.reads.select(self.model, batch)
     if self.augment and step is not None:
       x = crop_and_flip(x, self._example_keys(batch["id"], step, _AUGMENT))
     return self.model.reads.prepare(x, sharding)
 
   def targets(self, batch: Batch) -> jax.Array:
-    """What it should predict: tokens [B, T], each the one after the input at its place; or labels [B]."""
+    """The correct predictions: for each position the next token [B, T], or for each example a label [B]."""
     return self.model.predicts.targets(batch)
 
   def dropout_keys(self, batch: Batch, step: jax.Array | None) -> jax.Array | None:
-    """One key for each example [B]; None where nothing is dropped."""
+    """A key for each example [B]; None if nothing is dropped."""
     return self._example_keys(batch["id"], step, _DROPOUT) if self.model.dropout and step is not None else None
 
   def cross_entropy_sums(self, logits: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, Sums]:
-    """Cross-entropy of logits [B, ..., V] against targets [B, ...], examples with mask [B] false left out.
+    """Cross-entropy of logits [B, ..., V] against targets [B, ...]. Leaves out examples whose mask [B] is false.
 
-    Only reductions over V, no lookup in it, so that logits split over the vocabulary stay where they are.
+    Uses only reductions over V and no lookup, so that logits sharded over the vocabulary stay sharded.
     """
     weight = jnp.broadcast_to(mask.reshape(-1, *(1,) * (targets.ndim - 1)), targets.shape)
     is_target = targets[..., None] == jnp.arange(logits.shape[-1])
     target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
     loss = jnp.sum(jnp.where(weight, jax.nn.logsumexp(logits, axis=-1) - target_logit, 0))
     others = jnp.max(jnp.where(is_target, -jnp.inf, logits), axis=-1)
-    correct = weight & (target_logit > others)  # a tie is no answer
+    correct = weight & (target_logit > others)  # a tie counts as wrong
     return loss, {"loss": loss, "correct": jnp.sum(correct), "count": jnp.sum(weight)}
 
   def gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
   ) -> tuple[Sums, Params]:
-    """Sums over the batch and the gradient of the summed loss, one of `accumulation` parts after the other."""
+    """Sums over the batch, and the gradient of the summed loss. Runs the `accumulation` parts one after another."""
     if self.accumulation == 1:
       return self.microbatch_gradient_sums(params, batch, step, sharding)
 
@@ -144,12 +144,12 @@ class Program:
   def microbatch_gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
   ) -> tuple[Sums, Params]:
-    """The same for what is computed in one go; a strategy with a schedule of its own replaces this."""
+    """The same for one part. The pipeline replaces this method."""
     grads, sums = jax.grad(self.loss_sums, has_aux=True)(params, batch, step, sharding)
     return sums, grads
 
   def apply_gradients(self, state: TrainState, sums: Sums, grads: Params) -> tuple[TrainState, Metrics]:
-    """The update from the gradient of the summed loss; none where the loss or the gradient is not finite."""
+    """Updates the state with the gradient of the summed loss. Skips the update if loss or gradient is not finite."""
     grads = jax.tree.map(lambda g: g / sums["count"], grads)
     loss, norm = sums["loss"] / sums["count"], optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
@@ -165,7 +165,7 @@ class Program:
     return TrainState(state.step + 1, params, opt_state), metrics
 
   def _example_keys(self, ids: jax.Array, step: jax.Array, use: int) -> jax.Array:
-    """One key for each example [B] and use, the same wherever it is computed; ids [B, 2]."""
+    """A key for each example [B], from its id [B, 2], the step and the use; the same on every device."""
     key = jax.random.fold_in(jax.random.key(self.seed), step)
     return jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i[0]), 2 * i[1] + use))(ids)
 
@@ -176,7 +176,7 @@ def no_sums() -> Sums:
 
 
 def split(batch: Batch, parts: int, sharding: Sharding) -> Batch:
-  """A batch [B, ...] in parts [A, B/A, ...]. A part takes every A-th row, so that each device's rows stay on it."""
+  """Splits a batch [B, ...] into parts [A, B/A, ...]. A part takes every A-th row, so that no row changes device."""
 
   def rows(x: jax.Array) -> jax.Array:
     x = x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)

@@ -1,4 +1,4 @@
-"""From a config (configs/base.py) to the checked, frozen objects that the rest of the code takes."""
+"""Makes the checked, frozen Program from a config (configs/base.py)."""
 
 import dataclasses
 from typing import Any
@@ -11,7 +11,7 @@ from training.program import Program
 
 
 def program(config: Any, platform: str) -> Program:
-  """The Program that a config describes, with its `auto` fields resolved for a platform ("cpu", "gpu" or "tpu")."""
+  """The Program of a config. Resolves `auto` fields for the platform: "cpu", "gpu" or "tpu"."""
   model = dict(config.model)
   one_of("model.dtype", model["dtype"], ("auto", *DTYPES))
   if model["dtype"] == "auto":

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from analysis import work
 from analysis.compiled import compile_step, loop_rounds
-from strategies.pipeline import Pipeline
+from strategies.pipeline.strategy import Pipeline
 from strategies.pipeline.stage import regroup
 from training.program import Params, Program
 
