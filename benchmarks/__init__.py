@@ -1,1 +1,1 @@
-"""Measurements: scripts, their raw records (JSON in results/), and code that writes tables and plots from the records."""
+"""Measurements: scripts, their raw records (JSON, in results/), and the tables and plots made from the records."""

@@ -139,7 +139,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     f"| one training step | {step:.2f} s |",
     f"| training waits for a checkpoint (digests, copy to the host) | {blocked:.2f} s = {blocked / step:.2f} steps |",
     f"| a checkpoint slows {steps} steps down by this much in total, waiting included | {lost:.2f} s |",
-    f"| share of a run's time, with a checkpoint every {found['minutes']:g} minutes (default) | {lost / interval:.2%} |",
+    f"| share of all time, with a checkpoint every {found['minutes']:g} minutes (default) | {lost / interval:.2%} |",
     "",
     f"| {found['file_bytes'] / 1e6:,.0f} MB of files | GB/s | Speed, plain copy = 1 |",
     "|---|---|---|",

@@ -2,20 +2,19 @@
 
 from benchmarks import cells, figures
 from benchmarks.figures import Record
-from benchmarks.tables import megabytes
+from benchmarks.sections import megabytes
 
-SAME_BYTES = 0.01  # how far planned memory may be from the record's, with the same versions
-# How far a median may be outside the range of the recorded rounds: five rounds do not show all that a row can come to.
-SAME_SPEED = 0.05
+SAME_BYTES = 0.01  # how far planned memory may differ from the record's, with the same versions
+SAME_SPEED = 0.05  # how far a median may be outside the recorded range; five rounds do not show the full range
 
 
 def compare(old: Record, new: Record) -> tuple[list[str], bool]:
-  """A line for each row of `new`, and whether all are reproduced.
+  """A line for each row of `new`, and whether all rows are reproduced.
 
-  A row is reproduced if its median of throughput relative to the single device lies in the range of the recorded
-  rounds, give or take SAME_SPEED, and, with the same versions on simulated devices, the compiler plans the recorded
-  bytes. Speed itself is told where the machine is the same, and is no part of the verdict: a shared machine is not as
-  fast on every day. Where no row but the single device was compared, which is so with itself, nothing is reproduced.
+  A row is reproduced if the median of its throughput relative to the single device is in the range of the recorded
+  rounds, give or take SAME_SPEED. With the same versions on simulated devices, the compiler must also plan the recorded
+  bytes. Absolute speed is only reported, because a shared machine is not equally fast every day. If no row but the
+  single device could be compared, the result is False.
   """
   same_machine = old["machine"] == new["machine"]
   same_plan = old["versions"] == new["versions"] and old["hardware"]["simulated"]
@@ -42,10 +41,10 @@ def compare(old: Record, new: Record) -> tuple[list[str], bool]:
     good = good and reproduced
   for name in old["cells"]:
     if name.partition("/")[0] not in (*cells.rows(), cells.PEAKS):
-      lines.append(f"{name:<20} NOT reproduced: there is no such row any more")
+      lines.append(f"{name:<20} NOT reproduced: this row no longer exists")
       good = False
   if not compared:
-    lines.append("nothing was compared: no row that was measured has figures in the record")
+    lines.append("nothing was compared: none of the measured rows has figures in the record")
   if not same_machine:
-    lines.append(f"speeds are not compared: the record is of {old['machine']}, and this is {new['machine']}")
+    lines.append(f"speeds are not compared: the record was made on {old['machine']}, this machine is {new['machine']}")
   return lines, good and compared > 0

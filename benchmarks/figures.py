@@ -1,6 +1,6 @@
-"""From a throughput record to its figures: speed, ratios with their spread, bytes.
+"""Computes the figures of a throughput record: speed, ratios with their spread, bytes.
 
-tables.py, plots.py and `python -m benchmarks.throughput --check` share them, so they cannot disagree.
+The tables, the plots and `python -m benchmarks.throughput --check` all use these, so they cannot disagree.
 """
 
 import collections
@@ -14,15 +14,15 @@ from benchmarks.cells import INPUT, PEAKS, PEER, REFERENCE
 
 Record = dict[str, Any]
 
-# The throughput we want on the most devices where they are simulated, the single device's = 1; and on one device,
-# PyTorch's = 1.
+# The aims for simulated devices: a strategy's throughput on the most devices (single device = 1), and our throughput on
+# one device (PyTorch = 1).
 AIMS = {"data_parallel": 0.95, "fsdp": 0.95}
 AIM, PEER_AIM = 0.85, 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Aim:
-  """What a row should come to, and what it did; None if it was not measured."""
+  """The aim of a row, and the throughput it got; None if it was not measured."""
 
   row: str
   wanted: float
@@ -35,7 +35,7 @@ class Aim:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-  """A median, and the least and the greatest of what it stands for."""
+  """A median, with the lowest and the highest of the values."""
 
   median: float
   low: float
@@ -52,16 +52,16 @@ class Figure:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A strategy, or the peer, at a number of devices.
+  """The figures of a strategy, or of the peer, at one number of devices.
 
   Attributes:
-    relative: throughput, that of the reference = 1: of the rounds, in each of which it is the median step of all runs
-      of the reference over the median step of this.
-    seconds: of a step, of all steps of all rounds.
-    per_second: tokens or images.
-    bytes: of a device: its peak where the backend tells it, else what the compiler has planned.
-    flops_share: of the FLOP/s that the devices are known for (MFU), else of the machine's own matrix products.
-    error: why it was not measured; then there are no figures.
+    relative: throughput over that of the reference. Each round gives one value: the median step of all runs of the
+      reference in the round, over the median step of this row.
+    seconds: of a step, over all steps of all rounds.
+    per_second: tokens or images a second, from the median step.
+    bytes: memory of a device: the peak that the backend reports, else what the compiler plans.
+    flops_share: the share of the maker's peak FLOP/s (MFU) or, if that is unknown, of the machine's matrix products.
+    error: why the row was not measured; it then has no figures.
   """
 
   name: str
@@ -79,7 +79,7 @@ class Row:
 
 
 def rows(record: Record) -> list[Row]:
-  """Every strategy's rows, in the order of the record."""
+  """The rows of all strategies, in the order of the record."""
   return [row(record, name) for name in record["cells"] if name.partition("/")[0] not in (INPUT, PEAKS, PEER)]
 
 
@@ -91,7 +91,7 @@ def row(record: Record, name: str) -> Row:
     return Row(name, label, devices, error=cell.get("error", "not measured"))
   reference = _reference(record)
   if not reference:
-    return Row(name, label, devices, error="the single device it is compared with was not measured")
+    return Row(name, label, devices, error="the single device, its reference, was not measured")
   seconds = Figure.of(s for turn in cell["rounds"] for s in turn["seconds"])
   peaks = [turn["peak_bytes"] for turn in cell["rounds"] if turn.get("peak_bytes")]
   best = peak_flops(record)
@@ -116,7 +116,7 @@ def row(record: Record, name: str) -> Row:
 
 
 def _reference(record: Record) -> dict[int, float]:
-  """For each round the median step of the reference, of all its runs there."""
+  """The median step of the reference in each round, over all its runs in that round."""
   seconds: dict[int, list[float]] = collections.defaultdict(list)
   for turn in record["cells"][f"{REFERENCE}/1"]["rounds"]:
     seconds[turn["turn"]] += turn["seconds"]
@@ -124,17 +124,17 @@ def _reference(record: Record) -> dict[int, float]:
 
 
 def is_mfu(record: Record) -> bool:
-  """Whether a share of FLOP/s is of the makers' figure, and so MFU."""
+  """Whether the maker's peak FLOP/s is known, so that a share of it is MFU."""
   return bool(record["hardware"]["peak_flops"])
 
 
 def peak_flops(record: Record) -> float | None:
-  """FLOP/s of one device, or of all cores where devices are simulated: the maker's, else the best that was measured."""
+  """Peak FLOP/s of one device, or of all cores with simulated devices: the maker's, else the best measured."""
   return record["hardware"]["peak_flops"] if is_mfu(record) else limits(record).get("flops")
 
 
 def limits(record: Record) -> dict[str, Any]:
-  """The best that was measured, of a device or of all cores: `flops` and `copy_bandwidth` a second; their `dtype`."""
+  """The best measured `flops` and `copy_bandwidth` a second, of a device or of all cores, and the `dtype`."""
   cell = record["cells"][PEAKS]
   measured = [*cell["before"], *cell["rounds"]]
   if not measured:
@@ -144,26 +144,30 @@ def limits(record: Record) -> dict[str, Any]:
 
 
 def peers(record: Record) -> list[Row]:
-  """The peer's rows, the fastest first and what failed last."""
+  """The peer's rows: the fastest first, failed ones last."""
   found = [row(record, name) for name in record["cells"] if name.startswith(f"{PEER}/")]
   return sorted(found, key=lambda peer: peer.seconds.median if peer.seconds else float("inf"))
 
 
+def most(record: Record, failed: bool = False) -> list[Row]:
+  """The rows on the most devices; empty if all rows are on one. Rows without figures are included if `failed`."""
+  found = rows(record)
+  count = max(row.devices for row in found)
+  return [row for row in found if row.devices == count > 1 and (failed or row.relative)]
+
+
 def aims(record: Record) -> list[Aim]:
-  """What we want of the rows on the most devices, where these are simulated, and of the peer; none for real devices."""
+  """The aims of the rows on the most devices and of the comparison with the peer. Real devices have no aims."""
   if not record["hardware"]["simulated"]:
     return []
-  measured, theirs = rows(record), peers(record)[:1]
-  most = max(row.devices for row in measured)
-  found = [row for row in measured if row.devices == most > 1]
   return [
-    *(Aim(row.row, AIMS.get(row.row, AIM), row.relative and row.relative.median) for row in found),
-    *(Aim(PEER, PEER_AIM, row.relative and 1 / row.relative.median) for row in theirs),
+    *(Aim(row.row, AIMS.get(row.row, AIM), row.relative and row.relative.median) for row in most(record, failed=True)),
+    *(Aim(PEER, PEER_AIM, row.relative and 1 / row.relative.median) for row in peers(record)[:1]),
   ]
 
 
 def inputs(record: Record) -> dict[str, dict[str, Any]]:
-  """For each data set its cell, and in `speed` the batches a second of each part, as the median of the rounds."""
+  """The input cell of each data set. Its `speed` has batches a second for each part of the pipeline."""
   found = {}
   for name, cell in record["cells"].items():
     if name.startswith(f"{INPUT}/"):
@@ -176,7 +180,7 @@ def inputs(record: Record) -> dict[str, dict[str, Any]]:
 
 
 def loss_spread(record: Record) -> float | None:
-  """The largest relative difference of the losses that the strategies came to, from the reference's."""
+  """The largest relative difference of a strategy's loss from the reference's."""
   losses = [turn["loss"] for cell in record["cells"].values() for turn in cell["rounds"] if "loss" in turn]
   turns = record["cells"][f"{REFERENCE}/1"]["rounds"]
   differences = [abs(loss / turns[0]["loss"] - 1) for loss in losses] if turns else []

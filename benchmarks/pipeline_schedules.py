@@ -7,24 +7,24 @@
 in an order that rotates. Only steps of the same round are compared, so a machine that slows down slows all of them.
 """
 
+import argparse
 import json
 import statistics
 import time
 from typing import Any
 
 import jax
-from absl import app, flags
+from absl import logging
 
 import data
 import strategies
 from analysis.timeline import describe, schedules
 from benchmarks.pages import ROOT, fill, machine, source
 from configs import base
+from errors import ConfigError, positive
+from runtime import command_line
 from runtime.devices import start_jax
 from training import settings
-
-_TABLES = flags.DEFINE_bool("tables", False, "Only write the tables again.")
-_ROUNDS = flags.DEFINE_integer("rounds", 15, "Steps of each program.", lower_bound=1)
 
 RECORD, PAGE = ROOT / "benchmarks" / "results" / "pipeline.json", ROOT / "docs" / "pipeline.md"
 STAGES, MICROBATCHES, EXAMPLES = 4, 16, 4  # the strategy's default number of stages; examples in a microbatch
@@ -95,12 +95,22 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
   return made | {"memory": "\n".join(rows)}
 
 
-def main(_: list[str]) -> None:
-  if not _TABLES.value:
-    RECORD.write_text(json.dumps(measure(_ROUNDS.value), indent=1) + "\n")
-  PAGE.write_text(fill(PAGE.read_text(), tables(json.loads(RECORD.read_text()))))
-  print(tables(json.loads(RECORD.read_text()))["speed"])
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--tables", action="store_true", help="write the tables from the existing record")
+  parser.add_argument("--rounds", type=int, default=15, help="steps of each program (default: 15)")
+  options = parser.parse_args()
+  try:
+    positive("rounds", options.rounds)
+  except ConfigError as error:
+    command_line.fail(error, status=2)
+  logging.set_verbosity(logging.WARNING)
+  if not options.tables:
+    RECORD.write_text(json.dumps(measure(options.rounds), indent=1) + "\n")
+  parts = tables(json.loads(RECORD.read_text()))
+  PAGE.write_text(fill(PAGE.read_text(), parts))
+  print(parts["speed"])
 
 
 if __name__ == "__main__":
-  app.run(main)
+  main()

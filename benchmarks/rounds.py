@@ -1,8 +1,8 @@
-"""Runs cells in rounds, each in a process of its own, and collects what they measured.
+"""Runs cells in rounds, each in a process of its own, and collects their measurements.
 
-Round 0 compiles, with an empty compilation cache for each cell. In every later round each cell is timed once, in an
-order that rotates, and the reference is timed again before every few of them: a cell is compared with the median of the
-reference's runs in that round. So a machine that is slow for an hour slows both, and one that is for a minute neither.
+Round 0 compiles, with an empty compilation cache for each cell. Every later round times each cell once, in an order
+that rotates. It also times the reference several times, in between. A cell is compared with the reference's median in
+the same round. If the machine is slow for an hour, both are slow. If it is slow for a minute, the medians hide it.
 """
 
 import contextlib
@@ -16,20 +16,18 @@ from typing import Any
 from benchmarks.cells import PEAKS, REFERENCE, Cell
 from benchmarks.pages import ROOT
 
-BEFORE = 3  # times that the machine's limits are measured before all else; predictions take the best
+BEFORE = 3  # measurements of the machine's peak speeds at the start; predictions use the best
 BETWEEN = 8  # cells between two runs of the reference
-SECONDS = 1800  # after which a process is given up
-# Steps before those that are timed. After some of them the allocator has memory for every step's temporaries, and
-# faults no more in.
-WARM_UP = 6
-# For processes that don't set it themselves as training/runtime.py does: freed memory is kept.
+SECONDS = 1800  # time limit of a process
+WARM_UP = 6  # steps before the timed ones; by then the allocator holds all memory that a step needs
+# Keeps freed memory in the process. Our processes set this themselves (runtime/devices.py); the peer does not.
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 
 Run = Callable[[Sequence[str], dict[str, Any]], dict[str, Any]]
 
 
 def run(command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
-  """Starts the process, hands it the specification, and returns its result; `error` is in it if there is none."""
+  """Runs a process with this specification and returns its result, or {"error": WHY}."""
   try:
     done = subprocess.run(
       command,
@@ -41,36 +39,36 @@ def run(command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
       timeout=SECONDS,
     )
   except subprocess.TimeoutExpired:
-    return {"error": f"not done after {SECONDS // 60} minutes"}
+    return {"error": f"not finished after {SECONDS // 60} minutes"}
   except OSError as error:
     return {"error": f"cannot be started ({error.strerror})"}
   if done.returncode == 0:
-    with contextlib.suppress(IndexError, ValueError):  # where there is no result
+    with contextlib.suppress(IndexError, ValueError):  # the last line is not a result
       return json.loads(done.stdout.strip().splitlines()[-1])
-  told = (done.stderr or done.stdout).strip().splitlines()
-  return {"error": f"exit status {done.returncode}" + (f": {told[-1]}" if told else "")}
+  printed = (done.stderr or done.stdout).strip().splitlines()
+  return {"error": f"exit status {done.returncode}" + (f": {printed[-1]}" if printed else "")}
 
 
 def measure(
   cells: Sequence[Cell], rounds: int, steps: int, cache: Path, say: Callable[[str], None], run: Run = run
 ) -> dict[str, dict[str, Any]]:
-  """The part of a record that is measured: for each cell what round 0 found, and `rounds`, what each later one did.
+  """The measured part of a record: for each cell the results of round 0, and `rounds` with those of the later rounds.
 
   Args:
-    steps: timed in each round; WARM_UP more are thrown away before them.
+    steps: the steps to time in each round. WARM_UP steps before them are not timed.
     cache: an empty folder for compiled programs.
-    say: is told of every process that has ended.
+    say: called with one line for every process that ends.
   """
   found: dict[str, dict[str, Any]] = {cell.name: {"rounds": []} for cell in cells}
-  limits = next(cell for cell in cells if cell.row == PEAKS)
-  before = [run(limits.command, limits.spec) for _ in range(BEFORE)]
+  peaks_cell = next(cell for cell in cells if cell.row == PEAKS)
+  before = [run(peaks_cell.command, peaks_cell.spec) for _ in range(BEFORE)]
   found[PEAKS]["before"] = before = [peaks for peaks in before if "error" not in peaks]
   peaks = max(before, key=lambda peaks: peaks["flops"], default=None)
   for cell in cells:
     if cell.compiled:
       result = run(cell.command, _cached(cell, cache) | {"task": "compile", "peaks": peaks})
       found[cell.name] |= result
-      say(f"compile    {cell.name:<20} {result.get('error') or _told(result['compile_seconds'])}")
+      say(f"compile    {cell.name:<20} {result.get('error') or _seconds(result['compile_seconds'])}")
 
   for turn in range(rounds):
     try:
@@ -78,7 +76,7 @@ def measure(
     except KeyboardInterrupt:
       if turn == 0:
         raise
-      say(f"stopped in round {turn + 1}; what the rounds before it measured is kept")
+      say(f"stopped in round {turn + 1}; the rounds before it are kept")
       for cell in found.values():
         cell["rounds"] = [measured for measured in cell["rounds"] if measured["turn"] < turn]
       break
@@ -89,7 +87,7 @@ def _turn(
   found: dict[str, dict[str, Any]], cells: Sequence[Cell], turn: int, rounds: int, steps: int, cache: Path,
   say: Callable[[str], None], run: Run,
 ) -> None:  # fmt: skip
-  """Times every cell once, and adds it to what was found."""
+  """Times every cell once and adds the results to `found`."""
   reference = next(cell for cell in cells if cell.row == REFERENCE)
   others = [cell for cell in cells if cell is not reference]
   start = turn * len(others) // rounds
@@ -102,7 +100,7 @@ def _turn(
       found[cell.name]["error"] = result["error"]
     else:
       found[cell.name]["rounds"].append({"turn": turn, "place": place} | result)
-    shown = result.get("error") or (_told(min(result["seconds"])) if "seconds" in result else "measured")
+    shown = result.get("error") or (_seconds(min(result["seconds"])) if "seconds" in result else "measured")
     say(f"round {turn + 1}/{rounds}  {cell.name:<20} {shown}")
 
 
@@ -112,10 +110,10 @@ def _with_reference(cells: Sequence[Cell], reference: Cell) -> list[Cell]:
 
 
 def _cached(cell: Cell, cache: Path) -> dict[str, Any]:
-  """The specification with a folder for compiled programs that no other cell fills."""
+  """The specification with a folder for compiled programs that no other cell uses."""
   folder = str(cache / cell.name.replace("/", "-"))
   return cell.spec | {"config": cell.spec["config"] | {"compilation_cache_dir": folder}}
 
 
-def _told(seconds: float) -> str:
+def _seconds(seconds: float) -> str:
   return f"{seconds:.2f} s"

@@ -1,10 +1,10 @@
-"""The peer: the same Llama-shaped model in PyTorch, by Hugging Face's `transformers`, trained on the same shapes.
+"""The peer: the same Llama-shaped model in PyTorch (Hugging Face `transformers`), trained on the same shapes.
 
     echo SPEC | python benchmarks/torch_llama.py        # SPEC as in worker.py; needs pip install '.[peer]'
 
-Same sizes, global batch, cross-entropy, AdamW, clipping and precision as ours. On a CPU: eager, float32, all cores. On
-a GPU: float32 weights, bfloat16 computation, torch.compile. Imports nothing of this repository, so that any Python
-that has PyTorch can run it. The tests hold its sizes to the model's.
+Sizes, global batch, cross-entropy, AdamW, clipping and precision are the same as ours. On a CPU it runs eagerly in
+float32 on all cores. On a GPU it has float32 weights, computes in bfloat16 and uses torch.compile. It imports nothing
+of this repository, so that any Python with PyTorch can run it. Tests compare its sizes with our model's.
 """
 
 import json
@@ -36,7 +36,7 @@ def llama_config(model: dict, attention: str) -> dict:
 
 
 def parameter_count(config: dict) -> int:
-  """How many numbers a Llama of this config learns."""
+  """The number of parameters of a Llama with this config."""
   width, head = config["hidden_size"], config["hidden_size"] // config["num_attention_heads"]
   attention = width * head * 2 * (config["num_attention_heads"] + config["num_key_value_heads"])
   block = attention + 3 * width * config["intermediate_size"] + 2 * width  # and two norms
@@ -66,10 +66,10 @@ def measure(spec: dict) -> dict:
       {"params": decayed, "weight_decay": optimizer_fields["weight_decay"]},
       {"params": others, "weight_decay": 0.0},
     ],
-    lr=1e-4,  # of no consequence for speed
+    lr=1e-4,  # does not affect the speed
     betas=(optimizer_fields["b1"], optimizer_fields["b2"]),
     eps=optimizer_fields["eps"],
-    fused=True,  # the fastest it has, on CPUs too
+    fused=True,  # PyTorch's fastest, on CPUs too
   )
   run = torch.compile(model) if device == "cuda" else model
   tokens = torch.randint(0, fields["vocab_size"], (asked["batch_size"], asked["model"]["seq_len"] + 1), device=device)
@@ -110,7 +110,7 @@ def main() -> None:
     result = measure(spec)
   except ModuleNotFoundError as error:
     result = {"error": f"{error.name} is not installed; pip install '.[peer]', or name a Python with --peer-python"}
-  except Exception as error:  # told in the table's row
+  except Exception as error:  # reported in the peer's row of the table
     result = {"error": str(error).strip().partition("\n")[0] or type(error).__name__}
   print(json.dumps(result))
 

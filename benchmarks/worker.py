@@ -1,8 +1,8 @@
 """Measures one cell of the throughput table in a process of its own: `python -m benchmarks.worker < SPEC`.
 
-The specification is JSON on standard input, the result one line of JSON on standard output. A fresh process for each
-measurement means that none inherits another's memory, threads or compiled programs, and that it works where a process
-owns the accelerators. rounds.py starts these; torch_llama.py answers to the same protocol without JAX.
+The specification is JSON on standard input. The result is one line of JSON on standard output. A fresh process inherits
+no memory, threads or compiled programs from another measurement, and can own the accelerators. rounds.py starts the
+processes. torch_llama.py follows the same protocol without JAX.
 """
 
 import itertools
@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import data
 import strategies
 from analysis.compiled import planned
-from benchmarks.expected import predicted
+from benchmarks.expected import expected_step
 from benchmarks.pages import cpu
 from configs import base
 from data import cifar10
@@ -49,7 +49,7 @@ def set_up(spec: dict[str, Any]) -> tuple[Any, list[jax.Device], strategies.Stra
 
 
 def describe_machine(spec: dict[str, Any]) -> dict[str, Any]:
-  """What there is to measure on, and with."""
+  """The hardware of this machine, and the versions of its software."""
   config = base.get_config("lm", "single")
   config.update(compilation_cache_dir="")
   devices = start_jax(config)
@@ -72,7 +72,7 @@ def describe_machine(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def compile_step(spec: dict[str, Any]) -> dict[str, Any]:
-  """Seconds to trace, lower and compile the training step, and the bytes a device needs for it."""
+  """Seconds to trace, lower and compile the training step, and the bytes that a device needs for it."""
   config, _, strategy = set_up(spec)
   start = time.perf_counter()
   compiled = strategy.lower_train_step(config.batch_size).compile()
@@ -83,12 +83,12 @@ def compile_step(spec: dict[str, Any]) -> dict[str, Any]:
     "devices_there": jax.device_count(),
     "compile_seconds": seconds,
     "bytes": planned(compiled),
-    "predicted": predicted(strategy, config.batch_size, spec["peaks"]),
+    "predicted": expected_step(strategy, config.batch_size, spec["peaks"]),
   }
 
 
 def time_steps(spec: dict[str, Any]) -> dict[str, Any]:
-  """Seconds of each training step, awaited before the next begins; warm-up left out."""
+  """Seconds of each training step after the warm-up. Each step is awaited before the next begins."""
   config, devices, strategy = set_up(spec)
   state = strategy.init(config.seed)
   dataset = data.load(config.data, strategy.program.model)
@@ -103,7 +103,7 @@ def time_steps(spec: dict[str, Any]) -> dict[str, Any]:
     seconds.append(time.perf_counter() - start)
   loss = float(metrics["loss"])
   if not math.isfinite(loss):
-    raise ConfigError(f"the loss came to {loss}")
+    raise ConfigError(f"the loss is {loss}")
   peak = hardware.memory_in_use(devices).get("memory_peak_gib")
   return {
     "seconds": seconds[spec["warmup"] :],
@@ -113,10 +113,10 @@ def time_steps(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def time_input(spec: dict[str, Any]) -> dict[str, Any]:
-  """Batches and seconds of the input pipeline alone: gathering on the host, transfer to the devices, and both."""
+  """Batches and seconds of the input pipeline alone: gather on the host, transfer to the devices, and both."""
   config, _, strategy = set_up(spec)
   if config.data.name == "cifar10" and not cifar10.is_prepared(config.data):
-    raise ConfigError("CIFAR-10 is not on this machine, and measuring downloads nothing; set TFDS_DATA_DIR")
+    raise ConfigError("CIFAR-10 is not on this machine, and benchmarks download nothing; set TFDS_DATA_DIR")
   dataset = data.load(config.data, strategy.program.model)
   batches, rows = data.Batches(dataset.train, config.batch_size, config.seed), strategy.rows(config.batch_size)
   gather = lambda step: batches.train(step, rows)
@@ -133,7 +133,7 @@ def time_input(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _until(seconds: float, work: Callable[[int], Any]) -> dict[str, float]:
-  """Calls `work(step)` until the time is over, after two calls that do not count."""
+  """Calls `work(step)` for this many seconds, after two warm-up calls that are not counted."""
   work(0), work(1)
   start = time.perf_counter()
   for step in itertools.count(2):
@@ -145,7 +145,7 @@ def _until(seconds: float, work: Callable[[int], Any]) -> dict[str, float]:
 
 
 def measure_peaks(spec: dict[str, Any]) -> dict[str, float]:
-  """What one device (of a CPU: all its cores) does at best: FLOP/s of a large matrix product, bytes/s of a copy."""
+  """The peak speeds of one device, or of all cores of a CPU: FLOP/s of a matrix product and bytes/s of a copy."""
   config = base.get_config("lm", "single")
   config.update(simulated_devices=1, compilation_cache_dir="")
   n, length = (2048, 1 << 26) if start_jax(config)[0].platform == "cpu" else (8192, 1 << 28)
@@ -158,7 +158,7 @@ def measure_peaks(spec: dict[str, Any]) -> dict[str, float]:
 
 
 def _best(work: Callable[[jax.Array], jax.Array], x: jax.Array) -> float:
-  """The fewest seconds of ten calls, after one that compiles."""
+  """The fewest seconds of ten calls, after one call that compiles."""
   taken = []
   for _ in range(11):
     start = time.perf_counter()
@@ -180,7 +180,7 @@ def main() -> None:
   spec = json.load(sys.stdin)
   try:
     result = TASKS[spec["task"]](spec)
-  except Exception as error:  # told in the table's row, since the other rows can do without this one
+  except Exception as error:  # reported in this cell's row; the other rows do not depend on it
     if not isinstance(error, ConfigError):
       traceback.print_exc()
     result = {"error": str(error).strip().partition("\n")[0] or type(error).__name__}

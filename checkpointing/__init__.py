@@ -1,4 +1,4 @@
-"""Checkpoints: save.py writes them, restore.py reads them, record.py says what a checkpoint holds and who may use it.
+"""Checkpoints: save.py writes them, restore.py reads them, and record.py describes and checks the run that wrote one.
 
-This package stands above `strategies`: it takes a typed `Strategy` and saves or restores that strategy's state.
+This package is above `strategies`: it saves and restores the state of any `Strategy`.
 """

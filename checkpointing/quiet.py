@@ -1,4 +1,4 @@
-"""Filters what orbax logs about storage errors, which we report ourselves in one line."""
+"""Filters orbax's logs of storage errors, which we report ourselves in one line."""
 
 import logging
 import sys
@@ -11,10 +11,9 @@ from errors import first_line
 
 
 def quiet() -> None:
-  """From now on drops orbax's log pages about errors that it also raises, and about tasks that an error ended.
+  """From now on, drops orbax's long logs of errors that it also raises, and of tasks that an error has ended.
 
-  In a job of several processes one line of each stays, because an error in one process reaches the others minutes
-  later.
+  In a job of several processes, each error keeps one line, because the other processes learn of it minutes later.
   """
   for logger in (logging.getLogger("absl"), logging.getLogger("asyncio")):
     logger.addFilter(_brief)  # adding it twice has no effect
@@ -23,7 +22,7 @@ def quiet() -> None:
     sys.unraisablehook = _hook
 
 
-_others: list[Callable[[Any], Any]] = []  # the hooks that were installed before ours; the last one gets all the rest
+_others: list[Callable[[Any], Any]] = []  # the hooks installed before ours; the last one handles other errors
 
 
 def _hook(raised: Any) -> None:
@@ -42,5 +41,5 @@ def _brief(log: logging.LogRecord) -> bool:
 
 
 def _of_storage(raised: Any) -> bool:
-  """Whether an exception that nobody can catch comes from a read or write that was given up."""
+  """Whether an unraisable exception comes from a read or write that was cancelled."""
   return "Event loop is closed" in str(raised.exc_value) or "_read_array_index" in str(raised.object)

@@ -1,8 +1,8 @@
-"""What a checkpoint says of the run that wrote it, and whether another run may go on from it.
+"""The record of a checkpoint: it describes the run that wrote the checkpoint and decides which runs may resume from it.
 
-The record is plain JSON beside the arrays: config, data, versions, where it ran, and for every array its shape, dtype
-and a digest. The digest is computed on the devices from the bits and their places, so it is the same under every
-layout, and a restored array can be held to it.
+The record is JSON, stored beside the arrays. It holds the config, the data, versions, devices, and for every array the
+shape, dtype and a digest. The digest is computed on the devices and does not depend on the layout, so restored arrays
+are checked against it.
 """
 
 import functools
@@ -15,25 +15,21 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from ml_collections import ConfigDict
 
 from data import Dataset
 from errors import ConfigError
 from strategies import Strategy
 
-VERSION = 2  # of the record's format
+VERSION = 2  # the version of the record's format
+Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what `Checkpoints.save` adds
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
-FREE_TO_CHANGE = ("attention", "remat", "dtype", "dropout")  # of config.model: how it is computed, not what it is
-TOLD = ("strategy", "mesh", "pipeline", "optimizer", "steps", "accumulation", "model", "data.augment")
+FREE_TO_CHANGE = ("attention", "remat", "dtype", "dropout")  # fields of config.model that a resumed run may change
+REPORTED_CHANGES = ("strategy", "mesh", "pipeline", "optimizer", "steps", "accumulation", "model", "data.augment")
 
 
-def make(config: Any, dataset: Dataset, strategy: Strategy) -> dict[str, Any]:
-  """The part of the record that is the same for every checkpoint of a run.
-
-  Args:
-    config: as in configs/base.py.
-    dataset: for its fingerprint and tokenizer.
-    strategy: for its mesh.
-  """
+def make(config: ConfigDict, dataset: Dataset, strategy: Strategy) -> Record:
+  """The part of the record that is the same for all checkpoints of a run."""
   versions = {name: importlib.metadata.version(name) for name in PACKAGES}
   return {
     "version": VERSION,
@@ -52,32 +48,35 @@ def make(config: Any, dataset: Dataset, strategy: Strategy) -> dict[str, Any]:
 
 
 def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Nested sections as dotted names."""
+  """Flattens nested sections to dotted names."""
   out: dict[str, Any] = {}
   for name, value in fields.items():
     out |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
   return out
 
 
-def check_same_run(saved: dict[str, Any], now: dict[str, Any], where: str) -> None:
-  """Raises ConfigError if a run with record `now` may not go on from the checkpoint `where` with record `saved`."""
+def check_same_run(saved: Record, now: Record, where: str) -> None:
+  """Raises ConfigError if a run with record `now` may not resume from the checkpoint `where` with record `saved`."""
   if saved.get("version") != now.get("version"):
-    raise ConfigError(f"{where} was written by another version of this program ({saved.get('version')}); use that one")
+    raise ConfigError(
+      f"{where} has record version {saved.get('version')}, but this program needs {now.get('version')}; resume it with "
+      "the version of the program that wrote it"
+    )
   before, after = (flat(record["config"]) for record in (saved, now))
   names = [n for n in sorted(before.keys() | after.keys()) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
   wrong = [_change(name, before, after) for name in names if before.get(name) != after.get(name)]
-  # The data position is the step, so what makes a step's batch must be the same too.
+  # The step alone gives the position in the data, so everything that determines a batch must be equal.
   wrong += [_change(name, saved["data"], now["data"]) for name in ("seed", "batch_size") if _differs(name, saved, now)]
   if _differs("fingerprint", saved, now):
     fields = [f"data.{name}" for name in ("name", "path", "tokenizer")]
     fields = [_change(name, before, after) for name in fields if before.get(name) != after.get(name)]
-    wrong += fields or ["the data itself has changed (data.fingerprint)"]
+    wrong += fields or ["the content of the data has changed (data.fingerprint)"]
   if wrong:
-    raise ConfigError(f"{where} is of another run: {'; '.join(wrong)}; set the same, or name another workdir")
+    raise ConfigError(f"{where} is from another run: {'; '.join(wrong)}; use the same, or name another workdir")
 
 
-def check_arrays(saved: dict[str, Any], abstract: Any, where: str) -> None:
-  """Raises ConfigError unless the checkpoint `where` holds the arrays of the tree `abstract`, in their shapes."""
+def check_arrays(saved: Record, abstract: Any, where: str) -> None:
+  """Raises ConfigError unless the checkpoint `where` holds all arrays of the tree `abstract`, with the same shapes."""
   wanted = {name: [list(x.shape), str(x.dtype)] for name, x in named(abstract)}
   held = {name: entry[:2] for name, entry in saved["arrays"].items()}
   wrong = [
@@ -87,18 +86,18 @@ def check_arrays(saved: dict[str, Any], abstract: Any, where: str) -> None:
   ]
   if wrong:
     more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-    raise ConfigError(f"{where} holds another model or optimizer: {'; '.join(wrong[:3])}{more}; set model.* as there")
+    raise ConfigError(f"{where} holds another model or optimizer: {'; '.join(wrong[:3])}{more}; use the same model.*")
 
 
-def changes(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-  """What is allowed to differ between two runs, does, and is worth telling."""
+def changes(saved: Record, now: Record) -> list[str]:
+  """Config differences to report when resuming."""
   before, after = (flat(record["config"]) for record in (saved, now))
-  names = [name for name in after if name.startswith(TOLD) and name in before and before[name] != after[name]]
-  told = [_change(name, before, after) for name in names]
-  return told + [_change(name, saved, now) for name in ("devices", "processes") if saved[name] != now[name]]
+  reported = [name for name in after if name.startswith(REPORTED_CHANGES) and name in before]
+  found = [_change(name, before, after) for name in reported if before[name] != after[name]]
+  return found + [_change(name, saved, now) for name in ("devices", "processes") if saved[name] != now[name]]
 
 
-def _differs(name: str, saved: dict[str, Any], now: dict[str, Any]) -> bool:
+def _differs(name: str, saved: Record, now: Record) -> bool:
   return saved["data"][name] != now["data"][name]
 
 
@@ -111,13 +110,13 @@ def _shape(entry: list | None) -> str:
 
 
 def named(tree: Any) -> list[tuple[str, Any]]:
-  """The leaves of a tree with their names, such as "params/blocks/mlp/up"."""
+  """The leaves of a tree, with names such as "params/blocks/mlp/up"."""
   name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
   return [(name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree)]
 
 
 def nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-  """The leaves as dicts in dicts, by the parts of their names: a tree that needs no class to be read."""
+  """Puts named leaves into nested dicts, which can be read without the classes of the original tree."""
   out: dict[str, Any] = {}
   for name, leaf in pairs:
     *path, last = name.split("/")
@@ -126,7 +125,7 @@ def nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def arrays(state: Any) -> dict[str, list]:
-  """For each array of a tree: shape, dtype and digest. Waits until the arrays are computed."""
+  """The shape, dtype and digest of each array of a tree. Waits until the arrays are computed."""
   names, leaves = zip(*named(state), strict=True)
   digests = [jax.device_get(_digest(x)) for x in leaves]
   return {
@@ -134,41 +133,41 @@ def arrays(state: Any) -> dict[str, list]:
   }
 
 
-def damaged(state: Any, saved: dict[str, Any]) -> str | None:
-  """The name of an array in a tree that is not what the record says, if there is one."""
+def damaged(state: Any, saved: Record) -> str | None:
+  """The name of an array that differs from the record; None if there is none."""
   found = arrays(state)
   return next((name for name, entry in found.items() if saved["arrays"].get(name) != entry), None)
 
 
 def _digest(x: jax.Array) -> jax.Array:
-  """Of one array, so that equal shapes are compiled once, and while one is computed little memory is needed.
+  """The digest of one array. One program per shape compiles little, and one array at a time needs little memory.
 
-  Await each before the next: XLA's CPU backend may hang on many small programs whose devices all wait for each other.
+  Await each digest before the next. XLA's CPU backend may hang on many small programs with collectives.
   """
   return _jitted(NamedSharding(x.sharding.mesh, P()) if isinstance(x.sharding, NamedSharding) else None)(x)
 
 
 @functools.cache
-def _jitted(replicated: NamedSharding | None) -> Any:
+def _jitted(replicated: NamedSharding | None) -> jax.stages.Wrapped:
   return jax.jit(digest, out_shardings=replicated)
 
 
 def digest(x: jax.Array) -> jax.Array:
-  """A uint32 that depends on every bit of an array and on its place, and on no layout.
+  """A uint32 hash of every bit of an array and its position. It is the same under every layout.
 
-  The sum, modulo 2³², of hashes of each element's bits and indices: integer sums come out the same in any order, and a
-  change of one element always shows.
+  It is the sum, modulo 2³², of a hash of each element's bits and indices. The order of an integer sum does not matter,
+  and a change of a single element always changes the digest.
   """
   size = x.dtype.itemsize
   bits = x.astype(jnp.uint8) if x.dtype == bool else jax.lax.bitcast_convert_type(x, f"uint{8 * min(size, 4)}")
   place = jnp.zeros(bits.shape, jnp.uint32)
-  for axis in range(bits.ndim):  # an odd factor, so that indices of different axes do not fall together
-    place = place * jnp.uint32(0xCC9E2D51) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+  for dim in range(bits.ndim):  # the odd factor keeps the indices of different dimensions apart
+    place = place * jnp.uint32(0xCC9E2D51) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, dim)
   return jnp.sum(_mix(bits.astype(jnp.uint32) ^ _mix(place)), dtype=jnp.uint32)
 
 
 def _mix(x: jax.Array) -> jax.Array:
-  """The finalizer of murmur3: one to one, and every bit reaches every other."""
+  """The finalizer of murmur3: a bijection in which every input bit affects every output bit."""
   for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
     x = (x ^ (x >> shift)) * jnp.uint32(factor)
   return x

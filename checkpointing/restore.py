@@ -1,7 +1,7 @@
-"""Where a run begins: at the newest whole checkpoint of its workdir, with another run's parameters, or from scratch.
+"""Begins a run: from the newest intact checkpoint of its workdir, with the parameters of another run, or from scratch.
 
-Arrays are read into the layout of the reader, each process its own shards, and checked against the digests in the
-record. It makes no difference which strategy wrote them, or on how many devices.
+Each process reads its own shards, in the layout of its strategy, and the arrays are checked against the digests in the
+record. So a run can resume under another strategy or on another number of devices.
 """
 
 import dataclasses
@@ -9,13 +9,14 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
 from checkpointing import record
+from checkpointing.record import Record
 from errors import ConfigError, first_line
 from runtime import processes
 from strategies import Strategy
@@ -23,22 +24,24 @@ from training.loop import LoopState
 from training.program import Params, TrainState
 
 FOLDER = "checkpoints"  # in the workdir
-READ_BYTES = 2 << 30  # of arrays that a process reads at once, or one, if that is larger
+READ_BYTES = 2 << 30  # the most that a process reads at a time, except for a single larger array
+Tree = TypeVar("Tree")
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """Where a run begins: its state, the state of its loop, and lines to show the user."""
+  """The beginning of a run: its state, the state of its loop, and lines to print."""
 
   state: TrainState
   loop: LoopState
   lines: list[str]
 
 
-def begin(workdir: Path, init_from: str, strategy: Strategy, run: dict[str, Any], warn: Callable[[str], None]) -> Start:
-  """The newest checkpoint in `workdir`; or else initial weights, or those of `init_from` if that is not empty.
+def begin(workdir: Path, init_from: str, strategy: Strategy, run: Record, warn: Callable[[str], None]) -> Start:
+  """Restores the newest checkpoint in `workdir`. Without one, starts with new parameters or those of `init_from`.
 
   Args:
+    init_from: another run's workdir or checkpoint; "" for new parameters.
     run: the record of this run (record.make).
     warn: called with a message for each damaged checkpoint that is skipped.
   """
@@ -56,17 +59,17 @@ def begin(workdir: Path, init_from: str, strategy: Strategy, run: dict[str, Any]
 
 
 def restore(
-  folder: Path, abstract: TrainState, now: dict[str, Any], warn: Callable[[str], None]
-) -> tuple[TrainState, dict] | None:
-  """The newest checkpoint that is whole, in the layout of `abstract`, and its record; None if there is no checkpoint.
+  folder: Path, abstract: TrainState, now: Record, warn: Callable[[str], None]
+) -> tuple[TrainState, Record] | None:
+  """The newest intact checkpoint, in the layout of `abstract`, and its record. None if there is no checkpoint.
 
-  Damaged ones are renamed and told of. Raises ConfigError if the checkpoint is not of a run like `now` (record.make),
-  or if there are checkpoints and none can be read.
+  Renames damaged checkpoints and warns. Raises ConfigError if this run, with record `now`, may not resume from the
+  checkpoint, or if there are checkpoints but none can be read.
   """
   found = processes.on_process_zero(
     lambda: [[step, read_record(folder / str(step))] for step in sorted(steps(folder), reverse=True)]
   )
-  damaged: list[tuple[str, str, Path]] = []
+  damaged: list[tuple[int, str]] = []  # (step, reason)
   for step, saved in found:
     where = f"checkpoint {step} in {str(folder)!r}"
     why, state = "its record cannot be read", None
@@ -75,48 +78,53 @@ def restore(
       record.check_arrays(saved, abstract, where)
       state, why = _read(folder / str(step), abstract, saved)
     if state is None:
-      damaged.append((where, why, folder / str(step)))
+      damaged.append((step, why))
       continue
-    for named, reason_why, place in damaged:  # only now that one was found: else another start would begin anew
-      aside = processes.on_process_zero(functools.partial(_set_aside, place))
-      warn(f"{named} is damaged ({reason_why}) and was renamed to {aside}; going on from checkpoint {step}")
+    for bad, reason in damaged:  # only now: if none can be read, all stay as they are
+      aside = processes.on_process_zero(functools.partial(_set_aside, folder / str(bad)))
+      warn(
+        f"checkpoint {bad} in {str(folder)!r} is damaged ({reason}) and was renamed to {aside}; resuming from "
+        f"checkpoint {step}"
+      )
     return state, saved
   if found or processes.on_process_zero(lambda: bool(list(folder.glob("damaged-*")))):
-    told = "; ".join(f"{step}: {why}" for (_, why, _), (step, _) in zip(damaged, found, strict=True))
+    reasons = "; ".join(f"{step}: {why}" for step, why in damaged)
     raise ConfigError(
-      f"workdir: none of the checkpoints in {str(folder)!r} can be read ({told or 'all are damaged'}); "
-      "mend them, or name another workdir"
+      f"workdir: none of the checkpoints in {str(folder)!r} can be read ({reasons or 'all are damaged'}); "
+      "restore them from a copy, or name another workdir"
     )
   return None
 
 
-def load_params(source: str, abstract: TrainState, now: dict[str, Any]) -> tuple[Params, dict]:
-  """Another run's parameters in the layout of `abstract`, and the record. `source` is its workdir, or a checkpoint."""
+def load_params(source: str, abstract: TrainState, now: Record) -> tuple[Params, Record]:
+  """Another run's parameters, in the layout of `abstract`, and its record. `source` is a workdir or a checkpoint."""
   given = Path(source).expanduser()
   held = processes.on_process_zero(lambda: steps(given / FOLDER))
   folder = given / FOLDER / str(max(held)) if held else given
   saved = processes.on_process_zero(lambda: read_record(folder))
   if saved is None:
-    raise ConfigError(f"init_from={source!r} is no workdir with a checkpoint, nor a checkpoint; name one")
+    raise ConfigError(
+      f"init_from={source!r} names no workdir with a checkpoint, nor a checkpoint; use the workdir of another run"
+    )
   where = f"init_from={source!r}"
   theirs, ours = saved["data"]["tokenizer"], now["data"]["tokenizer"]
   if theirs != ours:
-    raise ConfigError(f"{where} was trained on tokens of {theirs!r}, and this run's are of {ours!r}; use the same text")
+    raise ConfigError(f"{where} was trained with tokenizer {theirs!r}, but this run has {ours!r}; use the same")
   only = {"params": abstract.params}
   record.check_arrays(saved, only, where)
   params, why = _read(folder, only, saved)
   if params is None:
-    raise ConfigError(f"{where} is damaged ({why}); name another checkpoint, such as WORKDIR/{FOLDER}/STEP")
+    raise ConfigError(f"{where} is damaged ({why}); use another checkpoint, as WORKDIR/{FOLDER}/STEP")
   return params["params"], saved
 
 
 def steps(folder: Path) -> list[int]:
-  """The steps of the finished checkpoints in a folder."""
+  """The steps of the finished checkpoints in a folder, sorted."""
   return sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdigit()) if folder.is_dir() else []
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
-  """The record of a checkpoint; None if it is missing or garbled. Raises OSError where storage does not answer."""
+def read_record(folder: Path) -> Record | None:
+  """The record of a checkpoint; None if it is missing or damaged. Raises OSError if storage does not respond."""
   try:
     found = json.loads((folder / "run" / "metadata").read_text())
     return found if found["arrays"] and found["config"] and found["data"] else None
@@ -124,13 +132,13 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _read(folder: Path, abstract: Any, saved: dict[str, Any]) -> tuple[Any, str]:
-  """The arrays of a checkpoint in the tree and the layout of `abstract`; or None, and why not."""
+def _read(folder: Path, abstract: Tree, saved: Record) -> tuple[Tree | None, str]:
+  """Reads the arrays of a checkpoint into a tree like `abstract`, in its layout; or returns None and the reason."""
   why = ""
   try:
     found = read_arrays(folder, record.named(abstract))
   except (MemoryError, jax.errors.JaxRuntimeError):
-    raise  # no fault of the files
+    raise  # the files are not to blame
   except Exception as error:  # orbax raises bare Exceptions for broken files
     why = first_line(error.__cause__ or error)
   why = next(filter(None, processes.all_gather(why)), "")
@@ -142,9 +150,9 @@ def _read(folder: Path, abstract: Any, saved: dict[str, Any]) -> tuple[Any, str]
 
 
 def read_arrays(folder: Path, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> list[jax.Array]:
-  """The named arrays of a checkpoint, in their layouts, so many at a time that memory stays within READ_BYTES or so.
+  """Reads the named arrays of a checkpoint, in their layouts, about READ_BYTES at a time to limit memory.
 
-  Each process reads its shards and waits for no other, so that what one of them finds wrong can become known to all.
+  Each process reads its shards without waiting for the others, so that an error of one can be reported to all.
   """
   out: list[jax.Array] = []
   for item, group in _groups(wanted):
@@ -152,15 +160,15 @@ def read_arrays(folder: Path, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) ->
     args = ocp.args.PyTreeRestore(
       tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=True
     )
-    at_once = max(READ_BYTES, *(_size(x) for _, x in group))
-    handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=(at_once + 1) / 1e9)
+    limit = max(READ_BYTES, *(_size(x) for _, x in group))
+    handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=(limit + 1) / 1e9)
     read = dict(record.named(handler.restore(epath.Path((folder / item).absolute()), args=args)))
     out += [read[name.removeprefix("params/")] for name, _ in group]
   return out
 
 
 def _groups(wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> Iterator[tuple[str, list]]:
-  """Neighbours that lie in the same item of a checkpoint and have READ_BYTES together, or one that has more."""
+  """Groups neighbours in the same item of a checkpoint, up to READ_BYTES together. A larger array is alone."""
   group: list = []
   for name, x in wanted:
     item = item_of(name)
@@ -172,7 +180,7 @@ def _groups(wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> Iterator[tuple[st
 
 
 def item_of(name: str) -> str:
-  """Which part of a checkpoint an array lies in: parameters apart, as others may want them alone."""
+  """The item of a checkpoint that holds an array. Parameters have their own, so that `init_from` reads nothing else."""
   return "params" if name.startswith("params/") else "optimizer"
 
 
@@ -181,7 +189,7 @@ def _size(x: jax.ShapeDtypeStruct) -> int:
 
 
 def _set_aside(folder: Path) -> str:
-  """Renames a damaged checkpoint, so that its step can be saved anew and nothing is lost."""
+  """Renames a damaged checkpoint, so that its step can be saved again and nothing is lost."""
   aside = next(p for n in range(1, 1000) if not (p := folder.with_name(f"damaged-{folder.name}-{n}")).exists())
   folder.rename(aside)
   return aside.name

@@ -1,8 +1,8 @@
-"""Checkpoints: written while training goes on. restore.py reads them.
+"""Writes checkpoints while training goes on. restore.py reads them.
 
-A checkpoint is a folder `workdir/checkpoints/STEP` of orbax: `params`, `optimizer` (with the step) and `run`, a JSON
-record of what wrote it (record.py). Every process writes its own shards. A folder has its final name only when all of
-it is written, so a run that is killed leaves whole checkpoints and, at most, an unfinished one that nobody reads.
+A checkpoint is an orbax folder `workdir/checkpoints/STEP` with the items `params`, `optimizer` (with the step) and
+`run`, the JSON record (record.py). Every process writes its own shards. A folder gets its final name when it is
+complete. So a killed run leaves complete checkpoints and at most one unfinished folder, which is never read.
 """
 
 import concurrent.futures
@@ -12,7 +12,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,29 +23,35 @@ from orbax.checkpoint import checkpoint_managers
 
 from checkpointing import record
 from checkpointing.quiet import quiet
+from checkpointing.record import Record
 from checkpointing.restore import steps
 from errors import first_line
 from runtime import processes
 from training.loop import LoopState
 from training.program import TrainState
 
-SECONDS_TO_WRITE = 300  # after which a process that waits for another's shards gives up on a checkpoint
-SLICE_BYTES = 1 << 20  # the least that is worth a slice
-CHUNK_BYTES = 4 << 20  # the unit of reading: who needs a part of an array reads the chunks that it touches
+SECONDS_TO_WRITE = 300  # how long a process waits for the others' shards before it gives up on a checkpoint
+SLICE_BYTES = 1 << 20  # replicas share the writing of an array only in slices of at least this size
+CHUNK_BYTES = 4 << 20  # the unit of reading: a part of an array is read in whole chunks
 Tell = Callable[[str], None]
 
 
 class NotSaved(RuntimeError):
-  """A run has ended, but some of its checkpoints could not be written."""
+  """Some checkpoints of a finished run could not be written."""
 
 
 class Best(checkpoint_managers.PreservationPolicy):
-  """Keeps the `n` checkpoints with the lowest validation loss, of those that were evaluated."""
+  """Keeps the `n` checkpoints with the lowest validation loss. Ignores those without an evaluation."""
 
   def __init__(self, n: int):
     self.n = n
 
-  def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+  def should_preserve(
+    self,
+    checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
+    *,
+    context: checkpoint_managers.PreservationContext,
+  ) -> list[bool]:
     losses = {info.step: info.metrics["loss"] for info in checkpoints if (info.metrics or {}).get("loss") is not None}
     best = sorted(losses, key=lambda step: losses[step])[: self.n]
     return [info.step in best for info in checkpoints]
@@ -55,33 +61,34 @@ class Checkpoints:
   """Writes the checkpoints of one run; all processes call its methods at the same steps. Use as a context manager.
 
   Args:
-    folder: where to write them.
-    keep: how many of the latest to keep; `keep_best`: and how many of those with the lowest validation loss.
-    say, warn: tell the user that a checkpoint is safe, or that it could not be written.
+    folder: the folder of the checkpoints.
+    keep: how many of the latest to keep.
+    keep_best: how many of those with the lowest validation loss to keep, in addition.
+    say, warn: called with a message when a checkpoint is saved, and when it could not be written.
   """
 
   def __init__(self, folder: Path, keep: int, keep_best: int, say: Tell, warn: Tell):
     self.folder, self.keep, self.keep_best, self.say, self.warn = folder, keep, keep_best, say, warn
     self.failed: list[int] = []  # the steps whose checkpoints could not be written
-    self._pending: tuple[int, float, concurrent.futures.Future] | None = None
+    self._pending: tuple[int, float, concurrent.futures.Future[None]] | None = None  # step, seconds waited, writing
     self._attempts = 0
     self._watcher = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
     quiet()
     processes.on_process_zero(self._drop_broken_metrics)
-    # Replicas share the writing of an array, by slices that they compile for each shape: not for small ones.
+    # Replicas share the writing of an array. Its slices are compiled for each shape, which does not pay if small.
     handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SLICE_BYTES)
     ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
     self._open()
 
   def _open(self) -> None:
-    """Makes the manager of the folder; the first removes what an earlier run has left there unfinished."""
-    self._broken = False  # a checkpoint could not be written, and processes may wait for each other at odds
+    """Makes the manager of the folder. The first one removes unfinished checkpoints of earlier runs."""
+    self._broken = False  # true after a failed write, when processes may wait at different barriers
     self._clear()
     self._attempts += 1
     policies = [checkpoint_managers.LatestN(self.keep), Best(self.keep_best)]
     options = ocp.CheckpointManagerOptions(
       preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-      best_fn=lambda metrics: -(metrics["loss"] or math.inf),  # given, so that the losses are written down
+      best_fn=lambda metrics: -(metrics["loss"] or math.inf),  # makes orbax store the losses
       cleanup_tmp_directories=self._attempts == 1,
       async_options=ocp.AsyncOptions(timeout_secs=SECONDS_TO_WRITE),
       multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=f"try-{self._attempts}"),
@@ -89,7 +96,7 @@ class Checkpoints:
     self._manager = ocp.CheckpointManager(epath.Path(self.folder.absolute()), options=options)
 
   def _drop_broken_metrics(self) -> None:
-    """Removes the losses of checkpoints where they cannot be read: without them orbax goes on, with them it raises."""
+    """Removes losses that cannot be read from the checkpoints, because orbax would raise an error."""
     for step in steps(self.folder):
       losses = self.folder / str(step) / "metrics"
       try:
@@ -100,7 +107,7 @@ class Checkpoints:
         shutil.rmtree(losses)
 
   def _clear(self) -> None:
-    """Removes what failed checkpoints have left, as far as it can: some of it may still be being written."""
+    """Removes the remains of failed checkpoints as far as possible; some may still be being written."""
     if jax.process_index() == 0:
       for step in self.failed:
         for folder in self.folder.glob(f"{step}.*tmp*"):
@@ -110,7 +117,7 @@ class Checkpoints:
     return self
 
   def __exit__(self, kind: type | None, *_: object) -> None:
-    """Waits for what is being written. Raises NotSaved if a checkpoint of the run, which ended well, was not."""
+    """Waits for the last checkpoint. Raises NotSaved if any could not be written, unless the run has failed anyway."""
     self.finish()
     self._watcher.shutdown()
     self._clear()
@@ -120,13 +127,13 @@ class Checkpoints:
         raise NotSaved(f"the checkpoints of steps {', '.join(map(str, failed))} could not be written to {self.folder}")
       self._manager.close()
 
-  def save(self, state: TrainState, run: dict[str, Any], loop: LoopState, loss: float | None) -> None:
-    """Starts to write a checkpoint; returns when `state` may be donated. Waits for the previous one if needed.
+  def save(self, state: TrainState, run: Record, loop: LoopState, loss: float | None) -> None:
+    """Starts to write a checkpoint. Returns when `state` may be donated. Waits for the previous checkpoint if needed.
 
     Args:
       run: the record of the run (record.make).
       loop: the state of the loop; its step names the checkpoint.
-      loss: on the validation examples, if they have been evaluated at this step.
+      loss: the validation loss at this step; None if it was not evaluated.
     """
     step = loop.step
     self.finish()
@@ -152,7 +159,10 @@ class Checkpoints:
       self._pending = (step, waited, self._watcher.submit(self._wait, step))
 
   def _wait(self, step: int) -> None:
-    """Returns when a checkpoint has its name, and power may fail: tensorstore syncs the arrays' files, we all else."""
+    """Waits until a checkpoint is complete and would survive a power failure.
+
+    tensorstore syncs the arrays' files; the rest is synced here.
+    """
     self._manager.wait_until_finished()
     if jax.process_index() == 0:
       rest = [place for place in (self.folder / str(step)).rglob("*") if place.parent.name != "d"]
@@ -164,12 +174,12 @@ class Checkpoints:
           os.close(descriptor)
 
   def check(self) -> None:
-    """Tells what has become of the checkpoint that is being written, if that is known. Waits for nothing."""
+    """Reports whether the pending checkpoint was saved, if it is done. Does not wait."""
     if self._pending and self._pending[2].done():
       self.finish()
 
   def finish(self) -> None:
-    """Waits until the checkpoint that is being written is safe, or known not to be."""
+    """Waits for the pending checkpoint and reports whether it was saved."""
     if self._pending:
       step, waited, future = self._pending
       self._pending = None
@@ -182,14 +192,15 @@ class Checkpoints:
   def _fail(self, step: int, error: Exception) -> None:
     self.failed.append(step)
     self._broken = True
-    while error.__context__ is not None:  # what went wrong first, and not that others then waited in vain
-      error = error.__context__  # type: ignore[assignment]
+    cause: BaseException = error
+    while cause.__context__ is not None:  # the first error, not the time-outs that followed
+      cause = cause.__context__
     left = max((s for s in steps(self.folder) if s != step), default=None)
     stays = "there is none before it" if left is None else f"checkpoint {left} stays"
     self.warn(
-      f"checkpoint {step} in {self.folder} could not be written ({first_line(error)}); training goes on, {stays}"
+      f"checkpoint {step} in {self.folder} could not be written ({first_line(cause)}); training continues, {stays}"
     )
 
 
-def _save_args(tree: Any) -> ocp.args.StandardSave:
+def _save_args(tree: dict[str, Any]) -> ocp.args.StandardSave:
   return ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree))

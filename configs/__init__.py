@@ -1,1 +1,1 @@
-"""base.py holds every field with its default and meaning; experiments/ holds the presets."""
+"""base.py defines every field with its default and meaning; experiments/ holds the presets."""

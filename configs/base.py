@@ -1,7 +1,7 @@
-"""Every field with its default and meaning. Each strategy's config is this with the strategy's name in it.
+"""Every field with its default and meaning. A strategy's config is this one with its name in `strategy`.
 
-Change any field from the command line: `--config.optimizer.learning_rate=3e-4`. A preset (configs/experiments/)
-follows the file's name after a colon: `--config=configs/fsdp.py:cifar10`.
+Change any field on the command line: `--config.optimizer.learning_rate=3e-4`. Select a preset (configs/experiments/)
+after a colon: `--config=configs/fsdp.py:cifar10`.
 """
 
 import functools
@@ -15,35 +15,35 @@ from errors import one_of
 
 
 def config_of(strategy: str) -> Callable[..., ConfigDict]:
-  """The `get_config(preset="lm")` of a strategy's config file."""
+  """The function `get_config(preset="lm")` for a strategy's config file."""
   return functools.partial(get_config, strategy=strategy)
 
 
 def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
-  """The config of a strategy: the defaults below, changed by the preset."""
+  """The config of a strategy: the defaults below with the changes of the preset."""
   config = ConfigDict(
     {
       # What to run
       "strategy": strategy,  # a module of strategies/: how weights and batch are sharded over the devices
       "seed": 0,  # of the initial weights, the order of examples, dropout and augmentation
-      "steps": 300,  # updates; the learning rate decays over all of them
+      "steps": 300,  # updates to make; the learning rate decays over all of them
       "stop_after": 0,  # end this run cleanly after this step; 0: run all steps
       "batch_size": 16,  # examples in a global batch, over all devices
-      "accumulation": 1,  # microbatches a step, one after another, so that a large batch fits into memory
-      # Where to run. A mesh size that is not given is the strategy's own; -1 takes the devices that are left.
+      "accumulation": 1,  # parts that a batch runs in, one after another, to save memory
+      # Where to run. A mesh size that is not set is the strategy's default; -1 takes the devices that are left.
       "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "model")},
-      "simulated_devices": 8,  # made by each process from its CPU if there is no accelerator; 1: plain single device
-      "distributed": {  # a job of several processes outside a cluster (docs/cluster.md)
-        "coordinator": "",  # HOST:PORT of process 0; "": from SLURM, Open MPI, Kubernetes or Cloud TPU, or else alone
+      "simulated_devices": 8,  # CPU devices for each process if there is no accelerator; 1: a single device
+      "distributed": {  # for a job of several processes; a cluster sets these itself (docs/cluster.md)
+        "coordinator": "",  # HOST:PORT of process 0; "": use SLURM, Open MPI, Kubernetes, Cloud TPU or one process
         "processes": 0,  # with coordinator: the number of processes
         "process": -1,  # with coordinator: the number of this process, from 0
         "timeout": 300,  # seconds to wait for all processes at the start
       },
-      "compilation_cache_dir": "~/.cache/meshwright/compiled",  # for programs that took over half a second; "": off
+      "compilation_cache_dir": "~/.cache/meshwright/compiled",  # keeps programs that took over 0.5 s; "": off
       "pipeline": {  # for strategies with a stage axis
         "schedule": "1f1b",  # "gpipe", "1f1b" or "interleaved"
-        "microbatches": 8,  # parts of a batch; with 4 for each stage a fifth of the ticks are idle
-        "chunks": 0,  # interleaved: pieces of a stage, spread over the depth; 0: two if the depth allows
+        "microbatches": 8,  # parts of a batch; with 4 per stage, stages are idle in a fifth of the ticks
+        "chunks": 0,  # for "interleaved": groups of layers in a stage; 0: two if the depth allows
       },
       # What to train
       "model": {
@@ -62,14 +62,14 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "rope_base": 10_000.0,  # of rotary embedding; use more for longer texts
         "norm_eps": 1e-5,
         "attention": "auto",  # "plain", "blockwise" (CPU), "cudnn" (NVIDIA), or the platform's best
-        "remat": "minimal",  # recompute for the backward pass: "minimal" (what is cheap), "dots" (not products), "full"
+        "remat": "minimal",  # recompute when going backward: "minimal" (if cheap), "dots" (all but products), "full"
         "dtype": "auto",  # of the computation: "auto" (float32 on CPU, bfloat16 elsewhere), "float32" or "bfloat16"
         "param_dtype": "float32",  # of the master weights and the optimizer's moments
         "image_size": 32,
         "patch_size": 4,  # an image becomes (image_size / patch_size)² positions
         "classes": 10,
       },
-      "optimizer": {  # AdamW; weight decay leaves out the scales of norms
+      "optimizer": {  # AdamW; the scales of norms are not decayed
         "learning_rate": 3e-3,  # the peak, reached after warm-up
         "warmup": 50,  # steps of linear warm-up
         "final_fraction": 0.1,  # the cosine decays to this fraction of the peak
@@ -81,27 +81,27 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       },
       "data": {
         "name": "text",  # "text", "cifar10" or "synthetic"
-        "path": "",  # text: a file, a folder, or several with commas; "": the Python standard library's source
+        "path": "",  # text: a file, a folder, or several with commas; "": Python's standard library
         "tokenizer": "bytes",  # text: "bytes", or "bpe" trained to model.vocab_size
         "dir": "",  # cifar10: the folder that holds cifar10/3.0.2; "": TFDS_DATA_DIR, else ~/tensorflow_datasets
         "augment": False,  # images: random crop and flip
         "cache_dir": "~/.cache/meshwright/data",  # tokenized text and decoded images
       },
-      # What to keep, in WORKDIR/checkpoints. A run resumes from its workdir by itself.
-      "checkpoint": {  # one after each evaluation, at the end, on SIGTERM or SIGINT, and
-        "every": 0,  # after this many steps; 0: not by steps
-        "minutes": 5.0,  # after this many minutes without one; 0: not by time
+      # What to save, in WORKDIR/checkpoints. A run with the same workdir resumes from there.
+      "checkpoint": {  # saved after each evaluation, at the end, on SIGTERM or SIGINT, and
+        "every": 0,  # every so many steps; 0: not by steps
+        "minutes": 5.0,  # this many minutes after the last one; 0: not by time
         "keep": 2,  # how many of the latest to keep
         "keep_best": 1,  # and how many of those with the lowest validation loss
       },
-      "init_from": "",  # start with the parameters of another run: its workdir, or one of its checkpoints
-      # What to show
-      "log_every": 20,  # steps between lines
+      "init_from": "",  # start with another run's parameters: its workdir, or one of its checkpoints
+      # What to report
+      "log_every": 20,  # steps between lines of metrics
       "eval_every": 0,  # steps between evaluations; 0: at the end only
       "eval_batch_size": 64,
       "eval_examples": 512,  # of the validation split, picked by a fixed shuffle; 0: all
-      "max_skipped": 20,  # updates in a row without a finite loss and gradient, before the run gives up
-      "sample_length": 100,  # tokens of text to write at the end; 0: none
+      "max_skipped": 20,  # the run stops after so many updates in a row with a loss or gradient that is not finite
+      "sample_length": 100,  # tokens of text to generate at the end; 0: none
       "sample_prompt": "def ",
       "sample_temperature": 0.8,
     }

@@ -1,11 +1,13 @@
-"""What a model is trained on. The batch at step t is a pure function of (seed, t), however many processes read it.
+"""Training and validation data. The batch at step t is a pure function of (seed, t), for any number of processes.
 
-A data set is two sources of numbered examples. batches.py orders, slices, pads and prefetches them; text.py,
-cifar10.py and synthetic.py are the data sets. Each of these modules has a `load(config, model)` that returns a
-`Dataset`, and `GIVES`, the inputs and the objective it is made for (None: any).
+A data set is two sources of numbered examples, for training and validation. batches.py orders, slices, pads and
+prefetches them. text.py, cifar10.py and synthetic.py each have a `load(config, model)`; add a new one to `DATASETS`.
 """
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
 
 from data import cifar10, synthetic, text
 from data.batches import Batches, Source, prefetch
@@ -15,16 +17,30 @@ from models.config import ModelConfig
 
 __all__ = ["Batches", "Dataset", "Source", "load", "prefetch"]
 
-DATASETS: dict[str, Any] = {"text": text, "cifar10": cifar10, "synthetic": synthetic}  # the modules
+
+@dataclasses.dataclass(frozen=True)
+class Loader:
+  """Loads a data set from `config.data`, for models with these inputs and this objective; None allows any."""
+
+  load: Callable[[ConfigDict, ModelConfig], Dataset]
+  inputs: str | None = None
+  objective: str | None = None
 
 
-def load(config: Any, model: ModelConfig) -> Dataset:
-  """The data set that `config.data` describes (configs/base.py), in the shape that `model` reads."""
-  module = DATASETS[one_of("data.name", config.name, DATASETS)]
-  if module.GIVES not in (None, (model.inputs, model.objective)):
-    inputs, objective = module.GIVES
+DATASETS = {
+  "text": Loader(text.load, inputs="tokens", objective="next_token"),
+  "cifar10": Loader(cifar10.load, inputs="images", objective="class"),
+  "synthetic": Loader(synthetic.load),
+}
+
+
+def load(config: ConfigDict, model: ModelConfig) -> Dataset:
+  """Loads the data set of `config.data` (configs/base.py), with examples that fit `model`."""
+  loader = DATASETS[one_of("data.name", config.name, DATASETS)]
+  inputs, objective = loader.inputs or model.inputs, loader.objective or model.objective
+  if (inputs, objective) != (model.inputs, model.objective):
     raise ConfigError(
-      f"data.name={config.name!r} gives model.inputs={inputs!r} and model.objective={objective!r}, but the model has "
-      f"model.inputs={model.inputs!r} and model.objective={model.objective!r}; set both to the former"
+      f"data.name={config.name!r} needs model.inputs={inputs!r} and model.objective={objective!r}, but the model has "
+      f"model.inputs={model.inputs!r} and model.objective={model.objective!r}; change these two or data.name"
     )
-  return module.load(config, model)
+  return loader.load(config, model)

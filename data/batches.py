@@ -1,7 +1,7 @@
-"""From numbered examples to batches: a global order, this process's rows of it, padding, and reading ahead.
+"""Batches: the global order of examples, the rows that this process reads, padding, and prefetching.
 
-The order is arithmetic, not a list: `shuffled` computes where a position of an epoch lies in the data set, so any
-batch of any epoch can be read without reading the ones before, and resuming a run takes only its step.
+The order is computed, not stored: `shuffled` maps a position in an epoch to the number of an example. So any batch can
+be read without the ones before it, and resuming a run needs only its step.
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-HostBatch = dict[str, np.ndarray]  # arrays with the examples on their first axis
-Rows = slice | np.ndarray  # which rows of a global batch
+HostBatch = dict[str, np.ndarray]  # the first dimension of each array is the examples
+Rows = slice | np.ndarray  # selects rows of a global batch
 
 
 class Source(Protocol):
@@ -29,12 +29,12 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-  """The global sequence of batches of a source.
+  """The batches of a source, in their global order.
 
   Attributes:
     source: the examples.
-    size: examples in a global batch.
-    seed: of the order.
+    size: how many examples a global batch holds.
+    seed: the seed of the order.
   """
 
   source: Source
@@ -42,7 +42,7 @@ class Batches:
   seed: int = 0
 
   def train_ids(self, step: int) -> np.ndarray:
-    """The numbers of the examples in the global batch at a step, [size]; epochs follow one another without a gap."""
+    """The numbers of the examples in the global batch at a step, [size]. A batch may span two epochs."""
     position = step * self.size + np.arange(self.size)
     epoch, place = np.divmod(position, len(self.source))
     return np.concatenate(
@@ -50,13 +50,13 @@ class Batches:
     )
 
   def train(self, step: int, rows: Rows = slice(None)) -> HostBatch:
-    """These rows of the global batch at a step, with `id` and an all-true `mask`."""
+    """Reads rows of the global batch at a step, with `id` and an all-true `mask`."""
     return self._read(self.train_ids(step)[rows], np.ones(self.size, np.bool_)[rows])
 
   def evaluation(self, rows: Rows = slice(None), examples: int | None = None) -> Iterator[HostBatch]:
-    """These rows of the batches that together hold `examples` of the source (all if None), each exactly once.
+    """Reads rows of batches that together hold `examples` examples of the source (all if None), each exactly once.
 
-    A fixed shuffle picks them, so that few are like all. The last batch is filled up, its `mask` false there.
+    A fixed shuffle picks the examples, so that a few represent all. The last batch is padded, with a false `mask`.
     """
     total = len(self.source) if examples is None else min(examples, len(self.source))
     for start in range(0, total, self.size):
@@ -69,15 +69,15 @@ class Batches:
 
 
 def id_words(ids: np.ndarray) -> np.ndarray:
-  """Example numbers int64 [B] as uint32 words [B, 2], the low word first: JAX has no 64-bit integers by default."""
+  """Splits example numbers int64 [B] into words uint32 [B, 2], the low word first. JAX disables 64 bits by default."""
   return np.stack([ids & 0xFFFFFFFF, ids >> 32], axis=-1).astype(np.uint32)
 
 
 def shuffled(place: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
-  """Where the places [N] of an epoch's order lie in a data set of `size` examples: a permutation of range(size).
+  """The numbers of the examples at places [N] of an epoch's order, a permutation of range(size). Stores no table.
 
-  A Feistel network over the smallest even number of bits that holds `size`, walked again from any value that falls
-  outside (cycle walking; Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). Costs no memory.
+  It is a Feistel network over the smallest even number of bits that can hold every place. A result outside the range is
+  permuted again (cycle walking; Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
   """
   half = max(1, ((size - 1).bit_length() + 1) // 2)
   low = np.uint64((1 << half) - 1)
@@ -96,17 +96,17 @@ def shuffled(place: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-  """The finalizer of splitmix64: every bit of the input reaches every bit of the output."""
+  """The finalizer of splitmix64: every bit of the input affects every bit of the output."""
   x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return x ^ (x >> np.uint64(31))
 
 
 class prefetch:
-  """Iterates over `make(item)` for the items, made by a thread that runs up to `ahead` of them in advance.
+  """Iterates over `make(item)` for each item. A thread makes up to `ahead` results in advance.
 
-  Use as a context manager; leaving it stops the thread. `waited` is the time in seconds that the consumer spent
-  waiting. An exception of `make` is raised where its result would have come.
+  Use it as a context manager; leaving it stops the thread. `waited` is how many seconds the consumer has waited. If
+  `make` raises an exception, the consumer gets it in place of that result.
   """
 
   def __init__(self, make: Callable[[Any], Any], items: Iterable[Any], ahead: int = 2):
@@ -121,7 +121,7 @@ class prefetch:
         if not self._put((make(item), None)):
           return
       self._put((None, StopIteration()))
-    except BaseException as error:  # handed to the consumer, whatever it is
+    except BaseException as error:  # any error goes to the consumer
       self._put((None, error))
 
   def _put(self, result: tuple[Any, BaseException | None]) -> bool:

@@ -1,4 +1,4 @@
-"""Where prepared data is kept: a folder is written under another name and renamed when it is whole."""
+"""The cache of prepared data. A folder is written under a temporary name and renamed when it is complete."""
 
 import hashlib
 import os
@@ -12,7 +12,7 @@ from errors import ConfigError
 
 
 def prepared(root: str, name: str, key: Any, write: Callable[[Path], None]) -> Path:
-  """The folder for (name, key) under `root`, filled by `write(folder)` if it is not there yet."""
+  """Returns the folder for (name, key) under `root`. If there is none yet, `write(folder)` fills a new one."""
   digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
   final = Path(root).expanduser() / f"{name}-{digest}"
   if final.exists():
@@ -21,7 +21,7 @@ def prepared(root: str, name: str, key: Any, write: Callable[[Path], None]) -> P
     final.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=final.parent))
   except OSError as error:
-    raise ConfigError(f"data.cache_dir={root!r} cannot be written ({error.strerror}); name another folder") from error
+    raise ConfigError(f"data.cache_dir={root!r} cannot be written ({error.strerror}); use another folder") from error
   try:
     write(unfinished)
     try:

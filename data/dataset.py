@@ -1,4 +1,4 @@
-"""Dataset: what `data.load` returns."""
+"""Dataset and Text: what `data.load` returns."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ from data.batches import Source
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """What only a text data set has.
+  """The part of a Dataset that only text has.
 
   Attributes:
     encode, decode: text to token ids, and back.
-    to_bytes: token ids to the bytes they stand for.
-    bytes_per_token: of the validation text; turns a loss in nats per token into bits per byte.
-    byte_pairs: how often each byte follows each other one in the training text, int64 [256, 256].
+    to_bytes: token ids to the bytes that they stand for.
+    bytes_per_token: of the validation text. Converts a loss in nats per token to bits per byte.
+    byte_pairs: how often each pair of bytes occurs in the training text, int64 [256, 256].
   """
 
   encode: Callable[[str], list[int]]
@@ -28,14 +28,14 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """Two sources and what is known about them.
+  """A data set: training and validation examples, and their description.
 
   Attributes:
     train, validation: the examples.
     description: one line for the user.
-    fingerprint: a hash of the content and its tokenization; equal fingerprints mean equal examples.
-    tokenizer: names the meaning of token ids; equal names mean equal tokenizers. Empty for images.
-    text: what only a text has; None for other data.
+    fingerprint: a hash of content and tokenization. Equal fingerprints mean equal examples.
+    tokenizer: the name of the tokenizer, empty for images. Equal names mean equal tokenizers.
+    text: None if the data is not text.
   """
 
   train: Source

@@ -1,4 +1,4 @@
-"""Made-up examples of the right shape, for measuring speed and for tests. They teach nothing.
+"""Random examples of the right shape, to measure speed and for tests. A model cannot learn anything from them.
 
 Example i is a pure function of i, so it is the same on every process and in every run.
 """
@@ -7,12 +7,12 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from data.batches import HostBatch
 from data.dataset import Dataset
 from models.config import ModelConfig
 
-GIVES = None  # fits every model
 TRAIN_EXAMPLES, VALIDATION_EXAMPLES = 8192, 256
 
 
@@ -38,8 +38,8 @@ class Synthetic:
     return {name: random.integers(0, limits[name], shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
 
 
-def load(config: Any, model: ModelConfig) -> Dataset:
-  """Random examples for any model."""
+def load(config: ConfigDict, model: ModelConfig) -> Dataset:
+  """Makes random examples for any model."""
   return Dataset(
     train=Synthetic(model, 0, TRAIN_EXAMPLES),
     validation=Synthetic(model, TRAIN_EXAMPLES, VALIDATION_EXAMPLES),

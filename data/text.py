@@ -1,8 +1,8 @@
-"""Text: Python's own standard library by default, or the user's files; as bytes, or in the pieces of a trained BPE.
+"""Text: Python's standard library by default, or the user's files. Tokens are bytes, or the pieces of a trained BPE.
 
-The files are split by name into training and validation (few files: the end of each), joined with an end-of-document
-token between them, and kept as one memory-mapped array of token ids each. Example i is a window of seq_len + 1
-tokens; windows overlap by the one token that is a target in the first and an input in the next.
+Each file is for training or for validation, depending on its name. (With few files, the end of each is for validation.)
+The tokens of each split, with an end-of-document token between files, are stored as one memory-mapped array. Example i
+is a window of seq_len + 1 tokens. Neighbouring windows share one token: a target of the first, an input of the next.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ import json
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from data.batches import HostBatch
 from data.cache import prepared
@@ -22,16 +22,15 @@ from data.dataset import Dataset, Text
 from errors import ConfigError, one_of
 from models.config import ModelConfig
 
-GIVES = ("tokens", "next_token")
 TOKENIZERS = ("bytes", "bpe")
-END = 0  # the token between documents: the zero byte, and the first special token of a BPE
-HELD_OUT = 20  # one file in so many, or one byte of a file in so many, is for validation
-FORMAT = 3  # of the cache; raise it when what is written there changes
+END = 0  # the end-of-document token: the zero byte, or the first special token of a BPE
+HELD_OUT = 20  # 1 in 20 files is for validation; with few files 1 in 20 bytes of each
+FORMAT = 3  # version of the cache; increase it when the format of the cached files changes
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-  """Token ids [N] cut into windows of `length` + 1."""
+  """Windows of `length` + 1 tokens over token ids [N]."""
 
   tokens: np.ndarray
   length: int
@@ -44,8 +43,8 @@ class Windows:
     return {"tokens": self.tokens[places].astype(np.int32)}
 
 
-def load(config: Any, model: ModelConfig) -> Dataset:
-  """The text at `config.path`, tokenized by `config.tokenizer`."""
+def load(config: ConfigDict, model: ModelConfig) -> Dataset:
+  """Loads the text at `config.path`, tokenized with `config.tokenizer`."""
   one_of("data.tokenizer", config.tokenizer, TOKENIZERS)
   root, files = find_files(config.path)
   stamps = [(str(f.relative_to(root)), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
@@ -89,14 +88,14 @@ def load(config: Any, model: ModelConfig) -> Dataset:
 
 
 def find_files(path: str) -> tuple[Path, list[Path]]:
-  """The text files at `path`, sorted, and the folder their names are relative to.
+  """Finds the text files at `path`. Returns the folder that contains all of them, and the files, sorted.
 
-  `path` is a file, a folder, several of them with commas between, or empty for the standard library. In a folder,
-  hidden files and files that are not text (a zero byte in their first 8 KiB) are passed over.
+  `path` is a file, a folder, several of these separated by commas, or empty for the standard library. In a folder,
+  hidden files and files that are not text (with a zero byte in the first 8 KiB) are skipped.
   """
   if not path:
     root = Path(sysconfig.get_path("stdlib"))
-    # Not its tests: many systems package them apart, and the corpus should be the same on all.
+    # Many systems package the tests separately. Without them the corpus is the same everywhere.
     skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     return root, sorted(f for f in root.rglob("*.py") if not skipped & set(f.relative_to(root).parts))
   files: list[Path] = []
@@ -104,19 +103,19 @@ def find_files(path: str) -> tuple[Path, list[Path]]:
     place = Path(name.strip()).expanduser()
     if not place.exists():
       raise ConfigError(
-        f"data.path={name.strip()!r} does not exist; name a text file, a folder, or several with commas"
+        f"data.path={name.strip()!r} does not exist; use a text file, a folder, or several separated by commas"
       )
     within = sorted(place.rglob("*")) if place.is_dir() else [place]
     files += [f for f in within if f.is_file() and (f == place or _is_text(f, place))]
   files = sorted(set(files))
   if not any(f.stat().st_size for f in files):
-    raise ConfigError(f"data.path={path!r} holds no text; name a file or folder that does")
+    raise ConfigError(f"data.path={path!r} holds no text; use a file or folder with text")
   common = Path(*_common_parts([f.absolute().parent.parts for f in files]))
   return common, [f.absolute() for f in files]
 
 
 def codec(tokenizer: str, folder: Path) -> tuple[Callable[[str], list[int]], Callable[[list[int]], str]]:
-  """Text to token ids, and back."""
+  """The functions from text to token ids, and back."""
   if tokenizer == "bytes":
     return lambda text: list(text.encode()), lambda ids: bytes(i for i in ids if i < 256).decode(errors="replace")
   from tokenizers import Tokenizer
@@ -126,14 +125,14 @@ def codec(tokenizer: str, folder: Path) -> tuple[Callable[[str], list[int]], Cal
 
 
 def tokenizer_name(tokenizer: str, folder: Path) -> str:
-  """A name that two tokenizers share if they are the same."""
+  """The name of a tokenizer. Equal names mean equal tokenizers."""
   if tokenizer == "bytes":
     return "bytes"
   return f"{tokenizer} {hashlib.sha256((folder / 'tokenizer.json').read_bytes()).hexdigest()[:12]}"
 
 
 def _write(folder: Path, root: Path, files: list[Path], tokenizer: str, vocab_size: int) -> None:
-  """Tokenizes the files into `folder`, one document at a time."""
+  """Tokenizes the files, one at a time, and writes the tokens to `folder`."""
   if tokenizer == "bpe":
     _train_bpe(folder, [text for f in files for text in _split(root, f, files)[:1] if text], vocab_size)
   encode, _ = codec(tokenizer, folder)
@@ -167,7 +166,7 @@ def _write(folder: Path, root: Path, files: list[Path], tokenizer: str, vocab_si
 
 
 def pair_counts(text: bytes) -> np.ndarray:
-  """How often each byte follows each other one in a text, int64 [256, 256]."""
+  """How often each pair of bytes occurs in a text, int64 [256, 256]."""
   values = np.frombuffer(text, np.uint8).astype(np.int64)
   return np.bincount(values[:-1] * 256 + values[1:], minlength=256 * 256).reshape(256, 256)
 
@@ -176,7 +175,9 @@ def _train_bpe(folder: Path, texts: list[bytes], vocab_size: int) -> None:
   from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
   if vocab_size < 257:
-    raise ConfigError(f"model.vocab_size={vocab_size} is too small for a BPE; use 257 or more (256 bytes and one end)")
+    raise ConfigError(
+      f"model.vocab_size={vocab_size} is too small for a BPE; use at least 257: 256 bytes and the end-of-document token"
+    )
   bpe = Tokenizer(models.BPE())
   bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   bpe.decoder = decoders.ByteLevel()
@@ -189,12 +190,12 @@ def _train_bpe(folder: Path, texts: list[bytes], vocab_size: int) -> None:
 
 
 def _split(root: Path, file: Path, files: list[Path]) -> tuple[bytes, bytes]:
-  """A file's part for training and its part for validation."""
+  """Splits a file into its parts for training and validation; one of them may be empty."""
   text = file.read_bytes()
-  if len(files) < HELD_OUT:  # too few to hold whole files out
+  if len(files) < HELD_OUT:  # too few files to set whole ones apart
     cut = len(text) - len(text) // HELD_OUT
-    cut = text.rfind(b"\n", cut - len(text) // 100, cut) + 1 or cut  # at the end of a line, if one ends near
-    while cut < len(text) and text[cut] & 0b1100_0000 == 0b1000_0000:  # not inside a UTF-8 character
+    cut = text.rfind(b"\n", cut - len(text) // 100, cut) + 1 or cut  # after the nearest end of a line
+    while cut < len(text) and text[cut] & 0b1100_0000 == 0b1000_0000:  # not within a UTF-8 character
       cut += 1
     return text[:cut], text[cut:]
   return (b"", text) if file in _held_out(root, tuple(files)) else (text, b"")
@@ -202,7 +203,7 @@ def _split(root: Path, file: Path, files: list[Path]) -> tuple[bytes, bytes]:
 
 @functools.cache
 def _held_out(root: Path, files: tuple[Path, ...]) -> frozenset[Path]:
-  """The files for validation: a choice by name that does not change when the folder is moved."""
+  """The files for validation, chosen by relative name, so that moving the folder does not change the choice."""
   by_hash = sorted(files, key=lambda f: hashlib.sha256(f.relative_to(root).as_posix().encode()).digest())
   return frozenset(by_hash[: len(files) // HELD_OUT])
 

@@ -1,1 +1,1 @@
-"""How good a model is: evaluator.py measures loss and accuracy, bigram.py the baseline to compare a text model with."""
+"""Evaluation: evaluator.py measures loss and accuracy, bigram.py the baseline of a text model."""

@@ -1,4 +1,4 @@
-"""The baseline: how well a byte can be predicted from just the one before it."""
+"""The baseline of a text model: predicts each byte from the previous one."""
 
 import dataclasses
 import math
@@ -12,14 +12,14 @@ from data.text import pair_counts
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-  """The byte bigram model on the validation text: `loss` in nats per token, and the same in bits per byte."""
+  """The loss of the byte bigram model on the validation text: in nats per token, and in bits per byte."""
 
   loss: float
   bits_per_byte: float
 
 
 def baseline(text: Text, windows: Iterable[np.ndarray]) -> Baseline:
-  """The bigram model of the training text, measured on windows of validation tokens."""
+  """Measures the bigram model of the training text on windows of validation tokens."""
   bits = bits_per_byte(text.byte_pairs, (text.to_bytes(window.tolist()) for window in windows))
   return Baseline(bits * math.log(2) * text.bytes_per_token, bits)
 
@@ -27,7 +27,7 @@ def baseline(text: Text, windows: Iterable[np.ndarray]) -> Baseline:
 def bits_per_byte(counts: np.ndarray, texts: Iterable[bytes]) -> float:
   """Cross-entropy on `texts` of the bigram model with these counts and add-one smoothing.
 
-  The first byte of each text is only a context.
+  The first byte of each text is not predicted.
   """
   smoothed = counts + 1.0
   log_probability = np.log2(smoothed / smoothed.sum(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Evaluator: loss and accuracy of a model over the validation examples."""
+"""Evaluator: measures loss and accuracy on the validation examples."""
 
 import collections
 import math
@@ -10,7 +10,7 @@ from data import Batches, Dataset
 from data.batches import HostBatch
 from evaluation.bigram import Baseline, baseline
 from strategies import Strategy
-from training.program import TrainState
+from training.program import Sums, TrainState
 
 
 class Evaluator:
@@ -22,7 +22,7 @@ class Evaluator:
     self._batches = Batches(dataset.validation, batch_size)
 
   def __call__(self, state: TrainState) -> dict[str, float]:
-    """`loss`, with `accuracy` and `examples` of a classifier, or `bits_per_byte` of a text model."""
+    """Returns `loss`; for a classifier also `accuracy` and `examples`, for a text model `bits_per_byte`."""
     sums = self._sums(state)
     values = {"loss": sums["loss"] / sums["count"]}
     if self.strategy.program.model.predicts.counts_correct:
@@ -33,11 +33,12 @@ class Evaluator:
 
   def _sums(self, state: TrainState) -> dict[str, float]:
     """Sums over all batches. Results are read two batches late, so that the device does not wait."""
-    total: collections.Counter = collections.Counter()
-    waiting: collections.deque = collections.deque()
+    total: dict[str, float] = collections.defaultdict(float)
+    waiting: collections.deque[Sums] = collections.deque()
 
     def read_oldest() -> None:
-      total.update({name: float(value) for name, value in jax.device_get(waiting.popleft()).items()})
+      for name, value in jax.device_get(waiting.popleft()).items():
+        total[name] += float(value)
 
     for batch in self._batches.evaluation(self.strategy.rows(self.batch_size), self.examples):
       waiting.append(self.strategy.eval_step(state, self.strategy.shard(batch, self.batch_size)))
@@ -48,7 +49,7 @@ class Evaluator:
     return total
 
   def baseline(self) -> Baseline | None:
-    """The byte bigram model on the same examples; None where the data is not text."""
+    """The loss of the byte bigram model on the same examples; None if the data is not text."""
     if not self.dataset.text:
       return None
     batches: Iterator[HostBatch] = self._batches.evaluation(examples=self.examples)

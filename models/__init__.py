@@ -1,4 +1,4 @@
-"""The one Transformer. It names the dimensions of its arrays (dimensions.py) and knows nothing of strategies or devices.
+"""The one Transformer. It names the dimensions of its arrays (dimensions.py) and does not know about strategies.
 
 Read transformer.py first, then attention.py and layers.py. inputs.py and objectives.py hold the two choices that make
 a model: what goes in (tokens, images) and what is predicted (the next token, a class). generate.py samples text.

@@ -4,7 +4,7 @@ The model names the dimensions of its arrays; a `Sharding` decides what the name
 activations have separate names, so that `embed` (weights) can be split over the devices that also split `batch`
 (activations):
 
-    batch    activations: examples
+    batch    activations: the examples
     embed    weights: the model width; gathered just before use
     heads    weights and activations: query and key-value heads
     mlp      weights and activations: the hidden width of the MLP

@@ -21,7 +21,7 @@ from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Dims, Sharding
 from models.layers import RMSNorm, SwiGLU, dropout, fold_in, weight
 
-# Operations on a gathered weight. Their results must not outlive the block, so the backward pass repeats them.
+# The gather of a weight, and views of the result. None may outlive the block, so the backward pass repeats them.
 VIEWS = frozenset({"sharding_constraint", "reshape", "transpose", "convert_element_type"})
 
 # Cheap to recompute from values that the backward pass reads anyway; saving them would cost more.
@@ -73,7 +73,7 @@ class _Layer(NamedTuple):
   """What the scan over blocks slices: the weights, number and cache of one block, or of all blocks stacked."""
 
   weights: Any
-  index: jax.Array
+  number: jax.Array
   cache: Cache | None
 
 
@@ -136,7 +136,7 @@ class Transformer(nnx.Module):
 
     def body(x: jax.Array, layer: _Layer) -> tuple[jax.Array, Cache | None]:
       block = nnx.merge(graph, jax.tree.map(lambda w: self._ready(w, sharding), layer.weights, is_leaf=_is_param))
-      return block(x, angles, fold_in(keys, layer.index), sharding, layer.cache, start)
+      return block(x, angles, fold_in(keys, layer.number), sharding, layer.cache, start)
 
     body = jax.checkpoint(body, policy=policy or REMAT_POLICIES[self.config.remat], prevent_cse=False)
     return jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)

@@ -1,1 +1,1 @@
-"""What a run shows: metrics.py writes measurements, progress.py follows the steps, summary.py is for start and end."""
+"""What a run reports: metrics.py at each line, progress.py step by step, summary.py at the start and the end."""

@@ -1,4 +1,4 @@
-"""Where measurements go: a line in the terminal, `metrics.jsonl`, and TensorBoard event files."""
+"""Measures speed, and writes measurements to the terminal, `metrics.jsonl` and TensorBoard."""
 
 import collections
 import contextlib
@@ -23,7 +23,7 @@ from training.loop import LoopState
 
 
 class Clock:
-  """Adds up wall time by what it was spent on. `spent` maps names to seconds; blocks do not nest."""
+  """Adds up wall time by activity: `with clock("data"): ...`. `spent` maps names to seconds. Do not nest it."""
 
   def __init__(self) -> None:
     self.spent: dict[str, float] = collections.defaultdict(float)
@@ -43,11 +43,12 @@ class Clock:
 
 
 class Meter:
-  """Speed over the steps since the last line.
+  """Measures speed over the steps since the last line.
 
   Args:
     items: how many of `unit` ("tokens" or "images") a step processes.
-    flops: floating-point operations of a step; `peak` is what all devices could do a second, None if not known.
+    flops: floating-point operations of a step.
+    peak: FLOP/s that all devices together can reach; None if not known.
   """
 
   def __init__(self, clock: Clock, items: int, unit: str, flops: float, peak: float | None):
@@ -55,11 +56,11 @@ class Meter:
     self.restart(0)
 
   def restart(self, step: int) -> None:
-    """Starts to measure after `step`; call it after what should not count, such as an evaluation."""
+    """Starts a new measurement after `step`. Call it after work that should not count, such as an evaluation."""
     self.step, self.time, self.waited = step, time.perf_counter(), self.clock.spent["data"]
 
   def read(self, step: int) -> dict[str, float]:
-    """The speed from the last start until `step`, which has just ended, and a new start."""
+    """Returns the speed from the last start until `step`, which has just ended, and starts anew."""
     seconds, steps = time.perf_counter() - self.time, max(1, step - self.step)
     rate = steps / seconds
     speed = {
@@ -74,7 +75,7 @@ class Meter:
     return speed
 
 
-# How a measurement is written in the terminal; the ones not listed go to the files only.
+# How each measurement is shown in the terminal. Others go to the files only.
 FORMATS = {
   "loss": "loss {:.4f}",
   "bits_per_byte": "{:.3f} bits/byte",
@@ -93,7 +94,7 @@ FORMATS = {
 }
 
 
-RESULTS = ("metrics.jsonl", "tensorboard", "loss.png", "config.json")  # what a run leaves in its workdir
+RESULTS = ("metrics.jsonl", "tensorboard", "loss.png", "config.json")  # the results in a workdir
 
 
 class NotWritten(RuntimeError):
@@ -101,7 +102,7 @@ class NotWritten(RuntimeError):
 
 
 class Appender:
-  """Appends to a file. What a full disk does not take is told of once, kept, and tried again with what comes next."""
+  """Appends to a file. On a full disk: warns once, buffers, and retries on the next write."""
 
   def __init__(self, path: Path):
     self.path, self.waiting, self.failing = path, b"", False
@@ -114,11 +115,11 @@ class Appender:
         self.waiting = self.waiting[os.write(self.descriptor, self.waiting) :]
     except OSError as error:
       if not self.failing:
-        warn(f"{self.path} cannot be written ({error.strerror}); training goes on, and it is tried again")
+        warn(f"{self.path} cannot be written ({error.strerror}); training continues, and the next write retries")
     self.failing = bool(self.waiting)
 
   def sync(self) -> None:
-    """Makes sure that what was written outlives the machine's power."""
+    """Flushes to disk, so that the data survives a power failure."""
     with contextlib.suppress(OSError):
       os.fsync(self.descriptor)
 
@@ -128,7 +129,7 @@ class Appender:
 
 
 def event_record(**fields: Any) -> bytes:
-  """An event as TensorBoard reads it: a TFRecord (length, checksum, content, checksum) of the protocol buffer."""
+  """An event in TensorBoard's format: a TFRecord (length, checksum, content, checksum) of a protocol buffer."""
   content = Event(wall_time=time.time(), **fields).SerializeToString()
   length = struct.pack("<Q", len(content))
   crcs = (struct.pack("<I", masked_crc32c(part)) for part in (length, content))
@@ -136,11 +137,11 @@ def event_record(**fields: Any) -> bytes:
 
 
 class Writer:
-  """Writes the measurements of one run into its workdir, if `enabled` (one process of a job is).
+  """Writes the measurements of a run into its workdir. `enabled` is true in one process of a job only.
 
   A run that starts at step 0 first moves the results of an earlier run to previous-1, previous-2, ... A resumed run
-  keeps the lines up to `start.step` and writes later ones again, also the evaluation of that step unless it had been
-  made when the checkpoint was written.
+  keeps the lines up to `start.step` and writes later lines again. It also repeats the evaluation of `start.step` if the
+  checkpoint was saved before it.
   """
 
   def __init__(self, workdir: Path, start: LoopState, last_step: int, enabled: bool = True):
@@ -162,7 +163,7 @@ class Writer:
     board.mkdir(exist_ok=True)
     self.board = Appender(board / f"events.out.tfevents.{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}")
     self.board.write(event_record(file_version="brain.Event:2"))
-    if start.step:  # makes TensorBoard drop the later steps of an earlier piece of the run
+    if start.step:  # makes TensorBoard drop the steps after the checkpoint
       self.board.write(event_record(step=start.step + 1, session_log=SessionLog(status=SessionLog.START)))
     if sys.stderr.isatty():
       self.bar = tqdm(initial=start.step, total=last_step, unit="step", dynamic_ncols=True)
@@ -171,7 +172,7 @@ class Writer:
     return self
 
   def __exit__(self, kind: type | None, *_: object) -> None:
-    """Raises NotWritten if measurements of a run that ended well could not be written."""
+    """Raises NotWritten if measurements could not be written, unless the run has failed anyway."""
     if self.enabled:
       self.file.close()
       self.board.close()
@@ -181,10 +182,10 @@ class Writer:
         raise NotWritten(f"the last measurements could not be written to {self.path}")
 
   def write(self, step: int, split: str, values: dict[str, float]) -> None:
-    """Records values measured at a step of "train" or "validation"."""
+    """Writes the values of a step; `split` is "train" or "validation"."""
     if not self.enabled:
       return
-    # JSON has no number for these; null keeps the line readable by every parser.
+    # JSON has no NaN or infinity; null keeps the line readable by every parser.
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
     self.file.write(json.dumps({"step": step, "split": split, **finite}).encode() + b"\n")
     scalars = [Summary.Value(tag=f"{split}/{name}", simple_value=value) for name, value in values.items()]
@@ -193,7 +194,7 @@ class Writer:
     self.say(f"{split:<10} {step:>{len(str(self.last_step))}}/{self.last_step}  " + "  ".join(shown))
 
   def sync(self) -> None:
-    """Makes sure that the measurements so far outlive the machine's power."""
+    """Flushes the measurements to disk, so that they survive a power failure."""
     if self.enabled:
       self.file.sync()
 
@@ -209,12 +210,12 @@ class Writer:
 
 
 def warn(text: str) -> None:
-  """An error that does not end the run, on standard error, from any process."""
+  """Prints an error that does not end the run on standard error. Every process may call it."""
   tqdm.write(f"error: {text}", file=sys.stderr)
 
 
 def _cut(path: Path, start: LoopState) -> None:
-  """Drops broken lines, the lines after a step, and the step's evaluation unless it had been made."""
+  """Drops broken lines, the lines after the start, and its evaluation unless that was made before the checkpoint."""
   kept = [
     line
     for line in read(path)
@@ -226,7 +227,7 @@ def _cut(path: Path, start: LoopState) -> None:
 
 
 def read(path: Path) -> list[dict]:
-  """The lines of a metrics.jsonl, without those that a kill or a full disk has cut; none if there is no file."""
+  """The lines of a metrics.jsonl, without incomplete ones (from a kill or a full disk). Empty if there is no file."""
   found = []
   for line in path.read_bytes().splitlines() if path.exists() else []:
     with contextlib.suppress(ValueError):

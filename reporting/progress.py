@@ -1,4 +1,4 @@
-"""Reads the metrics of each step: writes a line now and then, and stops a run whose updates are all skipped."""
+"""Reads the metrics of each step, writes a line every `log_every` steps, and stops a run that has diverged."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Progress:
     self.loop = loop
 
   def read(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    """Reads the metrics of `step`, waiting until they are computed, and writes a line if one is due.
+    """Waits for the metrics of `step`, reads them, and writes a line if one is due.
 
     Raises Diverged after `max_skipped` skipped updates in a row.
     """

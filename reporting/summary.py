@@ -1,21 +1,22 @@
-"""What a run shows at its start and at its end."""
+"""What a run prints at its start and its end."""
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 from clu import parameter_overview
+from ml_collections import ConfigDict
 
 from data import Dataset
 from errors import ConfigError
 from evaluation.bigram import Baseline
 from models.config import ModelConfig
 from reporting import metrics
+from training.program import Params
 
 
-def prompt(config: Any, dataset: Dataset, model: ModelConfig) -> np.ndarray | None:
-  """The token ids [1, P] that the sample at the end begins with; None if there is to be no sample."""
+def prompt(config: ConfigDict, dataset: Dataset, model: ModelConfig) -> np.ndarray | None:
+  """The token ids [1, P] of the prompt for the sample at the end of a run; None if there is no sample."""
   if dataset.text is None or config.sample_length < 1:
     return None
   ids = np.array([dataset.text.encode(config.sample_prompt)], np.int32)
@@ -27,13 +28,13 @@ def prompt(config: Any, dataset: Dataset, model: ModelConfig) -> np.ndarray | No
   return ids
 
 
-def parameter_table(params: Any) -> str:
+def parameter_table(params: Params) -> str:
   """Name, shape, dtype, size and sharding of every parameter."""
   return parameter_overview.get_parameter_overview(params, include_stats="sharding")
 
 
 def device_line(devices: list[jax.Device], processes: int) -> str:
-  """How many devices of which kind, and whether they are real."""
+  """The number and kind of the devices, and whether they are simulated."""
   kind, count = devices[0].device_kind, len(devices)
   if devices[0].platform == "cpu":
     kind = "CPU device, simulated" if count > 1 else "CPU"
@@ -41,7 +42,7 @@ def device_line(devices: list[jax.Device], processes: int) -> str:
 
 
 def baseline_line(baseline: Baseline, bits_per_byte: float) -> str:
-  """The byte bigram model beside this model's loss in bits per byte."""
+  """Compares the model with the byte bigram model, in bits per byte."""
   better = 1 - bits_per_byte / baseline.bits_per_byte
   return (
     f"baseline   byte bigram model: loss {baseline.loss:.4f}  {baseline.bits_per_byte:.3f} bits/byte; "
@@ -59,7 +60,7 @@ def wall_time_lines(clock: metrics.Clock) -> list[str]:
 
 
 def plot_loss(path: Path, lines: list[dict], baseline: Baseline | None = None) -> None:
-  """Draws the losses in the lines of a metrics.jsonl, with the baseline's as a dashed line."""
+  """Plots the losses in the lines of a metrics.jsonl, and the baseline's loss as a dashed line."""
   import matplotlib
 
   matplotlib.use("Agg")
@@ -78,5 +79,5 @@ def plot_loss(path: Path, lines: list[dict], baseline: Baseline | None = None) -
   try:
     figure.savefig(path, dpi=120)
   except OSError as error:
-    metrics.warn(f"{path} cannot be written ({error.strerror})")
+    metrics.warn(f"{path} cannot be written ({error.strerror}); the plot is left out")
   pyplot.close(figure)

@@ -1,7 +1,7 @@
 """Strategy: the interface that train.py, the tools and the tests use, and its implementation for every SPMD layout.
 
-The mathematics is in training/program.py and knows no device. Here each of its functions becomes one jitted program
-over the mesh. Shardings pin what goes in and comes out, and the compiler places the communication.
+training/program.py holds the mathematics, without devices. Here each of its functions becomes a jitted program over the
+mesh. The layout gives the shardings of inputs and outputs; the compiler inserts the communication.
 """
 
 import contextlib
@@ -31,10 +31,10 @@ class Strategy:
   Attributes:
     layout: the resolved Layout; `layout.mesh` holds the size of every mesh axis.
     mesh: the devices in that shape, or an AbstractMesh to lower without devices.
-    section: the section of the config whose fields the constructor takes by name, if there is one.
-    microbatches: how many parts the strategy itself cuts a batch into.
-    schedule: the order of the parts in a pipeline of more than one stage.
-    reduces_once: gradients are summed over devices once a step, not once for each part of the batch.
+    section: the config section whose fields are passed to the constructor; None if there is none.
+    microbatches: how many microbatches the strategy itself splits a batch into.
+    schedule: the schedule of a pipeline with several stages; None without one.
+    reduces_once: whether gradients are all-reduced once a step even if the batch runs in parts.
   """
 
   section: str | None = None
@@ -53,7 +53,7 @@ class Strategy:
     self.state_sharding = TrainState(
       step=replicated,  # type: ignore[arg-type]  # the same tree, with shardings for arrays
       params=params,
-      # Adam keeps two numbers for each weight, sharded as the weight is.
+      # Adam's moments are sharded like their weights.
       opt_state=optax.tree.map_params(
         program.optimizer.transform,
         lambda _, sharding: sharding,
@@ -90,12 +90,12 @@ class Strategy:
     )
 
   def init(self, seed: int) -> TrainState:
-    """The state at step 0, created sharded: no device ever holds more than its part."""
+    """The state at step 0. It is created sharded: no device ever holds more than its part."""
     with self._on_mesh():
       return self._init(jax.random.key(seed))
 
   def abstract_state(self) -> TrainState:
-    """The state's shapes, dtypes and shardings, for restoring and for compiling ahead of time."""
+    """The state's shapes, dtypes and shardings, for restoring and ahead-of-time compilation."""
     return self._abstract_state
 
   def abstract_batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -106,43 +106,43 @@ class Strategy:
     }
 
   def rows(self, batch_size: int) -> np.ndarray:
-    """The rows of a global batch that this process must supply."""
+    """The rows of a global batch that this process supplies."""
     return local_rows(self.batch_sharding, batch_size)
 
   def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> Batch:
-    """Makes the global batch from this process's rows of it."""
+    """Makes a global batch from the rows that this process supplies."""
     return {
       name: jax.make_array_from_process_local_data(self.batch_sharding, rows, (batch_size, *rows.shape[1:]))
       for name, rows in host_batch.items()
     }
 
   def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-    """One update. Donates `state`; use the one returned. The metrics are replicated scalars, not yet computed."""
+    """Runs one update. Donates `state`; use the returned one. The metrics are replicated scalars, not awaited yet."""
     with self._on_mesh():
       return self._train_step(state, batch)
 
   def eval_step(self, state: TrainState, batch: Batch) -> Sums:
-    """Sums of loss, correct predictions and count over the batch, without padding."""
+    """Sums of loss, correct predictions and count over the batch. Padding does not count."""
     with self._on_mesh():
       return self._eval_step(state.params, batch)
 
   def gradients(self, state: TrainState, batch: Batch) -> tuple[Metrics, Params]:
-    """The loss and the gradient of the mean loss that `train_step` would apply, laid out as the parameters."""
+    """The mean loss and its gradient, before clipping. The gradient is sharded like the parameters."""
     with self._on_mesh():
       return self._gradients(state, batch)
 
   def generate(self, state: TrainState, prompt: np.ndarray, *, length: int, seed: int, temperature: float) -> jax.Array:
-    """Continues prompts [B, P] by `length` tokens; every device holds the result."""
+    """Continues prompts [B, P] by `length` tokens. The result is replicated."""
     with self._on_mesh():
       return self._generate(state.params, prompt, length=length, key=jax.random.key(seed), temperature=temperature)
 
   def lower_train_step(self, batch_size: int, **options: Any) -> jax.stages.Lowered:
-    """The training step, lowered but not compiled; `options` go to `jax.stages.Traced.lower`."""
+    """The training step, lowered but not compiled. `options` are those of `jax.stages.Traced.lower`."""
     with self._on_mesh():
       return self._train_step.trace(self._abstract_state, self.abstract_batch(batch_size)).lower(**options)
 
   def describe(self, name: str) -> str:
-    """One line: the strategy's name, its mesh, and which logical dimension is sharded over what."""
+    """One line with the strategy's name, its mesh, and the mesh axes of each logical dimension."""
     if self.layout.device_count == 1:
       return name if name == "single" else f"{name} on one device: nothing to split, so this is the single-device run"
     mesh = " × ".join(f"{axis}={size}" for axis, size in self.layout.mesh.items())
@@ -150,11 +150,11 @@ class Strategy:
     return f"{name} on mesh {mesh}; " + ", ".join(f"{dim} over {place}" for dim, place in placed.items())
 
   def _on_mesh(self) -> contextlib.AbstractContextManager:
-    """The context in which sharding constraints refer to this mesh."""
+    """A context in which sharding constraints refer to this mesh."""
     return jax.set_mesh(self.mesh) if isinstance(self.mesh, Mesh) else jax.sharding.use_abstract_mesh(self.mesh)
 
   def check_batch(self, field: str, batch_size: int, accumulation: int = 1) -> None:
-    """Raises ConfigError unless a global batch splits evenly over the batch axis and into its parts."""
+    """Raises ConfigError unless a global batch splits evenly over the devices and into its parts."""
     parts = {
       "devices that split the batch": self.layout.shards("batch"),
       "accumulation": accumulation,

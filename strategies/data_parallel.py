@@ -3,16 +3,15 @@
     weights      [ W ] [ W ] [ W ] [ W ]     a copy on each device
     batch        [ 0 ] [ 1 ] [ 2 ] [ 3 ]     split over `data`
 
-Communication: one all-reduce of the gradients a step, 2·P·(n−1)/n numbers sent by each device (P parameters, n
-devices), plus a few scalars; as often as `accumulation` says, since each part's gradient is summed as it is made.
-Nothing in the forward pass.
+Communication: one all-reduce of the gradients a step. Each device sends 2·P·(n−1)/n numbers (P parameters, n devices)
+and a few scalars. With `accumulation`, each part of the batch has an all-reduce of its own. The forward pass sends
+nothing. The compiler adds the all-reduce: the loss is a sum over a sharded batch, and so is its gradient.
 
-Use it when parameters, gradients and both Adam moments fit on one device (16 bytes a parameter in float32): of the
-strategies that split batch and weights alone it sends the least. Not when they don't: fsdp keeps the same arithmetic at
-1/n of that memory.
+Use it when parameters, gradients and both Adam moments fit on one device: 16 bytes a parameter in float32. Of the
+strategies that split only batch and weights, it sends the least. Don't use it when they do not fit: fsdp does the same
+arithmetic in 1/n of that memory.
 
-Source: Goyal et al. 2017, arXiv:1706.02677; PyTorch's DistributedDataParallel. `jax.jit` needs no wrapper around the
-gradient: the loss is a sum over a batch that is split, so its gradient is too.
+Source: Goyal et al. 2017, arXiv:1706.02677; PyTorch's DistributedDataParallel.
 """
 
 from strategies.layout import Layout

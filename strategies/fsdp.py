@@ -2,19 +2,21 @@
 
     weights      [W₀ ] [W₁ ] [W₂ ] [W₃ ]     1/n each, and so gradients and Adam's moments
     batch        [ 0 ] [ 1 ] [ 2 ] [ 3 ]     split over `data`
-    in block i:  all-gather Wᵢ → compute → forget it
+    in block i:  all-gather Wᵢ → compute → free it
 
-One word more than data_parallel: `embed`, the model width, which every matrix has, lies on `data` too. It names
-weights only, so no activation is split by it; the scan over blocks gathers one block at a time (models/transformer.py).
+One word more than data_parallel: `embed`, the width of the model, is sharded over `data` too. Every matrix has this
+dimension, and it names weights only, so no activation is split by it. The scan over blocks gathers the weights of one
+block at a time (models/transformer.py).
 
 Communication: each weight is all-gathered in the forward pass and again in the backward pass, and its gradient is
-reduce-scattered: about 3·P·(n−1)/n numbers sent by each device, half as much again as data parallelism, in exchange
-for 1/n of the memory. Remat adds nothing to it: the backward pass gathers in any case. Embedding and head are gathered
-once, the scales of the norms (under 1% of the bytes) stay replicated, and the embedding's gradient is summed whole.
-XLA's CPU backend has no reduce-scatter here: it sums every gradient whole, at twice the bytes, and slices.
+reduce-scattered. Each device sends about 3·P·(n−1)/n numbers, 1.5 times as many as in data parallelism, and needs 1/n
+of the memory. Remat sends nothing more, because the backward pass gathers in any case. Exceptions: embedding and head
+are gathered once, the embedding's gradient is all-reduced, and the scales of the norms (under 1% of the bytes) stay
+replicated. (XLA's CPU backend all-reduces each gradient, at twice the bytes, and slices: it does not reduce-scatter.)
 
-Use it when the state does not fit on one device and the batch is at least as large as the number of devices. Not when
-the slices get so thin that gathers take longer than the arithmetic they wait for: then add tensor parallelism (two_d).
+Use it when the state does not fit on one device and the batch has at least one example for each device. Don't use it
+when the pieces are so thin that a gather takes longer than the arithmetic that hides it; add tensor parallelism then
+(two_d).
 
 Source: Rajbhandari et al. 2020 (ZeRO stage 3), arXiv:1910.02054; PyTorch's FSDP2.
 """

@@ -4,15 +4,15 @@
     replica 0   [ W₀, batch 0 ]   [ W₁, batch 1 ]     fast links within a row: a host, a slice
     replica 1   [ W₀, batch 2 ]   [ W₁, batch 3 ]     slow links between rows
 
-Weights are split over `data` alone, so a row holds them all and its gathers never leave it; the batch is split over
-both axes. It is fsdp with one more mesh axis and no code of its own: the strategy to copy when you write your own.
+Weights are split over `data` only: each row holds all of them, and gathers stay within a row. The batch is split over
+both axes. This is fsdp with one more mesh axis and no code of its own: a good strategy to copy for a new one.
 
-Communication: FSDP's gathers and scatters within a row, and across rows one all-reduce of gradients that are already
-1/d as large (d = size of `data`): 2·P/d·(r−1)/r numbers sent by each device over the slow links. The gradients
-of the embedding and of the norms' scales are summed whole over both axes.
+Communication: within a row, FSDP's gathers and reduce-scatters. Across rows, one all-reduce of the gradients, which are
+already scattered: each device sends 2·P/d·(r−1)/r numbers over the slow links (d and r are the sizes of `data` and
+`replica`). The gradients of the embedding and of the norms' scales are all-reduced over both axes.
 
-Use it when FSDP over all devices would gather over slow links: several hosts without a fast network, several slices
-(set `mesh.replica` to their number). Not when the state does not fit into one row: a row holds all of it.
+Use it when FSDP over all devices would gather over slow links: with several hosts without a fast network, or with
+several slices (set `mesh.replica` to their number). Don't use it when the state does not fit into one row.
 
 Source: Zhao et al. 2023 (PyTorch FSDP, hybrid sharding), arXiv:2304.11277.
 """

@@ -29,7 +29,7 @@ class Layout:
 
   Attributes:
     mesh: the size of each mesh axis; -1 takes the devices that are left.
-    batch, embed, heads, mlp, vocab, layers: the mesh axis (or axes) that split this logical dimension; None: not split.
+    batch, embed, heads, mlp, vocab, layers: the mesh axis or axes that split this logical dimension; None if not split.
   """
 
   mesh: Mapping[str, int]
@@ -64,7 +64,7 @@ class Layout:
 
   def place(self, **places: Place) -> "Layout":
     """The same layout with some dimensions placed elsewhere."""
-    return dataclasses.replace(self, **places)  # type: ignore[arg-type]  # callers give logical dimensions only
+    return dataclasses.replace(self, **dict[str, Any](places))
 
   @property
   def device_count(self) -> int:

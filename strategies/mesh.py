@@ -1,4 +1,4 @@
-"""Mesh sizes and device order: from a Layout with open sizes to a mesh of real, simulated or imagined devices."""
+"""Meshes: fills in the sizes of a Layout, and arranges real, simulated or abstract devices in a mesh."""
 
 import dataclasses
 import math
@@ -38,7 +38,7 @@ def resolve(layout: Layout, devices: int, sizes: Mapping[str, int | None] | None
   fixed = math.prod(size for size in mesh.values() if size != -1)
   if free and devices % fixed == 0:
     mesh[free[0]] = devices // fixed
-  elif fixed != devices and not (fixed == 1 and not free):  # a mesh of ones runs on a single device, anywhere
+  elif fixed != devices and not (fixed == 1 and not free):  # sizes of 1 always fit: they use a single device
     raise ConfigError(
       f"{shown} do not multiply to the {devices} devices here; "
       f"use sizes whose product is {devices}, or -1 for one of them"
@@ -49,7 +49,7 @@ def resolve(layout: Layout, devices: int, sizes: Mapping[str, int | None] | None
 def fitted(layout: Layout, devices: int) -> Layout:
   """The layout with its fixed sizes halved until they fit this number of devices.
 
-  The largest size is halved first, and of equal sizes the innermost, so that the layout keeps as many axes as it can.
+  Halves the largest size first, and of equal sizes the innermost, to keep as many axes as possible.
   """
   mesh = dict(layout.mesh)
   while devices % math.prod(size for size in mesh.values() if size != -1):
@@ -60,7 +60,7 @@ def fitted(layout: Layout, devices: int) -> Layout:
 
 
 def make_mesh(layout: Layout, devices: list[jax.Device]) -> Mesh:
-  """The mesh over the first `device_count` of these devices, arranged along their links.
+  """A mesh of the first `device_count` of these devices, with neighbours along its axes linked directly if possible.
 
   With several slices, the outermost mesh axis spans them. Raises ConfigError if the devices cannot be arranged so.
   """
@@ -71,10 +71,10 @@ def make_mesh(layout: Layout, devices: list[jax.Device]) -> Mesh:
     outermost = next(i for i, size in enumerate(shape) if size > 1)
     if shape[outermost] % slices:
       axis = tuple(layout.mesh)[outermost]
-      raise ConfigError(f"mesh.{axis}={shape[outermost]} does not divide among {slices} slices; use a multiple of them")
+      raise ConfigError(f"mesh.{axis}={shape[outermost]} does not divide over {slices} slices; use a multiple")
     across[outermost] = slices
   within = [size // n for size, n in zip(shape, across, strict=True)]
-  split = {"allow_split_physical_axes": True}  # a mesh axis may need a part of one dimension of a torus
+  split = {"allow_split_physical_axes": True}  # a mesh axis may take only a part of a torus dimension
   try:
     if slices > 1:
       arranged = mesh_utils.create_hybrid_device_mesh(within, across, devices, **split)
@@ -90,5 +90,5 @@ def make_mesh(layout: Layout, devices: list[jax.Device]) -> Mesh:
 
 
 def abstract_mesh(layout: Layout) -> AbstractMesh:
-  """A mesh of this shape without devices, to trace and lower for machines that are not there."""
+  """A mesh of this shape without devices, to trace and lower programs for other machines."""
   return AbstractMesh(tuple(layout.mesh.values()), tuple(layout.mesh), axis_types=(AxisType.Auto,) * len(layout.mesh))

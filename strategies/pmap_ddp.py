@@ -1,14 +1,13 @@
-"""Distributed data parallelism by `jax.pmap`, the legacy API, as it is still met in the wild.
+"""Data parallelism with `jax.pmap`, the legacy API that much existing code still uses.
 
-    state   [ W ] [ W ] [ W ] [ W ]     replicated; psum of the gradients, and each device makes the same update
-    batch   [ 0 ] [ 1 ] [ 2 ] [ 3 ]     a leading axis of devices, one slice each
+    state   [ W ] [ W ] [ W ] [ W ]     replicated; psum of the gradients, then every device makes the same update
+    batch   [ 0 ] [ 1 ] [ 2 ] [ 3 ]     a leading dimension of devices, one slice each
 
-What pmap is today: a wrapper that builds a `jit` of a fully manual `shard_map` over one axis (jax 0.8 on). Code that
-kept its state with a leading device axis (`replicate`, `unreplicate`) need not: `in_axes=None` and `out_axes=None`
-take and give whole arrays. With several processes each gets its own devices' alone; `train_step` makes them global.
+Since jax 0.8, pmap is a `jit` of a fully manual `shard_map`. The state needs no leading dimension (`replicate`): with
+`in_axes=None` and `out_axes=None` it is replicated, over a process's own devices, and `train_step` makes it global.
 
-Communication: data_parallel's, though once a step even where `accumulation` cuts the batch into parts. To migrate:
-`jax.shard_map` with in_specs=(P(), P("data")), out_specs=P() and no leading axis on the batch; or data_parallel.py.
+Communication: as in data_parallel, but once a step even with `accumulation`. Use it to understand old code, not for new
+code. Migrate to data_parallel, or to `jax.shard_map` with in_specs=(P(), P("data")), out_specs=P() and a plain batch.
 
 Source: https://docs.jax.dev/en/latest/migrate_pmap.html; Li et al. 2020 (PyTorch DDP), arXiv:2006.15704.
 """
@@ -22,19 +21,20 @@ import numpy as np
 from errors import ConfigError
 from strategies.base import Strategy
 from strategies.data_parallel import LAYOUT as LAYOUT
+from strategies.layout import Layout
 from strategies.sharding import from_local_copies
 from training.program import Batch, Metrics, Program, TrainState
 
 
 class PmapDDP(Strategy):
-  """data_parallel's layout, with every function of a batch run by pmap."""
+  """Runs every function of a batch with pmap."""
 
   reduces_once = True
 
-  def __init__(self, layout: Any, program: Program, mesh: Any):
+  def __init__(self, layout: Layout, program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh):
     super().__init__(layout, program, mesh)
     if not isinstance(mesh, jax.sharding.Mesh) or not set(mesh.devices.flat) <= set(jax.devices()):
-      raise ConfigError("strategy='pmap_ddp' takes only devices that are there; use 'data_parallel', its equal")
+      raise ConfigError("strategy='pmap_ddp' needs devices of this machine; use 'data_parallel', which does the same")
     sums = lambda s, b: jax.lax.psum(program.gradient_sums(s.params, b, s.step), "data")
     devices = list(mesh.devices.flat)
     pmap = functools.partial(jax.pmap, axis_name="data", in_axes=(None, 0), out_axes=None, devices=devices)
@@ -43,7 +43,7 @@ class PmapDDP(Strategy):
     self._eval_step = pmap(lambda p, b: jax.lax.psum(program.eval_step(p, b), "data"))
 
   def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> Batch:
-    """A batch with a leading axis of devices: [n, B/n, ...]."""
+    """The batch with a leading dimension of devices: [n, B/n, ...]."""
     n = self.layout.device_count
     return super().shard({k: x.reshape(-1, batch_size // n, *x.shape[1:]) for k, x in host_batch.items()}, n)
 

@@ -1,8 +1,8 @@
-"""What a layout does to arrays: it pins activations, gathers weights, looks up embeddings, and splits batches.
+"""Applies a layout to arrays: constrains activations, gathers weights, looks up embeddings, and splits batches.
 
-`MeshSharding` is what strategies hand to the model as its `models.dimensions.Sharding`. Call it under `jax.set_mesh`,
-in automatic sharding mode: the constraints here are fixed points, and the compiler fills in the rest (WORKSPACE.md
-says why not explicit mode).
+Strategies pass a `MeshSharding` to the model as its `models.dimensions.Sharding`. Use it under `jax.set_mesh`, in
+automatic sharding mode: the layout constrains some arrays, and the compiler chooses the sharding of the rest
+(WORKSPACE.md explains why not explicit mode).
 """
 
 import dataclasses
@@ -19,20 +19,20 @@ from strategies.layout import Layout, Place
 
 @dataclasses.dataclass(frozen=True)
 class MeshSharding:
-  """The operations of a layout whose mesh sizes are resolved."""
+  """The sharding operations of a resolved layout."""
 
   layout: Layout
 
   def place(self, **places: Place) -> "MeshSharding":
-    """The same with some dimensions placed elsewhere."""
+    """The same operations with some dimensions placed elsewhere."""
     return MeshSharding(self.layout.place(**places))
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
-    """Pins an activation whose dimensions carry these names."""
+    """Constrains the sharding of an activation; `dims` names its dimensions."""
     return x if self.layout.device_count == 1 else constrain(x, self.layout.spec(dims))
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
-    """All-gathers a weight along `embed`. Its gradient is reduced and scattered to where the weight is stored."""
+    """All-gathers a weight along `embed`. Its gradient is reduce-scattered to where the weight is stored."""
     if self.layout.shards("embed") == 1 or "embed" not in dims:
       return w
     gathered = self.layout.spec(None if dim == "embed" else dim for dim in dims)
@@ -41,13 +41,13 @@ class MeshSharding:
     return use(w)
 
   def _scatter(self, gradient: jax.Array, dims: Dims) -> jax.Array:
-    """Constrains the gradient of a gathered weight to where the weight is stored, by two detours."""
+    """Constrains a gathered weight's gradient to the sharding of the stored weight, with two compiler workarounds."""
     gathered = self.layout.spec(None if dim == "embed" else dim for dim in dims)
     if not any(gathered) and self._has_idle_axis():
       # The compiler would split the product over the idle axis and then move the gradient by a collective-permute,
-      # which one stage of a pipeline cannot do alone. So the gradient is summed whole first; such weights are small.
+      # which a single stage of a pipeline cannot do. All-reduce the gradient instead; such weights are small.
       gradient = constrain(gradient, gathered)
-    # As a matrix with `embed` first: the TPU compiler sums other shapes whole if a piece would not fill its tiles.
+    # A matrix with `embed` first: the TPU compiler all-reduces other shapes if a piece does not fill its tiles.
     at, others = dims.index("embed"), [dim for dim in dims if dim not in (None, "embed")]
     first = jnp.moveaxis(gradient, at, 0)
     matrix = constrain(first.reshape(first.shape[0], -1), self.layout.spec(("embed", *others)))
@@ -61,8 +61,8 @@ class MeshSharding:
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
     """Rows of a table [V, D] split over `vocab`, for token ids [B, T] → [B, T, D].
 
-    Every device looks up the ids that its part of the table holds, and the parts are summed. Written out because
-    XLA's partitioner aborts the process on such a lookup inside a pipeline's shard_map (jax 0.12.0.1).
+    Every device looks up the ids that its part of the table holds, and the results are summed. This is written out
+    because XLA's partitioner aborts the process on a sharded lookup inside a pipeline's shard_map (jax 0.12.0.1).
     """
     parts, (vocab, batch) = self.layout.shards("vocab"), (self.layout.vocab, self.layout.batch)
     if parts == 1:
@@ -73,7 +73,7 @@ class MeshSharding:
     local = pin(ids - rows * jnp.arange(parts).reshape(-1, 1, 1), vocab, batch, None)  # [parts, B, T]
     found = pin(jax.vmap(lambda part, i: part[i])(tables, jnp.clip(local, 0, rows - 1)), vocab, batch, None, None)
     found = jnp.where(((local >= 0) & (local < rows))[..., None], found, 0)
-    return jax.lax.reduce(found, np.zeros((), found.dtype), jax.lax.add, (0,))  # jnp.sum would send it in float32
+    return jax.lax.reduce(found, np.zeros((), found.dtype), jax.lax.add, (0,))  # jnp.sum would send float32
 
 
 def local_rows(sharding: NamedSharding, size: int) -> np.ndarray:
@@ -83,7 +83,7 @@ def local_rows(sharding: NamedSharding, size: int) -> np.ndarray:
 
 
 def from_local_copies(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-  """The array that is replicated over all processes, from a copy that may be each process's own. Copies nothing."""
+  """Makes a global replicated array from an array that each process holds for its own devices. Copies no data."""
   if x.sharding.device_set == sharding.device_set:
     return x
   return jax.make_array_from_single_device_arrays(x.shape, sharding, [shard.data for shard in x.addressable_shards])

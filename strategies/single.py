@@ -1,10 +1,12 @@
-"""Single device: everything in one place. The reference that every other strategy must equal.
+"""Single device: all weights and the whole batch on one device. Every other strategy must compute the same numbers.
 
     device 0:  all weights, all of the batch
 
-Communication: none. Use it to debug, to measure what one device does, and as the truth in the parity tests. Any
-other strategy turns into this one when it finds a single device; pmap_ddp is then a pmap over one device, to the same
-numbers.
+Communication: none.
+
+Use it to debug, to measure the speed of one device, and as the reference of the parity tests. On a single device every
+other strategy is the same as this one. (pmap_ddp is then a pmap over one device, with the same numbers.) Don't use it
+when there are more devices: it leaves them idle.
 """
 
 from strategies.layout import Layout

@@ -4,14 +4,14 @@
     data 0        [ W₀₀, batch 0 ] [ W₀₁, batch 0 ]
     data 1        [ W₁₀, batch 1 ] [ W₁₁, batch 1 ]
 
-A weight is cut twice, by width over `data` and by heads, hidden units or vocabulary over `model`; the batch is cut
-over `data` alone. It is literally the union of the two layouts, with no code of its own.
+The union of the two layouts, without code of its own. A weight is split twice: by width over `data`, and by heads,
+hidden units or vocabulary over `model`. The batch is split over `data` only.
 
-Communication: FSDP's gathers and scatters, of weights already 1/m as large (m = size of `model`), and tensor
-parallelism's all-reduces, of activations already 1/d as large (d = size of `data`).
+Communication: FSDP's gathers and reduce-scatters, of weights 1/m as large (m = size of `model`), and tensor
+parallelism's all-reduces, of activations 1/d as large (d = size of `data`).
 
-Use it when FSDP alone has more devices than the batch can feed or its gathers no longer hide behind the arithmetic.
-Keep `model` within a host. Not for models that fsdp fits: it has less to go wrong.
+Use it when there are more devices than the batch has examples, or when the arithmetic no longer hides FSDP's gathers.
+Keep `model` within a host. Don't use it for models that train well with fsdp, which is simpler.
 
 Source: Xu et al. 2021 (GSPMD), arXiv:2105.04663.
 """

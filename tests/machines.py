@@ -1,4 +1,4 @@
-"""A machine that answers at once, in place of the processes that measure."""
+"""A stand-in for the processes that measure throughput. It answers immediately."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,9 +19,9 @@ GPUS = {"hardware": HARDWARE | {"simulated": False, "platform": "gpu", "devices"
 
 
 class Machine:
-  """Stands for the processes that measure: answers with the same seconds for a cell each time.
+  """Answers like the processes that measure, with the same seconds for a cell each time.
 
-  `slower` gives the factor by which a cell is slower than the reference; those not in it are as fast.
+  `slower` maps a cell's name to how many times slower than the reference it is. Other cells are as fast as it.
   """
 
   def __init__(self, slower: dict[str, float] | None = None, found: dict[str, Any] = FOUND):
@@ -48,6 +48,7 @@ class Machine:
 
 
 def measured(*arguments: str, run: Machine | None = None, preset: str = "throughput") -> figures.Record:
+  """The record that the throughput command makes with these options on `run`."""
   run = run or Machine()
   options, rest = throughput.parse(list(arguments))
   assert not rest

@@ -88,7 +88,7 @@ def test_a_stop_where_an_evaluation_is_due_leaves_it_to_the_next_run(tmp_path: P
   train.train(config("fsdp", **fields), tmp_path / "whole")
   decide = train.signals.Requests.decide
   calls = iter(range(100))
-  stop_at_4 = lambda self, save: train.signals.Wishes(stop=next(calls) == 3) if save in (True, False) else decide
+  stop_at_4 = lambda self, save: train.signals.Decision(stop=next(calls) == 3) if save in (True, False) else decide
   monkeypatch.setattr(train.signals.Requests, "decide", stop_at_4)
   train.train(config("fsdp", **fields), tmp_path / "run")
   assert [line["step"] for line in measured(tmp_path / "run") if line["split"] == "validation"] == [2]
@@ -102,7 +102,7 @@ def test_a_run_that_has_ended_has_nothing_left_to_do(tmp_path: Path, capsys: pyt
   first = train.train(config("fsdp", **fields), tmp_path)
   lines = measured(tmp_path)
   again = train.train(config("fsdp", **fields), tmp_path)
-  assert "nothing is left to do" in capsys.readouterr().out
+  assert "all 3 steps are done" in capsys.readouterr().out
   assert again["loss"] == first["loss"]
   assert measured(tmp_path) == lines
 

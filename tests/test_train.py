@@ -162,7 +162,7 @@ def test_a_workdir_that_cannot_be_written_is_refused(tmp_path: Path):
     (["--config=configs/fsdq.py"], "config='configs/fsdq.py' does not exist; did you mean 'configs/fsdp.py'?"),
     (
       ["--config=configs/fsdp.py", "--config.modle.width=3"],
-      "config.modle.width is no field; did you mean 'model.width'",
+      "config.modle.width is not a field; did you mean 'model.width'",
     ),
     (["--config=configs/fsdp.py", "--config.steps=many"], "config.steps=many"),
     (["--config=configs/fsdp.py", "steps=3"], "argument 'steps=3' is not understood"),

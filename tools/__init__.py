@@ -1,1 +1,1 @@
-"""Commands that are also importable functions: `python -m tools.NAME`."""
+"""Commands: `python -m tools.NAME`. Their functions can also be imported."""

@@ -1,9 +1,9 @@
-"""Lists the checkpoints of a run, and verifies that what they hold is what was saved.
+"""Lists the checkpoints of a run, and verifies their arrays.
 
-    python -m tools.checkpoint WORKDIR                       step, size, loss, health, and what wrote it
-    python -m tools.checkpoint WORKDIR --verify [--step=N]   reads every array, one after the other: are they as saved?
+    python -m tools.checkpoint WORKDIR                       step, size, loss, strategy and health of each checkpoint
+    python -m tools.checkpoint WORKDIR --verify [--step=N]   reads every array and compares it with its saved digest
 
-Needs no accelerator, and no more memory than the largest array. Exit status 1 if a checkpoint is damaged.
+Needs no accelerator, and only as much memory as the largest array. The exit status is 1 if a checkpoint is damaged.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from runtime import command_line
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-  """A folder among a run's checkpoints. `health` is "whole", "unfinished", "set aside" or "damaged: WHY"."""
+  """A checkpoint's folder. `health` is "whole", "unfinished", "set aside" or "damaged: WHY"."""
 
   folder: Path
   bytes: int
@@ -38,7 +38,7 @@ class Found:
 
 
 def find(workdir: Path) -> list[Found]:
-  """What lies among the checkpoints of a run, by step. Reads the records and no array."""
+  """The checkpoints of a run, in order of their steps. Reads their records only, no arrays."""
   root = workdir / restore.FOLDER
   if not root.is_dir():
     raise ConfigError(f"workdir={str(workdir)!r} has no folder {restore.FOLDER}; name the workdir of a run")
@@ -48,7 +48,7 @@ def find(workdir: Path) -> list[Found]:
 
 def _look(folder: Path) -> Found:
   size = 0
-  with contextlib.suppress(FileNotFoundError):  # a run may be writing or removing it
+  with contextlib.suppress(FileNotFoundError):  # a run may be writing or removing the folder
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
   saved = restore.read_record(folder)
   if folder.name.startswith("damaged-"):
@@ -64,7 +64,7 @@ def _look(folder: Path) -> Found:
 
 
 def verify(found: Found) -> Found:
-  """The same with its health after reading every array."""
+  """Reads every array, and returns the checkpoint with its health after that."""
   if found.health != "whole" or found.saved is None:
     return found
   here = SingleDeviceSharding(jax.devices("cpu")[0])
@@ -80,7 +80,7 @@ def verify(found: Found) -> Found:
 
 
 def table(found: list[Found]) -> str:
-  """A line for each."""
+  """The checkpoints as text, one in a line."""
   lines = [f"{'step':>8}  {'size':>10}  {'saved':<19}  {'loss':>7}  {'devices':>7}  strategy; health"]
   for one in found:
     saved = one.saved or {}
@@ -96,18 +96,18 @@ def table(found: list[Found]) -> str:
 def main(arguments: list[str]) -> int:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("workdir", type=Path)
-  parser.add_argument("--verify", action="store_true", help="read every array and check its bits")
-  parser.add_argument("--step", type=int, help="only this checkpoint")
+  parser.add_argument("--verify", action="store_true", help="read every array and compare it with its digest")
+  parser.add_argument("--step", type=int, help="only the checkpoint of this step")
   options = parser.parse_args(arguments)
   found = find(options.workdir)
   if options.step is not None:
     steps = [one.step for one in found]
     found = [one for one in found if one.step == options.step]
     if not found:
-      raise ConfigError(f"step={options.step} has no checkpoint in {str(options.workdir)!r}; there are {steps}")
+      raise ConfigError(f"step={options.step} has no checkpoint in {str(options.workdir)!r}; use one of {steps}")
   if options.verify:
     quiet()
-    jax.config.update("jax_platforms", "cpu")  # the accelerators may be at work
+    jax.config.update("jax_platforms", "cpu")  # a run may be using the accelerators
     found = [verify(one) for one in found]
   print(table(found))
   return int(any(one.health.startswith("damaged") for one in found))

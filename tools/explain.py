@@ -1,9 +1,9 @@
-"""Says what a training step puts where, what it sends, whether it fits and how fast it can be: before it runs.
+"""Reports a training step's placement, communication, memory and best possible time, without running it.
 
     python -m tools.explain --config=configs/fsdp.py [--config.FIELD=...] [--topology=v5p:8x8x16] [--json=FILE]
 
-Compiles the step for this machine's devices, or with --topology for TPUs that are not there (pip install
-'.[topology]'), and reads the compiled program. analysis/explanation.py gathers what is printed here.
+Compiles the step for this machine's devices and reads the compiled program. With --topology it compiles for a TPU slice
+that you need not have (pip install '.[topology]'). analysis/explanation.py computes the figures that are printed here.
 """
 
 import json
@@ -25,7 +25,7 @@ from training import settings
 
 
 def create(config: Any, topology: str | None) -> Strategy:
-  """The strategy that a config names, on the devices of a TPU slice or on those that are here."""
+  """The strategy of a config, on the devices of a TPU slice or on this machine's devices."""
   devices = devices_of(topology) if topology else start_jax(config)
   program = settings.program(config, devices[0].platform)
   strategy = strategies.create(config, program, devices)
@@ -49,9 +49,9 @@ def text(found: dict[str, Any], strategy: Strategy) -> str:
 
 def placement(found: dict[str, Any]) -> str:
   """The tables of weights and activations."""
-  head = ("shape", "axes", "spec", "bytes a device")
+  head = ("shape", "dimensions", "spec", "bytes a device")
   rows = [("weight", *head)] + [(w["name"], *_placed(w)) for w in found["weights"]]
-  more = [("activation of a part", *head)] + [
+  more = [("activation (one part of the batch)", *head)] + [
     (f"{a['what']} ({a['dtype']})", *_placed(a)) for a in found["activations"]
   ]
   return f"{table(rows)}\n\n{table(more)}"
@@ -66,12 +66,12 @@ def _placed(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _picture(strategy: Strategy) -> str:
-  """One weight on its devices."""
+  """A picture of one weight on the devices."""
   if strategy.layout.device_count == 1:
     return ""
   params = strategy.abstract_state().params
   weight = params["blocks"]["mlp"]["up"]
-  return f"blocks/mlp/up on the devices\n{picture(weight.sharding, weight.shape)}"
+  return f"blocks/mlp/up on the devices:\n{picture(weight.sharding, weight.shape)}"
 
 
 def _memory(memory: dict[str, Any]) -> str:
@@ -82,7 +82,7 @@ def _memory(memory: dict[str, Any]) -> str:
     ("memory of a device", "predicted", "compiler"),
     ("parameters", size(p["parameters"]), ""),
     ("optimizer", size(p["optimizer"]), ""),
-    ("= state (compiler: and batch)", size(state), size(memory["arguments"])),
+    ("= state (compiler: with the batch)", size(state), size(memory["arguments"])),
     ("gradients", size(p["gradients"]), ""),
     ("activations for the backward pass", size(p["saved"]), ""),
     ("working memory", size(p["working"]), ""),
@@ -91,16 +91,17 @@ def _memory(memory: dict[str, Any]) -> str:
   ]
   lines = [table(rows)]
   if memory["fits"] is not None:
-    lines.append(f"{'fits' if memory['fits'] else 'does not fit'} into the {amount(memory['device'])} of a device")
+    verdict = "The step fits" if memory["fits"] else "The step does not fit"
+    lines.append(f"{verdict} into a device's memory of {amount(memory['device'])}.")
   if memory["fits"] is False:
-    lines += [f"  {mend['change']} would fit, with {amount(mend['total'])} predicted" for mend in memory["mends"]]
+    lines += [f"  It would fit with {fix['change']}: predicted {amount(fix['total'])}." for fix in memory["mends"]]
     if not memory["mends"]:
-      lines.append("  no single change of remat, accumulation or strategy makes it fit; use more devices")
+      lines.append("  No change of remat, accumulation or strategy alone makes it fit; use more devices.")
   return "\n".join(lines)
 
 
 def communication(found: dict[str, Any]) -> str:
-  """The table of collectives, and below it what theory says each device must send."""
+  """The table of the compiled collectives, and the table of what theory says each device must send."""
   if found["communication"] == found["theory"] == []:
     return "sends nothing"
   theory = [("by theory", "over", "bytes a step")]
@@ -108,7 +109,7 @@ def communication(found: dict[str, Any]) -> str:
     (f"{row['kind']}: {row['what']}", "+".join(row["axes"]), f"{row['bytes']:,.0f}") for row in found["theory"]
   ]
   if found["communication"] is None:
-    return f"what is sent is not known, since the compiler refused the step\n\n{table(theory)}"
+    return f"The compiler refused the step, so its collectives are not known.\n\n{table(theory)}"
   rows = [("sent in a step by each device", "over", "how many", "times", "bytes each time", "bytes a step")]
   for row in found["communication"]:
     numbers = (str(row["count"]), str(row["times"]), f"{row['sent']:,.0f}", f"{row['sent_in_step']:,.0f}")
@@ -131,8 +132,9 @@ def _time(found: dict[str, Any]) -> str:
     if found["memory"]["fits"] is False:
       return ""
     known = chip(found["device"])
-    mend = "model.dtype='bfloat16' has some" if known else "--topology names a TPU slice"
-    return f"no peaks are known for {found['device']!r}{' in this precision' if known else ''}, so no times; {mend}"
+    fix = "Use model.dtype='bfloat16'." if known else "Use --topology to see the times on a TPU slice."
+    precision = " in this precision" if known else ""
+    return f"No times: the peak speeds of {found['device']!r}{precision} are not known. {fix}"
   rows = [
     (f"a step on {found['device']} at best", "", ""),
     ("arithmetic", duration(time["compute"]), f"{time['flops'] / 1e12:,.3f} TFLOP a device"),
@@ -140,19 +142,19 @@ def _time(found: dict[str, Any]) -> str:
     ("communication", duration(time["communication"]), ""),
   ]
   if time["idle"]:
-    takes = f"of the time, if a backward unit takes {time['backward']:g} times as long as a forward unit"
-    rows.append(("stages wait", f"{time['idle']:.1%}", takes))
+    assumed = f"of the time, if a backward unit takes {time['backward']:g} times as long as a forward unit"
+    rows.append(("stages wait", f"{time['idle']:.1%}", assumed))
   best = f"{time['per_second']:,.0f} {time['unit']}/s, {time['mfu']:.1%} MFU"
   lines = [table(rows), f"{time['binds']} binds: at least {duration(time['seconds'])} a step, at most {best}"]
   for axes in time["beyond"]:
-    lines.append(f"over {'+'.join(axes)} devices lie in several slices or hosts; the times are of links within one")
+    lines.append(f"{'+'.join(axes)} spans several slices or hosts, but the times assume the links within one.")
   if time["left_out"]:
-    lines.append(f"not in these times, since nothing says what they do or how often: {', '.join(time['left_out'])}")
+    lines.append(f"The times leave out what cannot be counted: {', '.join(time['left_out'])}.")
   return "\n".join(lines)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
-  """Rows with their columns aligned, the first of them a heading; columns of numbers to the right."""
+  """Rows as text with aligned columns. The first row is the heading. Numbers are aligned to the right."""
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
   is_number = [all(row[i][:1].isdigit() or not row[i] for row in rows[1:]) for i in range(len(widths))]
   align = lambda cell, i: cell.rjust(widths[i]) if is_number[i] else cell.ljust(widths[i])
@@ -178,17 +180,19 @@ def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
   strategy = create(config, topology)
   found = explain(config.strategy, strategy, config.batch_size)
   if not topology and jax.process_index():
-    return  # of several processes the first one tells
+    return  # with several processes, only the first one prints
   print(text(found, strategy), end="")
   if file:
     file.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def define(into: flags.FlagValues = flags.FLAGS) -> None:
-  """Defines the command's flags beside `config`."""
+  """Defines the command's flags other than `config`."""
   named = {"flag_values": into}
-  flags.DEFINE_string("topology", None, "A TPU slice to compile for, such as v5p:8x8x16; else this machine.", **named)
-  flags.DEFINE_string("json", None, "A file to write everything to as JSON.", **named)
+  flags.DEFINE_string(
+    "topology", None, "A TPU slice to compile for, such as v5p:8x8x16 (default: this machine).", **named
+  )
+  flags.DEFINE_string("json", None, "A JSON file to write all figures to.", **named)
 
 
 if __name__ == "__main__":

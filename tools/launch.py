@@ -1,9 +1,10 @@
-"""Starts a job of several processes on this machine, as a cluster would on many: to try it out, and for tests.
+"""Starts a job of several processes on this machine, as a cluster does on many machines. For trying out and for tests.
 
     python -m tools.launch --processes=2 --devices-per-process=4 -- --config=configs/fsdp.py [train.py's flags ...]
 
-Each process simulates its devices from the CPU, and they talk over local sockets (gloo). Their lines are prefixed by
-their rank. SIGINT and SIGTERM go to all of them. If one fails the rest are ended, and its exit status is the job's.
+Each process simulates devices on the CPU. The processes communicate over local sockets (gloo), and their output lines
+are prefixed by their rank. SIGINT and SIGTERM go to all processes. If one process fails, the others are ended, and the
+job has its exit status.
 """
 
 import argparse
@@ -18,15 +19,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from errors import ConfigError, positive
+from runtime import command_line
+
 TRAIN = Path(__file__).parents[1] / "train.py"
-SECONDS_TO_END = 10.0  # that the others are given after one has failed, before they are killed
-NOISE = "[Gloo] Rank "  # lines of the transport's own
+SECONDS_TO_END = 10.0  # after one process has failed, the others have this long to end before they are killed
+NOISE = "[Gloo] Rank "  # lines that gloo prints; they are dropped
 
 
 def launch(processes: int, devices_per_process: int, arguments: Sequence[str], program: Path = TRAIN) -> int:
-  """Runs `program` with these arguments in so many processes; returns the exit status of the first that failed, or 0.
+  """Runs `program` with these arguments in several processes. Returns the first failed one's exit status, or 0.
 
-  A process that was ended by a signal has the status 128 + its number, as in a shell.
+  A process that a signal ended has the status 128 + the signal's number, as in a shell.
   """
   with socket.create_server(("127.0.0.1", 0)) as probe:
     port = probe.getsockname()[1]
@@ -53,7 +57,7 @@ def launch(processes: int, devices_per_process: int, arguments: Sequence[str], p
       text=True,
       errors="replace",
       env=environment,
-      start_new_session=True,  # so that a signal of the terminal comes to them once, by way of us
+      start_new_session=True,  # a terminal's signal then reaches the process once, through `forward`
     )
     for rank in range(processes)
   ]
@@ -74,7 +78,7 @@ def launch(processes: int, devices_per_process: int, arguments: Sequence[str], p
 
 
 def _copy(source: IO[str], rank: int, lock: threading.Lock) -> None:
-  """Copies the lines of a process to ours, prefixed by its rank."""
+  """Prints the output lines of a process, prefixed by its rank."""
   for line in source:
     if not line.startswith(NOISE):
       with lock:
@@ -82,7 +86,7 @@ def _copy(source: IO[str], rank: int, lock: threading.Lock) -> None:
 
 
 def _wait(jobs: list[subprocess.Popen]) -> int:
-  """Waits for all; once one has failed, ends the rest. The status of the first that failed, or 0."""
+  """Waits for all processes. After one fails, ends the others. Returns the first failed one's status, or 0."""
   status, deadline = 0, None
   while any(job.poll() is None for job in jobs):
     if deadline is None:
@@ -101,24 +105,25 @@ def _status(job: subprocess.Popen) -> int:
 
 
 def main() -> None:
-  own, _, rest = _split(sys.argv[1:])
+  own, rest = _split(sys.argv[1:])
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--processes", type=int, default=2)
-  parser.add_argument("--devices-per-process", type=int, default=4)
+  parser.add_argument("--processes", type=int, default=2, help="default: 2")
+  parser.add_argument("--devices-per-process", type=int, default=4, help="default: 4")
   options = parser.parse_args(own)
-  for name, value in vars(options).items():
-    if value < 1:
-      parser.error(f"--{name.replace('_', '-')}={value} must be at least 1")
-  if not rest:
-    parser.error("nothing to run; give train.py's flags after --, such as -- --config=configs/fsdp.py")
+  try:
+    for name, value in vars(options).items():
+      positive(name.replace("_", "-"), value)
+    if not rest:
+      raise ConfigError("the flags of train.py are missing; give them after --, such as -- --config=configs/fsdp.py")
+  except ConfigError as error:
+    command_line.fail(error, status=2)
   sys.exit(launch(options.processes, options.devices_per_process, rest))
 
 
-def _split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
-  if "--" not in arguments:
-    return arguments, "", []
-  at = arguments.index("--")
-  return arguments[:at], "--", arguments[at + 1 :]
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+  """The arguments before and after the first `--`."""
+  at = arguments.index("--") if "--" in arguments else len(arguments)
+  return arguments[:at], arguments[at + 1 :]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws how an array lies on devices, as plain text: which part of it is held by whom.
+"""Draws as plain text how an array is split over devices: which device holds which piece.
 
     picture(NamedSharding(mesh, P("data", "model")), (8, 16))
 
@@ -14,27 +14,28 @@
         └───────────────────────┴───────────────────────┘
     4 pieces of (4, 8), each on 1 device
 
-A cell is a piece of the array, the numbers in it are the devices that hold it, and the margins say which indices it
-covers. `jax.debug.visualize_array_sharding` draws the same in colour. Used by the tour (tour.py) and by explain.
+Each cell is a piece of the array. The numbers in it are the devices that hold the piece, and the margins show the
+indices that it covers. `jax.debug.visualize_array_sharding` draws the same in colour. The tour and explain use this.
 """
 
 from collections.abc import Iterable, Sequence
 
 from jax.sharding import Sharding
 
-WIDTH = 100  # columns of text, at most
-_INSIDE = (7, 47)  # rows and columns within the frame: 1, 2 and 4 cells, and 8 columns, divide them with their borders
-_CELLS = 8  # in a row or column, before the middle is left out
+WIDTH = 100  # the most columns of text
+_INSIDE = (7, 47)  # rows and columns of text in the frame; 1, 2 or 4 rows and 1, 2, 4 or 8 columns of cells fill them
+_CELLS = 8  # the most cells in a row or column; beyond that the middle is left out
 
-Piece = tuple[int, int]  # of one dimension: where it starts and ends
+Piece = tuple[int, int]  # start and end of a piece in one dimension
 
 
 def picture(sharding: Sharding, shape: Sequence[int]) -> str:
-  """The pieces of an array of this shape, and the devices that hold each; at most 100 columns wide.
+  """Draws the pieces of an array of this shape and the devices that hold each, at most 100 columns wide.
 
-  Of more than two dimensions, the first two that are split are drawn (else the largest ones), of the others the first
-  piece; the text says so. Works for devices that cannot be computed on. Raises ValueError, as JAX does, where the
-  sharding does not divide the shape, and for a sharding without devices (of an AbstractMesh).
+  If the array has more than two dimensions, the picture shows two of them: the first two that are split, or else the
+  largest. It shows the first piece of the other dimensions and says so. The devices need not exist on this machine.
+
+  Raises ValueError if the sharding does not divide the shape, or has no devices (as on an AbstractMesh).
   """
   shape = tuple(shape)
   held = {
@@ -47,7 +48,7 @@ def picture(sharding: Sharding, shape: Sequence[int]) -> str:
   for device, index in sorted(held.items()):
     if all(index[d] == pieces[d][0] for d in range(len(shape)) if d not in drawn):
       holders.setdefault(tuple(index[d] for d in drawn), []).append(device)
-  # An array of one dimension is one row, and a scalar one cell.
+  # An array of one dimension is drawn as one row, a scalar as one cell.
   rows: list[Piece | None] = list(pieces[drawn[0]]) if len(drawn) == 2 else [None]
   columns: list[Piece | None] = list(pieces[drawn[-1]]) if drawn else [None]
   cells = {
@@ -63,25 +64,25 @@ def picture(sharding: Sharding, shape: Sequence[int]) -> str:
 
 
 def _drawn(shape: tuple[int, ...], pieces: list[list[Piece]]) -> list[int]:
-  """The dimensions to draw, at most two, in their order."""
+  """The dimensions to draw: at most two, in order."""
   split = [d for d in range(len(shape)) if len(pieces[d]) > 1]
   others = sorted((d for d in range(len(shape)) if d not in split), key=lambda d: -shape[d])
   return sorted([*split, *others][:2])
 
 
 def _left_out(shape: tuple[int, ...], pieces: list[list[Piece]], drawn: list[int]) -> list[str]:
-  """Says what the picture of an array of more than two dimensions is of."""
+  """Lines that say which part of an array of more than two dimensions is drawn."""
   if len(shape) <= 2:
     return []
   lines = [f"rows: dimension {drawn[0]}, columns: dimension {drawn[1]}, of {shape}"]
   for d, parts in enumerate(pieces):
     if d not in drawn and len(parts) > 1:
-      lines.append(f"dimension {d} is split into {len(parts)} pieces too; drawn is the first, {_range(parts[0])}")
+      lines.append(f"dimension {d} is split into {len(parts)} pieces too; this is the first, {_range(parts[0])}")
   return lines
 
 
 def _grid(rows: list[Piece | None], columns: list[Piece | None], cells: dict) -> list[str]:
-  """The lines of the frame. Leaves out the middle of rows and columns where there are too many of them."""
+  """The lines of the picture. If there are too many rows or columns, the middle ones are left out."""
   shown_rows, margin = _ends(rows, _CELLS), max(len(_range(row)) for row in rows) + (rows != [None])
   for limit in range(_CELLS, 1, -1):
     shown = _ends(columns, limit)
@@ -110,7 +111,7 @@ def _grid(rows: list[Piece | None], columns: list[Piece | None], cells: dict) ->
 
 
 def _ends(pieces: list, limit: int) -> list:
-  """All of them, or the first and last few with "…" between, `limit` in total."""
+  """All pieces, or the first and last few with "…" between, `limit` in total."""
   if len(pieces) <= limit:
     return pieces
   last = (limit - 1) // 2

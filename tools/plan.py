@@ -1,11 +1,11 @@
-"""Finds how to train a model on a slice: which strategy, mesh, remat and microbatches fit, and which is fastest.
+"""Plans how to train a model on a TPU slice: finds the strategy, mesh, remat and microbatches that fit and are fastest.
 
     python -m tools.plan --params=7e9 --topology=v5p:8x8x16 --batch-tokens=4e6 [--seq-len=4096] [--compile]
     python -m tools.plan --config=configs/fsdp.py --config.FIELD=... --topology=v5e:4x8    # the model of a config
 
-Ranks by predicted step time, at most two plans of a strategy where there are enough others. Compiles nothing and needs
-no TPU; with --compile the real compiler checks the best three (pip install '.[topology]'). analysis/plan.py searches;
-docs/explain.md says how far it can be trusted.
+Ranks plans by their predicted step time, and shows at most two plans of a strategy if there are enough others. It
+compiles nothing and needs no TPU. With --compile, the TPU compiler checks the best three (pip install '.[topology]').
+analysis/search.py searches. docs/explain.md says how far to trust the predictions.
 """
 
 import math
@@ -28,30 +28,31 @@ from training import settings
 
 
 def model_of(params: float, length: int) -> dict[str, int]:
-  """Sizes of a Llama-shaped model with about so many parameters: heads of 128, width = 128 × depth, MLP of 8/3 width.
+  """The sizes of a Llama-shaped model with about this many parameters, for sequences of this length.
 
-  The proportions are those of Llama (Touvron et al. 2023, arXiv:2302.13971). Raises ConfigError where none comes near.
+  The proportions are Llama's (Touvron et al. 2023, arXiv:2302.13971): heads of 128, width = 128 × depth, and an MLP of
+  8/3 the width. Raises ConfigError if no such model has about this many parameters.
   """
   if not 1e7 <= params <= 1e13:
-    raise ConfigError(f"params={params:g} is no size that a model of this shape can have; use 1e8 to 1e12")
+    raise ConfigError(f"params={params:g} does not fit a model with Llama's proportions; use 1e8 to 1e12")
   sizes = []
-  for heads in (*range(4, 16, 4), *range(16, 257, 8)):  # so that devices divide them
+  for heads in (*range(4, 16, 4), *range(16, 257, 8)):  # common numbers of devices divide these
     width = 128 * heads
     mlp = round(8 / 3 * width / 256) * 256
     per_block = 4 * width * width + 3 * width * mlp
     depth = max(1, round((params - 2 * width * 32_000) / per_block))
-    depth = max(4, round(depth / 4) * 4)  # so that stages divide it
+    depth = max(4, round(depth / 4) * 4)  # stages can divide this
     count = 2 * width * 32_000 + depth * per_block
     sizes.append((abs(count / params - 1) + abs(math.log(depth / heads)), heads, depth, mlp, count))
   _, heads, depth, mlp, count = min(sizes)
   if abs(count / params - 1) > 0.2:
-    raise ConfigError(f"params={params:g} is no size that a model of this shape can have; use 1e8 to 1e12")
+    raise ConfigError(f"params={params:g} does not fit a model with Llama's proportions; use 1e8 to 1e12")
   named = {"width": 128 * heads, "depth": depth, "heads": heads, "kv_heads": heads, "mlp_width": mlp}
   return named | {"seq_len": length, "vocab_size": 32_000}
 
 
 def table(found: list[Candidate], model: ModelConfig, where: Slice, batch_size: int) -> str:
-  """The candidates, one a line."""
+  """The candidates as text, one in a line."""
   unit, items = model.unit
   rows = [("", "strategy", "mesh", "remat, parts", "step", f"{unit}/s", "MFU", "memory", "binds")]
   for number, candidate in enumerate(found, 1):
@@ -79,7 +80,7 @@ PARTS = ("accumulation", "pipeline.schedule", "pipeline.microbatches", "pipeline
 
 
 def changed(config: Any) -> dict[str, Any]:
-  """The fields by which a config differs from the defaults, but those that a plan is about."""
+  """The fields in which a config differs from the defaults, without those that a plan chooses."""
   plain = record.flat(base.get_config("lm", config.strategy).to_dict())
   planned = ("strategy", "mesh.", "pipeline.", "accumulation", "model.remat")
   return {
@@ -90,19 +91,19 @@ def changed(config: Any) -> dict[str, Any]:
 
 
 def batch_of(tokens: float, length: int, devices: int) -> int:
-  """The batch nearest to so many tokens that splits well: a multiple of the devices, or of a large power of two.
+  """The batch size nearest to this many tokens that splits well: a multiple of the devices, or of a power of two.
 
-  Raises ConfigError where that is less than one text.
+  Raises ConfigError if the tokens do not make one sequence.
   """
   if not length <= tokens < math.inf:
-    raise ConfigError(f"batch-tokens={tokens:g} is no batch of texts of {length} tokens; use a number from that on")
-  texts = tokens / length
-  unit = devices if texts > 0.75 * devices else 2 ** max(0, int(math.log2(texts)) - 2)
-  return max(1, round(texts / unit)) * unit
+    raise ConfigError(f"batch-tokens={tokens:g} does not make a batch of sequences; use {length} or more")
+  sequences = tokens / length
+  unit = devices if sequences > 0.75 * devices else 2 ** max(0, int(math.log2(sequences)) - 2)
+  return max(1, round(sequences / unit)) * unit
 
 
 def fields_of(candidate: Candidate, config: Any) -> dict[str, Any]:
-  """All that its command line says: what the config changes, its own fields, and an evaluation batch that splits."""
+  """The fields of its command line: the config's changes, the plan's own, and an evaluation batch size that splits."""
   case, size = candidate.case, config.eval_batch_size
   unit = case.layout.shards("batch") * (case.schedule.microbatches if case.schedule else 1)
   splits = {} if size % unit == 0 else {"eval_batch_size": math.ceil(size / unit) * unit}
@@ -110,7 +111,7 @@ def fields_of(candidate: Candidate, config: Any) -> dict[str, Any]:
 
 
 def config_of(candidate: Candidate, config: Any) -> Any:
-  """The config of a candidate: the defaults of its strategy, with the fields of its command line."""
+  """The config of a candidate: its strategy's defaults with the fields of its command line."""
   made = base.get_config("lm", candidate.strategy)
   made.update_from_flattened_dict(fields_of(candidate, config))
   return made
@@ -119,7 +120,7 @@ def config_of(candidate: Candidate, config: Any) -> Any:
 def main(asked: flags.FlagValues) -> None:
   where = slice_of(asked.topology)
   if (asked.config is None) == (asked.params is None):
-    raise ConfigError("params or config is wanted, and not both: the size of a model, or a config that holds one")
+    raise ConfigError("give either params=SIZE or config=FILE: the size of a model, or the config of one")
   if asked.config is None:
     config = base.get_config("lm", "fsdp")
     config.model.update(model_of(asked.params, asked["seq-len"].value))
@@ -132,7 +133,7 @@ def main(asked: flags.FlagValues) -> None:
     config.batch_size = batch_of(asked["batch-tokens"].value, model.positions, where.devices)
   positive("batch_size", config.batch_size)
   if model.dtype != "bfloat16":
-    raise ConfigError(f"model.dtype={model.dtype!r} has no peaks here; use 'bfloat16', or 'auto'")
+    raise ConfigError(f"model.dtype={model.dtype!r} has no known peak speed; use 'bfloat16' or 'auto'")
   count = f"{where.devices} device{'s' * (where.devices > 1)}"
   print(
     f"{sum(weight.size for weight in weights(model)) / 1e9:.4g} B parameters, batches of {config.batch_size} × "
@@ -142,15 +143,18 @@ def main(asked: flags.FlagValues) -> None:
   if not found:
     raise ConfigError(
       f"topology={asked.topology!r}: no strategy fits this model into {where.chip.memory / 1e9:.0f} GB a device and "
-      f"splits batches of {config.batch_size}; use more devices, or another batch"
+      f"splits batches of {config.batch_size}; use more devices or another batch size"
     )
   print(table(found, model, where, config.batch_size))
-  print("\npredicted as if all that can overlap does; to train, or with tools.explain and --topology to look closer:")
+  print(
+    "\nThe times assume that everything overlaps that can. These commands train the plans; use tools.explain with the "
+    "same flags and --topology for details:"
+  )
   for number, candidate in enumerate(found, 1):
     arguments = [f"--config.{name}={value}" for name, value in fields_of(candidate, config).items()]
     print(f"{number:2d}  {shlex.join(['python', 'train.py', f'--config=configs/{candidate.strategy}.py', *arguments])}")
   if asked.compile:
-    print("\ncompiled")
+    print("\nBy the compiler:")
     for number, candidate in enumerate(found[:3], 1):
       strategy = explain.create(config_of(candidate, config), asked.topology)
       seen = explanation.explain(candidate.strategy, strategy, config.batch_size)
@@ -165,16 +169,16 @@ def main(asked: flags.FlagValues) -> None:
 
 
 def define(into: flags.FlagValues = flags.FLAGS) -> None:
-  """Defines the command's flags beside `config`."""
+  """Defines the command's flags other than `config`."""
   named = {"flag_values": into}
-  flags.DEFINE_float("params", None, "Parameters of a Llama-shaped model; or name a --config.", **named)
+  flags.DEFINE_float("params", None, "Parameters of a Llama-shaped model; use this or --config.", **named)
   flags.DEFINE_string("topology", None, "A TPU slice, such as v5p:8x8x16.", **named)
-  tokens = "Tokens of a global batch; 4e6, or with --config its batch, if not given."
+  tokens = "Tokens of a global batch (default: 4e6, or with --config its batch_size)."
   flags.DEFINE_float("batch-tokens", None, tokens, **named)
-  flags.DEFINE_integer("seq-len", 4096, "Tokens of a text, with --params.", lower_bound=1, **named)
-  flags.DEFINE_bool("compile", False, "Have the TPU compiler check the best three.", **named)
-  flags.DEFINE_integer("best", 10, "How many to print.", lower_bound=1, **named)
-  flags.DEFINE_list("strategies", [], "Those to try, with commas; all if not given.", **named)
+  flags.DEFINE_integer("seq-len", 4096, "Tokens of a sequence, with --params.", lower_bound=1, **named)
+  flags.DEFINE_bool("compile", False, "Let the TPU compiler check the best three.", **named)
+  flags.DEFINE_integer("best", 10, "How many plans to print.", lower_bound=1, **named)
+  flags.DEFINE_list("strategies", [], "Strategies to try, separated by commas (default: all).", **named)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,37 @@
-"""Prints the timelines of the pipeline schedules: who works on what when, the bubble, and what must be held.
+"""Prints the timelines of the pipeline schedules: each stage's work at each tick, the bubble, and the memory.
 
     python -m tools.schedules --stages=4 --microbatches=8 --chunks=2
 
-docs/pipeline.md explains what is to be seen.
+docs/pipeline.md explains the timelines.
 """
 
-from absl import app, flags
+import argparse
+import sys
 
 from analysis.timeline import describe, schedules
-
-_STAGES = flags.DEFINE_integer("stages", 4, "Stages.", lower_bound=1)
-_MICROBATCHES = flags.DEFINE_integer("microbatches", 8, "Microbatches of a batch.", lower_bound=1)
-_CHUNKS = flags.DEFINE_integer("chunks", 2, "Chunks of a stage, for the interleaved schedule.", lower_bound=1)
+from errors import ConfigError, positive
+from runtime import command_line
 
 
-def main(_: list[str]) -> None:
-  for name, schedule in schedules(_STAGES.value, _MICROBATCHES.value, _CHUNKS.value).items():
+def main(arguments: list[str]) -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--stages", type=int, default=4, help="stages of the pipeline (default: 4)")
+  parser.add_argument("--microbatches", type=int, default=8, help="microbatches of a batch (default: 8)")
+  parser.add_argument("--chunks", type=int, default=2, help="chunks of a stage, if interleaved (default: 2)")
+  options = parser.parse_args(arguments)
+  for name, value in vars(options).items():
+    positive(name, value)
+  if options.chunks > 1 and options.microbatches > options.stages and options.microbatches % options.stages:
+    raise ConfigError(
+      f"microbatches={options.microbatches} must be a multiple of stages={options.stages}, or at most that, for the "
+      "interleaved schedule; or use chunks=1"
+    )
+  for name, schedule in schedules(options.stages, options.microbatches, options.chunks).items():
     print(describe(name, schedule), end="\n\n")
 
 
 if __name__ == "__main__":
-  app.run(main)
+  try:
+    main(sys.argv[1:])
+  except ConfigError as error:
+    command_line.fail(error, status=2)

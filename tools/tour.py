@@ -1,10 +1,10 @@
-"""Sharding taught by running it: each step is a few lines of code, shown with what they print.
+"""A tour of sharding. Each step is a few lines of code, shown with what they print.
 
-    python -m tools.tour                                # all of it, in the terminal and as docs/tour.md
-    python -m tools.tour --steps=specs,resharding       # these steps, in the terminal alone
-    python -m tools.tour --page=FILE                    # the page somewhere else
+    python -m tools.tour                                # all steps, in the terminal and as docs/tour.md
+    python -m tools.tour --steps=specs,resharding       # these steps, in the terminal only
+    python -m tools.tour --page=FILE                    # all steps, with the page in another file
 
-Always on eight devices simulated by the CPU, so that it is the same on every machine. The steps are in tools/lessons.
+The tour always runs on eight simulated devices, so that it is the same on every machine. tools/lessons has the steps.
 """
 
 import argparse
@@ -32,25 +32,25 @@ DEVICES = 8
 
 TITLE = "Sharding, by running it"
 INTRODUCTION = """\
-How an array, a layer and a training step are spread over many devices with JAX, from the first mesh to the memory of a
-large model. Each step is a function of a few lines; below it stands what it printed. This page was written by running
-it, and tests hold it to what it claims:
+This tour shows how JAX spreads an array, a layer and a training step over many devices. It starts with a mesh and ends
+with the memory of a large model. Each step is a short function, followed by what it printed. Running the steps wrote
+this page, and tests check what it claims:
 
 ```
 python -m tools.tour
 ```
 
-It needs no accelerator: the eight devices are simulated by the CPU. To play with a step, change it in `tools/lessons`
-and run it alone, by the name of its function: `python -m tools.tour --steps=specs`."""
-# What the terminal and the page both say at the end.
+You need no accelerator, because the CPU simulates eight devices. To experiment, change a step in `tools/lessons` and
+run it alone, by the name of its function: `python -m tools.tour --steps=specs`."""
+# The last words, in the terminal and on the page.
 CONCLUSION = """\
-You have seen all that the strategies are made of. Read `strategies/layout.py` and `strategies/fsdp.py` next; then run
-one: `python train.py --config=configs/fsdp.py:tiny`."""
+You have now seen everything that the strategies are made of. Next, read `strategies/layout.py` and
+`strategies/fsdp.py`. Then train with one: `python train.py --config=configs/fsdp.py:tiny`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A step before it is run. `code` is the source that the page shows: what it uses for the first time, then itself."""
+  """A step before it runs. `code` is the source on the page: the step, and before it what it is the first to use."""
 
   run: Callable[[], Any]
   title: str
@@ -60,7 +60,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-  """A step after it was run: what it printed, and what it returned."""
+  """A step after it ran: what it printed, and what it returned."""
 
   step: Step
   output: str
@@ -74,7 +74,7 @@ def steps(lesson: ModuleType) -> list[Step]:
   own, shown, result = {function.__name__ for function in lesson.STEPS}, set(), []
 
   def uses(name: str) -> Iterator[str]:
-    """The lesson's other definitions that this one needs and that no step before has shown, in order of need."""
+    """The lesson's other definitions that this one needs and that no earlier step has shown, in order of use."""
     for node in ast.walk(definitions[name]):
       if isinstance(node, ast.Name) and node.id in definitions and node.id not in own | shown:
         shown.add(node.id)
@@ -90,7 +90,7 @@ def steps(lesson: ModuleType) -> list[Step]:
 
 
 def run(step: Step) -> Shown:
-  """Runs a step and catches what it prints."""
+  """Runs a step and captures what it prints."""
   printed = io.StringIO()
   with contextlib.redirect_stdout(printed):
     data = step.run()
@@ -98,7 +98,7 @@ def run(step: Step) -> Shown:
 
 
 def heading(lesson: ModuleType) -> tuple[str, str, str]:
-  """A lesson's title, the sentence that follows it, and its imports."""
+  """A lesson's title, its subject (the sentence below the title) and its imports."""
   source = inspect.getsource(lesson)
   title, _, subject = inspect.getdoc(lesson).partition("\n")[0].partition(": ")
   imports = [n for n in ast.parse(source).body if isinstance(n, ast.Import | ast.ImportFrom)]
@@ -107,7 +107,7 @@ def heading(lesson: ModuleType) -> tuple[str, str, str]:
 
 
 def page(shown: Iterable[tuple[ModuleType, Sequence[Shown]]]) -> str:
-  """docs/tour.md, from every lesson with its steps, run."""
+  """The text of docs/tour.md, from the lessons and what their steps printed."""
   contents, parts = [], []
   for number, (lesson, results) in enumerate(shown, start=1):
     title, subject, imports = heading(lesson)
@@ -122,26 +122,26 @@ def page(shown: Iterable[tuple[ModuleType, Sequence[Shown]]]) -> str:
 
 
 def terminal(one: Shown) -> str:
-  """A step as it is printed."""
+  """A step as the terminal shows it."""
   code, output = textwrap.indent(one.step.code, "    "), textwrap.indent(one.output, "  | ", lambda _: True)
   return "\n\n".join([_underlined(one.step.title, "-"), one.step.text, code, output])
 
 
 def main(arguments: list[str]) -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--page", type=Path, help="the file to write; default docs/tour.md")
-  parser.add_argument("--steps", default="", help="only these, by the names of their functions, with commas between")
+  parser.add_argument("--page", type=Path, help="the file to write (default: docs/tour.md)")
+  parser.add_argument("--steps", default="", help="names of functions, separated by commas (default: all steps)")
   options = parser.parse_args(arguments)
   lessons = [(lesson, steps(lesson)) for lesson in LESSONS]
   known = [step.run.__name__ for _, of_lesson in lessons for step in of_lesson]
   asked = {one_of("steps", name, known) for name in options.steps.split(",") if name}
   if asked and options.page:
-    raise ConfigError(f"page={str(options.page)!r} is for the whole tour; leave out --steps={options.steps}")
+    raise ConfigError(f"page={str(options.page)!r} needs all steps; leave out --steps={options.steps}")
   file = options.page or PAGE
   if not asked:
     writable_file(file, "page")
   jax.config.update("jax_platforms", "cpu")
-  if jax.config.jax_num_cpu_devices != DEVICES:  # it cannot be set once JAX is in use, not even to what it is
+  if jax.config.jax_num_cpu_devices != DEVICES:  # once JAX is in use, setting it fails, even to the same number
     jax.config.update("jax_num_cpu_devices", DEVICES)
   shown: list[tuple[ModuleType, list[Shown]]] = []
   if not asked:
@@ -157,7 +157,7 @@ def main(arguments: list[str]) -> None:
       print("\n" + terminal(shown[-1][1][-1]), flush=True)
   if not asked:
     file.write_text(page(shown), encoding="utf-8")
-    print(f"\n\n{CONCLUSION}\n\nThis is also in {file}.")
+    print(f"\n\n{CONCLUSION}\n\nThe tour is also in {file}.")
 
 
 def _without_docstring(source: str, function: ast.FunctionDef) -> str:

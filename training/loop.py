@@ -1,7 +1,8 @@
 """The training loop as data: which steps log, evaluate and save, and what a resumed run must know."""
 
 import dataclasses
-from typing import Any
+
+from ml_collections import ConfigDict
 
 from errors import not_negative, positive
 
@@ -19,7 +20,7 @@ class StepPlan:
   learning_rate: float  # for error messages
 
   @staticmethod
-  def of(config: Any) -> "StepPlan":
+  def of(config: ConfigDict) -> "StepPlan":
     """The plan of a config. Raises ConfigError for an invalid value; also checks the config's other counts."""
     for name in ("steps", "log_every", "max_skipped", "eval_batch_size"):
       positive(name, config[name])

@@ -1,7 +1,8 @@
 """Makes the checked, frozen Program from a config (configs/base.py)."""
 
 import dataclasses
-from typing import Any
+
+from ml_collections import ConfigDict
 
 from errors import ConfigError, one_of
 from models.attention import resolve
@@ -10,7 +11,7 @@ from training.optimizer import Optimizer
 from training.program import Program
 
 
-def program(config: Any, platform: str) -> Program:
+def program(config: ConfigDict, platform: str) -> Program:
   """The Program of a config. Resolves `auto` fields for the platform: "cpu", "gpu" or "tpu"."""
   model = dict(config.model)
   one_of("model.dtype", model["dtype"], ("auto", *DTYPES))

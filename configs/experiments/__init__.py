@@ -1,6 +1,6 @@
-"""The presets. Each file opens with the command, the time and the result.
+"""The presets. Each file begins with the command, the run time and the result.
 
-A preset is a function that changes the defaults of configs/base.py. `--config=configs/fsdp.py:PRESET` applies it.
+A preset is a function that changes the defaults of configs/base.py. Apply it with `--config=configs/fsdp.py:PRESET`.
 """
 
 from configs.experiments.cifar10 import cifar10, cifar10_gpu

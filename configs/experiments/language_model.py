@@ -4,7 +4,7 @@
 
 300 steps on 8 devices simulated from 2 CPU cores take about a minute. Validation loss 1.6527 (2.384 bits/byte), 27.3%
 below a byte bigram model, under every strategy (Python 3.11, jax 0.10.2). The text is the standard library of the
-Python that runs, so another Python version gives another loss.
+running Python, so another version of Python gives another loss.
 """
 
 from ml_collections import ConfigDict

@@ -1,10 +1,10 @@
-"""throughput and throughput_gpu: what the throughput tables measure, on a CPU and on accelerators.
+"""throughput and throughput_gpu: the models of the throughput tables, for a CPU and for accelerators.
 
     python -m benchmarks.throughput
 
-About 45 minutes on 2 CPU cores; benchmarks/README.md holds the results. The examples are random, so that every machine
-reads the same. throughput has 3.5 million parameters, about a step a second on 2 cores. throughput_gpu has 256 million
-and fits on one device of 80 GB; it has not been measured yet.
+Takes about 45 minutes on 2 CPU cores; benchmarks/README.md shows the results. The data is synthetic, so it is the same
+on every machine. throughput has 3.5 million parameters and runs about one step a second on 2 cores. throughput_gpu has
+256 million and fits on one device of 80 GB; it has not been measured yet.
 """
 
 from ml_collections import ConfigDict
@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 
 def throughput(config: ConfigDict) -> None:
   config.data.name = "synthetic"
-  config.model.update(width=256, depth=4, mlp_width=768)  # a block for each stage of a pipeline
-  config.update(batch_size=64, sample_length=0)  # large enough that the optimizer's update is a small part of a step
+  config.model.update(width=256, depth=4, mlp_width=768)  # one block for each stage of the pipeline
+  config.update(batch_size=64, sample_length=0)  # large, so that the optimizer takes a small part of a step
 
 
 def throughput_gpu(config: ConfigDict) -> None:

@@ -1,4 +1,4 @@
-"""A Program whose blocks are run by a pipeline schedule, inside a `shard_map` over `stage`."""
+"""PipelinedProgram: a Program that runs its blocks by a pipeline schedule, in a `shard_map` over `stage`."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from models.attention import Cache
-from models.dimensions import UNSHARDED
+from models.dimensions import UNSHARDED, Sharding
 from models.generate import generate
 from models.transformer import bind
 from strategies.pipeline.schedule import Schedule
@@ -20,23 +20,24 @@ from training.program import Batch, Params, Program, Sums, split
 
 @dataclasses.dataclass(frozen=True)
 class PipelinedProgram(Program):
-  """The same program, with its blocks run by a schedule. Its `sharding` always has `layers` over `stage`."""
+  """The same program, with the blocks run by a schedule. Its `sharding` must have `layers` over `stage`."""
 
   training: Schedule
   evaluation: Schedule
 
   def microbatch_gradient_sums(
-    self, params: Params, batch: Batch, step: jax.Array, sharding: Any = UNSHARDED
+    self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
   ) -> tuple[Sums, Params]:
     return self._run(self.training, params, batch, step, sharding)
 
-  def eval_step(self, params: Params, batch: Batch, sharding: Any = UNSHARDED) -> Sums:
+  def eval_step(self, params: Params, batch: Batch, sharding: Sharding = UNSHARDED) -> Sums:
     return self._run(self.evaluation, params, batch, None, sharding)[0]
 
   def _run(
-    self, schedule: Schedule, params: Params, batch: Batch, step: jax.Array | None, sharding: MeshSharding
+    self, schedule: Schedule, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding
   ) -> tuple[Sums, Params]:
-    """Sums over the batch and, if `step` is given, the gradient of the summed loss."""
+    """Sums over the batch and, in training (`step` is given), the gradient of the summed loss."""
+    assert isinstance(sharding, MeshSharding)
     inside = sharding.place(layers=None)  # a stage sees its own layers only
     chunk = functools.partial(jax.tree.map, functools.partial(regroup, stages=schedule.stages, chunks=schedule.chunks))
 
@@ -53,12 +54,13 @@ class PipelinedProgram(Program):
       in_specs=(P("stage"), P(), P(), P()),
       out_specs=(P(), P("stage"), P()),
       axis_names={"stage"},
-      check_vma=False,  # what leaves replicated is summed over the stages above
+      check_vma=False,  # outputs with P() are replicated: they are summed over the stages above
     )(params["blocks"], edges, split(batch, schedule.microbatches, sharding), step)
     return sums, {"blocks": of_blocks, **of_edges}
 
-  def generate(self, params: Params, prompt: jax.Array, *, sharding: Any = UNSHARDED, **options: Any) -> jax.Array:
-    """A single microbatch leaves nothing to overlap, so the stages take turns, each with its part of the cache."""
+  def generate(self, params: Params, prompt: jax.Array, *, sharding: Sharding = UNSHARDED, **options: Any) -> jax.Array:
+    """Generates text. With a single microbatch nothing can overlap: the stages take turns, each with its own cache."""
+    assert isinstance(sharding, MeshSharding)
 
     def in_turn(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
       def stage(blocks: Params, x: jax.Array, cache: Cache, start: jax.Array) -> tuple[jax.Array, Cache]:
@@ -73,7 +75,7 @@ class PipelinedProgram(Program):
           return jax.lax.ppermute(x, "stage", [(s, (s + 1) % stages) for s in range(stages)]), cache
 
         x, cache = jax.lax.fori_loop(0, stages, turn, (x, cache))
-        return _sum_over_stages(jnp.where(index == 0, x, 0)), cache  # the last stage sent it to the first
+        return _sum_over_stages(jnp.where(index == 0, x, 0)), cache  # the last stage sent its output to the first
 
       return jax.shard_map(
         stage,
@@ -87,7 +89,7 @@ class PipelinedProgram(Program):
 
 
 def _sum_over_stages(x: jax.Array) -> jax.Array:
-  """In float32: XLA's CPU backend fails on a bfloat16 all-reduce over part of the mesh's axes (jax 0.10.2)."""
+  """Sums in float32: XLA's CPU backend fails on a bfloat16 all-reduce over some of the mesh axes (jax 0.10.2)."""
   if x.dtype != jnp.bfloat16:
     return jax.lax.psum(x, "stage")
   return jax.lax.psum(x.astype(jnp.float32), "stage").astype(x.dtype)

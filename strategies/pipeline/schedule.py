@@ -1,9 +1,9 @@
-"""Pipeline schedules as data: tables that say which stage works on what at each tick.
+"""Pipeline schedules as tables: what each stage does at each tick.
 
-A unit is the forward or the backward pass of one microbatch through one chunk of layers. Each stage runs its units in
-an order, and this order is the whole idea of a schedule (`ORDERS`). `build` simulates the orders tick by tick: a unit
-runs as soon as its inputs have arrived, and every value that has to wait gets a slot of memory. Nothing here knows
-JAX; stage.py runs the tables, and analysis/timeline.py draws them.
+A unit is the forward or backward pass of one microbatch through one chunk of layers. A schedule is defined by the order
+in which each stage runs its units (`ORDERS`). `build` simulates these orders tick by tick: a unit runs as soon as its
+inputs have arrived, and every value that has to wait gets a slot of memory. This file does not use JAX; stage.py runs
+the tables, and analysis/timeline.py draws them.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ IDLE, FORWARD, BACKWARD = 0, 1, 2
 
 
 class Unit(NamedTuple):
-  """One direction (FORWARD or BACKWARD) of one microbatch through one chunk of a stage's layers.
+  """The forward or backward pass (`kind`) of one microbatch through one chunk of a stage's layers.
 
   Chunk c of stage s is part c · stages + s of the model.
   """
@@ -27,8 +27,8 @@ class Unit(NamedTuple):
   chunk: int
 
 
-# What must wait on a stage: the input of a forward unit, what it leaves for its backward unit, and the cotangent that
-# a backward unit starts from.
+# The values that wait on a stage: the input of a forward unit, the residuals it saves for its backward unit, and the
+# cotangent that a backward unit starts from.
 WAITS = ("activation", "residuals", "cotangent")
 COLUMNS = (*Unit._fields, *WAITS, "put_activation", "put_cotangent")
 
@@ -38,11 +38,11 @@ class Schedule:
   """What every stage does at every tick.
 
   Attributes:
-    table: column → int32 [ticks, stages]. `kind`, `microbatch` and `chunk` are the unit. `activation`, `residuals` and
-      `cotangent` are the slots it reads or, for residuals and the very first cotangent, its forward unit writes.
-      `put_activation` and `put_cotangent` are the slots for what arrives from the neighbours before the unit runs.
-      Where a slot is not wanted it is the one after the last.
-    slots: what waits → how many of them at once on the busiest stage.
+    table: column → int32 [ticks, stages]. `kind`, `microbatch` and `chunk` define the unit. `activation`, `residuals`
+      and `cotangent` are the slots that it reads. A forward unit writes `residuals`, and at the end of the model also
+      `cotangent`. `put_activation` and `put_cotangent` are the slots for the values that arrive from the neighbours
+      before the unit runs. Values that nobody needs go to a spare slot, after the last one.
+    slots: for each name in `WAITS`, how many of these values wait at the same time on the busiest stage.
   """
 
   stages: int
@@ -57,20 +57,20 @@ class Schedule:
 
   @property
   def bubble(self) -> float:
-    """The share of (tick, stage) pairs in which a stage has nothing to do."""
+    """The share of (tick, stage) pairs in which a stage is idle."""
     return float(np.mean(self.table["kind"] == IDLE))
 
 
 def gpipe(stage: int, stages: int, chunks: int, microbatches: int) -> list[Unit]:
-  """All forward, then all backward (Huang et al. 2018, arXiv:1811.06965)."""
+  """All forward units, then all backward units (Huang et al. 2018, arXiv:1811.06965)."""
   return [Unit(kind, m, 0) for kind in (FORWARD, BACKWARD) for m in range(microbatches)]
 
 
 def one_forward_one_backward(stage: int, stages: int, chunks: int, microbatches: int) -> list[Unit]:
-  """Forward units until the first cotangent can be there, then one backward unit after each forward unit.
+  """Forward units until the first cotangent can arrive, then forward and backward units in turn.
 
-  With several chunks, microbatches go in groups of as many as there are stages through one chunk after the other
-  (Narayanan et al. 2021, arXiv:2104.04473, section 2.2, which also names its predecessors).
+  With several chunks, microbatches form groups of as many as there are stages. A group passes through one chunk after
+  another (Narayanan et al. 2021, arXiv:2104.04473, section 2.2, which also names the predecessors).
   """
   groups = [range(start, min(start + stages, microbatches)) for start in range(0, microbatches, stages)]
   forward = [Unit(FORWARD, m, c) for group in groups for c in range(chunks) for m in group]
@@ -82,7 +82,7 @@ def one_forward_one_backward(stage: int, stages: int, chunks: int, microbatches:
 
 
 def forward_only(stage: int, stages: int, chunks: int, microbatches: int) -> list[Unit]:
-  """Evaluation."""
+  """Only forward units, for evaluation."""
   return [Unit(FORWARD, m, 0) for m in range(microbatches)]
 
 
@@ -95,15 +95,15 @@ ORDERS: dict[str, Order] = {
 
 
 def build(order: Order, stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-  """The schedule in which every stage runs each unit of its order at the first tick that has what the unit needs.
+  """Builds a schedule: every stage runs each unit of its order at the first tick at which the unit's inputs are ready.
 
-  Raises ValueError if an order is not complete, or if the orders wait for each other for ever.
+  Raises ValueError if an order leaves a unit out or repeats one, or if the stages deadlock.
   """
   orders = [order(stage, stages, chunks, microbatches) for stage in range(stages)]
   kinds = {unit.kind for unit in orders[0]}
   wanted = sorted(Unit(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(chunks))
   if any(sorted(units) != wanted for units in orders):
-    raise ValueError("an order leaves a unit out or has it twice")
+    raise ValueError("an order leaves a unit out or repeats one")
   queues = [iter(units) for units in orders]
   heads = [next(queue, None) for queue in queues]
   ticks: dict[tuple[int, Unit], int] = {}  # (stage, unit) → the tick it runs at
@@ -115,7 +115,7 @@ def build(order: Order, stages: int, microbatches: int, chunks: int = 1) -> Sche
       if unit and all(need in ticks for need in needs(stage, unit, stages, chunks))
     ]
     if not ready:
-      raise ValueError(f"at tick {tick} every stage waits for another one: {heads}")
+      raise ValueError(f"deadlock: at tick {tick} every stage waits for another one: {heads}")
     for stage, unit in ready:
       ticks[stage, unit] = tick
       heads[stage] = next(queues[stage], None)
@@ -124,7 +124,7 @@ def build(order: Order, stages: int, microbatches: int, chunks: int = 1) -> Sche
 
 
 def needs(stage: int, unit: Unit, stages: int, chunks: int) -> list[tuple[int, Unit]]:
-  """The (stage, unit) pairs that must have run at an earlier tick."""
+  """The (stage, unit) pairs that must run before this unit, at an earlier tick."""
   if unit.kind == FORWARD:
     sender = _sender(stage, unit, stages, chunks)
     return [sender] if sender else []
@@ -134,14 +134,14 @@ def needs(stage: int, unit: Unit, stages: int, chunks: int) -> list[tuple[int, U
 
 
 def _sender(stage: int, unit: Unit, stages: int, chunks: int) -> tuple[int, Unit] | None:
-  """The (stage, unit) that sends this unit its input: the part of the model before it or, backward, the one after."""
+  """The (stage, unit) that sends this unit its input: the previous part of the model or, backward, the next one."""
   part = unit.chunk * stages + stage + (-1 if unit.kind == FORWARD else 1)
   inside = 0 <= part < stages * chunks
   return (part % stages, unit._replace(chunk=part // stages)) if inside else None
 
 
 def _with_slots(ticks: dict[tuple[int, Unit], int], stages: int, chunks: int, microbatches: int) -> Schedule:
-  """Writes the table. A value keeps its slot from the tick it appears until the tick it is last read, inclusive."""
+  """Writes the table and assigns slots. A value keeps its slot from the tick it arrives to its last read."""
   table = {name: np.full((max(ticks.values()) + 1, stages), IDLE, np.int32) for name in COLUMNS}
   waits: dict[tuple[str, int], list] = {}  # (what, stage) → [(first tick, last tick, column written for the first)]
   for (stage, unit), tick in ticks.items():
@@ -154,7 +154,7 @@ def _with_slots(ticks: dict[tuple[int, Unit], int], stages: int, chunks: int, mi
     if unit.kind == BACKWARD:
       forward = ticks[stage, unit._replace(kind=FORWARD)]
       waits.setdefault(("residuals", stage), []).append((forward, tick, "residuals"))
-      if not sender:  # the forward unit itself goes on to the loss and leaves its cotangent
+      if not sender:  # the forward unit goes on to the loss and writes its cotangent
         waits.setdefault(("cotangent", stage), []).append((forward, tick, "cotangent"))
 
   given: dict[str, list] = {what: [] for what in WAITS}  # (tick, stage, column, slot)

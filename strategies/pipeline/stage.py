@@ -1,7 +1,7 @@
-"""The executor of pipeline schedules: what one stage does, tick by tick. Read schedule.py first.
+"""Runs a pipeline schedule on one stage, tick by tick. Read schedule.py first.
 
-`run` is called inside a `shard_map` that is manual over `stage` alone: arrays here are this stage's part, and the other
-mesh axes are split by the compiler as everywhere else.
+`run` is called inside a `shard_map` that is manual over `stage` only. So arrays here are one stage's part, and the
+compiler shards them over the other mesh axes as everywhere else.
 """
 
 import dataclasses
@@ -19,18 +19,18 @@ from strategies.pipeline.schedule import BACKWARD, FORWARD, Schedule
 from strategies.sharding import MeshSharding
 from training.program import Batch, Params, Program, Sums, no_sums
 
-Row = dict[str, jax.Array]  # a stage's line of the schedule at one tick: column → scalar
-Rebuild = Callable[[list[jax.Array], Params], Callable]  # residuals and weights → vjp
+Row = dict[str, jax.Array]  # a stage's row of the schedule's table at one tick: column → scalar
+Rebuild = Callable[[list[jax.Array], Params], Callable]  # residuals, weights → vjp
 T = TypeVar("T")
 
-# Blocks that a round of the scan over a chunk's layers writes out. A scan stacks its residuals, then they are copied to
-# their slot; where it is unrolled the compiler writes them there: 0.74 → 0.92 of single-device speed with 2 a stage,
-# measured once, when this was built.
+# How many blocks one iteration of the scan over a chunk's layers runs. A scan stacks its residuals and then copies them
+# to their slot. An unrolled scan writes to the slot directly: with 2 blocks a stage, 0.74 → 0.92 of single-device speed
+# (measured once, when this was built).
 UNROLL = 2
 
 
 class Carry(NamedTuple):
-  """What a stage holds from tick to tick. The first three have a leading axis of slots."""
+  """What a stage keeps from tick to tick. The first three have a leading dimension of slots."""
 
   activation: jax.Array
   cotangent: jax.Array
@@ -38,19 +38,19 @@ class Carry(NamedTuple):
   to_next: jax.Array  # the latest activation
   to_previous: jax.Array  # the latest cotangent
   sums: Sums
-  gradients: tuple[Params, Params]  # so far, of `Stage.blocks` and `Stage.edges`
+  gradients: tuple[Params, Params]  # summed so far, of `Stage.blocks` and `Stage.edges`
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-  """One stage at work on a batch. `step` is None in evaluation, which has no backward units."""
+  """One stage and the batch it works on. `step` is None in evaluation, which has no backward units."""
 
   program: Program
   schedule: Schedule
   sharding: MeshSharding
-  index: jax.Array  # which stage this is
+  index: jax.Array  # the number of this stage
   blocks: Params  # [chunks, layers of a chunk, ...]
-  edges: Params  # the weights outside the blocks: every stage has them, the first and the last use them
+  edges: Params  # the weights outside the blocks: every stage holds them, the first and the last stage use them
   batch: Batch  # [microbatches, b, ...]
   step: jax.Array | None
 
@@ -86,7 +86,7 @@ class Stage:
     return (self.index == self.schedule.stages - 1) & (row["chunk"] == self.schedule.chunks - 1)
 
   def forward(self, row: Row, carry: Carry) -> Carry:
-    """From the embedding, or what the stage before sent, through a chunk; at the model's end on to the loss."""
+    """Runs a chunk on the embedded microbatch or the previous stage's output, and the loss at the end of the model."""
     x = jax.lax.cond(
       self.is_first(row), lambda: self.embed(self.edges, row), lambda: self.pin(carry.activation[row["activation"]])
     )
@@ -99,7 +99,7 @@ class Stage:
     return once("finish", self.is_last(row), self.finish, row, carry)
 
   def finish(self, row: Row, carry: Carry) -> Carry:
-    """Final norm, head and loss of a microbatch that has passed all blocks, and in training their gradient."""
+    """Final norm, head and loss of a microbatch that has passed all blocks; in training also their gradients."""
     if self.step is None:
       return carry._replace(sums=add(carry.sums, self.loss(self.edges, carry.to_next, row)[1]))
     (edges, cotangent), sums = jax.grad(self.loss, argnums=(0, 1), has_aux=True)(self.edges, carry.to_next, row)
@@ -111,7 +111,7 @@ class Stage:
     )
 
   def backward(self, rebuild: Rebuild, row: Row, carry: Carry) -> Carry:
-    """From the cotangent of a chunk's output to its weights' gradient and its input's cotangent."""
+    """Computes the gradient of a chunk's weights and the cotangent of its input from the cotangent of its output."""
     vjp = rebuild([store[row["residuals"]] for store in carry.residuals], self.weights(row))
     weights, cotangent = vjp(carry.cotangent[row["cotangent"]])
     blocks, edges = carry.gradients
@@ -125,29 +125,29 @@ class Stage:
     return carry._replace(gradients=(blocks, add(edges, *vjp(carry.to_previous))))
 
   def linearize(self, x: jax.Array, row: Row) -> tuple[jax.Array, list[jax.Array], Rebuild]:
-    """A chunk's output, its residuals without the weights, and how to make its vjp of residuals and weights again."""
+    """A chunk's output, its residuals without the weights, and a function that rebuilds its vjp from both."""
     weights = self.weights(row)
     y, vjp = jax.vjp(lambda weights, x: self.run_chunk(weights, x, row), weights, x)
     leaves, tree = jax.tree.flatten(vjp)
     number = {id(w): i for i, w in enumerate(jax.tree.leaves(weights))}
-    sources = [number.get(id(leaf)) for leaf in leaves]  # the weight that a leaf of the vjp is, if it is one
+    sources = [number.get(id(leaf)) for leaf in leaves]  # which weight a leaf is; None for a residual
 
     def rebuild(residuals: list[jax.Array], weights: Params) -> Callable:
       given, rest = jax.tree.leaves(weights), iter(residuals)
       return jax.tree.unflatten(tree, [next(rest) if i is None else given[i] for i in sources])
 
     residuals = [leaf for leaf, i in zip(leaves, sources, strict=True) if i is None]
-    # The stream of activations is pinned on its way into the store, else the compiler may split it by width for the
-    # sake of the weights' gradients, and exchange it between devices at every tick.
+    # Pin the residual stream before it is stored. Otherwise the compiler may split it by width, which suits the
+    # weights' gradients, and send it between devices at every tick.
     residuals = [self.pin(r) if r.shape[1:] == x.shape else r for r in residuals]  # [layers, b, T, D]
     return y, residuals, jax.tree_util.Partial(rebuild)
 
   def pin(self, x: jax.Array) -> jax.Array:
-    """Pins activations [..., b, T, D]."""
+    """Constrains the sharding of activations [..., b, T, D]."""
     return self.sharding.activation(x, *(None,) * (x.ndim - 3), "batch", None, None)
 
   def run(self) -> Carry:
-    """Every tick of the schedule → the carry at its end: this stage's sums and gradients."""
+    """Runs every tick of the schedule. The returned carry holds this stage's sums and gradients."""
     stages = self.schedule.stages
     rows = {name: jnp.asarray(column)[:, self.index] for name, column in self.schedule.table.items()}  # [ticks]
     to_next = [(stage, (stage + 1) % stages) for stage in range(stages)]
@@ -168,7 +168,7 @@ class Stage:
     return jax.lax.scan(tick, start, rows)[0]
 
   def start(self, row: Row) -> tuple[Carry, Rebuild | None]:
-    """Empty stores, with one slot more for what is not wanted."""
+    """The first carry, with empty slots and a spare one for values that nobody needs; and the function for `backward`."""
 
     def example() -> tuple:
       x = self.embed(self.edges, row)
@@ -189,7 +189,7 @@ class Stage:
     return carry, rebuild
 
   def zero_gradients(self) -> tuple[Params, Params]:
-    """Laid out as the weights are stored, so that what is added to them is reduced to there at once."""
+    """Zeros with the sharding of the stored weights, so that gradients are reduced to it when they are added."""
 
     def zeros(weights: jax.Array, dims: Dims) -> jax.Array:
       return jax.lax.with_sharding_constraint(jnp.zeros_like(weights), self.sharding.layout.spec(dims))
@@ -200,11 +200,11 @@ class Stage:
 
 
 def once(name: str, wanted: jax.Array, work: Callable[[Any, T], T], row: Any, carry: T) -> T:
-  """`work(row, carry)` if wanted, else `carry`: a loop of one round or none, in the scope `name` of the program.
+  """`work(row, carry)` if `wanted`, else `carry`: a loop of one iteration or none, in a named scope of the program.
 
-  Not `lax.cond`, because XLA copies what a branch hands through, and a carry is large, while a loop's carry is updated
-  in place. The barrier ties what the work begins with to the round: otherwise XLA finds parts that do not depend on the
-  round, and does them before the loop, wanted or not.
+  It is not a `lax.cond`, because XLA copies values that a branch only passes through, and the carry is large. A loop's
+  carry is updated in place. The barrier makes the work depend on the iteration. Otherwise XLA would move parts of the
+  work out of the loop and always run them.
   """
 
   def body(i: jax.Array, carry: T) -> T:
@@ -224,10 +224,10 @@ def add(a: Any, b: Any) -> Any:
 
 
 def regroup(w: jax.Array, stages: int, chunks: int) -> jax.Array:
-  """This stage's consecutive layers [L/S, ...] → the chunks it works on [chunks, L/(S · chunks), ...].
+  """This stage's stored, consecutive layers [L/S, ...] → the chunks that it runs [chunks, L/(S · chunks), ...].
 
-  Layers come in S · chunks groups. Group q is stored on stage q // chunks and used by stage q % S as chunk q // S. The
-  groups move in as many rounds of ppermute as there are chunks; in each a stage sends one and receives one.
+  The layers form S · chunks groups. Group q is stored on stage q // chunks and used by stage q % S as chunk q // S. One
+  ppermute for each chunk moves the groups; in each, a stage sends one group and receives one.
   """
   w = w.reshape(chunks, -1, *w.shape[1:])
   if chunks == 1 or stages == 1:

@@ -1,4 +1,4 @@
-"""The pipeline as a Strategy: it checks its sizes, builds the schedule and wraps the program."""
+"""Pipeline: the Strategy that checks the sizes, builds the schedules and wraps the program."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from training.program import Program
 
 
 class Pipeline(Strategy):
-  """A Strategy whose layout has `layers` over `stage`; `config.pipeline` (configs/base.py) holds its own fields."""
+  """A Strategy whose layout shards `layers` over `stage`. Its own fields are `config.pipeline` (configs/base.py)."""
 
   section = "pipeline"
 
@@ -22,7 +22,7 @@ class Pipeline(Strategy):
   ):
     one_of("pipeline.schedule", schedule, schedules.ORDERS)
     positive("pipeline.microbatches", microbatches)
-    not_negative("pipeline.chunks", chunks, "use 0 for two where the depth allows")
+    not_negative("pipeline.chunks", chunks, "use 0 for two if the depth allows")
     layout.check_divides(program.model.sizes())
     stages, depth = layout.shards("layers"), program.model.depth
     if stages > 1:
@@ -35,8 +35,8 @@ class Pipeline(Strategy):
       self._described = f"schedule {schedule}, {microbatches} microbatches: bubble {self.schedule.bubble:.0%}"
       if microbatches < stages:
         warnings.warn(
-          f"pipeline.microbatches={microbatches} is fewer than mesh.stage={stages}, so stages have nothing to do in "
-          f"{self.schedule.bubble:.0%} of the ticks; use {4 * stages} where the batch allows",
+          f"pipeline.microbatches={microbatches} is fewer than mesh.stage={stages}, so stages are idle in "
+          f"{self.schedule.bubble:.0%} of the ticks; use {4 * stages} if the batch allows",
           stacklevel=2,
         )
     super().__init__(layout, program, mesh)
@@ -46,7 +46,7 @@ class Pipeline(Strategy):
 
 
 def _chunks(schedule: str, chunks: int, stages: int, depth: int) -> int:
-  """The chunks of a stage: one, or for the interleaved schedule those asked for; 0 means two where the depth allows."""
+  """How many chunks a stage has: 1, or as many as asked for with interleaved. 0 means 2 if the depth allows."""
   if schedule != "interleaved":
     return 1
   if not chunks:

@@ -1,6 +1,6 @@
-"""The throughput table: its cells, its figures, its page and its check.
+"""The throughput table: its cells, figures, pages and check.
 
-Here every process that would measure is given, and answers at once; test_throughput_command.py measures two cells.
+`machines.Machine` stands in for the processes that measure. test_throughput_command.py measures two cells for real.
 """
 
 import copy
@@ -16,82 +16,114 @@ from helpers import PARITY
 from machines import FOUND, GPUS, Machine, measured
 
 import strategies
-from benchmarks import cells, comparison, figures, rounds, tables, throughput
+from benchmarks import cells, comparison, figures, rounds, sections, tables, throughput
 from configs import base
 
 
-def test_the_page_and_the_plots_show_the_records():
-  assert tables.stale() == [], "python -m benchmarks.throughput --tables"
+def test_the_pages_and_plots_show_the_records():
+  assert tables.stale() == [], "run python -m benchmarks.throughput --tables"
 
 
-def test_all_rows_of_a_record_did_the_same_work():
+def test_all_rows_of_a_record_reach_the_same_loss():
   for name, record in tables.read().items():
-    if record["hardware"]["simulated"]:  # in float32
+    if record["hardware"]["simulated"]:  # these run in float32
       assert figures.loss_spread(record) < PARITY, name
 
 
-def test_a_page_or_a_plot_of_another_record_is_found_out(tmp_path: Path):
-  results, page, folder = tmp_path / "results", tmp_path / "README.md", tmp_path / "plots"
+def test_an_outdated_page_or_plot_is_found(tmp_path: Path):
+  results, folder = tmp_path / "results", tmp_path / "plots"
   results.mkdir()
-  shutil.copy(tables.PAGE, page)
+  pages = {tmp_path / page.name: places for page, places in tables.PAGES.items()}
+  for page in tables.PAGES:
+    shutil.copy(page, tmp_path)
+  outdated = ["README.md", "tables.md", "throughput.md", "mine-memory.png", "mine-speed.png"]
   made = measured("--rows=fsdp,peer,input", "--devices=2,8")
   file = results / "mine.json"
   file.write_text(json.dumps(made))
   (results / "other.json").write_text(json.dumps({"kind": "something else"}))
-  tables.write(results, page, folder)
-  assert tables.stale(results, page, folder) == []
-  made["cells"]["fsdp/8"]["rounds"][0]["seconds"][0] = 7.0
+  tables.write(results, pages, folder)
+  assert tables.stale(results, pages, folder) == []
+  for turn in made["cells"]["fsdp/8"]["rounds"]:
+    turn["seconds"] = [7.0] * 3
   file.write_text(json.dumps(made))
-  assert tables.stale(results, page, folder) == ["README.md", "mine-memory.png", "mine-speed.png"]
+  assert tables.stale(results, pages, folder) == outdated
   file.unlink()
-  assert tables.stale(results, page, folder) == ["README.md", "mine-memory.png", "mine-speed.png"]
-  tables.write(results, page, folder)
-  assert tables.stale(results, page, folder) == []
+  assert tables.stale(results, pages, folder) == outdated
+  tables.write(results, pages, folder)
+  assert tables.stale(results, pages, folder) == []
 
 
-def test_the_page_says_that_simulated_devices_show_overhead():
+def row_of(name: str, text: str) -> list[str]:
+  return [line for line in text.splitlines() if line.startswith(f"| {name} ")]
+
+
+def test_the_pages_show_the_figures_and_that_simulated_devices_show_overhead():
   made = measured("--rows=fsdp", "--devices=8", run=Machine({"fsdp/8": 1.25}))
-  text = tables.section("mine", made)
-  assert tables.parts({"mine": made})["records"] == text
-  assert "Overhead on shared cores, not scaling." in text
-  row = next(line for line in text.splitlines() if line.startswith("| fsdp "))
-  # 64 · 128 tokens in 1.25 s, of 400 GFLOP/s; the step's range is that of all steps, the ratio's that of rounds.
+  summary, details = sections.summary("mine", made), sections.details("mine", made)
+  made_parts = tables.parts({"mine": made})
+  assert (made_parts["records"], made_parts["tables"]) == (summary, details)
+  assert "Overhead on shared cores, not scaling." in summary
+  assert "never how it scales" in made_parts["message"]
+  # 64 · 128 tokens in 1.25 s, of 400 GFLOP/s. The step's range is over all steps, the ratio's over rounds.
   share = made["flops"] / 1.25 / 4e11
-  assert row == (
-    f"| fsdp | 8 | data=8 | 6,554 | 0.80 (0.80–0.80) | 1,250 (1,125–1,375) ms | 12.5 MB | – | – | {share:.0%} | 3.0 s |"
+  assert row_of("fsdp", summary) == [
+    "| fsdp | data=8 | 0.80 (0.80–0.80) | 0.95 | 6,554 | 1,250 (1,125–1,375) ms | 12.5 MB |"
+  ]
+  assert row_of("fsdp", details) == [
+    f"| fsdp | 8 | data=8 | 0.80 (0.80–0.80) | 6,554 | 1,250 (1,125–1,375) ms | {share:.0%} |",
+    "| fsdp | 8 | 12.5 MB | – | 1,250 ms | – | 3.0 s |",
+  ]
+  assert "MFU |" not in details
+
+
+def test_the_message_groups_equal_ratios_and_compares_with_pytorch():
+  seconds = {"two_d/8": 1.25, "hsdp/8": 1.25, "single/None": 0.8}
+  made = measured("--rows=fsdp,two_d,hsdp,peer", run=Machine(seconds))
+  assert tables.headline(made) == (
+    "**2 cores of made up.** On 8 simulated devices, throughput relative to one device is 1.00 for fsdp, "
+    "0.80 for hsdp and two_d. On one device, Meshwright is 0.80 times as fast as PyTorch. "
+    "Missed aims: hsdp 0.80 of 0.85, two_d 0.80 of 0.85, PyTorch 0.80 of 1.00."
   )
-  assert "MFU |" not in text
+  assert tables.headline(measured("--rows=single")) == "**2 cores of made up.**"
 
 
-def test_the_page_says_which_aims_are_missed():
-  """On the most devices, as shown: 0.846 is shown as 0.85, and no miss."""
+def test_the_summary_shows_only_the_most_devices():
+  made = measured("--rows=fsdp", "--devices=2,8")
+  assert len(row_of("fsdp", sections.summary("mine", made))) == 1
+  assert len(row_of("fsdp", sections.details("mine", made))) == 2 * 2
+
+
+def test_the_page_lists_missed_aims():
+  """Only on the most devices, and as shown: 0.846 is shown as 0.85, which is not a miss."""
   seconds = {"fsdp/8": 1.07, "two_d/8": 1.182, "three_d/8": 2.0, "three_d/2": 9.0, "single/None": 0.8}
   made = measured("--rows=fsdp,two_d,three_d,peer", "--devices=2,8", run=Machine(seconds))
   assert {aim.row: round(aim.got, 2) for aim in figures.aims(made) if not aim.met} == {
     "fsdp": 0.93, "three_d": 0.5, "peer": 0.8,
   }  # fmt: skip
-  assert "Missed: fsdp 0.93 of 0.95, three_d 0.50 of 0.85, peer 0.80 of 1.00." in tables.section("mine", made)
-  assert "All of those measured are met." in tables.section("mine", measured("--rows=two_d", "--devices=8"))
+  assert "Missed aims: fsdp 0.93 of 0.95, three_d 0.50 of 0.85, PyTorch 0.80 of 1.00." in sections.summary("mine", made)
+  assert "All measured aims are met." in sections.summary("mine", measured("--rows=two_d", "--devices=8"))
   made["cells"]["fsdp/8"] |= {"error": "out of memory", "rounds": []}
   made["cells"]["peer/eager"] |= {"error": "torch is not installed", "rounds": []}
   made["cells"]["peer/sdpa"] |= {"error": "torch is not installed", "rounds": []}
-  assert "Missed: three_d 0.50 of 0.85. Not measured: fsdp, peer." in tables.section("mine", made)
-  assert "aims" not in tables.section("mine", measured("--rows=fsdp", "--devices=1"))
-  assert "aims" not in tables.section("mine", measured("--rows=fsdp", run=Machine(found=GPUS), preset="throughput_gpu"))
+  assert "Missed aims: three_d 0.50 of 0.85. Not measured: fsdp, PyTorch." in sections.summary("mine", made)
+  on_gpus = measured("--rows=fsdp", run=Machine(found=GPUS), preset="throughput_gpu")
+  for without in (measured("--rows=fsdp", "--devices=1"), on_gpus):
+    assert "aims" not in sections.summary("mine", without)
+    assert "aims" not in tables.headline(without)
 
 
 def test_a_share_of_the_makers_figure_is_called_mfu():
   known = GPUS | {"hardware": GPUS["hardware"] | {"peak_flops": 989e12}}
   made = measured("--rows=fsdp", run=Machine(found=known), preset="throughput_gpu")
   assert [row.devices for row in figures.rows(made)] == [1, 1, 2, 4]
-  text = tables.section("mine", made)
-  assert "| MFU |" in text
-  assert "not scaling" not in text
+  assert "| MFU |" in sections.details("mine", made)
+  assert "not scaling" not in sections.summary("mine", made)
+  assert "scales" not in tables.parts({"mine": made})["message"]
   assert figures.row(made, "fsdp/4").flops_share == pytest.approx(made["flops"] / 989e12 / 4)
 
 
 def test_every_strategy_has_a_row_at_every_number_of_devices():
-  asked = cells.plan(base.get_config("lm", "single"), cells.rows(), cells.DEVICES, "python", "cpu", "float32")
+  asked = cells.select(base.get_config("lm", "single"), cells.rows(), cells.DEVICES, "python", "cpu", "float32")
   names = [cell.name for cell in asked]
   expected = {f"{name}/{n}" for name in strategies.names() for n in (1, 2, 4, 8)} - {f"single/{n}" for n in (2, 4, 8)}
   assert set(names) == expected | {"input/text", "input/cifar10", "peer/eager", "peer/sdpa", "peaks"}
@@ -99,9 +131,9 @@ def test_every_strategy_has_a_row_at_every_number_of_devices():
   assert {cell.spec["config"]["data"]["name"] for cell in asked if cell.compiled} == {"synthetic"}
 
 
-def test_the_cells_take_turns_and_the_reference_comes_often(tmp_path: Path):
+def test_cells_take_turns_and_the_reference_is_timed_often(tmp_path: Path):
   run = Machine()
-  asked = cells.plan(base.get_config("throughput", "single"), cells.rows(), cells.DEVICES, "python", "cpu", "float32")
+  asked = cells.select(base.get_config("throughput", "single"), cells.rows(), cells.DEVICES, "python", "cpu", "float32")
   found = rounds.measure(asked, 2, 1, tmp_path, lambda _: None, run)
   in_rounds = [name for task, name in run.asked if task != "compile"][rounds.BEFORE :]
   assert in_rounds.count("single/1") == 2 * -(-(len(asked) - 1) // rounds.BETWEEN)
@@ -115,7 +147,7 @@ def test_the_cells_take_turns_and_the_reference_comes_often(tmp_path: Path):
 
 
 class Unsteady(Machine):
-  """Slower by another factor in each round; and one in five runs of the reference is in a bad moment."""
+  """Slower by another factor in each round. In addition, one in five runs of the reference hits a slow moment."""
 
   def __call__(self, command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
     result = super().__call__(command, spec)
@@ -127,7 +159,7 @@ class Unsteady(Machine):
 
 
 def test_a_cell_is_compared_with_the_reference_of_its_round():
-  """A machine that is slow for a round slows both, and one that is slow for a moment neither."""
+  """A machine that is slow for a round slows both. One that is slow for a moment affects neither median."""
   made = measured("--rows=fsdp,two_d,hsdp,three_d,tensor_parallel,pipeline,pmap_ddp,data_parallel", run=Unsteady())
   assert len(made["cells"]["single/1"]["rounds"]) == 5 * 5
   row = figures.row(made, "fsdp/8")
@@ -145,14 +177,14 @@ def test_rounds_in_which_the_reference_failed_are_not_compared():
   assert figures.row(made, "fsdp/8").relative == figures.Figure(0.8, 0.8, 0.8)
 
 
-def test_a_loss_that_is_no_number_is_a_difference():
+def test_a_nan_loss_counts_as_a_difference():
   made = measured("--rows=fsdp,two_d", "--devices=8")
   assert figures.loss_spread(made) == 0
   made["cells"]["fsdp/8"]["rounds"][1]["loss"] = math.nan
   assert not figures.loss_spread(made) < PARITY
 
 
-def test_a_run_that_is_stopped_keeps_its_whole_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_stopped_run_keeps_its_complete_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   class Stopped(Machine):
     def __call__(self, command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
       if spec.get("devices") == 8 and spec["task"] == "steps" and self.asked.count(("steps", "fsdp/8")) == self.at:
@@ -170,11 +202,11 @@ def test_a_run_that_is_stopped_keeps_its_whole_rounds(tmp_path: Path, monkeypatc
   monkeypatch.setattr(throughput, "measure", lambda *_: made)
   monkeypatch.setattr(throughput, "ROOT", tmp_path)
   options, _ = throughput.parse([])
-  throughput.keep(base.get_config("throughput", "single"), "throughput", options, FOUND)  # into no result
+  throughput.keep(base.get_config("throughput", "single"), "throughput", options, FOUND)  # a partial record
   assert [file.name for file in (tmp_path / "runs").iterdir()] == ["2-cores-of-made-up-throughput.json"]
 
 
-def test_a_row_that_fails_says_why_and_the_others_go_on():
+def test_a_row_that_fails_shows_why_and_the_others_continue():
   class Failing(Machine):
     def __call__(self, command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
       name = super().__call__(command, spec)
@@ -186,12 +218,14 @@ def test_a_row_that_fails_says_why_and_the_others_go_on():
   assert [row.error for row in figures.rows(made)] == [None, None, "out of memory", "out of memory"]
   assert run.asked.count(("steps", "two_d/8")) == 0
   assert run.asked.count(("steps", "hsdp/8")) == 1
-  assert "not measured: out of memory" in tables.section("mine", made)
+  assert "not measured: out of memory" in sections.summary("mine", made)
+  assert "not measured: out of memory" in sections.details("mine", made)
+  assert "0.5" not in tables.headline(made)
 
 
-def test_the_check_says_which_rows_are_reproduced(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_the_check_reports_which_rows_are_reproduced(tmp_path: Path, capsys: pytest.CaptureFixture):
   file = tmp_path / "mine.json"
-  # Steps of 0.9, 1.0 and 1.1 times the median: from 0.91 to 1.11 of the single device is within the spread.
+  # A machine's steps are 0.9, 1.0 and 1.1 times its median. The recorded ratio is 1; 0.95 to 1.05 is reproduced.
   file.write_text(json.dumps(measured("--rows=fsdp,two_d,input,peer", "--devices=8")))
   options = lambda: throughput.parse(["--rounds=2"])[0]
   assert throughput.again(file, options(), Machine({"fsdp/8": 1.05})) == 0
@@ -205,7 +239,7 @@ def test_the_check_says_which_rows_are_reproduced(tmp_path: Path, capsys: pytest
   assert throughput.again(file, throughput.parse(["--rows=two_d"])[0], Machine({"fsdp/8": 1.2})) == 0
 
 
-def test_a_check_of_nothing_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_a_check_that_compares_nothing_fails(tmp_path: Path, capsys: pytest.CaptureFixture):
   file, old = tmp_path / "mine.json", measured("--rows=fsdp", "--devices=8")
   file.write_text(json.dumps(old))
   assert throughput.again(file, throughput.parse(["--devices=4"])[0], Machine()) == 1
@@ -213,10 +247,10 @@ def test_a_check_of_nothing_is_no_success(tmp_path: Path, capsys: pytest.Capture
   old["cells"]["gone/8"] = old["cells"]["fsdp/8"]
   file.write_text(json.dumps(old))
   assert throughput.again(file, throughput.parse([])[0], Machine()) == 1
-  assert "gone/8               NOT reproduced: there is no such row any more" in capsys.readouterr().out
+  assert "gone/8               NOT reproduced: this row no longer exists" in capsys.readouterr().out
 
 
-def test_the_check_sees_memory_that_is_not_the_records(tmp_path: Path):
+def test_the_check_finds_memory_that_differs_from_the_record(tmp_path: Path):
   old = measured("--rows=fsdp", "--devices=8")
   new = copy.deepcopy(old)
   new["cells"]["fsdp/8"]["bytes"]["total"] *= 1.5
@@ -224,13 +258,13 @@ def test_the_check_sees_memory_that_is_not_the_records(tmp_path: Path):
   assert not good
   assert "NOT reproduced" in lines[1]
   assert "memory 18.8 MB, recorded 12.5 MB" in lines[1]
-  assert comparison.compare(old, new | {"versions": {"jax": "1"}})[1]  # another compiler may plan otherwise
+  assert comparison.compare(old, new | {"versions": {"jax": "1"}})[1]  # another compiler may plan other memory
   elsewhere = comparison.compare(old, old | {"machine": "another"})[0]
   assert "of the recorded speed" not in elsewhere[1]
   assert "speeds are not compared" in elsewhere[-1]
 
 
-def test_what_cannot_be_compared_is_no_failure():
+def test_a_peer_or_a_record_without_figures_is_not_a_failure():
   old = measured("--rows=fsdp,peer", "--devices=8")
   without = copy.deepcopy(old)
   without["cells"]["peer/eager"] |= {"error": "torch is not installed", "rounds": []}

@@ -1,4 +1,4 @@
-"""The throughput command: two cells for real, bad options, the peer, and processes that break."""
+"""The throughput command: two cells measured for real, bad options, the peer, and processes that fail."""
 
 import json
 import math
@@ -24,7 +24,7 @@ def test_two_cells_measured_for_real(tmp_path: Path):
   def run(command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
     return rounds.run(command, spec) if spec["task"] in ("compile", "steps") else faked(command, spec)
 
-  asked = config(model__depth=2, model__seq_len=8)  # pipeline is meant for 4 devices or more
+  asked = config(model__depth=2, model__seq_len=8)  # pipeline's default is 4 stages
   options, _ = throughput.parse(["--rows=pipeline", "--devices=2", "--rounds=1", "--steps=2", f"--record={tmp_path}/x"])
   made = throughput.measure(asked, options, FOUND, run)
   single, split = figures.rows(made)
@@ -47,10 +47,10 @@ def test_two_cells_measured_for_real(tmp_path: Path):
     assert place not in written
 
 
-def test_a_cell_whose_loss_is_no_number_is_not_measured():
-  asked = config(model__depth=1, model__seq_len=8, model__rope_base=1e-300)  # its frequencies are infinite
+def test_a_cell_with_a_nan_loss_is_an_error():
+  asked = config(model__depth=1, model__seq_len=8, model__rope_base=1e-300)  # makes infinite frequencies
   spec = cells.training(asked, "single", 1) | {"task": "steps", "warmup": 2, "steps": 1}
-  assert rounds.run(cells.WORKER, spec) == {"error": "the loss came to nan"}
+  assert rounds.run(cells.WORKER, spec) == {"error": "the loss is nan"}
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,14 @@ def test_a_cell_whose_loss_is_no_number_is_not_measured():
     (["--rounds=0"], ["rounds=0", "at least 1"]),
     (["--rounds=few"], ["rounds='few'", "--rounds=3"]),
     (["--peer-python=/no/such/python"], ["peer-python='/no/such/python'", "PyTorch"]),
-    (["--check=x.json", "--steps=9"], ["'--steps'", "no place beside --check"]),
-    (["--check=x.json", "--config.batch_size=8"], ["'--config.batch_size=8'", "no place beside --check"]),
-    (["--tables", "--peer-python=python3"], ["'--peer-python'", "no place beside --tables"]),
+    (
+      ["--rows=single", f"--peer-python={sys.executable}"],
+      [f"peer-python={sys.executable!r} has no use with rows=single", "add peer to the rows"],
+    ),
+    (["--check=x.json", "--rows=fsdp,two_d", "--peer-python=python3"], ["rows=fsdp,two_d", "add peer"]),
+    (["--check=x.json", "--steps=9"], ["'--steps'", "cannot be combined with --check"]),
+    (["--check=x.json", "--config.batch_size=8"], ["'--config.batch_size=8'", "cannot be combined with --check"]),
+    (["--tables", "--peer-python=python3"], ["'--peer-python'", "cannot be combined with --tables"]),
   ],
 )
 def test_bad_options_are_one_sentence(arguments: list[str], parts: list[str]):
@@ -72,7 +77,7 @@ def test_bad_options_are_one_sentence(arguments: list[str], parts: list[str]):
     measured(*arguments)
 
 
-def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path):
+def test_each_cause_that_prevents_measuring_is_one_sentence(tmp_path: Path):
   with one_sentence("devices=8", "this machine has 4", "at most 4"):
     measured("--devices=8", run=Machine(found=GPUS))
   asked = base.get_config("throughput", "single")
@@ -92,13 +97,13 @@ def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path):
     throughput.measure(
       base.get_config("throughput", "single"), throughput.parse([])[0], FOUND, lambda *_: {"error": "out of memory"}
     )
-  with one_sentence("check=", "absent.json", "there is"):
+  with one_sentence("check=", "absent.json", "use one of"):
     throughput.read(tmp_path / "absent.json")
-  with one_sentence("check=", "pipeline.json", "no throughput record"):
+  with one_sentence("check=", "pipeline.json", "not a throughput record"):
     throughput.read(tables.RESULTS / "pipeline.json")
   file = tmp_path / "half.json"
   file.write_text('{"kind": "throughput"}')
-  with one_sentence("check=", "half.json", "no throughput record"):
+  with one_sentence("check=", "half.json", "not a throughput record"):
     throughput.read(file)
   made = measured("--rows=fsdp")
   file.write_text(json.dumps(made | {"config": made["config"] | {"of_old": 1}}))
@@ -111,9 +116,9 @@ def test_what_cannot_be_measured_is_one_sentence(tmp_path: Path):
 
 
 def test_the_command_of_a_record_can_be_run_again():
-  said = ["--rows", "fsdp", "--record", "/mine/x.json", "--peer-python", sys.executable, "--config.data.path=a b"]
+  said = ["--rows", "fsdp,peer", "--record", "/mine/x.json", "--peer-python", sys.executable, "--config.data.path=a b"]
   options, rest = throughput.parse(said)
-  assert options.command == "python -m benchmarks.throughput --rows=fsdp '--config.data.path=a b'"
+  assert options.command == "python -m benchmarks.throughput --rows=fsdp,peer '--config.data.path=a b'"
   assert rest == ["--config.data.path=a b"]
 
 
@@ -121,7 +126,7 @@ def test_a_record_of_another_config_has_another_name():
   config = base.get_config("throughput", "single")
   name = lambda: throughput._name(config, "throughput", FOUND["hardware"])
   assert name() == "2-cores-of-made-up-throughput.json"
-  config.strategy = "fsdp"  # which the table sets itself
+  config.strategy = "fsdp"  # the table sets it, so the name stays the same
   names = [name()]
   for config.batch_size in (32, 16):
     names.append(name())
@@ -133,25 +138,32 @@ def test_a_record_of_another_config_has_another_name():
   "fields, without",
   [
     ({}, None),
-    ({"model__dtype": "bfloat16"}, "it has dtype=float32"),
-    ({"model__remat": "full"}, "it has remat=minimal"),
-    ({"model__dropout": 0.1}, "it has dropout=0.0"),
-    ({"accumulation": 2}, "it has accumulation=1"),
-    ({"preset": "cifar10"}, "it is a language model"),
+    ({"model__dtype": "bfloat16"}, "the peer has dtype=float32"),
+    ({"model__remat": "full"}, "the peer has remat=minimal"),
+    ({"model__dropout": 0.1}, "the peer has dropout=0.0"),
+    ({"accumulation": 2}, "the peer has accumulation=1"),
+    ({"preset": "cifar10"}, "the peer is a language model"),
   ],
 )
-def test_a_peer_that_would_do_other_work_is_left_out(fields: dict[str, Any], without: str | None):
+def test_a_peer_that_cannot_do_the_same_work_is_left_out(fields: dict[str, Any], without: str | None):
   made = throughput.measure(config(**fields), throughput.parse(["--rows=peer"])[0], FOUND, Machine())
   assert ("peer/eager" in made["cells"]) == (without is None)
   assert made["left_out"].get("peer") == without
 
 
-def test_the_command_ends_a_mistake_with_one_line():
-  done = subprocess.run(
-    [sys.executable, "-m", "benchmarks.throughput", "--rounds=no"], capture_output=True, text=True, cwd=throughput.ROOT
-  )
+@pytest.mark.parametrize(
+  "command, error",
+  [
+    (["benchmarks.throughput", "--rounds=no"], "error: rounds='no' is not a whole number"),
+    (["benchmarks.pipeline_schedules", "--rounds=0"], "error: rounds=0 must be at least 1"),
+    (["benchmarks.checkpoint_cost", "--rounds=0"], "error: rounds=0 must be at least 1"),
+    (["benchmarks.tpu_predictions", "--cases=99"], "error: cases='99' does not exist"),
+  ],
+)
+def test_a_mistake_on_the_command_line_ends_with_one_line(command: list[str], error: str):
+  done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, cwd=throughput.ROOT)
   assert done.returncode == 2
-  assert done.stderr.strip().splitlines()[-1].startswith("error: rounds='no'")
+  assert done.stderr.strip().splitlines()[-1].startswith(error)
   assert "Traceback" not in done.stderr
 
 
@@ -160,7 +172,7 @@ def test_the_command_ends_a_mistake_with_one_line():
   [{}, {"preset": "throughput"}, {"preset": "throughput_gpu"}, {"model__tied_embedding": True}],
   ids=["tiny", "throughput", "throughput_gpu", "tied"],
 )
-def test_the_peer_has_our_shapes(fields: dict[str, Any]):
+def test_the_peer_has_our_number_of_parameters(fields: dict[str, Any]):
   asked = config(**fields)
   program = settings.program(asked, "cpu")
   state = jax.eval_shape(program.init, jax.random.key(0))
@@ -169,19 +181,19 @@ def test_the_peer_has_our_shapes(fields: dict[str, Any]):
   assert torch_llama.parameter_count(theirs) == ours
 
 
-def test_a_peer_that_is_not_installed_says_so():
+def test_a_missing_peer_is_reported_with_the_fix():
   program = str(Path(torch_llama.__file__))
   spec = {"config": config().to_dict(), "attention": "eager", "warmup": 1, "steps": 1}
   found = rounds.run([sys.executable, "-I", "-S", program], spec)  # without any installed package
   assert found == {"error": "torch is not installed; pip install '.[peer]', or name a Python with --peer-python"}
 
 
-def test_a_process_that_breaks_says_how():
+def test_a_process_that_fails_is_reported_with_its_last_line():
   assert rounds.run([sys.executable, "-c", "raise SystemExit('no memory')"], {}) == {
     "error": "exit status 1: no memory"
   }
-  assert rounds.run([sys.executable, "-c", "print('{}'); print('a late word')"], {}) == {
-    "error": "exit status 0: a late word"
+  assert rounds.run([sys.executable, "-c", "print('{}'); print('something else')"], {}) == {
+    "error": "exit status 0: something else"
   }
   assert rounds.run([sys.executable, "-c", "print('{}'); raise SystemExit('at the end')"], {}) == {
     "error": "exit status 1: at the end"
@@ -189,5 +201,5 @@ def test_a_process_that_breaks_says_how():
   assert "cannot be started" in rounds.run(["/no/such/program"], {})["error"]
 
 
-def test_places_are_filled_once():
+def test_filling_a_page_replaces_the_old_part():
   assert pages.fill("<!-- a -->\nold\n<!-- end -->", {"a": "new"}) == "<!-- a -->\nnew\n<!-- end -->"

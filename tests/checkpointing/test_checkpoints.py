@@ -203,7 +203,7 @@ def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, runner: Strate
       assert "could not" not in told.text
       writer.check()
     assert "checkpoint 2 in" in told[-1]
-    for part in ("could not be written", "File too large", "training goes on, checkpoint 1 stays"):
+    for part in ("could not be written", "File too large", "training continues, checkpoint 1 stays"):
       assert part in told[-1]
     save(writer, 3, state)
   assert sorted(f.name for f in tmp_path.iterdir()) == ["1", "3"]  # and nothing of the failed one

@@ -161,12 +161,16 @@ def test_interleaved_leaves_the_layers_in_their_order():
   [
     ("pipeline", {"pipeline__schedule": "1f1c"}, ["pipeline.schedule='1f1c'", "did you mean '1f1b'"]),
     ("pipeline", {"mesh__stage": 8}, ["mesh.stage=8", "model.depth=4", "1, 2 or 4"]),
-    ("pipeline", {"pipeline__schedule": "interleaved"}, ["mesh.stage=4 × pipeline.chunks=2", "model.depth=4", "8"]),
+    (
+      "pipeline",
+      {"pipeline__schedule": "interleaved", "pipeline__chunks": 2},
+      ["mesh.stage=4 × pipeline.chunks=2", "model.depth=4", "8"],
+    ),
     ("pipeline", {"pipeline__microbatches": 0}, ["pipeline.microbatches=0"]),
-    ("pipeline", {"pipeline__schedule": "interleaved", "pipeline__chunks": 0}, ["pipeline.chunks=0"]),
+    ("pipeline", {"pipeline__schedule": "interleaved", "pipeline__chunks": -1}, ["pipeline.chunks=-1"]),
     (
       "three_d",
-      {"pipeline__schedule": "interleaved", "pipeline__microbatches": 7},
+      {"pipeline__schedule": "interleaved", "pipeline__microbatches": 7, "pipeline__chunks": 2},
       ["pipeline.microbatches=7", "mesh.stage=2", "8"],
     ),
   ],
@@ -199,6 +203,14 @@ def test_fewer_microbatches_than_stages_are_a_warning_with_the_bubble():
   with pytest.warns(UserWarning, match=r"pipeline.microbatches=2 is fewer than mesh.stage=4.* 60% of the ticks"):
     runner = pipeline("1f1b", 2)
   assert math.isclose(runner.schedule.bubble, 3 / 5)
+
+
+def test_interleaving_takes_as_many_chunks_as_the_depth_allows():
+  assert pipeline("interleaved", 8).schedule.chunks == 2
+  shallow = make_program(model__depth=4)
+  with pytest.warns(UserWarning, match=r"nothing to interleave.*model\.depth=4.*mesh\.stage=4.*multiple of 8"):
+    runner = strategy("pipeline", shallow, pipeline__schedule="interleaved")
+  assert runner.schedule.chunks == 1
 
 
 def test_describe_tells_the_schedule():

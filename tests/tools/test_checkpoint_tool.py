@@ -1,4 +1,4 @@
-"""The list of a run's checkpoints, and what verifying finds."""
+"""The tool that lists and verifies the checkpoints of a run."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
   return workdir
 
 
-def test_the_list_tells_step_loss_strategy_and_health(ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_the_list_shows_step_loss_strategy_and_health(ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
   run = tmp_path / "run"
   shutil.copytree(ended, run)
   shutil.copytree(run / "checkpoints" / "2", run / "checkpoints" / "3.orbax-checkpoint-tmp")
@@ -43,7 +43,7 @@ def test_verifying_reads_every_array(ended: Path, tmp_path: Path, capsys: pytest
   assert capsys.readouterr().out.count("arrays verified") == 2
   run = tmp_path / "run"
   shutil.copytree(ended, run)
-  # Whole files, but of another step: only the digests can tell.
+  # The files are whole but of another step. Only the digests reveal that.
   shutil.rmtree(run / "checkpoints" / "4" / "params")
   shutil.copytree(run / "checkpoints" / "2" / "params", run / "checkpoints" / "4" / "params")
   assert checkpoint.main([str(run), "--step=4"]) == 0
@@ -54,7 +54,7 @@ def test_verifying_reads_every_array(ended: Path, tmp_path: Path, capsys: pytest
   assert checkpoint.main([str(run), "--step=2", "--verify"]) == 1
 
 
-def test_what_is_not_there_is_told(ended: Path, tmp_path: Path):
+def test_a_missing_folder_or_step_is_one_sentence(ended: Path, tmp_path: Path):
   with one_sentence("workdir=", "has no folder checkpoints"):
     checkpoint.main([str(tmp_path)])
   with one_sentence("step=3", "[2, 4]"):
@@ -62,7 +62,7 @@ def test_what_is_not_there_is_told(ended: Path, tmp_path: Path):
 
 
 def test_the_parameters_can_be_read_elsewhere_as_the_page_says(ended: Path):
-  """By a process with one device, where eight wrote them, and nothing of this repository."""
+  """By a process with one device, where eight wrote them, and without the code of this repository."""
   page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
   code = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
   code = code.replace("/path/to/runs/mine/checkpoints/252", str(ended / "checkpoints" / "4"))

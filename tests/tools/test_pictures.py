@@ -1,4 +1,4 @@
-"""Pictures of shardings say where each piece is, for any array and any number of devices."""
+"""Pictures of shardings show where each piece is, for any array and any number of devices."""
 
 import dataclasses
 import itertools
@@ -19,7 +19,7 @@ def mesh(*sizes: int) -> jax.sharding.Mesh:
 
 
 def read(text: str) -> dict[tuple[str, str], list[str]]:
-  """The devices of a picture's cells by the ranges in the margins: {(rows, columns): devices}."""
+  """Reads a picture: the devices of each cell, by the ranges in the margins, {(rows, columns): devices}."""
   lines = text.splitlines()
   frame = next(line for line in lines if "┌" in line)
   edges = [i for i, character in enumerate(frame) if character in "┌┬┐"]
@@ -50,41 +50,41 @@ def test_every_device_is_in_the_cell_of_the_indices_it_holds(spec: P):
   assert sum(map(len, cells.values())) == seen == 8
 
 
-def test_an_array_is_drawn_at_the_same_size_however_it_is_cut():
+def test_every_sharding_of_an_array_is_drawn_at_the_same_size():
   specs = [P("data", "model"), P("model", "data"), P(None, "model"), P("model"), P()]
   drawn = [picture(NamedSharding(mesh(4, 2), spec), (8, 16)).splitlines() for spec in specs]
   assert {(len(lines), len(lines[1])) for lines in drawn} == {(11, 53)}
 
 
-def test_the_docstring_shows_what_is_drawn():
+def test_the_docstring_shows_a_real_picture():
   four = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
   shown = picture(NamedSharding(four, P("data", "model")), (8, 16))
   assert all("    " + line in pictures.__doc__.splitlines() for line in shown.splitlines())
 
 
-def test_one_dimension_is_a_row_and_none_is_a_cell():
+def test_a_vector_is_a_row_and_a_scalar_is_a_cell():
   vector = picture(NamedSharding(mesh(8), P("model")), (16,))
   assert read(vector) == {("", f"{2 * i}:{2 * i + 2}"): [str(i)] for i in range(8)}
   assert read(picture(NamedSharding(mesh(8), P()), ())) == {("", ""): [str(i) for i in range(8)]}
   assert read(picture(SingleDeviceSharding(jax.devices()[3]), (5,))) == {("", "0:5"): ["3"]}
 
 
-def test_of_more_dimensions_those_that_are_split_are_drawn_and_named():
+def test_with_more_dimensions_the_split_ones_are_drawn_and_named():
   two = picture(NamedSharding(mesh(4, 2), P(None, "data", None, "model")), (4, 64, 8, 16))
   assert read(two)["16:32", "8:16"] == ["3"]
   assert "rows: dimension 1, columns: dimension 3, of (4, 64, 8, 16)" in two
   one = picture(NamedSharding(mesh(4, 2), P(None, None, "data")), (4, 64, 8, 16))
-  assert set(read(one)) == {("0:64", f"{2 * i}:{2 * i + 2}") for i in range(4)}  # with the largest of the others
+  assert set(read(one)) == {("0:64", f"{2 * i}:{2 * i + 2}") for i in range(4)}  # and the largest other dimension
   none = picture(NamedSharding(mesh(4, 2), P()), (4, 64, 8, 16))
   assert set(read(none)) == {("0:64", "0:16")}
 
 
-def test_of_three_that_are_split_the_first_piece_of_the_last_is_drawn():
+def test_with_three_split_dimensions_the_first_piece_of_the_third_is_drawn():
   text = picture(NamedSharding(mesh(2, 2, 2), P("stage", "data", "model")), (4, 64, 8))
   assert read(text) == {
     ("0:2", "0:32"): ["0"], ("0:2", "32:64"): ["2"], ("2:4", "0:32"): ["4"], ("2:4", "32:64"): ["6"],
   }  # fmt: skip
-  assert "dimension 2 is split into 2 pieces too; drawn is the first, 0:4" in text
+  assert "dimension 2 is split into 2 pieces too; this is the first, 0:4" in text
   assert "8 pieces of (2, 32, 4), each on 1 device" in text
 
 
@@ -95,7 +95,7 @@ class Device:
 
 @dataclasses.dataclass
 class Imagined:
-  """A sharding over rows × columns × copies devices that are not there."""
+  """A sharding over rows × columns × copies imagined devices."""
 
   rows: int
   columns: int
@@ -127,6 +127,6 @@ def test_thousands_of_devices_fit_on_a_page(rows: int, columns: int, copies: int
   assert int(pieces.replace(",", "")) * int(held.replace(",", "")) == 4096
 
 
-def test_what_does_not_divide_raises():
+def test_a_sharding_that_does_not_divide_raises():
   with pytest.raises(ValueError, match="divide"):
     picture(NamedSharding(mesh(8), P("model")), (6,))

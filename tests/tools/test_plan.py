@@ -1,4 +1,4 @@
-"""The planner: what it finds fits, is ordered, can be run, and is what its formulas say."""
+"""The planner: its plans fit, are ordered, can be run, and agree with the formulas."""
 
 import itertools
 import math
@@ -35,7 +35,7 @@ def found() -> list[search.Candidate]:
   return search.search(model(), 256, slice_of(SLICE))
 
 
-def test_all_that_is_found_fits_and_the_fastest_comes_first(found: list[search.Candidate]):
+def test_all_plans_fit_and_the_fastest_comes_first(found: list[search.Candidate]):
   chip = slice_of(SLICE).chip
   assert len(found) > 50
   assert all(candidate.memory <= search.USABLE * chip.memory for candidate in found)
@@ -44,8 +44,10 @@ def test_all_that_is_found_fits_and_the_fastest_comes_first(found: list[search.C
 
 
 @pytest.mark.parametrize("topology, batch_size", [(SLICE, 256), ("v5p:8x8x16", 1024)])
-def test_a_candidate_is_what_its_config_makes(found: list[search.Candidate], topology: str, batch_size: int):
-  """The fields that are printed, given to train.py, are the case that was judged, and what train.py accepts."""
+def test_a_candidate_has_the_memory_and_flops_of_its_config(
+  found: list[search.Candidate], topology: str, batch_size: int
+):
+  """The printed fields, given to train.py, make the case that was judged. train.py accepts them."""
   where = slice_of(topology)
   if topology != SLICE:
     found = search.search(model(), batch_size, where)
@@ -63,19 +65,19 @@ def test_a_candidate_is_what_its_config_makes(found: list[search.Candidate], top
     assert predict.flops(case) == pytest.approx(candidate.times.compute * where.chip.flops)
 
 
-def test_what_does_not_fit_is_dropped():
+def test_a_strategy_that_does_not_fit_is_dropped():
   """Data parallelism needs 16 bytes a parameter on each device, so 7 B do not fit into 32 GB."""
   names = {candidate.strategy for candidate in search.search(model(), 256, slice_of("v6e:8x8"))}
   assert "data_parallel" not in names
   assert "fsdp" in names
 
 
-def test_more_than_fits_anywhere_leaves_nothing():
+def test_a_model_that_fits_nowhere_has_no_plans():
   assert search.search(model(70e9), 64, slice_of("v5e:2x2")) == []
 
 
-def test_one_device_is_planned_for_as_such():
-  """Any strategy is `single` there, the simplest of equals; on more devices it would leave them idle."""
+def test_one_device_is_planned_as_single():
+  """On one device all strategies equal `single`, the simplest. On more devices `single` would leave some idle."""
   one, two = slice_of("v5e:1x1"), slice_of("v5e:1x2")
   assert {candidate.strategy for candidate in search.search(model(1e8), 8, one)} == {"single"}
   assert "single" not in {candidate.strategy for candidate in search.search(model(1e8), 8, two)}
@@ -89,11 +91,11 @@ def test_at_most_two_of_a_strategy_are_shown(found: list[search.Candidate]):
   assert shown[0] == found[0].strategy
   alike = [candidate for candidate in found if candidate.strategy == found[0].strategy][:5]
   other = next(candidate for candidate in reversed(found) if candidate.strategy != found[0].strategy)
-  assert search.best([*alike, other], 4) == [*alike[:3], other]  # more of one, where there are not enough others
+  assert search.best([*alike, other], 4) == [*alike[:3], other]  # more of one strategy if there are too few others
 
 
 def test_gathers_over_a_whole_closed_torus_cost_twice():
-  """There the compiler writes them as all-reduce."""
+  """On such a torus the compiler writes them as all-reduces."""
   where = slice_of(SLICE)
   assert where.is_whole([4, 4, 4])
   assert not where.is_whole([4, 4, 2])
@@ -101,19 +103,19 @@ def test_gathers_over_a_whole_closed_torus_cost_twice():
 
 
 @pytest.mark.parametrize("params", [1e8, 1e9, 7e9, 70e9, 405e9])
-def test_a_model_of_a_size_has_about_that_size(params: float):
+def test_a_model_made_for_a_size_has_about_that_size(params: float):
   made = model(params)
   assert sum(weight.size for weight in predict.weights(made)) == pytest.approx(params, rel=0.2)
 
 
 @pytest.mark.parametrize("topology", [None, "v5p", "v5p:8x8", "v5p:0x4x4", "v5e:2x2x2", "h100:8"])
-def test_a_slice_that_is_none_is_refused(topology: str):
+def test_an_invalid_slice_is_refused(topology: str):
   with one_sentence(f"topology={topology!r}", "sizes"):
     slice_of(topology)
 
 
 @pytest.mark.parametrize("params", [0, 10, -1, 1e15])
-def test_a_size_that_no_model_has_is_refused(params: float):
+def test_an_impossible_model_size_is_refused(params: float):
   with one_sentence("params=", "1e8"):
     tool.model_of(params, 2048)
 
@@ -128,11 +130,11 @@ def test_a_size_that_no_model_has_is_refused(params: float):
     (5000, 4096, 8, 1),
   ],
 )
-def test_the_batch_is_near_what_was_asked_and_splits(tokens: float, length: int, devices: int, batch: int):
+def test_the_batch_is_near_the_requested_size_and_splits(tokens: float, length: int, devices: int, batch: int):
   assert tool.batch_of(tokens, length, devices) == batch
 
 
-def test_a_batch_below_one_text_is_refused():
+def test_a_batch_below_one_sequence_is_refused():
   for tokens in (0, -5, 100, math.inf, math.nan):
     with one_sentence("batch-tokens=", "4096"):
       tool.batch_of(tokens, 4096, 8)
@@ -143,21 +145,21 @@ def test_a_batch_below_one_text_is_refused():
     tool.main(command_line_of(tool.define, config, f"--topology={SLICE}", "--config.batch_size=-8"))
 
 
-def test_axes_of_one_device_count():
-  """Pure pipelines and stage × model are plans too, and a single chip has one."""
+def test_meshes_of_stages_alone_and_of_stages_with_model_are_planned():
+  """A single chip has a plan too."""
   meshes = [dict(layout.mesh) for _, layout in search._layouts(strategies.names(), model(), 16)]
   assert {"stage": 16, "data": 1} in meshes
   assert {"stage": 4, "data": 1, "model": 4} in meshes
   assert search.search(model(1e8, 128), 8, slice_of("v5e:1x1"))
 
 
-def test_the_command_prints_ten_commands_that_train_what_it_found(
+def test_the_command_prints_ten_commands_that_train_its_plans(
   found: list[search.Candidate], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-  """Each is read as train.py reads it."""
+  """Each is parsed as train.py parses it."""
   monkeypatch.chdir(ROOT)
   tool.main(command_line_of(tool.define, "--params=7e9", f"--topology={SLICE}", "--batch-tokens=5e5", "--seq-len=2048"))
-  table, printed = capsys.readouterr().out.split("to train, or")
+  table, printed = capsys.readouterr().out.split("The times assume")
   rows = table.split("---\n")[1].splitlines()
   lines = [line.split(maxsplit=1)[1] for line in printed.splitlines()[1:]]
   assert len(lines) == 10
@@ -182,7 +184,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
   )
 
 
-def test_the_command_prints_commands_that_train_what_was_asked():
+def test_the_printed_commands_keep_the_fields_of_the_config():
   done = run("--config=configs/fsdp.py:cifar10", "--topology=v5e:2x2", "--config.model.width=64", "--strategies=fsdp")
   assert done.returncode == 0, done.stderr
   assert "images/s" in done.stdout
@@ -207,7 +209,7 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], parts: tuple[str, ...
 
 
 def test_equal_layouts_are_tried_once():
-  """Of groups of one device hsdp is data_parallel, and of one group fsdp, whatever their mesh axes are called."""
+  """hsdp with groups of one device equals data_parallel, and with one group it equals fsdp."""
   names = ("data_parallel", "fsdp", "hsdp", "pmap_ddp", "tensor_parallel", "two_d")
   tried = [(name, *layout.mesh.values()) for name, layout in search._layouts(names, model(1e9, 1024), 8)]
   assert sorted(tried) == [

@@ -1,4 +1,4 @@
-"""The tour: every step shows what its text claims, and docs/tour.md is what the steps print."""
+"""The tour: every step shows what its text claims, and docs/tour.md shows what the steps print."""
 
 import ast
 import builtins
@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from tools import tour
 from tools.lessons import LESSONS, four_ways
 
-pytestmark = pytest.mark.xdist_group("tour")  # one worker runs the steps, once
+pytestmark = pytest.mark.xdist_group("tour")  # so that only one worker runs the steps
 
 Shown = dict[str, tour.Shown]
 
@@ -37,12 +37,12 @@ def kinds(sent: list[Any]) -> list[str]:
   return [one.kind for one in sent]
 
 
-def test_the_page_in_the_guide_is_what_the_steps_print(lessons: Any):
+def test_the_page_shows_what_the_steps_print(lessons: Any):
   assert tour.PAGE.read_text() == tour.page(lessons)
 
 
-def test_the_code_on_the_page_needs_nothing_that_the_page_does_not_show():
-  """Whoever pastes a lesson's imports and its code, in order, has all names that the code uses."""
+def test_the_page_shows_all_the_code_that_its_code_needs():
+  """If you paste a lesson's imports and code in order, every name that the code uses is defined."""
   found = 0
   for section in re.split(r"^## ", tour.PAGE.read_text(), flags=re.MULTILINE)[1:]:
     names: dict[str, Any] = {}
@@ -55,14 +55,14 @@ def test_the_code_on_the_page_needs_nothing_that_the_page_does_not_show():
 
 
 def global_names(code: types.CodeType) -> Iterator[str]:
-  """The names that a function, and the functions in it, look up outside themselves."""
+  """The global names that a function and its inner functions use."""
   yield from (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
   for constant in code.co_consts:
     if isinstance(constant, types.CodeType):
       yield from global_names(constant)
 
 
-def test_every_step_is_short_and_says_what_it_shows(shown: Shown):
+def test_every_step_is_short_and_has_a_text(shown: Shown):
   for name, one in shown.items():
     assert min(len(one.step.title), len(one.output)) > 0, name
     assert len(one.step.text) > 200, name
@@ -83,7 +83,7 @@ def test_the_command_prints_steps_and_writes_the_page(tmp_path: Any, capsys: Any
   assert tour.CONCLUSION in capsys.readouterr().out
 
 
-def test_mistakes_on_the_command_line_are_one_sentence(tmp_path: Any):
+def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path: Any):
   with one_sentence("steps='meshs'", "did you mean 'meshes'?"):
     tour.main(["--steps=meshs"])
   with one_sentence("page=", "--steps=meshes"):
@@ -92,7 +92,7 @@ def test_mistakes_on_the_command_line_are_one_sentence(tmp_path: Any):
     tour.main([f"--page={tmp_path}"])
 
 
-def test_without_instructions_one_device_does_everything(shown: Shown):
+def test_by_default_one_device_does_everything(shown: Shown):
   assert len(shown["devices"].data["devices"]) == 8
   assert shown["devices"].data["used"] == {jax.devices()[0]}
 
@@ -103,7 +103,7 @@ def test_meshes_arrange_all_devices_with_the_last_axis_fastest(shown: Shown):
     assert ids.ravel().tolist() == list(range(8))
 
 
-def test_a_sum_along_an_axis_is_of_the_devices_that_differ_in_it_alone(shown: Shown):
+def test_a_sum_along_an_axis_adds_the_devices_that_differ_only_in_it(shown: Shown):
   data = shown["along_an_axis"].data
   assert data["model"].tolist() == [[0 + 1], [2 + 3], [4 + 5], [6 + 7]]
   assert data["data"].tolist() == [[0 + 2 + 4 + 6, 1 + 3 + 5 + 7]]
@@ -120,7 +120,7 @@ def test_one_device_runs_the_same_program_and_sends_nothing(shown: Shown):
   assert "use sizes whose product is 3" in shown["one_device"].output
 
 
-def test_a_spec_says_how_many_pieces_and_copies_there_are(shown: Shown):
+def test_a_spec_determines_the_pieces_and_the_copies(shown: Shown):
   expected = {  # the shape of a piece, and how many devices hold each
     P("data", None): ((2, 16), 2), P(None, "model"): ((8, 8), 4), P("data", "model"): ((2, 8), 1),
     P("model", "data"): ((4, 4), 1), P(("data", "model")): ((1, 16), 1), P(): ((8, 16), 8),
@@ -134,7 +134,7 @@ def test_a_spec_says_how_many_pieces_and_copies_there_are(shown: Shown):
     assert f"of {piece}, " in shown["specs"].output
 
 
-def test_a_batch_lies_over_data_and_is_copied_over_model(shown: Shown):
+def test_a_batch_is_split_over_data_and_copied_over_model(shown: Shown):
   data = shown["a_batch"].data
   for shard in data["batch"].addressable_shards:
     row, copy = divmod(shard.device.id, 2)
@@ -144,7 +144,7 @@ def test_a_batch_lies_over_data_and_is_copied_over_model(shown: Shown):
   assert data["from_processes"].tolist() == data["batch"].tolist()
 
 
-def test_the_masked_mean_of_padded_batches_is_that_of_the_uneven_examples(shown: Shown):
+def test_the_masked_mean_of_padded_batches_is_the_mean_of_the_examples(shown: Shown):
   data = shown["uneven_batch"].data
   last = data["last"]
   assert data["count"] == 13
@@ -154,7 +154,7 @@ def test_the_masked_mean_of_padded_batches_is_that_of_the_uneven_examples(shown:
   assert "ValueError" in shown["uneven_batch"].output
 
 
-def test_resharding_keeps_values_and_sends_what_the_specs_demand(shown: Shown):
+def test_resharding_keeps_values_and_the_specs_determine_the_collective(shown: Shown):
   found = shown["resharding"].data
   sent = [kinds(sent) for _, _, sent in found.values()]
   assert sent == [["all-gather"], [], [], ["all-to-all"], ["collective-permute"]]
@@ -165,7 +165,7 @@ def test_resharding_keeps_values_and_sends_what_the_specs_demand(shown: Shown):
 
 
 @pytest.mark.parametrize("way", ["by_the_compiler", "with_constraints", "in_types", "by_hand"])
-def test_the_four_ways_are_equal_for_one_all_reduce(way: str, shown: Shown):
+def test_each_of_the_four_ways_equals_one_device_with_one_all_reduce(way: str, shown: Shown):
   data = shown[way].data
   assert relative_difference(data["y"], data["expected"]) < PARITY
   assert [(one.kind, one.axes) for one in data["sent"]] == [("all-reduce", ("model",))]
@@ -173,7 +173,7 @@ def test_the_four_ways_are_equal_for_one_all_reduce(way: str, shown: Shown):
   assert "equal to one device: True" in shown[way].output
 
 
-def test_types_show_the_sharding_and_ask_where_they_are_in_doubt(shown: Shown):
+def test_types_show_the_sharding_and_require_a_choice(shown: Shown):
   said = dict(line.split(": ", 1) for line in shown["in_types"].output.splitlines())
   assert said["hidden"] == "float32[16@data,64@model]"
   assert said["hidden @ w2"] == "ShardingTypeError"
@@ -188,7 +188,7 @@ def test_shard_map_without_its_psum_is_an_error():
     jax.shard_map(four_ways.plain, mesh=mesh, in_specs=specs, out_specs=P("data"))(*arrays)
 
 
-def test_the_compiler_gathers_the_smaller_operand_and_a_constraint_decides(shown: Shown):
+def test_the_compiler_gathers_the_smaller_operand_unless_a_constraint_decides(shown: Shown):
   data = shown["where_they_differ"].data
   gathered = lambda name: [one.operands[0].dims for one in data[name]["sent"]]
   weights, hidden = [(4, 64), (64, 4)], [(4, 64), (2, 64)]  # w1 and w2; w1 and the hidden units
@@ -241,9 +241,9 @@ def test_fully_sharded_is_exactly_an_eighth_of_replicated(shown: Shown):
     assert data["fsdp"]["pieces"][device] * 8 == everything - kept_whole
 
 
-def test_memory_without_a_machine_is_the_state_over_the_devices(shown: Shown):
-  data = {name: one["held"] for name, one in shown["before_there_is_a_machine"].data.items()}
-  state = shown["before_there_is_a_machine"].data["fsdp"]["state"]
+def test_memory_without_devices_is_the_state_divided_by_the_devices(shown: Shown):
+  data = {name: one["held"] for name, one in shown["memory_without_devices"].data.items()}
+  state = shown["memory_without_devices"].data["fsdp"]["state"]
   split = sum(x.size * x.dtype.itemsize for x in state if x.sharding.shard_shape(x.shape) != x.shape)
   whole = data["data_parallel"] - split
   assert data["fsdp"] == data["two_d"] == split / 256 + whole

@@ -1,6 +1,6 @@
-"""Devices and meshes: what there is to compute on, and the names that a program gives it.
+"""Devices and meshes: which devices a program has, and how it names them.
 
-The first lesson of the tour; tools/lessons/__init__.py says how a lesson is written. Next: placing.py.
+The first lesson of the tour. tools/lessons/__init__.py says how to write a lesson. Next: placing.py.
 """
 
 import jax
@@ -16,14 +16,14 @@ from tools.lessons.sent import print_sent
 
 
 def devices():
-  """What there is to compute on
+  """The devices of a program
 
-  `jax.devices()` lists the devices of the job: GPUs or TPUs where JAX finds some, else the CPU, as one device. This
-  page always runs on eight devices made of one CPU (`jax_num_cpu_devices`, set before JAX is first used). Each is as
-  much a device as a GPU is: it has arrays of its own, and what another one needs must be sent to it. But all eight
-  share the cores of one machine, so they show what a program holds and sends, and nothing about how fast it is.
+  `jax.devices()` lists the devices of the job. These are GPUs or TPUs if JAX finds any, else the CPU as one device.
+  This page always runs on eight devices made from one CPU (`jax_num_cpu_devices`, set before JAX is first used). Each
+  behaves like a GPU: it has its own arrays, and data that another device needs must be sent there. But all eight share
+  the cores of one machine. So they show what a program holds and sends, but not how fast it is on real devices.
 
-  Without instructions everything happens on the first device, and the others stay idle. That is why sharding exists.
+  By default, everything happens on the first device and the others stay idle. Sharding puts them all to work.
   """
   for device in jax.devices():
     print(f"device {device.id}: {device.platform}, of process {device.process_index}")
@@ -36,12 +36,12 @@ def devices():
 def meshes():
   """Meshes of one, two and three axes
 
-  A mesh is the devices, arranged in a grid whose axes have names. It computes nothing. It is there so that a program
-  can say "split this over `data`" and not "devices 0, 2, 4 and 6". The names are yours; this repository's are in
+  A mesh arranges the devices in a grid and names the grid's axes. It computes nothing. It lets a program say "split
+  this over `data`" instead of "devices 0, 2, 4 and 6". You choose the names. This repository's names are in
   `strategies/layout.py`, so that layouts can be joined.
 
-  `jax.make_mesh` arranges the devices so that neighbours in the mesh are neighbours on the machine, as far as they can
-  be. The last axis varies fastest: its devices lie closest together, and it should carry what communicates most.
+  `jax.make_mesh` makes neighbours in the mesh neighbours on the machine, as far as possible. The last axis varies
+  fastest, so its devices are closest together. Use it for what communicates most.
   """
   result = {}
   for shape, names in (((8,), ("data",)), ((4, 2), ("data", "model")), ((2, 2, 2), ("stage", "data", "model"))):
@@ -53,12 +53,12 @@ def meshes():
 
 
 def along_an_axis():
-  """What it means to communicate along an axis
+  """Communication along a mesh axis
 
-  Here every device holds one number, its own, and adds it up with others by `psum`, once along each axis of a 4 × 2
-  mesh. Along `model` the devices of a row add up, in four groups of two; along `data` those of a column, in two groups
-  of four. Whatever a sharded program sends, it sends within such groups: the devices that differ in one axis and agree
-  in the others.
+  Here every device of a 4 × 2 mesh holds its own number. `psum` adds the numbers up along one axis. Along `model`, the
+  two devices of each row add up: four groups of two. Along `data`, the four devices of each column add up: two groups
+  of four. Every message of a sharded program stays within such a group. The devices of a group differ in their position
+  on one axis and agree on the others.
 
   `jax.shard_map` runs a function once on each device, on the piece of the array that the device holds.
   """
@@ -77,12 +77,13 @@ def along_an_axis():
 def one_device():
   """Any number of devices, down to one
 
-  A layout of this repository names its mesh axes and leaves sizes open: -1 takes the devices that are left. `resolve`
-  fills them in for a number of devices, and says in one sentence what is wrong if it cannot.
+  A `Layout` of this repository names its mesh axes and may leave a size open: -1 takes the devices that are left.
+  `strategies.layout_of` returns a strategy's layout. `resolve` fills in the sizes for a number of devices. If it
+  cannot, it raises an error that says why. `make_mesh` then makes the mesh.
 
-  The program below adds up the squares in each column of x, whose rows lie over `data`, so its devices have to send
-  something. On one device every axis has size 1, every piece is the whole array, and nothing is sent: the sharded
-  program *is* the single-device program. No second path through the code has to be written for a laptop, nor tested.
+  The program below adds up the squares in each column of x. The rows of x are split over `data`, so the devices must
+  communicate. On one device every axis has size 1, every piece is the whole array, and nothing is sent. So the sharded
+  program also runs on a laptop, and no second version has to be written or tested.
   """
   layout = strategies.layout_of("two_d")
   print("two_d is written for", dict(layout.mesh))

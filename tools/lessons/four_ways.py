@@ -1,4 +1,4 @@
-"""Four ways to write a sharded layer: the same numbers, and the same message, with more and more of it said by you.
+"""Four ways to write a sharded layer: same result and same communication, but each way leaves less to the compiler.
 
 The third lesson of the tour. Next: train_step.py.
 """
@@ -19,12 +19,12 @@ def arrays():
 
 
 def plain(x, w1, w2):
-  """A layer for one device, which the sharded ones must equal."""
+  """The layer on one device. The sharded layers must equal it."""
   return jax.nn.relu(x @ w1) @ w2
 
 
 def compared(y, program, mesh):
-  """Prints what a way sends, and whether its result is that of one device, to 1e-5 of the largest entry."""
+  """Prints what the program sends, and whether the result equals one device's, to 1e-5 of the largest entry."""
   expected = plain(*arrays())
   difference = float(np.abs(y - expected).max() / np.abs(expected).max())
   sent = print_sent(program, mesh)
@@ -35,15 +35,16 @@ def compared(y, program, mesh):
 def by_the_compiler():
   """1. The compiler chooses
 
-  The layer is two matrix products with a relu between. Its batch lies over `data`, its hidden units over `model`: each
-  device has a quarter of the examples, half of w1's columns and the half of w2's rows that goes with them. So the first
-  product and the relu need nothing from other devices. The second adds up over the hidden units, of which a device has
-  half. What it gets is a partial sum, and the two devices along `model` must add up theirs. This is tensor parallelism.
+  The layer is two matrix products with a relu between them. The batch is split over `data` and the hidden units over
+  `model`. So each device has a quarter of the examples, half of w1's columns and the matching half of w2's rows. The
+  first product and the relu need nothing from other devices. The second product adds up over the hidden units, and each
+  device has only half of them. So each device gets a partial sum, and the two devices along `model` must add theirs up.
+  This is tensor parallelism.
 
-  The first way is to place the inputs and say nothing else. Mesh axes of type `Auto` leave everything to the compiler:
-  it carries the shardings of the inputs through the program and finds that one all-reduce is needed.
+  The first way is to place the inputs and say nothing more. Mesh axes of type `Auto` leave everything to the compiler.
+  It propagates the shardings of the inputs through the program and finds that one all-reduce is needed.
 
-  `.lower(...).compile()` is what `jit` does at its first call; done by hand, the compiled program can be read.
+  `jit` runs `.lower(...).compile()` at its first call. We call it ourselves here to read the compiled program.
   """
   mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
   specs = P("data"), P(None, "model"), P("model")
@@ -57,11 +58,12 @@ def by_the_compiler():
 def with_constraints():
   """2. With constraints
 
-  `with_sharding_constraint` is a fixed point in the middle of the program: here this array lies so. Between the fixed
-  points the compiler still chooses. In a large model one pins what matters, the activations at the borders of a layer,
-  and so the whole follows one plan instead of a guess. This repository is written in this way; WORKSPACE.md says why.
+  `with_sharding_constraint` fixes the sharding of an array in the middle of a program. Between these fixed points the
+  compiler still chooses. In a large model you fix the arrays that matter, such as the activations between layers. The
+  whole program then follows your plan and not the compiler's guess. This repository works this way (WORKSPACE.md says
+  why): the model calls `strategies.sharding.MeshSharding`, which sets the constraints.
 
-  Here the constraints say what the compiler had found, so nothing changes. A later step shows where they differ.
+  Here the constraints equal what the compiler chose before, so nothing changes. A later step shows where they differ.
   """
   mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
   specs = P("data"), P(None, "model"), P("model")
@@ -71,7 +73,7 @@ def with_constraints():
     hidden = jax.lax.with_sharding_constraint(jax.nn.relu(x @ w1), P("data", "model"))
     return jax.lax.with_sharding_constraint(hidden @ w2, P("data", None))
 
-  with jax.set_mesh(mesh):  # which the specs above are about
+  with jax.set_mesh(mesh):  # the mesh that the specs above refer to
     program = jax.jit(layer).lower(x, w1, w2).compile()
   y = program(x, w1, w2)
   print("result:", y.sharding.spec, "as the constraint says")
@@ -81,13 +83,13 @@ def with_constraints():
 def in_types():
   """3. Sharding in types
 
-  Mesh axes of type `Explicit`, which `jax.make_mesh` makes by default, put the sharding into the type of every value.
-  `float32[16@data,64@model]` is a matrix whose rows lie over `data` and columns over `model`. The type of each result
-  follows from the types of the operands by rules, when Python traces the function and before anything is compiled.
-  `jax.typeof` shows it, in the middle of a function as well.
+  Mesh axes of type `Explicit` put the sharding into the type of every value. This is the default of `jax.make_mesh`.
+  The type `float32[16@data,64@model]` is a matrix with its rows split over `data` and its columns over `model`. Rules
+  derive the type of each result from the types of the operands. This happens while Python traces the function, before
+  anything is compiled. `jax.typeof` shows the type, even in the middle of a function.
 
-  Where the rules leave a choice, it is yours to make. The second product adds up over a split dimension, so its result
-  may be whole, or split in one way or another: JAX raises an error until `out_sharding` says which.
+  If the rules leave a choice, you must make it. The second product adds up over a split dimension, so its result could
+  be whole or split in several ways. JAX raises an error unless `out_sharding` says which.
   """
   mesh = jax.make_mesh((4, 2), ("data", "model"))
 
@@ -113,13 +115,13 @@ def in_types():
 def by_hand():
   """4. By hand, with shard_map
 
-  Inside `jax.shard_map` there is no global array any more. The function is what one device does, with its own pieces:
-  x is [4, 32] there, w1 is [32, 32]. Nothing is sent unless you say so. The partial sums are added up by `psum`, over
-  the axis `model`; without it each device would go on with its own half of the sum.
+  Inside `jax.shard_map` there are no global arrays. The function describes what one device does with its own pieces: x
+  is [4, 32] there, and w1 is [32, 32]. Nothing is sent unless you write it. `psum` adds up the partial sums over the
+  axis `model`. Without it, each device would continue with its own half of the sum.
 
-  The types help here too. `{V:(data,model)}` says that a value *varies* along both axes: devices hold different ones.
-  After the psum it varies along `data` alone. `out_specs=P("data")` promises that it is the same along `model`, and
-  JAX checks that from the types: leave the psum out and it is an error, not a wrong number.
+  The types help here too. `{V:(data,model)}` says that a value *varies* along both axes: the devices hold different
+  values. After the psum it varies only along `data`. `out_specs=P("data")` promises that the value is the same along
+  `model`, and JAX checks this promise with the types. If you forget the psum, you get an error and not a wrong number.
   """
   mesh = jax.make_mesh((4, 2), ("data", "model"))
   specs = P("data"), P(None, "model"), P("model")
@@ -143,23 +145,24 @@ def by_hand():
 def where_they_differ():
   """5. Where they differ
 
-  Now fully sharded data parallelism (FSDP): one axis, the batch over it, and the weights over it too, w1 by rows and w2
-  by columns. Meant is that each weight is gathered just before its use, and that examples stay where they are. But
-  nothing in the inputs says so. In `hidden @ w2` both operands lie over `data`, and one of them must be gathered. The
-  compiler takes the smaller one. With 256 examples that is the weight. With 16 it is the *hidden units*: cheaper for
-  this one product, but its result is split by columns, every device has all examples, and what follows goes on from
-  there. So the plan of the whole program depends on the size of the batch.
+  The next example is fully sharded data parallelism (FSDP). There is one axis. It splits the batch and also the
+  weights: w1 by rows and w2 by columns. We want each weight to be gathered just before its use, and each example to
+  stay on its device. But the shardings of the inputs do not say that. In `hidden @ w2` both operands are split over
+  `data`, so one of them must be gathered, and the compiler gathers the smaller one. With 256 examples that is the
+  weight. With 16 examples it is the *hidden units*. This is cheaper for this product. But its result is split by
+  columns, so every device has all examples, and the rest of the program continues from there. So the batch size decides
+  how the whole program is sharded.
 
-  Two constraints, "here this weight is whole", make the plan yours; `Layout.gather` is this repository's. In types the
-  product does not get past tracing, since no array can be split over one axis in two dimensions. So the four ways
-  differ in who decides, and in how a mistake shows:
+  Two constraints that make each weight whole before its use prevent this. In this repository,
+  `strategies.sharding.MeshSharding.gather` sets them. With sharding in types, the product fails while tracing, because
+  one axis cannot split two dimensions of the result. So the four ways differ in who decides and in what a mistake does:
 
-  | | Decides | A mistake shows |
+  | Way | Who decides | What a mistake does |
   |---|---|---|
-  | by the compiler | the compiler, from the inputs | as a slower program |
-  | with constraints | you at the fixed points, the compiler between them | as a slower program |
-  | in types | you, by rules that ask where they are in doubt | as an error while tracing |
-  | by hand | you, message by message | as an error while tracing; with the checks off, as a wrong number |
+  | by the compiler | the compiler, from the inputs | a slower program |
+  | with constraints | you at the fixed points, the compiler between them | a slower program |
+  | in types | you, whenever the rules leave a choice | an error while tracing |
+  | by hand | you, for every message | an error while tracing, or a wrong number if the checks are off |
   """
   few, w1, w2 = arrays()
   many = jnp.tile(few, (16, 1))

@@ -1,4 +1,4 @@
-"""Memory: what a layout is, and what each device has to hold under it.
+"""Memory: what a layout is, and what each device must hold.
 
 The last lesson of the tour. Next: strategies/layout.py, and the map of the repository, WORKSPACE.md.
 """
@@ -19,12 +19,12 @@ from training import settings
 def layouts():
   """From names to specs
 
-  Written out, a spec for every array of a model is a long list, and a new one for every strategy. This repository
-  writes it down in two halves. The model names the dimensions of its weights (`models/axes.py`); a `Layout` says which
-  mesh axis a name lies on. Each spec follows from the two, and a layout, a line or two, is all a strategy has to say.
+  A spec for every array of a model would be a long list, and every strategy would need its own. This repository divides
+  the work in two. The model names the dimensions of its weights (`models/dimensions.py`). A `Layout` says which mesh
+  axis splits each name. Together they give every spec. So a strategy is little more than a layout of a line or two.
 
-  Here is the first matrix of the model's MLPs, one for each of its 4 blocks, stacked: [layers, embed, mlp]. FSDP splits
-  the width `embed`, tensor parallelism the hidden units `mlp`, and 2D, which is both layouts joined, both.
+  Here is one matrix of the MLP, stacked for the model's 4 blocks: [layers, embed, mlp]. FSDP splits the model width
+  `embed`. Tensor parallelism splits the hidden units `mlp`. The 2D strategy joins the two layouts and splits both.
   """
   result = {}
   for name in ("data_parallel", "fsdp", "tensor_parallel", "two_d"):
@@ -37,14 +37,14 @@ def layouts():
 
 
 def replicated_and_sharded():
-  """Replicated against fully sharded
+  """Replicated and fully sharded states
 
-  A training state takes four bytes a parameter, and eight more for the two moments that Adam keeps of each.
-  `addressable_shards` are the pieces that devices really hold, so their sizes are the truth.
+  A training state takes four bytes for each parameter, and eight more for Adam's two moments of it. The sizes below are
+  measured: `addressable_shards` are the pieces that the devices really hold.
 
-  On a single device that is everything. Data parallelism has the same on each of the eight, which is eight times the
-  memory in all. FSDP has an eighth of every matrix on each. Only the scales of the norms and the counters of steps lie
-  whole everywhere: they are too small to be worth a message.
+  A single device holds everything. With data parallelism, each of the eight devices holds everything, which is eight
+  times the memory in total. With FSDP, each device holds an eighth of every matrix. Only the scales of the norms and
+  the step counters are whole on every device, because they are too small to be worth a message.
   """
   program = settings.program(base.get_config("tiny", "fsdp"), "cpu")
   result = {}
@@ -63,14 +63,16 @@ def replicated_and_sharded():
   return result
 
 
-def before_there_is_a_machine():
-  """The same sum before there is a machine
+def memory_without_devices():
+  """The memory of a large model, without its devices
 
-  What lies where is known before anything is computed. An `AbstractMesh` has axes and no devices, and a strategy built
-  on it knows the shape of every piece. So the memory of a large model on many devices is a question for a laptop.
+  The layout determines the size of every piece before anything is computed. An `AbstractMesh` has axes but no devices.
+  A strategy built on it knows the shape of every piece. So a laptop can compute the memory of a large model on many
+  devices.
 
-  This is a Transformer with 32 blocks of width 4,096, its parameters and moments in float32. Gradients and activations
-  come on top. Tensor parallelism has 8 devices here, the others 256: it is for devices that are close together.
+  The model here is a Transformer with 32 blocks of width 4,096. Its parameters and moments are in float32. Gradients
+  and activations need memory in addition. Tensor parallelism has 8 devices here, because it needs devices that are
+  close together. The other strategies have 256.
   """
   config = base.get_config("lm", "fsdp")
   config.model.update(width=4096, depth=32, heads=32, kv_heads=32, mlp_width=11008, vocab_size=32768)
@@ -93,4 +95,4 @@ def before_there_is_a_machine():
   return result
 
 
-STEPS = (layouts, replicated_and_sharded, before_there_is_a_machine)
+STEPS = (layouts, replicated_and_sharded, memory_without_devices)

@@ -1,4 +1,4 @@
-"""Placing arrays: which device holds which part of an array, how a batch gets there, and how to move it.
+"""Placing arrays: which device holds which piece of an array, how a batch gets there, and how to move an array.
 
 The second lesson of the tour. Next: four_ways.py.
 """
@@ -17,13 +17,14 @@ from tools.pictures import picture
 def specs():
   """What a PartitionSpec does to an array
 
-  A `PartitionSpec`, or `P`, has an entry for each dimension of an array: the mesh axis that splits it, or None. A mesh
-  axis that it does not name holds copies. With a mesh it makes a `NamedSharding`, and that is all there is to say about
-  where an array is: which piece is on which device follows.
+  A `PartitionSpec`, or `P`, has one entry for each dimension of an array: the mesh axis that splits the dimension, or
+  None. Along a mesh axis that it does not name, the devices hold copies. A mesh and a spec together make a
+  `NamedSharding`, which determines the piece that each device holds.
 
-  Below, the same array [8, 16] on a mesh of 4 × 2. A cell is a piece, the numbers in it are the devices that hold it,
-  the margins are the indices it covers. The shape stays (8, 16) throughout: a sharded array is one array, and code
-  that uses it need not know. (With the package `rich`, `jax.debug.visualize_array_sharding(x)` draws the like.)
+  Below is the same array [8, 16] under six specs on a 4 × 2 mesh. Each cell is a piece. The numbers in it are the
+  devices that hold the piece, and the margins show the indices that it covers. The array's shape is always (8, 16),
+  because a sharded array is still one array and most code can ignore that it is sharded. (With the package `rich`,
+  `jax.debug.visualize_array_sharding(x)` draws similar pictures.)
   """
   mesh = jax.make_mesh((4, 2), ("data", "model"))
   result = {}
@@ -38,12 +39,12 @@ def specs():
 def a_batch():
   """Placing a batch
 
-  Data parallelism, all of it: the first dimension of the batch lies over `data`. `device_put` cuts the host's array and
-  sends each device its rows. Here the two devices of each row of the mesh get the same examples, since no dimension
-  lies over `model`: `replica` numbers the copies.
+  Data parallelism splits the first dimension of the batch over `data`. `device_put` cuts the host's array and sends
+  each device its rows. No dimension is split over `model`. So the two devices in a row of the mesh get the same
+  examples, and `replica` numbers these copies.
 
-  A process of a larger job has only its own rows. `make_array_from_process_local_data` takes those and the global
-  shape, and returns the same global array. With one process, as here, its rows are all rows.
+  In a job of several processes, each process has only its own rows. `make_array_from_process_local_data` takes those
+  rows and the global shape, and returns the global array. Here there is one process, so its rows are all the rows.
   """
   mesh = jax.make_mesh((4, 2), ("data", "model"))
   over_data = NamedSharding(mesh, P("data"))
@@ -69,13 +70,13 @@ class Thirteen:
 def uneven_batch():
   """A batch that does not divide: padding and a mask
 
-  Pieces of an array have one size, so 13 examples do not lie over 8 devices. And shapes are part of a compiled program:
-  a last batch of another size would be compiled anew. So every batch has the same size, the last one is filled up, and
-  a mask says which rows are true.
+  All pieces of an array have the same size, so 13 examples cannot be split over 8 devices. Shapes are also part of a
+  compiled program, so a last batch of another size would be compiled again. Therefore every batch has the same size.
+  The last batch is padded, and a mask marks the real rows.
 
-  What the padding holds must not matter. A mean over the batch would count it, and a mean of the devices' means would
-  weigh a device with one example like one with eight. Sums do not have this trouble: add up the loss and the count,
-  each over all devices, and divide once at the end. Every loss of this repository is computed so.
+  The padding must not change the result. A mean over the batch would count it. A mean of the devices' means would give
+  a device with one example the weight of a device with eight. Sums avoid both mistakes: add up the loss and the count
+  over all devices, and divide once at the end. All losses in this repository are computed this way.
   """
   over_data = NamedSharding(jax.make_mesh((8,), ("data",)), P("data"))
   examples = Thirteen()
@@ -100,21 +101,21 @@ def uneven_batch():
 def resharding():
   """Moving an array to another sharding
 
-  An array can be asked for under another spec: `jax.device_put` in plain Python, `jax.reshard` in a jitted function.
-  Its values stay, its pieces move, and which collective moves them follows from the two specs:
+  `jax.device_put` in plain Python and `jax.reshard` in a jitted function give an array another spec. The values stay
+  the same and the pieces move. The old and the new spec determine the collective that moves them:
 
-  - from split to whole, every device must get all other pieces: all-gather;
-  - from whole to split, or to a finer split, every device already has what it needs: nothing is sent;
-  - from one dimension to another over the same axis, every device has a part of every piece: all-to-all;
-  - the same pieces on other devices: collective-permute.
+  - From split to whole, every device must get all other pieces: an all-gather.
+  - From whole to split, or to a finer split, every device already has its piece: nothing is sent.
+  - From one dimension to another over the same axis, every device needs a part of every piece: an all-to-all.
+  - If the same pieces go to other devices: a collective-permute.
 
-  The fourth of the usual collectives, all-reduce, is missing here. It belongs to arithmetic: it adds up results that
-  are spread over devices, and the next lesson has it.
+  Another common collective, the all-reduce, is missing here. It adds up partial results from several devices, so it
+  comes from arithmetic. The next lesson shows it.
 
-  What is sent is read from the compiled program. Shapes there are those on one device: a quarter of f32[16,16], which
-  has 1,024 bytes, is f32[4,16]. The bytes are what a device sends if all pass their pieces on around a ring. The
-  compiler here is XLA's for the CPU. Others may choose otherwise: the one for TPUs also writes reduce-scatter, which is
-  the first half of an all-reduce.
+  The lines "sends" are read from the compiled program. Shapes there are those of one device: f32[4,16] is a quarter of
+  f32[16,16], which has 1,024 bytes. The bytes are what one device sends if the devices pass their pieces around a ring.
+  This is XLA's compiler for the CPU. Other compilers may choose other collectives. The TPU compiler, for example, also
+  uses reduce-scatter, the first half of an all-reduce.
   """
   mesh = jax.make_mesh((4, 2), ("data", "model"))
   result = {}

@@ -1,4 +1,4 @@
-"""What a compiled program of a lesson sends, in one line for each collective. analysis/communication.py reads it."""
+"""Prints what a lesson's compiled program sends, one line for each collective (see analysis/communication.py)."""
 
 from collections import Counter
 
@@ -9,10 +9,10 @@ from analysis.hlo import parse
 
 
 def print_sent(program: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> list[Collective]:
-  """Prints and returns every collective of a compiled program whose devices are those of the mesh.
+  """Prints and returns all collectives of a program that was compiled for the devices of this mesh.
 
-  A line says which mesh axes it runs along, how many devices take part together, what each of them puts in (the shape
-  on one device), and the bytes that each sends, as a ring of devices does it.
+  A line shows the mesh axes, the number of devices that take part together, the operand (its shape on one device), and
+  the bytes that each device sends around a ring.
   """
   found = collectives(parse(program.as_text()), dict(mesh.shape))
   for one in found:
@@ -23,12 +23,12 @@ def print_sent(program: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> list[Co
 
 
 def line(one: Collective) -> str:
-  """One collective in words."""
+  """One collective as text."""
   shapes = Counter(f"{shape.dtype}[{','.join(map(str, shape.dims))}]" for shape in one.operands)
   given = ", ".join(shape if n == 1 else f"{n} × {shape}" for shape, n in shapes.items())
   given = given if len(shapes) <= 2 else f"{len(one.operands)} arrays"
   often = "" if one.times == 1 else f", {one.times} times"
-  # A permutation is between pairs, however many devices there are.
+  # A permutation is always between pairs of devices.
   together = "" if one.kind == "collective-permute" else f", {one.devices} devices together"
   return (
     f"{one.kind} over {' and '.join(one.axes)}{together}: each puts in {given} and sends {one.sent:,.0f} bytes{often}"

@@ -1,4 +1,4 @@
-"""A training step: where its communication comes from, and the same step by the old API and by the new.
+"""A training step: where its communication comes from, and the same step with the old API and the new one.
 
 The fourth lesson of the tour. Next: memory.py.
 """
@@ -19,14 +19,15 @@ from training import settings
 def gradient_of_a_split_batch():
   """The gradient of a split batch
 
-  Each device has all of the weights and its part of the batch. The loss is a sum over all examples, so its gradient is
-  a sum over all examples too, and therefore over devices. That is the whole of data parallelism, and no line has to
-  say it: the weight w lies whole on every device, so its gradient must as well, and the compiler adds up the parts.
+  Each device has all weights and its part of the batch. The loss is a sum over all examples. So its gradient is also a
+  sum over all examples, and therefore over all devices. This is the idea of data parallelism. With `jit` you do not
+  have to write the sum: the weight w is whole on every device, so its gradient must be whole too, and the compiler adds
+  up the parts.
 
-  In `shard_map` one device's function is differentiated for its own examples, and the sum is yours to write, as a
-  `psum`. Here is a trap. The types know that w is one and the same on all devices, so JAX adds up its gradient by
-  itself, and a psum after that counts it once for every device, with no error. Either leave the psum out, or say by
-  `pcast` that each device differentiates with respect to a copy of its own.
+  In `shard_map` you differentiate one device's function for its own examples, and you would expect to write the sum
+  yourself, as a `psum`. This is a trap. The types know that w is the same on all devices, so JAX already adds up its
+  gradient. A psum after that counts the gradient once for every device, without an error. Either leave the psum out, or
+  use `pcast` to differentiate with respect to each device's own copy of w.
   """
   mesh = jax.make_mesh((8,), ("data",))
   x = jax.device_put(jax.random.normal(jax.random.key(0), (16, 4)), NamedSharding(mesh, P("data")))
@@ -51,17 +52,18 @@ def gradient_of_a_split_batch():
 
 
 def pmap_and_jit():
-  """The same training step by pmap and by jit
+  """The same training step with pmap and with jit
 
-  `jax.pmap` is the old way, still met in much code: a function of one device's part, run on all of them. Batches get a
-  leading axis of devices, and every sum over devices is a `psum` in the code. With `jit` and a sharded batch the
-  step is written for one device, and the batch keeps its shape. Today pmap is itself a jit of a shard_map.
+  `jax.pmap` is the old API, and much code still uses it. You write a function of one device's part, and pmap runs it on
+  all devices. Batches get a leading dimension of devices, and the code writes every sum over devices as a `psum`. With
+  `jit` and a sharded batch you write the step for one device, and the batch keeps its shape. Today pmap itself is a jit
+  of a shard_map.
 
-  Here is the real training step of this repository under both: a small Transformer, AdamW, gradient clipping. All that
-  pmap needs is in `strategies/pmap_ddp.py`; `strategies/data_parallel.py` is one line, a layout. The losses are equal,
-  and so is what is sent: each gradient once. Only when differs. By hand all gradients are added up at the end; the
-  compiler adds up those of a block as soon as they are there, in each of the 4 rounds of the loop over blocks. (The
-  tokens are noise, so there is nothing to learn and the loss does not fall.)
+  Here both run the real training step of this repository, with a small Transformer, AdamW and gradient clipping.
+  `strategies/pmap_ddp.py` has what pmap needs. `strategies/data_parallel.py` needs one line, a layout. The losses are
+  equal, and both send each gradient once. Only the moment differs. With pmap, the code adds all gradients up at the end
+  of the step. With jit, the compiler adds up a block's gradients as soon as they exist, in each of the 4 iterations of
+  the loop over blocks. (The tokens are noise, so there is nothing to learn and the loss does not fall.)
   """
   config = base.get_config("tiny", "data_parallel")
   program = settings.program(config, "cpu")
