@@ -19,37 +19,46 @@ BATCH = 16
 # Numbers beside the formulas' terms: losses, counts and norms, a few bytes each.
 SCALARS = 512
 
+# Every option in some variant; with 112 positions blockwise attention skips what a block of queries cannot see.
 VARIANTS = {
   "text": {},
-  "remat": {"model__remat": "full"},
-  "dots": {"model__remat": "dots"},
-  "accumulation": {"accumulation": 2},
-  "tied": {"model__tied_embedding": True},
+  "accumulation, remat": {"accumulation": 2, "model__remat": "full"},
+  "tied, remat dots, blocks": {"model__tied_embedding": True, "model__remat": "dots", "model__seq_len": 112},
   "images": IMAGES,
 }
+# One worker compiles all programs of a strategy, each once; those of two strategies that are compared too.
+DATA_PARALLEL = pytest.mark.xdist_group("compiled-data_parallel")
+GROUPS = {name: pytest.mark.xdist_group(f"compiled-{name}") for name in strategies.names()}
+NAMES = [pytest.param(name, marks=mark) for name, mark in (GROUPS | {"pmap_ddp": DATA_PARALLEL}).items()]
 
 
 def make(variant: str) -> Program:
-  return program(model__depth=4, model__seq_len=48, **VARIANTS[variant])
+  return program(**{"model__depth": 4, "model__seq_len": 48} | VARIANTS[variant])
+
+
+@functools.cache
+def compiled_case(name: str, variant: str, batch_size: int) -> tuple[Case, compiled.Step]:
+  """What is predicted, and what is compiled."""
+  runner = strategy(name, make(variant))
+  return Case.of(runner, batch_size, "cpu"), compiled.compile_step(runner, batch_size)
 
 
 @functools.cache
 def measured(name: str, variant: str) -> tuple[dict, dict]:
   """Bytes that a device sends in a step by (kind, axes): in the compiled program, and by the formulas."""
-  runner = strategy(name, make(variant))
-  batch_size = BATCH * runner.program.accumulation
+  case, step = compiled_case(name, variant, BATCH * make(variant).accumulation)
   ours: collections.Counter = collections.Counter()
-  for collective in compiled.compile_step(runner, batch_size).collectives():
+  for collective in step.collectives():
     assert collective.times, f"nothing says how often {collective} runs"
     ours[collective.kind, collective.axes] += collective.sent_in_step
   wanted: collections.Counter = collections.Counter()
-  for row in theory.sent(Case.of(runner, batch_size, "cpu")):
+  for row in theory.sent(case):
     wanted[row.kind, row.axes] += row.bytes
   return ours, wanted
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, variant: str):
   ours, wanted = measured(name, variant)
   for what in ours | wanted:
@@ -60,6 +69,7 @@ def parameters() -> int:
   return sum(math.prod(weight.shape) for weight in weights(make("text").model))
 
 
+@DATA_PARALLEL
 def test_data_parallel_sends_its_gradients_twice():
   """2·P·(n−1)/n numbers, as its docstring says."""
   ours, _ = measured("data_parallel", "text")
@@ -67,10 +77,12 @@ def test_data_parallel_sends_its_gradients_twice():
   assert ours["all-reduce", ("data",)] == pytest.approx(2 * 4 * parameters() * 7 / 8, abs=SCALARS)
 
 
+@DATA_PARALLEL
 def test_pmap_sends_what_data_parallel_does():
   assert measured("pmap_ddp", "text")[0] == pytest.approx(measured("data_parallel", "text")[0], abs=SCALARS)
 
 
+@pytest.mark.xdist_group("compiled-fsdp")
 def test_fsdp_sends_weights_twice():
   """2·P·(n−1)/n numbers, but for embedding, head and norms, of which the first two go once and the last stay whole."""
   ours, _ = measured("fsdp", "text")
@@ -79,24 +91,24 @@ def test_fsdp_sends_weights_twice():
   assert ours["all-gather", ("data",)] == 4 * (2 * blocks + edges) * 7 / 8
 
 
+@DATA_PARALLEL
 def test_gradients_are_summed_for_each_part_of_a_batch_but_once_under_pmap():
   """Automatic sharding cannot hold a gradient that is not summed yet; code that sums by hand can."""
   for name, times in (("data_parallel", 2), ("pmap_ddp", 1)):
-    once, twice = (measured(name, variant)[0]["all-reduce", ("data",)] for variant in ("text", "accumulation"))
+    once, twice = (measured(name, variant)[0]["all-reduce", ("data",)] for variant in ("text", "accumulation, remat"))
     assert twice == pytest.approx(times * once, abs=SCALARS)
 
 
-@pytest.mark.parametrize("fields", [{}, {"model__seq_len": 128}, IMAGES], ids=["text", "blocks", "images"])
-@pytest.mark.parametrize("name", strategies.names())
-def test_no_flop_is_done_twice(name: str, fields: dict):
-  """The products of a device are its share of the model's, and of a pipeline's busiest stage.
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_flop_is_done_twice(name: str, variant: str):
+  """The products of a device are its share of the model's and of what remat repeats; in pipelines, the busiest stage's.
 
-  With 128 positions blockwise attention skips what a block of queries cannot see. Two images a device, because the
-  compiler writes the outer product of one with its label as no product.
+  Two images a device, because the compiler writes the outer product of one with its label as no product.
   """
-  runner = strategy(name, program(model__depth=4, **{"model__seq_len": 48} | fields))
-  batch_size = 2 * BATCH if fields == IMAGES else BATCH
-  step = compiled.compile_step(runner, batch_size)
-  assert step.flops() == predict.flops(Case.of(runner, batch_size, "cpu"))
-  if runner.layout.axes("layers") == () and not fields:
-    assert step.flops() * runner.layout.device_count == batch_size * make("text").model.train_flops_per_example()
+  in_stages = strategies.layout(name).layers is not None
+  batch_size = BATCH * (make(variant).accumulation * (2 if in_stages and variant == "images" else 1))
+  case, step = compiled_case(name, variant, batch_size)
+  assert step.flops() == round(predict.flops(case))  # which divides by the number of positions
+  if not in_stages and variant == "text":
+    assert step.flops() * case.layout.device_count == batch_size * make("text").model.train_flops_per_example()
