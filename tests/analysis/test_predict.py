@@ -24,9 +24,20 @@ def program(remat: str, **fields: object) -> Program:
   return settings.program(config(**model | fields), "cpu")
 
 
+# Every strategy, every policy with and without a schedule, and "full" wherever heads are split, which adds to it.
 # pmap's step is another program around the same mathematics: its shards are data_parallel's.
-@pytest.mark.parametrize("remat", ["none", "dots", "full"])
-@pytest.mark.parametrize("name", [name for name in strategies.names() if name != "pmap_ddp"])
+POLICIES = {
+  "single": ["none"], "data_parallel": ["dots"], "fsdp": ["none"], "hsdp": ["full"],
+  "tensor_parallel": ["dots", "full"], "two_d": ["none", "full"],
+  "three_d": ["none", "full"], "pipeline": ["none", "dots", "full"],
+}  # fmt: skip
+
+
+def test_no_strategy_is_left_out():
+  assert {*POLICIES, "pmap_ddp"} == set(strategies.names())
+
+
+@pytest.mark.parametrize("name, remat", [(name, remat) for name, policies in POLICIES.items() for remat in policies])
 def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat: str):
   runner = strategy(name, program(remat))
   step = compile_step(runner, BATCH)
