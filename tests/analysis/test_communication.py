@@ -26,10 +26,6 @@ VARIANTS = {
   "tied, remat dots, blocks": {"model__tied_embedding": True, "model__remat": "dots", "model__seq_len": 112},
   "images": IMAGES,
 }
-# One worker compiles all programs of a strategy, each once; those of two strategies that are compared too.
-DATA_PARALLEL = pytest.mark.xdist_group("compiled-data_parallel")
-GROUPS = {name: pytest.mark.xdist_group(f"compiled-{name}") for name in strategies.names()}
-NAMES = [pytest.param(name, marks=mark) for name, mark in (GROUPS | {"pmap_ddp": DATA_PARALLEL}).items()]
 
 
 def make(variant: str) -> Program:
@@ -58,7 +54,7 @@ def measured(name: str, variant: str) -> tuple[dict, dict]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", strategies.names())
 def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, variant: str):
   ours, wanted = measured(name, variant)
   for what in ours | wanted:
@@ -69,7 +65,6 @@ def parameters() -> int:
   return sum(math.prod(weight.shape) for weight in weights(make("text").model))
 
 
-@DATA_PARALLEL
 def test_data_parallel_sends_its_gradients_twice():
   """2·P·(n−1)/n numbers, as its docstring says."""
   ours, _ = measured("data_parallel", "text")
@@ -77,12 +72,10 @@ def test_data_parallel_sends_its_gradients_twice():
   assert ours["all-reduce", ("data",)] == pytest.approx(2 * 4 * parameters() * 7 / 8, abs=SCALARS)
 
 
-@DATA_PARALLEL
 def test_pmap_sends_what_data_parallel_does():
   assert measured("pmap_ddp", "text")[0] == pytest.approx(measured("data_parallel", "text")[0], abs=SCALARS)
 
 
-@pytest.mark.xdist_group("compiled-fsdp")
 def test_fsdp_sends_weights_twice():
   """2·P·(n−1)/n numbers, but for embedding, head and norms, of which the first two go once and the last stay whole."""
   ours, _ = measured("fsdp", "text")
@@ -91,7 +84,6 @@ def test_fsdp_sends_weights_twice():
   assert ours["all-gather", ("data",)] == 4 * (2 * blocks + edges) * 7 / 8
 
 
-@DATA_PARALLEL
 def test_gradients_are_summed_for_each_part_of_a_batch_but_once_under_pmap():
   """Automatic sharding cannot hold a gradient that is not summed yet; code that sums by hand can."""
   for name, times in (("data_parallel", 2), ("pmap_ddp", 1)):
@@ -100,7 +92,7 @@ def test_gradients_are_summed_for_each_part_of_a_batch_but_once_under_pmap():
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", strategies.names())
 def test_no_flop_is_done_twice(name: str, variant: str):
   """The products of a device are its share of the model's and of what remat repeats; in pipelines, the busiest stage's.
 

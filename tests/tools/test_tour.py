@@ -18,8 +18,6 @@ from jax.sharding import PartitionSpec as P
 from tools import tour
 from tools.lessons import LESSONS, four_ways
 
-pytestmark = pytest.mark.xdist_group("tour")  # one worker runs the steps, once
-
 Shown = dict[str, tour.Shown]
 
 
