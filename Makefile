@@ -16,13 +16,13 @@ train: $(INSTALLED)
 	@$(VENV)/bin/python $(TRAIN)
 
 test: $(INSTALLED)
-	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -q
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -q
 
 # What each strategy sends on TPUs, compiled for a slice that is not there, and the tools with it. Installs the TPU
 # compiler that the installed jax goes with, for Linux on x86-64. pip keeps the jax that is there.
 test-topology: $(INSTALLED)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check 'jax[tpu]'
-	$(VENV)/bin/python -m pytest -n 2 --dist loadgroup -q tests/analysis/test_topology.py tests/tools/test_with_tpu_compiler.py
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -q tests/analysis/test_topology.py tests/tools/test_with_tpu_compiler.py
 
 # A real SLURM of one node on this machine, and a job that is requeued in mid-run; needs Debian, and root to install it.
 test-cluster: $(INSTALLED)

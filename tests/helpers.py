@@ -32,7 +32,7 @@ PARITY = 1e-5
 def config(strategy: str = "single", preset: str = "tiny", **fields: Any) -> ConfigDict:
   """A preset with some fields changed; dots in names are written as two underscores."""
   changed = base.get_config(preset, strategy)
-  changed.compilation_cache_dir = "~/.cache/meshwright/tests"
+  changed.compilation_cache_dir = ""  # conftest.py's, which keeps all programs
   changed.data.cache_dir = "~/.cache/meshwright/tests"
   changed.update_from_flattened_dict({name.replace("__", "."): value for name, value in fields.items()})
   return changed

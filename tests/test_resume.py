@@ -17,6 +17,7 @@ SMALL = {
   "model__depth": 1, "model__width": 32, "model__heads": 8, "model__kv_heads": 8, "model__seq_len": 8,
   "data__name": "synthetic", "log_every": 1, "eval_examples": 32, "sample_length": 0,
 }  # fmt: skip
+FORTY = {"steps": 40, "eval_every": 15}
 
 
 def saved(said: str) -> int:
@@ -58,10 +59,17 @@ def test_killed_twenty_times_nothing_is_lost(tmp_path: Path):
   assert len(measured(workdir)) == 204
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """A run of 40 steps that is left alone."""
+  workdir = tmp_path_factory.mktemp("whole")
+  train.train(config("fsdp", **SMALL | FORTY), workdir)
+  return workdir
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(number: signal.Signals, tmp_path: Path):
-  fields = SMALL | {"steps": 40, "eval_every": 15}
-  train.train(config("fsdp", **fields), tmp_path / "whole")
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(number: signal.Signals, whole: Path, tmp_path: Path):
+  fields = SMALL | FORTY
   job = Job("fsdp", tmp_path / "run", tmp_path / "log", **fields)
   job.wait_for("train       2/40")
   job.send(number)
@@ -71,7 +79,7 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(number: signal.S
   again = Job("fsdp", tmp_path / "run", tmp_path / "log", **fields)
   assert again.wait() == 0, again.said
   assert resumed(again.said) == stopped
-  assert measured(tmp_path / "run") == measured(tmp_path / "whole")
+  assert measured(tmp_path / "run") == measured(whole)
 
 
 def test_a_second_signal_ends_the_run_at_once(tmp_path: Path):

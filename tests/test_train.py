@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import IMAGES, config, measured, one_sentence
+from jobs import Job
 
 import strategies
 import train
@@ -19,12 +20,13 @@ from strategies.layout import MESH_AXES
 from training import settings
 
 ROOT = Path(__file__).parents[1]
+CACHE = "--config.data.cache_dir=~/.cache/meshwright/tests"
 SHORT = {"steps": 4, "log_every": 2, "eval_every": 2, "sample_length": 8, "simulated_devices": 8}
 
 
 def command(*arguments: str, workdir: Path) -> subprocess.CompletedProcess:
   return subprocess.run(
-    [sys.executable, "train.py", *arguments, f"--workdir={workdir}"],
+    [sys.executable, "train.py", *arguments, f"--workdir={workdir}", CACHE],
     cwd=ROOT, capture_output=True, text=True, check=False, env=os.environ | {"JAX_PLATFORMS": "cpu"},
   )  # fmt: skip
 
@@ -62,31 +64,42 @@ def test_a_run_leaves_its_results(finished: tuple[Path, str]):
   assert json.loads((workdir / "config.json").read_text())["strategy"] == "fsdp"
 
 
-@pytest.mark.parametrize("fields", [{}, IMAGES | {"data__augment": True, "model__dropout": 0.1}])
-def test_two_runs_are_bitwise_equal(tmp_path: Path, fields: dict):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+  """What a run of SHORT measures."""
+  workdir = tmp_path_factory.mktemp("whole")
+  train.train(config("two_d", **SHORT), workdir)
+  return measured(workdir)
+
+
+def test_two_runs_are_bitwise_equal(whole: list[dict], tmp_path: Path):
+  train.train(config("two_d", **SHORT), tmp_path)
+  assert measured(tmp_path) == whole
+  assert len(whole) == 4
+
+
+def test_two_runs_on_images_are_bitwise_equal(tmp_path: Path):
+  fields = SHORT | IMAGES | {"data__augment": True, "model__dropout": 0.1}
   for name in ("a", "b"):
-    train.train(config("two_d", **SHORT, **fields), tmp_path / name)
+    train.train(config("two_d", **fields), tmp_path / name)
   assert measured(tmp_path / "a") == measured(tmp_path / "b")
   assert len(measured(tmp_path / "a")) == 4
 
 
-def test_another_seed_is_another_run(tmp_path: Path):
-  for seed in (0, 1):
-    train.train(config("data_parallel", seed=seed, **SHORT), tmp_path / str(seed))
-  assert measured(tmp_path / "0")[0]["loss"] != measured(tmp_path / "1")[0]["loss"]
+def test_another_seed_is_another_run(whole: list[dict], tmp_path: Path):
+  train.train(config("two_d", seed=1, **SHORT), tmp_path)
+  assert measured(tmp_path)[0]["loss"] != whole[0]["loss"]
 
 
-def test_stop_after_ends_early_on_the_same_schedule(tmp_path: Path):
-  train.train(config("data_parallel", **SHORT), tmp_path / "whole")
-  train.train(config("data_parallel", stop_after=2, **SHORT), tmp_path / "part")
-  assert measured(tmp_path / "part") == measured(tmp_path / "whole")[:2]
+def test_stop_after_ends_early_on_the_same_schedule(whole: list[dict], tmp_path: Path):
+  train.train(config("two_d", stop_after=2, **SHORT), tmp_path)
+  assert measured(tmp_path) == whole[:2]
 
 
 def test_one_simulated_device_is_the_plain_run(tmp_path: Path):
-  arguments = [f"--config.{name}={value}" for name, value in (SHORT | {"simulated_devices": 1}).items()]
-  done = command("--config=configs/tensor_parallel.py:tiny", *arguments, workdir=tmp_path / "one")
-  assert done.returncode == 0, done.stderr
-  assert "tensor_parallel on one device: nothing to split, so this is the single-device run" in done.stdout
+  job = Job("tensor_parallel", tmp_path / "one", tmp_path / "log", **SHORT | {"simulated_devices": 1})
+  assert job.wait() == 0, job.said
+  assert "tensor_parallel on one device: nothing to split, so this is the single-device run" in job.said
   train.train(config("single", **SHORT), tmp_path / "single")
   ours, reference = (measured(tmp_path / name) for name in ("one", "single"))
   np.testing.assert_allclose([line["loss"] for line in ours], [line["loss"] for line in reference], rtol=1e-5)

@@ -168,7 +168,7 @@ class Stage:
     return jax.lax.scan(tick, start, rows)[0]
 
   def start(self, row: Row) -> tuple[Carry, Rebuild | None]:
-    """The first carry, with empty slots and a spare one for values that nobody needs; and the function for `backward`."""
+    """The first carry, with empty slots and a spare one for values that nobody needs; and `rebuild` for `backward`."""
 
     def example() -> tuple:
       x = self.embed(self.edges, row)

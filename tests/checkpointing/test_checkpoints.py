@@ -187,7 +187,7 @@ class full_disk:
 
   def __exit__(self, *_: object) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, runner: Strategy):

@@ -18,8 +18,6 @@ from jax.sharding import PartitionSpec as P
 from tools import tour
 from tools.lessons import LESSONS, four_ways
 
-pytestmark = pytest.mark.xdist_group("tour")  # so that only one worker runs the steps
-
 Shown = dict[str, tour.Shown]
 
 

@@ -11,6 +11,10 @@ from training.optimizer import Optimizer, is_decayed
 from training.program import Program, TrainState
 
 
+def begin(p: Program) -> TrainState:
+  return jax.jit(p.init)(jax.random.key(0))
+
+
 def step(p: Program, state: TrainState, batch) -> tuple[TrainState, dict]:
   return jax.jit(p.train_step)(state, batch)
 
@@ -28,20 +32,20 @@ def test_updates_equal_optax_adamw():
     optax.clip_by_global_norm(o.clip_norm),
     optax.adamw(o.learning_rate_at, o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=is_decayed),
   )
-  state, update = ours.init(jax.random.key(0)), jax.jit(reference.update)
-  params, opt_state = state.params, reference.init(state.params)
+  state, update, gradients, train_step = begin(ours), *map(jax.jit, (reference.update, ours.gradients, ours.train_step))
+  params, opt_state = state.params, jax.jit(reference.init)(state.params)
   for i in range(3):
     batch = random_batch(ours, 4, seed=i)
-    gradient = jax.jit(ours.gradients)(state, batch)[1]
+    gradient = gradients(state, batch)[1]
     updates, opt_state = update(gradient, opt_state, params)
-    params = optax.apply_updates(params, updates)
-    state, metrics = step(ours, state, batch)
+    params = jax.jit(optax.apply_updates)(params, updates)
+    state, metrics = train_step(state, batch)
     assert float(metrics["grad_norm"]) == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-5)
     assert_trees_close(state.params, params, 1e-5)
 
 
 def test_weight_decay_spares_the_norms():
-  params = program().init(jax.random.key(0)).params
+  params = begin(program()).params
   decayed = jax.tree.leaves_with_path(is_decayed(params))
   spared = {path[-2].key for path, value in decayed if not value}
   assert spared == {"norm", "attention_norm", "mlp_norm"}
@@ -59,7 +63,7 @@ def test_schedule_warms_up_and_decays_to_its_fraction():
 @pytest.mark.parametrize("broken", ["loss", "gradient"])
 def test_a_non_finite_update_is_not_applied_but_counted(broken: str):
   p = program()
-  state = p.init(jax.random.key(0))
+  state = begin(p)
   batch = random_batch(p, 4)
   sums, grads = jax.jit(p.gradient_sums)(state.params, batch, state.step)
   if broken == "loss":
@@ -76,7 +80,7 @@ def test_a_non_finite_update_is_not_applied_but_counted(broken: str):
 
 def test_padding_changes_neither_loss_nor_gradient():
   p = program(**IMAGES)
-  state = p.init(jax.random.key(0))
+  state = begin(p)
   batch = random_batch(p, 8)
   batch["mask"][3:] = False
   short = {name: value[:3] for name, value in batch.items()}
@@ -87,9 +91,9 @@ def test_padding_changes_neither_loss_nor_gradient():
 
 def test_masked_examples_are_not_counted_as_correct():
   p = program(**IMAGES)
-  state, batch = p.init(jax.random.key(0)), random_batch(p, 8)
+  state, batch = begin(p), random_batch(p, 8)
   batch["mask"][:] = False
-  sums = p.eval_step(state.params, batch)
+  sums = jax.jit(p.eval_step)(state.params, batch)
   assert {name: float(value) for name, value in sums.items()} == {"loss": 0, "correct": 0, "count": 0}
 
 
@@ -109,20 +113,21 @@ def test_accuracy_counts_the_largest_logit():
 @pytest.mark.parametrize("fields", [{"model__dropout": 0.5}, {"data__augment": True, **IMAGES}])
 def test_random_numbers_follow_step_and_example_not_place(fields: dict):
   p = program(**fields)
-  state, batch = p.init(jax.random.key(0)), random_batch(p, 8)
+  state, batch = begin(p), random_batch(p, 8)
   moved = {name: value[::-1] for name, value in batch.items()}
   loss = jax.jit(lambda b, step: p.loss_sums(state.params, b, step)[0])
   assert float(loss(moved, 0)) == pytest.approx(float(loss(batch, 0)), rel=1e-6)
   assert float(loss(batch, 1)) != pytest.approx(float(loss(batch, 0)), rel=1e-6)
   other = batch | {"id": batch["id"] + 1}
   assert float(loss(other, 0)) != pytest.approx(float(loss(batch, 0)), rel=1e-6)
-  still = p.eval_step(state.params, batch)["loss"]
-  assert float(still) == pytest.approx(float(p.eval_step(state.params, moved)["loss"]), rel=1e-6)
+  evaluate = jax.jit(p.eval_step)
+  still = evaluate(state.params, batch)["loss"]
+  assert float(still) == pytest.approx(float(evaluate(state.params, moved)["loss"]), rel=1e-6)
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_masters():
   p = program(model__dtype="bfloat16")
-  state = p.init(jax.random.key(0))
+  state = begin(p)
   forward = jax.make_jaxpr(p.eval_step)(state.params, random_batch(p, 4)).jaxpr
   products = [equation for equation in equations(forward) if equation.primitive.name == "dot_general"]
   assert products
