@@ -33,7 +33,7 @@ from training.program import TrainState
 SECONDS_TO_WRITE = 300  # how long a process waits for the others' shards before it gives up on a checkpoint
 SLICE_BYTES = 1 << 20  # replicas share the writing of an array only in slices of at least this size
 CHUNK_BYTES = 4 << 20  # the unit of reading: a part of an array is read in whole chunks
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 class NotSaved(RuntimeError):
@@ -67,7 +67,7 @@ class Checkpoints:
     say, warn: called with a message when a checkpoint is saved, and when it could not be written.
   """
 
-  def __init__(self, folder: Path, keep: int, keep_best: int, say: Tell, warn: Tell):
+  def __init__(self, folder: Path, keep: int, keep_best: int, say: Notify, warn: Notify):
     self.folder, self.keep, self.keep_best, self.say, self.warn = folder, keep, keep_best, say, warn
     self.failed: list[int] = []  # the steps whose checkpoints could not be written
     self._pending: tuple[int, float, concurrent.futures.Future[None]] | None = None  # step, seconds waited, writing
@@ -75,7 +75,7 @@ class Checkpoints:
     self._watcher = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
     quiet()
     processes.on_process_zero(self._drop_broken_metrics)
-    # Replicas share the writing of an array. Its slices are compiled for each shape, which does not pay if small.
+    # Replicas share only the writing of large arrays, because slicing compiles a program for each shape.
     handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SLICE_BYTES)
     ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
     self._open()
@@ -96,7 +96,7 @@ class Checkpoints:
     self._manager = ocp.CheckpointManager(epath.Path(self.folder.absolute()), options=options)
 
   def _drop_broken_metrics(self) -> None:
-    """Removes losses that cannot be read from the checkpoints, because orbax would raise an error."""
+    """Removes the files of losses that cannot be read. With them orbax would raise an error."""
     for step in steps(self.folder):
       losses = self.folder / str(step) / "metrics"
       try:

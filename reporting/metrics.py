@@ -60,7 +60,7 @@ class Meter:
     self.step, self.time, self.waited = step, time.perf_counter(), self.clock.spent["data"]
 
   def read(self, step: int) -> dict[str, float]:
-    """Returns the speed from the last start until `step`, which has just ended, and starts anew."""
+    """Returns the speed from the last start until `step`, which has just ended, and starts a new measurement."""
     seconds, steps = time.perf_counter() - self.time, max(1, step - self.step)
     rate = steps / seconds
     speed = {

@@ -16,7 +16,7 @@ program.py (the training step around it), strategy.py (the Strategy, with its ch
 Communication: at each tick a stage sends one activation [b, T, D] to the next stage and one cotangent to the previous
 one, needed or not: 4 · (M + S − 1) · b·T·D numbers a step for M microbatches and S stages. At the end of the step, the
 gradients of embedding, final norm and head are all-reduced over `stage`. Over `data`, the gradient of each microbatch
-is reduced at once: M times P/S numbers, where data_parallel reduces P once. `interleaved` also moves weights to the
+is reduced immediately: M times P/S numbers, where data_parallel reduces P once. `interleaved` also moves weights to the
 stages that use them and gradients back, once a step, so that the state keeps the layers in order.
 
 Use it for deep models and slow links: no other strategy sends so little between devices. Don't use it with few
