@@ -9,7 +9,7 @@ The measured rows come from the throughput records.
 import re
 
 import strategies
-from benchmarks import figures, tables
+from benchmarks import figures, sections, tables
 from benchmarks.pages import ROOT, fill
 from models.dimensions import DIMENSIONS
 from strategies.mesh import resolve
@@ -43,9 +43,7 @@ def measured(name: str) -> str:
   for record in tables.read().values():
     for row in figures.rows(record):
       if row.row == name and row.relative and row.seconds and row.bytes:
-        hardware = record["hardware"]
-        cores = f"{hardware['cores']} cores of {hardware['cpu']}: overhead, not scaling"
-        where = cores if hardware["simulated"] else hardware["kind"]
+        where = sections.where(record) + ": overhead, not scaling" * record["hardware"]["simulated"]
         rows.append(
           f"| {where} | {row.devices} | {row.relative.median:.2f} "
           f"| {row.seconds.median * 1e3:,.0f} ms | {row.bytes / 1e6:,.1f} MB |"

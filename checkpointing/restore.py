@@ -109,7 +109,9 @@ def load_params(source: str, abstract: TrainState, now: Record) -> tuple[Params,
   where = f"init_from={source!r}"
   theirs, ours = saved["data"]["tokenizer"], now["data"]["tokenizer"]
   if theirs != ours:
-    raise ConfigError(f"{where} was trained with tokenizer {theirs!r}, but this run has {ours!r}; use the same")
+    raise ConfigError(
+      f"{where} was trained on tokens of {theirs!r}, but this run has tokens of {ours!r}; use the same tokenizer"
+    )
   only = {"params": abstract.params}
   record.check_arrays(saved, only, where)
   params, why = _read(folder, only, saved)

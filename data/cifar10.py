@@ -92,7 +92,7 @@ def prepare(root: Path) -> None:
     _connect(host.hostname or "", host.port or (443 if host.scheme == "https" else 80))
   except OSError as error:
     raise ConfigError(
-      f"data.name='cifar10' is neither prepared in {str(root)!r} nor can be downloaded ({host.hostname}: {error}); "
+      f"data.name='cifar10' is neither prepared in {str(root)!r} nor can it be downloaded ({host.hostname}: {error}); "
       "set TFDS_DATA_DIR or data.dir to a folder with cifar10/3.0.2 in array_record form, or run once with a network"
     ) from error
   print(f"downloading and preparing CIFAR-10 in {root}", flush=True)

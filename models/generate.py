@@ -6,9 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from models.attention import Cache
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
 from models.transformer import bind
+
+RunBlocks = Callable[[jax.Array, Cache, jax.Array | int], tuple[jax.Array, Cache | None]]  # (x, cache, start)
 
 
 def generate(
@@ -20,7 +23,7 @@ def generate(
   key: jax.Array,
   temperature: float = 1.0,
   sharding: Sharding = UNSHARDED,
-  run_blocks: Callable | None = None,
+  run_blocks: RunBlocks | None = None,
 ) -> jax.Array:
   """Continues each prompt by `length` tokens → [B, P + length]. Temperature 0 picks the most likely token.
 
@@ -36,9 +39,10 @@ def generate(
 
   run_blocks = run_blocks or (lambda x, c, start: model.run_blocks(x, sharding=sharding, cache=c, start=start))
 
-  def run(tokens: jax.Array, cache: Any, start: jax.Array | int) -> tuple[jax.Array, Any]:
-    x, cache = run_blocks(model.embed(tokens, sharding), cache, start)
-    return model.logits(x[:, -1:], sharding)[:, 0], cache  # [B, V]
+  def run(tokens: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
+    x, updated = run_blocks(model.embed(tokens, sharding), cache, start)
+    assert updated is not None  # as a cache was given
+    return model.logits(x[:, -1:], sharding)[:, 0], updated  # [B, V]
 
   def choose(logits: jax.Array, position: jax.Array | int) -> jax.Array:
     if temperature == 0:
@@ -46,7 +50,7 @@ def generate(
     chosen = jax.random.categorical(jax.random.fold_in(key, position), logits / temperature)
     return chosen.astype(prompt.dtype)
 
-  def step(carry: tuple[jax.Array, Any], position: jax.Array) -> tuple[tuple[jax.Array, Any], jax.Array]:
+  def step(carry: tuple[jax.Array, Cache], position: jax.Array) -> tuple[tuple[jax.Array, Cache], jax.Array]:
     token, cache = carry
     logits, cache = run(token[:, None], cache, position)
     return (choose(logits, position), cache), token

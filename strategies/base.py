@@ -146,8 +146,8 @@ class Strategy:
     if self.layout.device_count == 1:
       return name if name == "single" else f"{name} on one device: nothing to split, so this is the single-device run"
     mesh = " × ".join(f"{axis}={size}" for axis, size in self.layout.mesh.items())
-    placed = {dim: getattr(self.layout, dim) for dim in DIMENSIONS if getattr(self.layout, dim)}
-    return f"{name} on mesh {mesh}; " + ", ".join(f"{dim} over {place}" for dim, place in placed.items())
+    placed = [f"{dim} over {' × '.join(self.layout.axes(dim))}" for dim in DIMENSIONS if self.layout.axes(dim)]
+    return f"{name} on mesh {mesh}; {', '.join(placed)}"
 
   def _on_mesh(self) -> contextlib.AbstractContextManager:
     """A context in which sharding constraints refer to this mesh."""

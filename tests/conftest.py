@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# LLVM's optimizations take most of the time to compile, and tiny programs need neither them nor parallel compilation.
+# LLVM's optimizations take most of the compile time. Tiny programs need neither them nor parallel compilation.
 FASTER = " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-  FASTER += " --xla_cpu_use_fusion_emitters=false"  # later versions do not know this flag and abort
+  FASTER += " --xla_cpu_use_fusion_emitters=false"  # newer versions abort on this flag
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + FASTER
 
 import jax
@@ -18,4 +18,4 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/meshwright/tests").expanduser()))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
-gc.set_threshold(200_000, 50, 1000)  # traces are many small objects that live: looking through them takes its time
+gc.set_threshold(200_000, 50, 1000)  # tracing creates many long-lived objects, so frequent collections are slow

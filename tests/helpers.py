@@ -1,4 +1,4 @@
-"""What several tests need: small configs, the objects made from them, and comparisons with their tolerances."""
+"""Shared by the tests: small configs, the objects made from them, and comparisons with their tolerances."""
 
 import contextlib
 import dataclasses
@@ -24,15 +24,15 @@ from reporting import metrics
 from training import settings
 from training.program import Program, TrainState
 
-# How far a strategy may be from a single device. Float32 sums in another order differ by a few units in the last
-# place, 6e-8 each; these tests see at most 2e-6.
+# The largest relative difference allowed between a strategy and a single device. Summing float32 numbers in another
+# order changes the result by a few units in the last place, 6e-8 each; these tests see at most 2e-6.
 PARITY = 1e-5
 
 
 def config(strategy: str = "single", preset: str = "tiny", **fields: Any) -> ConfigDict:
-  """A preset with some fields changed; dots in names are written as two underscores."""
+  """A preset with some fields changed. Names have two underscores for each dot."""
   changed = base.get_config(preset, strategy)
-  changed.compilation_cache_dir = ""  # conftest.py's, which keeps all programs
+  changed.compilation_cache_dir = ""  # keeps the cache of conftest.py, which holds all programs
   changed.data.cache_dir = "~/.cache/meshwright/tests"
   changed.update_from_flattened_dict({name.replace("__", "."): value for name, value in fields.items()})
   return changed
@@ -54,7 +54,7 @@ def strategy(name: str, program: Program, devices: int = 8, **fields: Any) -> st
 
 
 def initial_state(runner: strategies.Strategy, seed: int = 1) -> TrainState:
-  """`runner.init(seed)` without compiling it for every strategy; a test of their own holds that they are equal."""
+  """The state of `runner.init(seed)`, without compiling it for each strategy. test_parity.py tests `init` itself."""
   return jax.device_put(_initial(runner.program.model, seed), runner.state_sharding)
 
 
@@ -65,13 +65,13 @@ def _initial(model: ModelConfig, seed: int) -> TrainState:
 
 
 def measured(workdir: Path) -> list[dict[str, Any]]:
-  """The lines of a run's metrics, without the speeds."""
+  """The lines of a run's metrics.jsonl, without the speeds."""
   timing = ("tokens_per_second", "images_per_second", "step_ms", "data_wait", "tflops_per_second")
   return [{k: v for k, v in line.items() if k not in timing} for line in metrics.read(workdir / "metrics.jsonl")]
 
 
 def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:
-  """A batch of noise in the shape that a program takes, with distinct example ids."""
+  """A batch of random examples in the shapes that a program takes, with distinct example ids."""
   random = np.random.default_rng(seed)
   limits = {"tokens": program.model.vocab_size, "image": 256, "label": program.model.classes}
   content = {
@@ -84,7 +84,7 @@ def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:
 
 
 def relative_difference(a: Any, b: Any) -> float:
-  """The largest difference of two arrays of one shape, relative to the largest entry of the second."""
+  """The largest difference between two arrays of the same shape, relative to the largest entry of `b`."""
   a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
   assert a.shape == b.shape
   assert np.isfinite(a).all()
@@ -93,7 +93,7 @@ def relative_difference(a: Any, b: Any) -> float:
 
 
 def assert_trees_close(a: Any, b: Any, tolerance: float) -> None:
-  """Every leaf of `a` within `tolerance` of its twin in `b`, relative to the largest entry of the leaf."""
+  """Checks that each leaf of `a` is within `tolerance` of its leaf in `b`, relative to that leaf's largest entry."""
   assert jax.tree.structure(a) == jax.tree.structure(b)
   for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
     difference = relative_difference(x, y)
@@ -109,7 +109,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def command_line_of(define: Callable[[flags.FlagValues], None], *arguments: str) -> flags.FlagValues:
-  """The flags of a tool, parsed from what a user writes."""
+  """The flags of a tool, parsed from a user's arguments."""
   values = flags.FlagValues()
   config_flags.DEFINE_config_file("config", None, flag_values=values)
   define(values)
@@ -121,7 +121,7 @@ def command_line_of(define: Callable[[flags.FlagValues], None], *arguments: str)
 
 @contextlib.contextmanager
 def one_sentence(*parts: str) -> Iterator[None]:
-  """Expects a ConfigError of one line that mentions all the parts: the field, its value and the mend."""
+  """Expects a ConfigError of one line that contains all the parts: the field, its value and the fix."""
   with pytest.raises(ConfigError) as caught:
     yield
   message = str(caught.value)

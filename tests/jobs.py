@@ -1,7 +1,7 @@
-"""Runs of train.py in processes of their own that can be killed, and started again in a second instead of several.
+"""Runs of train.py in separate processes, which tests can kill and restart within a second.
 
-A server process imports everything once and forks the runs off (multiprocessing's "forkserver"); nothing of JAX runs
-in it before the fork.
+A server process imports everything once and forks each run (multiprocessing's "forkserver"). It runs no JAX code
+before the fork.
 """
 
 import multiprocessing
@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import train
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["train", "helpers"])
-SECONDS = 120.0  # after which something hangs
+SECONDS = 120.0  # a run that takes longer has hung
 
 
 def _run(log: str, strategy: str, workdir: str, hold: bool, fields: dict[str, Any]) -> None:
@@ -33,44 +32,44 @@ def _run(log: str, strategy: str, workdir: str, hold: bool, fields: dict[str, An
       print("holding")
       while True:
         time.sleep(0.1)
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # these start again and again
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # the same programs start many times
   jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/meshwright/tests").expanduser()))
   train.main(config(strategy, **fields | {"compilation_cache_dir": ""}), Path(workdir))
 
 
 class Job:
-  """A run of a strategy in a workdir, started at once; `fields` change the tiny preset's.
+  """A run of a strategy in a workdir, which starts immediately. `fields` change the tiny preset.
 
-  With `hold` it takes requests, as a run does, but trains nothing and never ends.
+  With `hold`, it handles signals as a run does, but trains nothing and never ends.
   """
 
   def __init__(self, strategy: str, workdir: Path, log: Path, hold: bool = False, **fields: Any):
     self.log = log
-    self._said_before = len(self.everything_said())
+    self._start = len(self.log_text())  # several jobs may share a log
     self.process = _context.Process(target=_run, args=(str(log), strategy, str(workdir), hold, fields))
     self.process.start()
 
-  def everything_said(self) -> str:
+  def log_text(self) -> str:
     return self.log.read_text() if self.log.exists() else ""
 
   @property
-  def said(self) -> str:
-    """What this run has printed."""
-    return self.everything_said()[self._said_before :]
+  def output(self) -> str:
+    """What this run has printed so far."""
+    return self.log_text()[self._start :]
 
-  def wait_for(self, seen: str | Callable[[str], bool]) -> None:
-    """Waits until it has printed something."""
+  def wait_for(self, expected: str) -> None:
+    """Waits until the run has printed `expected`."""
     until = time.monotonic() + SECONDS
-    while not (seen in self.said if isinstance(seen, str) else seen(self.said)):
-      assert self.process.is_alive(), f"ended before it said {seen!r}:\n{self.said}"
-      assert time.monotonic() < until, f"never said {seen!r}:\n{self.said}"
+    while expected not in self.output:
+      assert self.process.is_alive(), f"the run ended before it printed {expected!r}:\n{self.output}"
+      assert time.monotonic() < until, f"the run did not print {expected!r} in {SECONDS} s:\n{self.output}"
       time.sleep(0.01)
 
   def send(self, number: signal.Signals) -> None:
     os.kill(self.process.pid, number)
 
   def wait(self) -> int:
-    """Its exit status, or the negative number of the signal that ended it."""
+    """Waits for the end. Returns the exit status, or minus the number of the signal that ended the run."""
     self.process.join(SECONDS)
-    assert self.process.exitcode is not None, f"still runs:\n{self.said}"
+    assert self.process.exitcode is not None, f"the run did not end in {SECONDS} s:\n{self.output}"
     return self.process.exitcode

@@ -1,4 +1,4 @@
-"""The generated parts of the guide are what the code generates."""
+"""The generated parts of the guide are up to date with the code and the records."""
 
 import json
 
@@ -13,12 +13,12 @@ def test_the_pipeline_page_shows_the_schedules_and_the_record():
   assert "stage 3" in page
 
 
-def test_the_docstring_quotes_the_record():
-  said = " ".join(strategies.pipeline.__doc__.split())
+def test_the_pipeline_docstring_quotes_the_record():
+  text = " ".join(strategies.pipeline.__doc__.split())
   rows = pipeline_schedules.tables(json.loads(pipeline_schedules.RECORD.read_text()))["speed"].splitlines()
   ratios = {cells[1].strip(): cells[-2].strip() for cells in (row.split("|") for row in rows) if len(cells) > 2}
   for name in ("gpipe", "1f1b", "interleaved"):
-    assert f"{name} {ratios[name]}" in said
+    assert f"{name} {ratios[name]}" in text
 
 
 def test_the_checkpoints_page_shows_the_record():

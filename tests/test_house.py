@@ -1,4 +1,4 @@
-"""The promises about how the repository reads: sizes of files, and who may import whom."""
+"""Rules for the repository: how long a file may be, and which package may import which."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Which packages a package may import, besides itself. Imports go one way, downwards in this table.
+# The packages that a package may import, in addition to itself. All are in rows above its own, so imports go one way.
 MAY_IMPORT = {
   "errors": set(),
   "models": {"errors"},
@@ -21,15 +21,15 @@ MAY_IMPORT = {
   "reporting": {"errors", "models", "data", "training", "runtime", "evaluation"},
   "analysis": {"errors", "models", "training", "runtime", "strategies"},
 }
-BELOW = set(MAY_IMPORT)
-MAY_IMPORT |= {"train": BELOW - {"analysis"}, "benchmarks": BELOW, "tools": BELOW | {"benchmarks", "train"}}
+LIBRARY = set(MAY_IMPORT)  # everything but the programs that users start
+MAY_IMPORT |= {"train": LIBRARY - {"analysis"}, "benchmarks": LIBRARY, "tools": LIBRARY | {"benchmarks", "train"}}
 PACKAGES = [name for name in MAY_IMPORT if (ROOT / name).is_dir()]
 FILES = sorted(f for f in [*ROOT.glob("*.py"), *(f for p in PACKAGES for f in (ROOT / p).rglob("*.py"))])
 # Files of strategies/ that are not strategies themselves.
 SUPPORT = {"__init__", "layout", "mesh", "sharding", "base", "schedule", "stage"}
 
 
-def room(file: Path) -> str:
+def package(file: Path) -> str:
   return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -42,19 +42,19 @@ def test_imports_go_one_way(file: Path):
     elif isinstance(node, ast.ImportFrom):
       imported.add((node.module or "").split(".")[0])
   ours = imported & MAY_IMPORT.keys()
-  assert ours <= MAY_IMPORT[room(file)] | {room(file)}
+  assert ours <= MAY_IMPORT[package(file)] | {package(file)}
 
 
-def test_nothing_outside_strategies_asks_which_strategy_it_is():
+def test_only_strategies_compare_a_strategys_name():
   for file in FILES:
-    if room(file) != "strategies":
+    if package(file) != "strategies":
       assert not re.search(r"strategy(\.name)? (==|in|is|!=) ", file.read_text()), file
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(ROOT)))
-def test_files_are_short_and_say_what_they_are_for(file: Path):
+def test_files_are_short_and_have_a_docstring(file: Path):
   text, limit = file.read_text(), 250
-  if room(file) == "strategies" and file.stem not in SUPPORT:
+  if package(file) == "strategies" and file.stem not in SUPPORT:
     limit = 200 if file.parent.name == "pipeline" else 60
   assert len(text.splitlines()) <= limit
   assert ast.get_docstring(ast.parse(text))

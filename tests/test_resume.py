@@ -1,4 +1,4 @@
-"""A run that is stopped, killed or broken goes on as if nothing had happened."""
+"""A run that was stopped or killed resumes, with the same results as an uninterrupted run."""
 
 import random
 import re
@@ -20,40 +20,41 @@ SMALL = {
 FORTY = {"steps": 40, "eval_every": 15}
 
 
-def saved(said: str) -> int:
-  """The last checkpoint that a run reported as safe."""
-  return max((int(step) for step in re.findall(r"checkpoint (\d+) saved", said)), default=0)
+def saved(output: str) -> int:
+  """The last checkpoint that a run reported as saved, or 0."""
+  return max((int(step) for step in re.findall(r"checkpoint (\d+) saved", output)), default=0)
 
 
-def resumed(said: str) -> int:
-  found = re.search(r"resumed   at step (\d+)", said)
+def resumed(output: str) -> int:
+  """The step at which a run resumed, or 0."""
+  found = re.search(r"resumed   at step (\d+)", output)
   return int(found[1]) if found else 0
 
 
-def test_killed_twenty_times_nothing_is_lost(tmp_path: Path):
-  """kill −9 at random moments, saves and starts included; the pieces joined equal a run that was left alone."""
+def test_a_run_killed_twenty_times_equals_an_uninterrupted_run(tmp_path: Path):
+  """kill −9 at random moments, also during start-up and while a checkpoint is saved."""
   fields = SMALL | {"steps": 200, "eval_every": 50, "checkpoint__every": 2, "model__dropout": 0.1}
   fields["simulated_devices"] = 2
-  seldom = fields | {"checkpoint__every": 100}  # checkpoints change no number
-  whole = Job("fsdp", tmp_path / "whole", tmp_path / "whole.log", **seldom)
+  few_saves = fields | {"checkpoint__every": 100}  # faster, with the same metrics
+  whole = Job("fsdp", tmp_path / "whole", tmp_path / "whole.log", **few_saves)
   workdir, log, moments = tmp_path / "killed", tmp_path / "killed.log", random.Random(0)
   reported, in_saves = 0, 0
   for life in range(20):
     job = Job("fsdp", workdir, log, **fields)
-    if life % 4:  # of the others some are killed while they start
+    if life % 4:  # else it may be killed while it starts
       job.wait_for("saved" if life % 4 == 3 else "train ")
     time.sleep(moments.uniform(0, 0.4))
     job.send(signal.SIGKILL)
-    assert job.wait() == -signal.SIGKILL, job.said
-    if "train " in job.said:
-      assert resumed(job.said) >= reported
-    reported = max(reported, saved(job.said))
+    assert job.wait() == -signal.SIGKILL, job.output
+    if "train " in job.output:
+      assert resumed(job.output) >= reported
+    reported = max(reported, saved(job.output))
     in_saves += any("tmp" in f.name for f in (workdir / "checkpoints").glob("*"))
-    assert "damaged" not in job.said
-  assert in_saves > 0, "no kill fell into a save"
-  last = Job("fsdp", workdir, log, **seldom)
-  assert last.wait() == 0, last.said
-  assert 0 < reported <= resumed(last.said) < 200
+    assert "damaged" not in job.output
+  assert in_saves > 0, "no run was killed during a save"
+  last = Job("fsdp", workdir, log, **few_saves)
+  assert last.wait() == 0, last.output
+  assert 0 < reported <= resumed(last.output) < 200
   assert whole.wait() == 0
   assert measured(workdir) == measured(tmp_path / "whole")
   assert len(measured(workdir)) == 204
@@ -61,28 +62,28 @@ def test_killed_twenty_times_nothing_is_lost(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-  """A run of 40 steps that is left alone."""
+  """The workdir of an uninterrupted run of 40 steps."""
   workdir = tmp_path_factory.mktemp("whole")
   train.train(config("fsdp", **SMALL | FORTY), workdir)
   return workdir
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(number: signal.Signals, whole: Path, tmp_path: Path):
+def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(number: signal.Signals, whole: Path, tmp_path: Path):
   fields = SMALL | FORTY
   job = Job("fsdp", tmp_path / "run", tmp_path / "log", **fields)
   job.wait_for("train       2/40")
   job.send(number)
-  assert job.wait() == 0, job.said
-  stopped = int(re.search(rf"stopped   by {number.name} after step (\d+)", job.said)[1])
-  assert saved(job.said) == stopped < 40
+  assert job.wait() == 0, job.output
+  stopped = int(re.search(rf"stopped   by {number.name} after step (\d+)", job.output)[1])
+  assert saved(job.output) == stopped < 40
   again = Job("fsdp", tmp_path / "run", tmp_path / "log", **fields)
-  assert again.wait() == 0, again.said
-  assert resumed(again.said) == stopped
+  assert again.wait() == 0, again.output
+  assert resumed(again.output) == stopped
   assert measured(tmp_path / "run") == measured(whole)
 
 
-def test_a_second_signal_ends_the_run_at_once(tmp_path: Path):
+def test_a_second_signal_ends_the_run_immediately(tmp_path: Path):
   job = Job("fsdp", tmp_path, tmp_path / "log", hold=True)
   job.wait_for("holding")
   job.send(signal.SIGTERM)
@@ -91,21 +92,20 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path):
   assert job.wait() == -signal.SIGINT
 
 
-def test_a_stop_where_an_evaluation_is_due_leaves_it_to_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_evaluation_due_when_a_run_is_stopped_is_made_on_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   fields = SMALL | {"steps": 6, "eval_every": 2}
   train.train(config("fsdp", **fields), tmp_path / "whole")
-  decide = train.signals.Requests.decide
   calls = iter(range(100))
-  stop_at_4 = lambda self, save: train.signals.Decision(stop=next(calls) == 3) if save in (True, False) else decide
+  stop_at_4 = lambda self, save: train.signals.Decision(stop=next(calls) == 3)
   monkeypatch.setattr(train.signals.Requests, "decide", stop_at_4)
   train.train(config("fsdp", **fields), tmp_path / "run")
   assert [line["step"] for line in measured(tmp_path / "run") if line["split"] == "validation"] == [2]
-  for stop in (4, 4, 0):  # also if that is stopped again before the next checkpoint
+  for stop in (4, 4, 0):  # the resumed run is itself stopped, before its next checkpoint
     train.train(config("fsdp", **fields, stop_after=stop), tmp_path / "run")
   assert measured(tmp_path / "run") == measured(tmp_path / "whole")
 
 
-def test_a_run_that_has_ended_has_nothing_left_to_do(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_restarting_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture):
   fields = SMALL | {"steps": 3}
   first = train.train(config("fsdp", **fields), tmp_path)
   lines = measured(tmp_path)
@@ -115,13 +115,13 @@ def test_a_run_that_has_ended_has_nothing_left_to_do(tmp_path: Path, capsys: pyt
   assert measured(tmp_path) == lines
 
 
-def test_a_new_run_begins_with_another_runs_parameters(tmp_path: Path, capsys: pytest.CaptureFixture):
-  """init_from takes the weights and nothing else: with a learning rate of almost 0 the first loss is the last one."""
+def test_init_from_starts_with_another_runs_parameters(tmp_path: Path, capsys: pytest.CaptureFixture):
+  """A learning rate near 0 keeps the parameters, so the new run's loss equals the last loss of the other run."""
   train.train(config("fsdp", **SMALL | {"steps": 10}), tmp_path / "first")
   frozen = SMALL | {"steps": 1, "optimizer__learning_rate": 1e-30}
   for init_from in (tmp_path / "first", tmp_path / "first" / "checkpoints" / "10"):
-    told = train.train(config("tensor_parallel", **frozen, init_from=str(init_from)), tmp_path / init_from.name / "new")
-    assert told["loss"] == pytest.approx(measured(tmp_path / "first")[-1]["loss"], rel=1e-5)
+    new = train.train(config("tensor_parallel", **frozen, init_from=str(init_from)), tmp_path / init_from.name / "new")
+    assert new["loss"] == pytest.approx(measured(tmp_path / "first")[-1]["loss"], rel=1e-5)
     assert f"initial   parameters of {init_from}, step 10, saved by fsdp" in capsys.readouterr().out
 
 
@@ -135,9 +135,9 @@ def test_a_new_run_begins_with_another_runs_parameters(tmp_path: Path, capsys: p
     ({"model__rope_base": 5000.0}, ["model.rope_base is 10000.0 there and 5000.0 here"]),
   ],
 )
-def test_a_checkpoint_of_another_run_is_refused(fields: dict, parts: list[str], ended: Path):
-  with one_sentence("checkpoint 3", str(ended), *parts):
-    train.train(config("fsdp", **SMALL | {"steps": 3} | fields), ended)
+def test_a_checkpoint_of_another_config_is_refused(fields: dict, parts: list[str], finished: Path):
+  with one_sentence("checkpoint 3", str(finished), *parts):
+    train.train(config("fsdp", **SMALL | {"steps": 3} | fields), finished)
 
 
 @pytest.mark.parametrize(
@@ -148,20 +148,23 @@ def test_a_checkpoint_of_another_run_is_refused(fields: dict, parts: list[str], 
     ("", {"data__name": "text"}, ["init_from=", "tokens of 'synthetic'", "'bytes'"]),
   ],
 )
-def test_init_from_what_does_not_fit_is_refused(init_from: str, fields: dict, parts: list, ended: Path, tmp_path: Path):
+def test_an_init_from_that_does_not_fit_is_refused(
+  init_from: str, fields: dict, parts: list[str], finished: Path, tmp_path: Path
+):
   with one_sentence(*parts):
-    train.train(config("fsdp", **SMALL | {"init_from": str(ended / init_from)} | fields), tmp_path / "new")
+    train.train(config("fsdp", **SMALL | {"init_from": str(finished / init_from)} | fields), tmp_path / "new")
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-  workdir = tmp_path_factory.mktemp("ended")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """The workdir of a finished run of 3 steps."""
+  workdir = tmp_path_factory.mktemp("finished")
   train.train(config("fsdp", **SMALL | {"steps": 3}), workdir)
   return workdir
 
 
-def test_changes_that_are_allowed_are_told(ended: Path, capsys: pytest.CaptureFixture):
-  train.train(config("two_d", **SMALL | {"steps": 4}), ended)
+def test_allowed_config_changes_are_reported(finished: Path, capsys: pytest.CaptureFixture):
+  train.train(config("two_d", **SMALL | {"steps": 4}), finished)
   printed = capsys.readouterr().out
   for note in ("strategy is 'fsdp' there and 'two_d' here", "steps is 3 there and 4 here"):
     assert f"note      {note}" in printed
@@ -174,7 +177,7 @@ def test_a_second_run_in_the_same_workdir_is_refused(tmp_path: Path):
     train.train(config("fsdp", **SMALL), tmp_path)
   job.send(signal.SIGKILL)
   job.wait()
-  train.train(config("fsdp", **SMALL | {"steps": 1}), tmp_path)  # the lock went with the process
+  train.train(config("fsdp", **SMALL | {"steps": 1}), tmp_path)  # the killed process has released its lock
 
 
 def test_a_resumed_run_keeps_its_best_checkpoint(tmp_path: Path):

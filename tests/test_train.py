@@ -1,5 +1,6 @@
-"""train.py as a user runs it: results, repeatability, clean ends, and one sentence for each mistake."""
+"""train.py as a user runs it: results, repeatability, clean exits, and one sentence for each mistake."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 from helpers import IMAGES, config, measured, one_sentence
 from jobs import Job
+from ml_collections import ConfigDict
 
 import strategies
 import train
 from configs import base
+from models.config import DTYPES, REMAT
 from runtime import command_line
 from strategies.layout import MESH_AXES
 from training import settings
@@ -33,14 +36,14 @@ def command(*arguments: str, workdir: Path) -> subprocess.CompletedProcess:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-  """One run of the command in the README, short: its workdir and what it printed."""
+  """A short run of the README's command: its workdir and its output."""
   workdir = tmp_path_factory.mktemp("run")
   done = command("--config=configs/fsdp.py:tiny", "--config.steps=30", "--config.log_every=10", workdir=workdir)
   assert done.returncode == 0, done.stderr
   return workdir, done.stdout
 
 
-def test_a_run_tells_what_it_runs_on_and_learns(finished: tuple[Path, str]):
+def test_a_run_reports_its_set_up_and_learns(finished: tuple[Path, str]):
   workdir, printed = finished
   for expected in (
     "8 × CPU device, simulated", "fsdp on mesh data=8; batch over data, embed over data", "Python standard library",
@@ -51,13 +54,13 @@ def test_a_run_tells_what_it_runs_on_and_learns(finished: tuple[Path, str]):
   assert [line["step"] for line in lines if line["split"] == "train"] == [10, 20, 30]
   assert [line["step"] for line in lines if line["split"] == "validation"] == [20, 30]
   assert {"loss", "grad_norm", "learning_rate"} <= lines[0].keys()
-  assert "mfu" not in lines[0]  # a CPU has no peak in the table
+  assert "mfu" not in lines[0]  # the table of peak FLOP/s has no CPUs
   losses = [line["loss"] for line in lines if line["split"] == "train"]
   assert losses[-1] < losses[0]
-  assert losses[-1] < 3.5  # knowing nothing is ln 256 = 5.5
+  assert losses[-1] < 3.5  # a uniform guess gives ln 256 = 5.5
 
 
-def test_a_run_leaves_its_results(finished: tuple[Path, str]):
+def test_a_run_writes_its_results(finished: tuple[Path, str]):
   workdir, _ = finished
   assert (workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
   assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
@@ -66,7 +69,7 @@ def test_a_run_leaves_its_results(finished: tuple[Path, str]):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-  """What a run of SHORT measures."""
+  """The metrics of a run of SHORT."""
   workdir = tmp_path_factory.mktemp("whole")
   train.train(config("two_d", **SHORT), workdir)
   return measured(workdir)
@@ -86,32 +89,32 @@ def test_two_runs_on_images_are_bitwise_equal(tmp_path: Path):
   assert len(measured(tmp_path / "a")) == 4
 
 
-def test_another_seed_is_another_run(whole: list[dict], tmp_path: Path):
+def test_another_seed_gives_another_loss(whole: list[dict], tmp_path: Path):
   train.train(config("two_d", seed=1, **SHORT), tmp_path)
   assert measured(tmp_path)[0]["loss"] != whole[0]["loss"]
 
 
-def test_stop_after_ends_early_on_the_same_schedule(whole: list[dict], tmp_path: Path):
+def test_stop_after_ends_early_and_changes_no_earlier_step(whole: list[dict], tmp_path: Path):
   train.train(config("two_d", stop_after=2, **SHORT), tmp_path)
   assert measured(tmp_path) == whole[:2]
 
 
-def test_one_simulated_device_is_the_plain_run(tmp_path: Path):
+def test_one_simulated_device_equals_single(tmp_path: Path):
   job = Job("tensor_parallel", tmp_path / "one", tmp_path / "log", **SHORT | {"simulated_devices": 1})
-  assert job.wait() == 0, job.said
-  assert "tensor_parallel on one device: nothing to split, so this is the single-device run" in job.said
+  assert job.wait() == 0, job.output
+  assert "tensor_parallel on one device: nothing to split, so this is the single-device run" in job.output
   train.train(config("single", **SHORT), tmp_path / "single")
   ours, reference = (measured(tmp_path / name) for name in ("one", "single"))
   np.testing.assert_allclose([line["loss"] for line in ours], [line["loss"] for line in reference], rtol=1e-5)
 
 
-def test_a_diverging_run_stops_with_its_reason(tmp_path: Path):
+def test_a_diverging_run_stops_and_names_the_learning_rate(tmp_path: Path):
   broken = config("fsdp", optimizer__learning_rate=1e30, optimizer__warmup=0, max_skipped=3, **SHORT | {"steps": 40})
   with pytest.raises(train.Diverged, match=r"last 3 updates.*optimizer\.learning_rate=1e\+30"):
     train.train(broken, tmp_path)
 
 
-def test_a_gradient_that_is_not_finite_is_shown_as_skipped(tmp_path: Path, capsys: pytest.CaptureFixture):
+def test_updates_that_are_not_finite_are_reported_as_skipped(tmp_path: Path, capsys: pytest.CaptureFixture):
   broken = config("fsdp", optimizer__learning_rate=1e30, optimizer__warmup=0, **SHORT)
   train.train(broken, tmp_path)
   last = [line for line in measured(tmp_path) if line["split"] == "train"][-1]
@@ -138,6 +141,13 @@ def test_a_gradient_that_is_not_finite_is_shown_as_skipped(tmp_path: Path, capsy
     ("fsdp", {"model__vocab_size": 64}, ["model.vocab_size=64", "token id", "256"]),
     ("fsdp", {"steps": 0}, ["steps=0"]),
     ("fsdp", {"steps": -5}, ["steps=-5"]),
+    ("fsdp", {"steps": 99999999999999999999}, ["steps=99999999999999999999", "32 bits"]),
+    ("fsdp", {"seed": -1}, ["seed=-1"]),
+    ("fsdp", {"optimizer__learning_rate": float("nan")}, ["optimizer.learning_rate=nan", "finite"]),
+    ("fsdp", {"model__norm_eps": -1.0}, ["model.norm_eps=-1.0"]),
+    ("fsdp", {"model__head_dim": 7}, ["heads of size 7", "multiple of 2"]),
+    ("fsdp", {"model__inputs": "images"}, ["model.objective='next_token'", "model.inputs='images'"]),
+    ("fsdp", {"sample_length": -1}, ["sample_length=-1", "0 for no sample"]),
     ("fsdp", {"log_every": 0}, ["log_every=0"]),
     ("fsdp", {"sample_temperature": -0.5}, ["sample_temperature=-0.5"]),
     ("fsdp", {"data__augment": True}, ["data.augment=True", "images"]),
@@ -155,8 +165,8 @@ def test_mistakes_get_one_sentence_before_compilation(
     train.train(config(strategy, **fields), tmp_path)
 
 
-def test_the_check_for_compilation_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-  """The test above would be blind if a right config did not reach `init`."""
+def test_a_correct_config_passes_the_checks_and_reaches_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """Otherwise the test above would pass even if errors came after compilation."""
   monkeypatch.setattr(strategies.Strategy, "init", lambda *_: pytest.fail("reached"))
   with pytest.raises(pytest.fail.Exception, match="reached"):
     train.train(config("fsdp"), tmp_path)
@@ -182,7 +192,7 @@ def test_a_workdir_that_cannot_be_written_is_refused(tmp_path: Path):
     ([], "config is missing"),
   ],
 )
-def test_the_command_line_says_what_is_wrong(
+def test_a_wrong_argument_gets_one_sentence(
   arguments: list[str], message: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
   monkeypatch.setattr(sys, "argv", ["train.py", *arguments])  # where ml_collections looks for fields
@@ -202,11 +212,12 @@ def test_a_mistake_ends_the_program_with_status_2(tmp_path: Path):
   assert "Traceback" not in done.stderr
 
 
-def test_every_strategy_has_a_config_and_every_config_its_strategy():
+def test_every_config_file_names_a_strategy_and_loads_with_every_preset():
+  """Not every strategy needs a config file: a user's own may have none."""
   found = {f.stem for f in (ROOT / "configs").glob("*.py")} - {"__init__", "base"}
-  assert found == set(strategies.names())
+  assert found <= set(strategies.names())
   for name in found:
-    for preset in ("lm", "cifar10", "cifar10_gpu", "tiny"):
+    for preset in base.PRESETS:
       loaded = command_line.load_config(str(ROOT / "configs" / f"{name}.py") + f":{preset}")
       assert loaded.strategy == name
   assert set(loaded.mesh) == set(MESH_AXES)
@@ -215,7 +226,26 @@ def test_every_strategy_has_a_config_and_every_config_its_strategy():
 @pytest.mark.parametrize("preset", base.PRESETS)
 @pytest.mark.parametrize("name", strategies.names())
 def test_every_preset_fits_every_strategy_on_eight_devices(name: str, preset: str):
-  asked = config(name, preset)
+  check(config(name, preset))
+
+
+def check(asked: ConfigDict) -> None:
+  """Makes the strategy of a config and checks its batch sizes, as train.py does before it compiles."""
   strategy = strategies.create(asked, settings.program(asked, "cpu"), jax.devices())
   strategy.check_batch("batch_size", asked.batch_size, asked.accumulation)
   strategy.check_batch("eval_batch_size", asked.eval_batch_size)
+
+
+SCHEDULES = [{"pipeline__schedule": schedule} for schedule in ("gpipe", "1f1b", "interleaved")]
+MODELS = [
+  {"model__remat": remat, "model__attention": attention, "model__dtype": dtype}
+  for remat, attention, dtype in itertools.product(REMAT, ("auto", "plain", "blockwise"), ("auto", *DTYPES))
+]
+OPTIONS = [*itertools.product(("pipeline", "three_d"), SCHEDULES), *itertools.product(("single",), MODELS)]
+
+
+@pytest.mark.filterwarnings("ignore:.*nothing to interleave:UserWarning")
+@pytest.mark.parametrize("preset", ["lm", "tiny"])
+@pytest.mark.parametrize("name, fields", OPTIONS)
+def test_every_documented_option_works_with_a_preset(name: str, fields: dict, preset: str):
+  check(config(name, preset, **fields))

@@ -84,7 +84,7 @@ RECORDED = json.loads(tpu_predictions.RECORD.read_text())["cases"]
 @pytest.mark.parametrize("found", RECORDED, ids=lambda found: "-".join(map(str, found["case"][:6])))
 def test_predictions_for_tpus_hold(found: dict):
   """Memory within 15% of the TPU compiler's figure, arithmetic within 1%."""
-  ours = tpu_predictions.predicted(found["case"])
+  ours = tpu_predictions.by_formula(found["case"])
   assert ours["memory"] == pytest.approx(found["memory"], rel=MEMORY)
   assert ours["flops"] == pytest.approx(found["flops"], rel=0.01)
 

@@ -14,6 +14,10 @@ SLICE = "v5e:2x4"
 # Lower-case names of fields of the tiny preset that differ: sizes that TPUs do not pad, and a batch for all strategies.
 FIELDS = {"batch_size": 32}
 TPU_FIELDS = {"model.width": 256, "model.heads": 8, "model.kv_heads": 8, "model.mlp_width": 1024, "model.seq_len": 128}
+INPUTS = {
+  "tokens": {"model.inputs": "tokens", "model.objective": "next_token"},
+  "images": {"model.inputs": "images", "model.objective": "class"},
+}
 
 
 @functools.cache
@@ -24,7 +28,7 @@ def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
   from tools import explain as tool
 
   config = base.get_config("tiny", name)
-  config.update_from_flattened_dict(FIELDS | (TPU_FIELDS if topology else {}) | {"model.inputs": inputs})
+  config.update_from_flattened_dict(FIELDS | (TPU_FIELDS if topology else {}) | INPUTS[inputs])
   config.compilation_cache_dir = "~/.cache/meshwright/tests"
   return explain(name, tool.create(config, topology), config.batch_size)
 
