@@ -59,7 +59,7 @@ class Input(Protocol):
   def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     """Embeds the prepared input → [B, T, D]."""
 
-  def place(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
+  def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
     """The coordinates [T, A] of the positions numbered `index` [T]."""
 
   def embedding_products(self, model: "ModelConfig") -> int:
@@ -97,7 +97,7 @@ class Tokens:
     # compiler may send the activations' gradients to where the table is stored.
     return sharding.lookup(sharding.activation(table, "vocab", None), x)
 
-  def place(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
+  def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
     return index[:, None]
 
   def embedding_products(self, model: "ModelConfig") -> int:
@@ -136,7 +136,7 @@ class Images:
   def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     return linear(patches(x, model.patch_size).astype(table.dtype), table)
 
-  def place(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
+  def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
     side = model.image_size // model.patch_size
     return jnp.stack([index // side, index % side], axis=-1)
 

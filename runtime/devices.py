@@ -18,8 +18,9 @@ from runtime.stderr import silenced
 def start_jax(config: Any) -> list[jax.Device]:
   """Sets JAX up and returns the devices to train on: accelerators, or `config.simulated_devices` made from the CPU."""
   _keep_freed_memory()  # before any thread starts: a thread that has its own heap keeps it
-  if jax.config.jax_num_cpu_devices != positive("simulated_devices", config.simulated_devices):  # type: ignore[attr-defined]  # jax adds its options at run time
-    jax.config.update("jax_num_cpu_devices", config.simulated_devices)
+  count = positive("simulated_devices", config.simulated_devices)
+  if jax.config.jax_num_cpu_devices != count:  # type: ignore[attr-defined]  # jax adds its options at run time
+    jax.config.update("jax_num_cpu_devices", count)
   processes.join(config.distributed)
   # The first request for devices makes libtpu look for TPUs, with pages of messages where there are none.
   with silenced() if _has_tpu_compiler_without_tpus() else contextlib.nullcontext():

@@ -166,7 +166,7 @@ def test_mistakes_get_one_sentence_before_compilation(
 
 
 def test_a_correct_config_passes_the_checks_and_reaches_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-  """Otherwise the test above would pass even if errors came after compilation."""
+  """Shows that the test above can fail: `init` is what runs after the checks."""
   monkeypatch.setattr(strategies.Strategy, "init", lambda *_: pytest.fail("reached"))
   with pytest.raises(pytest.fail.Exception, match="reached"):
     train.train(config("fsdp"), tmp_path)
@@ -216,10 +216,9 @@ def test_every_config_file_names_a_strategy_and_loads_with_every_preset():
   """Not every strategy needs a config file: a user's own may have none."""
   found = {f.stem for f in (ROOT / "configs").glob("*.py")} - {"__init__", "base"}
   assert found <= set(strategies.names())
-  for name in found:
-    for preset in base.PRESETS:
-      loaded = command_line.load_config(str(ROOT / "configs" / f"{name}.py") + f":{preset}")
-      assert loaded.strategy == name
+  for name, preset in itertools.product(found, base.PRESETS):
+    loaded = command_line.load_config(str(ROOT / "configs" / f"{name}.py") + f":{preset}")
+    assert loaded.strategy == name
   assert set(loaded.mesh) == set(MESH_AXES)
 
 

@@ -1,4 +1,4 @@
-"""Layouts: how they join, resolve and refuse."""
+"""Layouts: how they join, how their meshes resolve and are arranged, and which are refused."""
 
 import dataclasses
 import sys
@@ -32,11 +32,11 @@ def test_one_mesh_axis_cannot_split_two_dimensions():
     clash.spec(("embed", "mlp"))
 
 
-def test_mesh_axes_stand_in_canonical_order():
+def test_mesh_axes_have_a_canonical_order():
   assert list(Layout(mesh={"model": 2, "data": 2, "replica": 2}).mesh) == ["replica", "data", "model"]
 
 
-def test_an_axis_may_lie_on_two_mesh_axes():
+def test_a_dimension_may_be_sharded_over_two_mesh_axes():
   layout = Layout(mesh={"replica": 2, "data": 4}, batch=("replica", "data"))
   assert layout.shards("batch") == 8
   assert layout.spec(("batch", None)) == P(("replica", "data"), None)
@@ -59,7 +59,7 @@ def test_minus_one_takes_the_devices_that_are_left():
     ("two_d", 3, {"data": 3, "model": 1}),
   ],
 )
-def test_a_layout_meant_for_more_devices_is_fitted_to_few(name: str, devices: int, mesh: dict[str, int]):
+def test_a_layout_for_more_devices_is_fitted_to_fewer(name: str, devices: int, mesh: dict[str, int]):
   assert resolve(fitted(strategies.layout_of(name), devices), devices).mesh == mesh
 
 
@@ -69,7 +69,7 @@ def test_the_largest_axis_is_halved_first():
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", strategies.names())
-def test_every_strategy_fits_every_table(name: str, devices: int):
+def test_every_strategy_fits_one_to_eight_devices(name: str, devices: int):
   assert resolve(fitted(strategies.layout_of(name), devices), devices).device_count in (1, devices)
 
 
@@ -89,12 +89,12 @@ def test_a_mesh_that_does_not_fit_is_refused(sizes: dict[str, int], parts: list[
 
 
 @pytest.mark.parametrize(
-  "field, value, mend",
+  "field, value, fix",
   [("heads", 4, "1, 2 or 4"), ("kv_heads", 4, "1, 2 or 4"), ("mlp_width", 100, "20"), ("vocab_size", 100, "20")],
 )
-def test_sizes_that_do_not_split_are_refused(field: str, value: int, mend: str):
+def test_sizes_that_the_mesh_does_not_divide_are_refused(field: str, value: int, fix: str):
   sizes = model_config(**({"kv_heads": 4} if field == "heads" else {}) | {field: value}).sizes()
-  with one_sentence("mesh.model=8", f"model.{field}={value}", mend):
+  with one_sentence("mesh.model=8", f"model.{field}={value}", fix):
     resolve(TENSOR, 8).check_divides(sizes)
 
 
@@ -110,14 +110,14 @@ def test_a_process_reads_the_rows_its_devices_hold(held: list[tuple[int, int]], 
   assert local_rows(Sharding(), 16).tolist() == list(rows)
 
 
-def test_unknown_strategy_names_the_nearest():
+def test_an_unknown_strategy_is_refused_with_the_nearest_name():
   with one_sentence("strategy='fdsp'", "did you mean 'fsdp'"):
     strategies.layout_of("fdsp")
 
 
 @dataclasses.dataclass(frozen=True)
 class SliceDevice:
-  """What a TPU device of one of several slices looks like to the code that arranges meshes."""
+  """A device in one of several TPU slices, with the attributes that are read to arrange a mesh."""
 
   id: int
   slice_index: int
@@ -130,13 +130,13 @@ class SliceDevice:
 
 @pytest.fixture
 def without_jax_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
-  """`make_mesh` gives (devices, names), since a Mesh takes no made-up devices."""
+  """Makes `make_mesh` return (devices, names), because a Mesh does not accept made-up devices."""
   monkeypatch.setattr(sys.modules["strategies.mesh"], "Mesh", lambda arranged, names, axis_types: (arranged, names))
 
 
 @pytest.mark.usefixtures("without_jax_mesh")
-def test_the_outermost_axis_goes_across_slices():
-  devices = [SliceDevice(i, slice_index=i % 2) for i in range(8)]  # in no order
+def test_the_outermost_axis_spans_the_slices():
+  devices = [SliceDevice(i, slice_index=i % 2) for i in range(8)]  # the slices alternate
   arranged, names = make_mesh(resolve(strategies.layout_of("hsdp"), 8), devices)
   assert names == ("replica", "data")
   assert [[device.slice_index for device in row] for row in arranged] == [[0] * 4, [1] * 4]
@@ -145,21 +145,22 @@ def test_the_outermost_axis_goes_across_slices():
 
 
 def torus(slices: int, x: int, y: int) -> list[SliceDevice]:
+  """The devices of slices of x × y chips."""
   places = [(n, i, j) for n in range(slices) for i in range(x) for j in range(y)]
   return [SliceDevice(k, n, (i, j, 0), "tpu", "TPU v5e") for k, (n, i, j) in enumerate(places)]
 
 
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.usefixtures("without_jax_mesh")
-def test_an_axis_may_take_a_part_of_a_dimension_of_the_torus(slices: int):
-  """In a slice of 4×4, 8 × 2 does."""
+def test_a_mesh_axis_may_span_part_of_a_dimension_of_the_torus(slices: int):
+  """A mesh of 8 × 2 in each slice of 4 × 4."""
   arranged, _ = make_mesh(strategies.layout_of("two_d").on(data=8 * slices, model=2), torus(slices, 4, 4))
   assert arranged.shape == (8 * slices, 2)
   assert [len({device.slice_index for device in part}) for part in arranged.reshape(slices, 16)] == [1] * slices
 
 
 @pytest.mark.usefixtures("without_jax_mesh")
-def test_devices_that_no_mesh_can_be_made_of_are_refused():
+def test_devices_that_form_no_mesh_are_refused():
   holes, uneven = torus(1, 3, 2), torus(2, 2, 2)
   with one_sentence("mesh.data=4, mesh.model=1", "these 4 devices", "all devices of each slice"):
     make_mesh(strategies.layout_of("two_d").on(data=4, model=1), [*holes[:3], holes[5]])

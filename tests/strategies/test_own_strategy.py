@@ -1,4 +1,4 @@
-"""A user's own strategy is one file: the registry finds it, it trains, and it equals a single device."""
+"""A user's own strategy is one file. It is found without registration, and it equals a single device."""
 
 from pathlib import Path
 
@@ -16,17 +16,19 @@ from strategies.mesh import resolve
 from training.program import Params, Program
 
 BATCH = 16
-# The vocabulary alone is sharded, so the blocks are repeated on every device; weights over two axes at once; and mesh
-# axes that nobody else uses.
 OWN = {
+  # Shards the vocabulary only, so every device computes all blocks.
   "own_vocab": 'Layout(mesh={"model": -1}, vocab="model")',
+  # Shards one dimension of the weights over two mesh axes.
   "own_embed": 'Layout(mesh={"data": -1, "model": 2}, batch=("data", "model"), embed=("data", "model"))',
+  # Has mesh axes that no other strategy has.
   "own_axes": 'Layout(mesh={"x": 2, "fsdp": -1}, batch=("x", "fsdp"), embed="fsdp")',
 }
 
 
 @pytest.fixture(autouse=True)
 def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+  """Adds the strategies of `OWN` to the package `strategies`, each as a file."""
   for name, layout in OWN.items():
     (tmp_path / f"{name}.py").write_text(f"from strategies.layout import Layout\n\nLAYOUT = {layout}\n")
   monkeypatch.setattr(strategies, "__path__", [*strategies.__path__, str(tmp_path)])
@@ -49,8 +51,8 @@ def test_one_file_is_a_strategy_that_equals_a_single_device():
     assert_trees_close(gradients(name), expected, PARITY)
 
 
-def test_its_operations_are_those_that_its_layout_asks_for():
-  """Those of `own_vocab` repeat the blocks on all devices, by design."""
+def test_compiled_flops_equal_the_prediction_from_the_layout():
+  """The prediction for `own_vocab` includes the blocks on every device."""
   for name in OWN:
     runner = strategy(name, small())
     assert compile_step(runner, BATCH).flops() == predict.flops(Case.of(runner, BATCH, "cpu"))
@@ -64,13 +66,12 @@ def test_own_mesh_axes_follow_the_canonical_ones():
     resolve(strategies.layout_of("fsdp"), 8, {"fsdp": 2})
 
 
-def test_its_state_is_everybodys():
-  """The same bits, born under another layout."""
+def test_initial_state_equals_single_device_bitwise():
   states = [jax.device_get(strategy(name, small()).init(seed=3)) for name in ("own_axes", "single")]
   jax.tree.map(np.testing.assert_array_equal, *states)
 
 
-def test_it_runs_without_a_config_of_its_own():
+def test_it_needs_no_config_file():
   asked = config("own_axes")
   assert (
     strategies.create(asked, small(), jax.devices()).describe("own_axes").startswith("own_axes on mesh x=2 × fsdp=4")

@@ -12,13 +12,13 @@ from training import settings
 from training.program import Params, Program, TrainState
 
 STEPS, BATCH = 20, 16
-# Without clipping Adam's first moment after one step is (1 − b1) times the gradient.
+# Without clipping, Adam's first moment after one step is (1 − b1) times the gradient.
 SMALL = {"model__mlp_width": 64, "model__vocab_size": 64, "model__seq_len": 16, "optimizer__clip_norm": 0.0}
 MICROBATCHES = {"pipeline__microbatches": 4}
 
 ACCUMULATED = {"accumulation": 2, "model__remat": "full"}
-# Every option in some variant: dropout is on, and images are cropped and flipped. The plain "text" is the one that all
-# else about a strategy is compared in, below.
+# Every option is in some variant: dropout, accumulation, remat, a tied embedding, augmentation. The tests after the
+# first use the plain "text".
 VARIANTS = {
   "text": {"model__dropout": 0.1},
   "text, accumulated, remat": {"model__dropout": 0.1, **ACCUMULATED},
@@ -63,7 +63,7 @@ def test_strategy_equals_single_device(name: str, variant: str):
 
 @pytest.mark.parametrize("variant", ["text", "images"])
 def test_accumulation_and_remat_change_nothing(variant: str):
-  """The references themselves agree, so that the tests above compare with one truth."""
+  """Compares two runs on a single device, because the test above compares runs with the same options."""
   changed = settings.program(config(steps=STEPS, **SMALL, **VARIANTS[variant], **ACCUMULATED), "cpu")
   losses, gradients = run("single", changed)
   assert_trees_close(gradients, reference(variant)[1], PARITY)
@@ -71,7 +71,7 @@ def test_accumulation_and_remat_change_nothing(variant: str):
 
 
 @pytest.mark.parametrize("name", strategies.names())
-def test_gradients_are_those_that_train_step_applies(name: str):
+def test_gradients_equal_those_that_train_step_applies(name: str):
   program = make_program("text")
   runner = strategy(name, program, **MICROBATCHES)
   metrics, gradients = runner.gradients(initial_state(runner), runner.shard(random_batch(program, BATCH), BATCH))
@@ -94,12 +94,12 @@ def initial(name: str) -> TrainState:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_initial_state_is_bitwise_equal(name: str):
+def test_initial_state_equals_single_device_bitwise(name: str):
   jax.tree.map(np.testing.assert_array_equal, *jax.device_get((initial(name), initial("single"))))
 
 
 @pytest.mark.parametrize("name", strategies.names())
-def test_abstract_state_has_the_shardings_of_the_real_one(name: str):
+def test_abstract_state_has_the_shapes_and_shardings_of_the_real_one(name: str):
   real, abstract = initial(name), strategy(name, make_program("text")).abstract_state()
   assert jax.tree.structure(real) == jax.tree.structure(abstract)
   for x, y in zip(jax.tree.leaves(real), jax.tree.leaves(abstract), strict=True):
@@ -115,13 +115,13 @@ def generated(name: str) -> np.ndarray:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_generated_text_equals_single_device(name: str):
-  """With no more rows than one: what is generated is not split over the batch axis."""
+  """From a single prompt, because generation does not shard the batch."""
   np.testing.assert_array_equal(generated(name), generated("single"))
 
 
 @functools.cache
 def evaluated(name: str) -> dict[str, np.ndarray]:
-  """The sums of an evaluation of five examples and padding."""
+  """The sums of an evaluation step on five examples and padding."""
   program = settings.program(config(**IMAGES), "cpu")
   runner, batch = strategy(name, program), random_batch(program, BATCH)
   batch["mask"][5:] = False

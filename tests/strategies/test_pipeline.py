@@ -1,4 +1,4 @@
-"""The pipeline: equal to a single device under every schedule, with no work done twice and no stage left out."""
+"""The pipeline equals a single device under every schedule, uses every stage, and repeats no work."""
 
 import functools
 import math
@@ -25,8 +25,8 @@ SMALL = {
 SCHEDULES = ["gpipe", "1f1b", "interleaved"]
 # (strategy, stages, devices)
 MESHES = {"stage": ("pipeline", 2, 2), "stage × data": ("pipeline", 4, 8), "stage × data × model": ("three_d", 2, 8)}
-FACTORS = [1, 2, 4]  # microbatches a stage
-# A Latin square: nine cases hold every pair of a schedule, a mesh and a factor.
+FACTORS = [1, 2, 4]  # microbatches per stage
+# A Latin square: its nine cases cover every pair of a schedule, a mesh and a factor.
 CASES = [
   (schedule, mesh, FACTORS[(i + j) % 3]) for i, schedule in enumerate(SCHEDULES) for j, mesh in enumerate(MESHES)
 ]
@@ -34,7 +34,7 @@ CASES = [
 
 @functools.cache
 def program(depth: int = 8) -> Program:
-  # Without clipping Adam's first moment after one step is (1 − b1) times the gradient.
+  # Without clipping, Adam's first moment after one step is (1 − b1) times the gradient.
   fields = SMALL | {"optimizer__warmup": 2, "optimizer__clip_norm": 0.0, "model__depth": depth}
   return make_program(steps=STEPS, **fields)
 
@@ -46,7 +46,7 @@ def pipeline(schedule: str, microbatches: int, mesh: str = "stage × data", mode
 
 
 def run(runner) -> tuple[list[float], Params]:
-  """The losses of 20 steps, and every gradient of the first."""
+  """The losses of 20 steps, and the gradients of the first times (1 − b1)."""
   state, losses, gradient = initial_state(runner), [], None
   for step in range(STEPS):
     state, metrics = runner.train_step(state, runner.shard(random_batch(program(), BATCH, seed=step), BATCH))
@@ -63,7 +63,7 @@ def reference(depth: int) -> tuple[list[float], Params]:
 
 @pytest.mark.parametrize("schedule, mesh, factor", CASES)
 def test_pipeline_equals_single_device(schedule: str, mesh: str, factor: int):
-  """In the gradient of every layer too: interleaved leaves the layers in their order, moving weights only in a step."""
+  """Also in every layer's gradient: the state keeps the layers in order, and interleaved moves weights within a step."""
   stages = MESHES[mesh][1]
   losses, gradient = run(pipeline(schedule, factor * stages, mesh, program(2 * stages)))
   expected_losses, expected_gradient = reference(2 * stages)
@@ -75,8 +75,9 @@ def test_pipeline_equals_single_device(schedule: str, mesh: str, factor: int):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_work_is_done_twice_and_none_in_the_bubble(schedule: str):
-  """Counted in the compiled program: all products stand in loops of no round or one, those of the head in one of their
-  own, which only the last stage enters. All stages' units together are the single device's step."""
+  """Counts FLOPs in the compiled program. Each unit is a loop that runs once or not at all, and so is the head, which
+  only the last stage runs. All units of all stages add up to the step of a single device.
+  """
   runner = strategy("pipeline", program(), pipeline__schedule=schedule)
   step = compile_step(runner, BATCH)
   in_units = lambda **rounds: work.flops(step.module, dict.fromkeys(loop_rounds(runner), 0) | rounds)
@@ -93,7 +94,7 @@ def test_no_work_is_done_twice_and_none_in_the_bubble(schedule: str):
 @pytest.mark.parametrize("name", ["pipeline", "three_d"])
 @pytest.mark.parametrize("fields", [{}, IMAGES | {"data__augment": True}])
 def test_only_neighbours_exchange_and_only_between_units(name: str, fields: dict):
-  """A collective-permute of the compiler's own, inside a unit, would wait for stages that do something else."""
+  """If the compiler added a collective-permute inside a unit, it would wait for stages that run another unit."""
   runner = strategy(name, make_program(model__dropout=0.1, **fields))
   text = runner.lower_train_step(BATCH).compile().as_text()
   assert len(re.findall(r" collective-permute(?:-start)?\(", text)) == 2
@@ -107,7 +108,7 @@ def temporary_bytes(schedule: str, microbatches: int) -> int:
 
 
 def test_memory_of_1f1b_stays_flat_where_gpipe_grows():
-  """From M = S to 4 S, with microbatches of one size."""
+  """Goes from M = S to M = 4 S microbatches of the same size."""
   (gpipe, gpipe_more), (ours, ours_more) = ([temporary_bytes(s, m) for m in (4, 16)] for s in ("gpipe", "1f1b"))
   assert ours_more < 1.05 * ours
   assert gpipe_more > 2.5 * gpipe
@@ -115,13 +116,13 @@ def test_memory_of_1f1b_stays_flat_where_gpipe_grows():
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_no_stage_is_dead(schedule: str):
-  """Changing any one layer's weights changes the loss, in training and in evaluation, by what it does on one device."""
-  quiet = make_program(**SMALL)
-  ours, single = pipeline(schedule, 4, "stage", quiet), strategy("single", quiet)
-  batch, state = random_batch(quiet, BATCH), jax.device_get(single.init(seed=0))
-  seen = []
-  for layer in [None, *range(quiet.model.depth)]:
+def test_every_layer_affects_the_loss(schedule: str):
+  """Changing one layer's weights changes the training and the evaluation loss by as much as on a single device."""
+  small = make_program(**SMALL)
+  ours, single = pipeline(schedule, 4, "stage", small), strategy("single", small)
+  batch, state = random_batch(small, BATCH), jax.device_get(single.init(seed=0))
+  losses_of = []  # (training, evaluation) of the original, then of each changed layer
+  for layer in [None, *range(small.model.depth)]:
     changed = jax.tree.map(lambda w: w.copy(), state)
     if layer is not None:
       changed.params["blocks"]["attention"]["value"][layer] *= 20
@@ -132,22 +133,22 @@ def test_no_stage_is_dead(schedule: str):
       evaluated = runner.eval_step(placed, runner.shard(batch, BATCH))
       losses.append((float(trained), float(evaluated["loss"] / evaluated["count"])))
     assert losses[0] == pytest.approx(losses[1], rel=PARITY)
-    seen.append(losses[0])
-  for other in seen[1:]:
-    assert abs(np.array(other) / np.array(seen[0]) - 1).min() > 10 * PARITY
+    losses_of.append(losses[0])
+  for changed_losses in losses_of[1:]:
+    assert abs(np.array(changed_losses) / np.array(losses_of[0]) - 1).min() > 10 * PARITY
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("chunks", [2, 3, 4, 6])
-def test_regroup_deals_the_layers_out_in_turn(stages: int, chunks: int):
-  """Chunk c of stage s is group c · S + s of the layers, whatever divides what."""
+def test_regroup_assigns_the_layers_to_stages_in_turn(stages: int, chunks: int):
+  """Chunk c of stage s is group c · S + s of the layers, also if neither number divides the other."""
   mesh = jax.make_mesh((stages,), ("stage",), devices=jax.devices()[:stages], axis_types=(jax.sharding.AxisType.Auto,))
   layers = np.arange(2.0 * stages * chunks, dtype=np.float32)
-  deal = lambda w: regroup(w, stages, chunks)[None]
-  there = jax.jit(jax.shard_map(deal, mesh=mesh, in_specs=P("stage"), out_specs=P("stage"), check_vma=False))
+  of_stage = lambda w: regroup(w, stages, chunks)[None]
+  assign = jax.jit(jax.shard_map(of_stage, mesh=mesh, in_specs=P("stage"), out_specs=P("stage"), check_vma=False))
   expected = layers.reshape(chunks, stages, 2).swapaxes(0, 1)
-  np.testing.assert_array_equal(there(layers), expected)
-  (back,) = jax.linear_transpose(there, layers)(expected)
+  np.testing.assert_array_equal(assign(layers), expected)
+  (back,) = jax.linear_transpose(assign, layers)(expected)
   np.testing.assert_array_equal(back, layers)
 
 
@@ -177,7 +178,7 @@ def test_mistakes_get_one_sentence(name: str, fields: dict, parts: list[str]):
 
 @pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
 def test_bfloat16_trains_and_generates(param_dtype: str):
-  """To 2%, a bfloat16 having 8 bits: that the programs compile and run is what is held here."""
+  """Losses agree to 2%, because bfloat16 has 8 significant bits. Mainly tests that the programs compile and run."""
   half = make_program(**SMALL | {"model__dtype": "bfloat16", "model__param_dtype": param_dtype})
   runners = [strategy("pipeline", half), strategy("single", half)]
   batch, prompt = random_batch(half, BATCH), np.array([[1, 2, 3]], np.int32)
@@ -188,19 +189,19 @@ def test_bfloat16_trains_and_generates(param_dtype: str):
   np.testing.assert_array_equal(ours, expected)
 
 
-def test_a_batch_that_does_not_split_is_refused():
+def test_a_batch_that_does_not_split_into_microbatches_is_refused():
   runner = pipeline("1f1b", 8)
   with one_sentence("batch_size=24", "2 (devices that split the batch) × 8 (pipeline.microbatches)", "use 32"):
     runner.check_batch("batch_size", 24)
 
 
-def test_fewer_microbatches_than_stages_are_a_warning_with_the_bubble():
+def test_fewer_microbatches_than_stages_give_a_warning_with_the_bubble():
   with pytest.warns(UserWarning, match=r"pipeline.microbatches=2 is fewer than mesh.stage=4.* 60% of the ticks"):
     runner = pipeline("1f1b", 2)
   assert math.isclose(runner.schedule.bubble, 3 / 5)
 
 
-def test_interleaving_takes_as_many_chunks_as_the_depth_allows():
+def test_interleaved_uses_two_chunks_if_the_depth_allows():
   assert pipeline("interleaved", 8).schedule.chunks == 2
   shallow = make_program(model__depth=4)
   with pytest.warns(UserWarning, match=r"nothing to interleave.*model\.depth=4.*mesh\.stage=4.*multiple of 8"):
@@ -208,7 +209,7 @@ def test_interleaving_takes_as_many_chunks_as_the_depth_allows():
   assert runner.schedule.chunks == 1
 
 
-def test_describe_tells_the_schedule():
+def test_describe_names_the_schedule():
   assert pipeline("1f1b", 8).describe("pipeline") == (
     "pipeline on mesh stage=4 × data=2; batch over data, layers over stage; schedule 1f1b, 8 microbatches: bubble 27%"
   )

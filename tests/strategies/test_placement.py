@@ -1,4 +1,4 @@
-"""What each strategy places where, and what it sends: bytes of the shards, and the collectives of the compiled step."""
+"""Placement and communication of every strategy: bytes on each device, and collectives of the compiled step."""
 
 import functools
 import math
@@ -20,7 +20,7 @@ BATCH = 16
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-  # Sizes that differ from each other, so that a shape tells what it is.
+  # All sizes differ, so that a shape identifies its tensor.
   return settings.program(config(model__depth=4, model__seq_len=48), "cpu")
 
 
@@ -30,7 +30,7 @@ def compiled_text(name: str, program: Program) -> str:
 
 
 def collectives(text: str, kind: str) -> list[tuple[int, ...]]:
-  """The shapes of the results of every collective of a kind: tuples taken apart, dimensions of size 1 left out."""
+  """The result shapes of all collectives of a kind, each part of a tuple by itself, without dimensions of size 1."""
   results = re.findall(rf"^ *\S+ = (.*?) {kind}(?:-start)?\(", text, re.MULTILINE)
   shapes = [dims.split(",") for result in results for dims in re.findall(r"\w+\[([\d,]*)\]", result)]
   return [tuple(int(size) for size in shape if size not in ("", "1")) for shape in shapes]
@@ -50,8 +50,8 @@ def test_each_device_holds_its_share_of_parameters_and_optimizer(name: str, shar
     assert device_bytes == (total - whole) / share + whole
 
 
-def test_fsdp_gathers_weights_block_by_block_and_forgets_them(program: Program):
-  """Each weight is gathered alone and twice, forward and backward; nothing gathered is kept for all layers."""
+def test_fsdp_gathers_weights_block_by_block_and_frees_them(program: Program):
+  """Each weight has its own all-gather, once forward and once backward. No gathered weight is kept for all layers."""
   text = compiled_text("fsdp", program)
   gathered = collectives(text, "all-gather")
   model, head = program.model, program.model.head_dim
@@ -60,11 +60,11 @@ def test_fsdp_gathers_weights_block_by_block_and_forgets_them(program: Program):
   assert sorted(gathered) == sorted([*block, *block, (v, d), (d, v)])
   for shape in block:
     stacked = ",".join(map(str, (model.depth, *shape)))
-    assert f"f32[{stacked}]" not in text, "a gathered weight of every layer is held at once"
+    assert f"f32[{stacked}]" not in text, "a gathered weight is kept for all layers"
 
 
-def test_hsdp_gathers_within_a_replica_and_sums_across(program: Program):
-  """What FSDP gathers, in groups of 4 neighbours; the gradients are then summed by groups of 2, one of each replica."""
+def test_hsdp_gathers_within_a_replica_and_sums_across_replicas(program: Program):
+  """Gathers what FSDP does, in groups of 4 neighbours. Sums gradients in groups of 2, with one device of each replica."""
   text = compiled_text("hsdp", program)
   assert sorted(collectives(text, "all-gather")) == sorted(collectives(compiled_text("fsdp", program), "all-gather"))
   assert groups(text, "all-gather") == {((0, 1, 2, 3), (4, 5, 6, 7))}
@@ -72,16 +72,17 @@ def test_hsdp_gathers_within_a_replica_and_sums_across(program: Program):
 
 
 def groups(text: str, kind: str) -> set[tuple[tuple[int, ...], ...]]:
-  """Which devices take part together in the collectives of a kind. XLA writes them as axes of a mesh of device numbers:
-  mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}.
+  """The groups of devices in the collectives of a kind.
+
+  XLA writes them as axes of a mesh of device numbers: mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}.
   """
-  written = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\]T\(([\d,]+)\)\))? \{(.*?)\}")
+  pattern = re.compile(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\]T\(([\d,]+)\)\))? \{(.*?)\}")
   numbers = lambda listed: [int(n) for n in listed.split(",")]
   found = set()
   for line in text.splitlines():
     if f" {kind}(" not in line:
       continue
-    axes, dimensions, order, reduced = written.search(line).groups()
+    axes, dimensions, order, reduced = pattern.search(line).groups()
     sizes = {name: int(size) for name, size in re.findall(r"('\w+')=(\d+)", axes)}
     devices = np.arange(math.prod(sizes.values()))
     if dimensions:
@@ -100,26 +101,26 @@ def test_tensor_parallel_never_gathers_logits(program: Program):
     examples = BATCH // runner.layout.shards("batch")
     logits = f"[{examples},{program.model.seq_len},{program.model.vocab_size}]"
     flat_logits = f"[{examples * program.model.seq_len},{program.model.vocab_size}]"
-    assert logits not in text, "full logits exist on a device"
-    assert flat_logits not in text, "full logits exist on a device"
+    assert logits not in text, "a device holds the full logits"
+    assert flat_logits not in text, "a device holds the full logits"
   assert collectives(compiled_text("tensor_parallel", program), "all-gather") == []
 
 
 def test_data_parallel_sends_each_gradient_once(program: Program):
-  """The blocks' gradients are summed inside the scan, a block at a time, so the text holds one block's."""
+  """The scan over blocks sums the gradients of one block at a time, so the program's text has one block's shapes."""
   text = compiled_text("data_parallel", program)
   params = strategy("single", program).abstract_state().params
   blocks = sum(math.prod(x.shape) for x in jax.tree.leaves(params["blocks"]))
   edges = sum(math.prod(x.shape) for x in jax.tree.leaves(params)) - blocks
   expected = blocks // program.model.depth + edges
   numbers = sum(math.prod(shape) for shape in collectives(text, "all-reduce"))
-  assert expected <= numbers <= expected + 8  # and the sums of loss and counts
+  assert expected <= numbers <= expected + 8  # the others are the sums of loss and counts
   assert collectives(text, "all-gather") == []
 
 
 @pytest.mark.parametrize("name", strategies.names())
 def test_no_strategy_moves_activations_by_accident(name: str, program: Program):
-  """The stages of a pipeline send what they should (test_pipeline.py); nothing else moves from device to device."""
+  """Only pipelines permute, once in each direction (test_pipeline.py). No strategy has an all-to-all."""
   text = compiled_text(name, program)
   assert collectives(text, "all-to-all") == []
   allowed = 2 if strategies.layout_of(name).layers else 0
@@ -133,10 +134,10 @@ def test_microbatches_stay_on_their_devices():
     assert collectives(text, kind) == []
 
 
-# pmap is bound to devices that are there (test_pmap_ddp.py).
+# pmap needs real devices (test_pmap_ddp.py).
 @pytest.mark.parametrize("name", [name for name in strategies.names() if name not in ("single", "pmap_ddp")])
-def test_lowers_for_64_devices_that_are_not_there(name: str):
-  """The sharding is written for any mesh: the step lowers on an abstract one, for TPUs."""
+def test_lowers_for_64_tpus_on_an_abstract_mesh(name: str):
+  """The sharding works for any mesh, without its devices."""
   asked = config(name, model__width=128, model__heads=64, model__kv_heads=64, model__dtype="bfloat16")
   layout = resolve(strategies.layout_of(name), 64)
   abstract = strategies.build(asked, layout, settings.program(asked, "tpu"), abstract_mesh(layout))

@@ -1,4 +1,4 @@
-"""pmap held to a hand-written shard_map of the same step, which is also how to migrate from it."""
+"""Compares pmap with a hand-written shard_map of the same step, which also shows how to migrate from pmap."""
 
 import jax
 import numpy as np
@@ -8,25 +8,25 @@ from jax.sharding import PartitionSpec as P
 from strategies.mesh import abstract_mesh
 
 
-def test_pmap_equals_its_shard_map_twin():
+def test_pmap_equals_shard_map():
   p = program(model__dropout=0.1, model__depth=2)
   runner = strategy("pmap_ddp", p)
 
-  def twin(state, batch):
+  def step(state, batch):
     sums, grads = p.gradient_sums(state.params, batch, state.step)
     return p.apply_gradients(state, *jax.lax.psum((sums, grads), "data"))
 
-  mapped = jax.shard_map(twin, mesh=runner.mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
+  mapped = jax.shard_map(step, mesh=runner.mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
   ours, theirs = runner.init(seed=0), runner.init(seed=0)
-  for step in range(3):
-    batch = random_batch(p, 16, seed=step)
+  for seed in range(3):
+    batch = random_batch(p, 16, seed=seed)
     ours, metrics = runner.train_step(ours, runner.shard(batch, 16))
     theirs, expected = jax.jit(mapped)(theirs, batch)
     assert_trees_close(jax.device_get(metrics), jax.device_get(expected), PARITY)
   assert_trees_close(jax.device_get(ours.params), jax.device_get(theirs.params), PARITY)
 
 
-def test_nothing_that_leaves_has_a_leading_axis_of_devices():
+def test_results_have_no_leading_dimension_of_devices():
   p = program(model__depth=2)
   runner = strategy("pmap_ddp", p)
   state, batch = runner.init(seed=0), runner.shard(random_batch(p, 16), 16)
@@ -40,7 +40,7 @@ def test_nothing_that_leaves_has_a_leading_axis_of_devices():
   assert jax.tree.map(np.shape, gradients) == jax.tree.map(np.shape, state.params)
 
 
-def test_pmap_is_bound_to_real_devices():
+def test_pmap_refuses_an_abstract_mesh():
   runner = strategy("pmap_ddp", program())
   with one_sentence("strategy='pmap_ddp'", "data_parallel"):
     type(runner)(runner.layout, runner.program, abstract_mesh(runner.layout))

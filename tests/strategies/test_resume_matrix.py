@@ -1,4 +1,4 @@
-"""Save under any strategy, resume under any other, on any number of devices: same next batch, same next loss."""
+"""Saving under one strategy and resuming under another, on any number of devices, gives the same batch and loss."""
 
 import functools
 from collections.abc import Callable
@@ -18,10 +18,11 @@ from strategies import Strategy
 from training.loop import LoopState
 from training.program import Program, TrainState
 
-BATCH, STEP = 16, 2  # of the checkpoint
+BATCH = 16
+STEP = 2  # the checkpoint's
 CASES = [(name, n) for name in strategies.names() for n in (8, 4, 2, 1) if name != "single" or n == 1]
 SAVED_ON = {name: 1 if name == "single" else 8 for name in strategies.names()}
-# Where a strategy's own mesh does not fit so few devices.
+# Meshes where a strategy's default does not fit so few devices.
 MESHES = {("pipeline", 2): {"mesh__stage": 2}, ("three_d", 2): {"mesh__model": 1}}
 RUN = {
   "config": {"model": {}}, "data": {"fingerprint": "", "tokenizer": "", "seed": 0, "batch_size": BATCH},
@@ -47,7 +48,7 @@ def batches() -> data.Batches:
 
 
 def next_step(strategy: Strategy, state: TrainState, step: int) -> tuple[TrainState, np.ndarray, float]:
-  """The state after a step, the ids of the examples that it saw, in order, and its loss."""
+  """The state after a step, the ids of its examples in order, and its loss."""
   batch = strategy.shard(batches().train(step, strategy.rows(BATCH)), BATCH)
   ids = np.asarray(batch["id"]).ravel()
   state, metrics = strategy.train_step(state, batch)
@@ -56,7 +57,7 @@ def next_step(strategy: Strategy, state: TrainState, step: int) -> tuple[TrainSt
 
 @functools.cache
 def uninterrupted() -> tuple[TrainState, np.ndarray, float]:
-  """On one device, without checkpoints: the state after STEP steps, and the ids and loss of the step after."""
+  """A run on one device without checkpoints: its state after STEP steps, and the ids and loss of the next step."""
   alone = runner("single", 1)
   state = alone.init(seed=0)
   for step in range(STEP):
@@ -67,7 +68,7 @@ def uninterrupted() -> tuple[TrainState, np.ndarray, float]:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path]:
-  """The folder of a checkpoint written under a strategy on a number of devices."""
+  """Returns the folder of a checkpoint written under a strategy on a number of devices."""
 
   @functools.cache
   def folder(name: str, devices: int) -> Path:
@@ -83,7 +84,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path
 def test_every_checkpoint_holds_the_same_bits(saved: Callable[[str, int], Path]):
   state = uninterrupted()[0]
   expected = record.arrays(jax.device_put(state, runner("single", 1).state_sharding))
-  for name, devices in [case for case in CASES if case[1] > 1] + [("single", 1)]:  # on one device all are one
+  for name, devices in [case for case in CASES if case[1] > 1] + [("single", 1)]:  # on one device, all strategies are the same
     found, saved_record = restore.restore(saved(name, devices), runner("single", 1).abstract_state(), RUN, pytest.fail)
     assert saved_record["arrays"] == expected
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
@@ -91,8 +92,8 @@ def test_every_checkpoint_holds_the_same_bits(saved: Callable[[str, int], Path])
 
 
 @pytest.mark.parametrize("name, devices", CASES)
-def test_a_run_goes_on_from_a_checkpoint_of_any_strategy(name: str, devices: int, saved: Callable[[str, int], Path]):
-  """Each two strategies meet on one number of devices; all checkpoints hold the same bits, as is tested above."""
+def test_a_run_resumes_from_a_checkpoint_of_any_strategy(name: str, devices: int, saved: Callable[[str, int], Path]):
+  """Tests each pair of strategies on one number of devices. The test above shows that all checkpoints hold the same."""
   strategy, names = runner(name, devices), strategies.names()
   _, ids, loss = uninterrupted()
   counts = [n for other, n in CASES if other == name]

@@ -1,4 +1,4 @@
-"""Schedules as tables: complete, in an order that can run, with the bubble and the memory that the papers give."""
+"""Pipeline schedules as tables: complete, in an order that can run, with the bubble and memory of the papers."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def build(name: str, stages: int, microbatches: int, chunks: int) -> Schedule:
 
 
 def units(schedule: Schedule) -> dict[tuple[int, Unit], int]:
-  """(stage, unit) → tick, from the table; every unit once."""
+  """(stage, unit) → tick, from the table. Checks that no unit is in it twice."""
   found = {}
   for tick, stage in np.argwhere(schedule.table["kind"] != IDLE):
     unit = Unit(*(int(schedule.table[name][tick, stage]) for name in Unit._fields))
@@ -42,7 +42,7 @@ def test_every_unit_runs_once_and_after_what_it_needs(name: str, stages: int, mi
 
 
 @pytest.mark.parametrize("name, stages, microbatches, chunks", CASES)
-def test_the_bubble_is_the_papers(name: str, stages: int, microbatches: int, chunks: int):
+def test_the_bubble_equals_the_formula_of_the_papers(name: str, stages: int, microbatches: int, chunks: int):
   """GPipe, section 2.3; Narayanan et al. 2021, sections 2.2.1 and 2.2.2."""
   schedule = build(name, stages, microbatches, chunks)
   assert schedule.bubble == pytest.approx((stages - 1) / (microbatches * chunks + stages - 1))
@@ -57,7 +57,7 @@ def test_one_forward_one_backward_holds_no_more_microbatches_than_stages(stages:
 
 @pytest.mark.parametrize("name, stages, microbatches, chunks", [*CASES, ("1f1b", 4, 3, 1), ("interleaved", 4, 2, 2)])
 def test_no_value_is_overwritten_while_it_waits(name: str, stages: int, microbatches: int, chunks: int):
-  """Plays the table with names for values, the way the executor does with arrays, and looks at what each unit gets."""
+  """Runs the table as the executor does, with names in place of arrays, and checks what each unit receives."""
   schedule = build(name, stages, microbatches, chunks)
   last = stages * chunks - 1
   stores = [{what: {} for what in schedules.WAITS} for _ in range(stages)]
@@ -93,7 +93,7 @@ def test_evaluation_is_forward_only():
   assert schedule.ticks == 11
 
 
-def test_orders_that_wait_for_each_other_are_an_error():
+def test_a_deadlock_is_an_error():
   def backward_first(stage: int, stages: int, chunks: int, microbatches: int) -> list[Unit]:
     return [Unit(BACKWARD, 0, 0), Unit(FORWARD, 0, 0)]
 
@@ -101,19 +101,19 @@ def test_orders_that_wait_for_each_other_are_an_error():
     schedules.build(backward_first, 2, 1)
 
 
-def test_an_order_that_leaves_a_microbatch_out_is_an_error():
+def test_an_order_that_omits_a_unit_is_an_error():
   with pytest.raises(ValueError, match="leaves a unit out"):
     schedules.build(lambda *sizes: schedules.gpipe(*sizes)[1:], 2, 4)
 
 
-def test_idle_time_counts_what_waits_for_slower_units():
-  """Two stages, one microbatch: forward, forward, backward, backward last 1 + 1 + 2 + 2, and each stage works for 3."""
+def test_idle_time_includes_waiting_for_slower_units():
+  """Backward units take twice as long. With two stages and one microbatch, each stage works for 3 of 6 units of time."""
   assert idle_time(build("gpipe", 2, 1, 1)) == pytest.approx(0.5)
   assert idle_time(build("gpipe", 4, 16, 1)) == pytest.approx(3 / 19)
   assert idle_time(build("1f1b", 4, 16, 1)) == pytest.approx(1 - 48 / 72)
 
 
-def test_timeline():
+def test_timeline_shows_units_and_the_bubble():
   assert timeline(build("1f1b", 2, 3, 1)) == (
     "stage 0    0   1   · (0)   2 (1)   · (2)\n"
     "stage 1    ·   0 (0)   1 (1)   2 (2)   ·"
