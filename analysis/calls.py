@@ -1,8 +1,9 @@
-"""Calls of libraries in a compiled program: on NVIDIA GPUs matrix products are cuBLAS's, and attention may be cuDNN's.
+"""FLOPs and traffic of library calls: on NVIDIA GPUs, cuBLAS runs matrix products and cuDNN may run attention.
 
-A custom call says in words what it is, and its backend config, JSON in the text, which dimensions it contracts. What is
-in no list here may compute anything: `unknown` names it, so that no time is given without it in silence. The names are
-those of xla/service/gpu/cublas_cudnn.cc and jax/_src/cudnn; the format was read from XLA's tests, not from GPUs.
+A custom call names its target. Its backend config, JSON in the program's text, gives the contracted dimensions. A call
+that is not listed here may compute anything. `unknown` reports such calls, so that a reader knows what the times leave
+out. The names are those of xla/service/gpu/cublas_cudnn.cc and jax/_src/cudnn. The format is that of XLA's tests; it
+has not been checked on GPUs.
 """
 
 import json
@@ -12,11 +13,11 @@ from typing import Any
 
 from analysis.hlo import Computation, Instruction, Module, Shape
 
-# cuBLAS, and what is made of a product there: a sum with a bias, an activation. Numbers of 8 bits, with their scales.
+# cuBLAS: products, also fused with a bias or an activation, or of 8-bit numbers with scales.
 _PRODUCTS = {"__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8", "__cublas$lt$matmul$mx"}
 _ATTENTION = "__cudnn$fmha"
 
-# Calls without a matrix product: places in memory, messages, notes to the compiler; sorting and random bits on GPUs.
+# Calls without a matrix product: memory placement, communication, annotations; sorting and random bits on GPUs.
 _NONE = {
   "AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveDone", "AsyncCollectiveStart", "ConcatBitcast",
   "MoveToDevice", "MoveToHost", "PadToStatic", "PrepareAsyncCallDone", "PrepareAsyncCallStart", "Sharding",
@@ -26,12 +27,12 @@ _NONE = {
 
 
 def target(call: Instruction) -> str:
-  """What a custom call calls."""
+  """The name of the function that a custom call calls."""
   return call.attribute("custom_call_target").strip('"')
 
 
 def flops(call: Instruction, computation: Computation) -> float | None:
-  """Floating-point operations of a call's matrix products; None where nothing says how many."""
+  """FLOPs of a call's matrix products; None if they are unknown."""
   name = target(call)
   if name in _NONE:
     return 0.0
@@ -42,21 +43,22 @@ def flops(call: Instruction, computation: Computation) -> float | None:
       return _product(call.shapes[0], operands[0], config["gemm_backend_config"]["dot_dimension_numbers"])
     if name.startswith(_ATTENTION):
       return _attention(operands, config["cudnn_fmha_backend_config"], backward="Backward" in name)
-  except (KeyError, IndexError):  # a way to write it that is not known here
+  except (KeyError, IndexError):  # an unknown format
     pass
   return None
 
 
 def _product(result: Shape, left: Shape, dimensions: dict[str, Any]) -> float:
-  """Of left [batch..., m, k] and right [batch..., k, n], whatever their order: 2 · k for each number of the result."""
+  """FLOPs of [batch..., m, k] × [batch..., k, n], in any dimension order: 2 · k for each element of the result."""
   return 2 * result.size * math.prod(left.dims[int(i)] for i in dimensions["lhs_contracting_dimensions"])
 
 
 def _attention(operands: list[Shape], config: dict[str, Any], backward: bool) -> float:
-  """Queries, keys and values come first, with the size of a head innermost; scores are [B, N, T, S].
+  """FLOPs of attention. The first operands are queries, keys and values, with the head size innermost.
 
-  Forward there are the scores and what they weigh. Backward the scores once more, since they are not kept, and for each
-  product two. A causal mask leaves the pairs that are not seen out of all of them.
+  The forward pass has two products: queries × keys, which gives scores [B, N, T, S], and scores × values. The backward
+  pass computes the scores again, because they are not saved, and has two products for each of the forward pass. A
+  causal mask removes the masked pairs from all products.
   """
   b, n, t, s = (int(size) for size in config["intermediate_tensor_shape"]["dimensions"])
   pairs = sum(min(query + 1, s) for query in range(t)) if "CAUSAL" in config["mask_type"] else t * s
@@ -65,7 +67,7 @@ def _attention(operands: list[Shape], config: dict[str, Any], backward: bool) ->
 
 
 def traffic(call: Instruction, computation: Computation) -> int:
-  """Bytes of memory that a call with products reads and writes; its workspace (of bytes, the last result) aside."""
+  """Bytes that a call with products reads and writes, without its workspace (the last result, of dtype s8 or u8)."""
   if not flops(call, computation):
     return 0
   read = sum(shape.bytes for operand in call.operands for shape in computation[operand].shapes)
@@ -73,13 +75,13 @@ def traffic(call: Instruction, computation: Computation) -> int:
 
 
 def unknown(module: Module, rounds: Mapping[str, int] | None = None) -> list[str]:
-  """The targets of the custom calls that may compute something which is not counted, each once."""
+  """The targets of custom calls that may compute something and are not counted, without duplicates."""
   calls = (visit for visit in module.walk(rounds) if visit.instruction.operation == "custom-call")
   return sorted({target(visit.instruction) for visit in calls if flops(visit.instruction, visit.computation) is None})
 
 
 def _config(call: Instruction) -> dict[str, Any]:
-  """The backend config; {} where there is none that can be read."""
+  """The backend config; {} if there is none or it cannot be parsed."""
   _, found, written = call.attributes.partition("backend_config=")
   try:
     config = json.JSONDecoder().raw_decode(written)[0] if found else {}

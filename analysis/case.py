@@ -1,6 +1,6 @@
-"""A step to predict: a layout, a model and a batch; and the model's weights with the names of their dimensions.
+"""A step to predict: a layout, a model and a batch. Also the model's weights, with the names of their dimensions.
 
-Next: theory.py and predict.py, which say what such a step sends, keeps and costs.
+Next: theory.py and predict.py, which predict what such a step sends, stores and costs.
 """
 
 import dataclasses
@@ -10,21 +10,30 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from analysis.timeline import idle_time
 from models.config import ModelConfig
-from models.transformer import definition
+from models.dimensions import Dims
+from models.transformer import definition, logical_dims
 from strategies.base import Strategy
 from strategies.layout import Layout
 from strategies.pipeline.schedule import Schedule
 
 
 class Weight(NamedTuple):
-  """A parameter of the model: its shape with all layers, and the names of its dimensions."""
+  """A parameter of the model.
+
+  Attributes:
+    shape: global, with all layers.
+    dims: the logical dimensions of `shape`.
+    roles: how the model uses it: "block", "embedding", "head" or "norm". A tied embedding is also the head.
+  """
 
   name: str
   shape: tuple[int, ...]
-  dims: tuple[str | None, ...]
+  dims: Dims
+  roles: tuple[str, ...]
 
   @property
   def size(self) -> int:
@@ -32,24 +41,28 @@ class Weight(NamedTuple):
 
   @property
   def is_table(self) -> bool:
-    """Whether rows of it are looked up, by token id."""
+    """Whether its rows are looked up by token id."""
     return self.dims[0] == "vocab"
 
   @property
   def in_blocks(self) -> bool:
-    return self.dims[0] == "layers"
+    return "block" in self.roles
 
   @property
   def is_matrix(self) -> bool:
-    return any(axis not in (None, "layers") for axis in self.dims)
+    """Whether it is more than the scale of a norm."""
+    return any(dim not in (None, "layers") for dim in self.dims)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """A step to predict. `layout` is resolved; `schedule` is that of a pipeline with more than one stage.
+  """A step to predict.
 
-  `joins` is what a compiler for accelerators does and XLA's CPU backend does not: it sums gradients straight into their
-  pieces, by reduce-scatter, and adds up cotangents that several products have of one value before it reduces them.
+  Attributes:
+    layout: resolved.
+    schedule: that of a pipeline with several stages; None without one.
+    compiler: a key of `compilers.COMPILERS`: "cpu" for XLA:CPU, "tpu" for libtpu, which also stands for GPUs' compiler.
+    reduces_once: whether gradients are all-reduced once a step even if the batch runs in parts.
   """
 
   layout: Layout
@@ -57,7 +70,7 @@ class Case:
   batch_size: int
   accumulation: int = 1
   schedule: Schedule | None = None
-  joins: bool = True
+  compiler: str = "tpu"
   reduces_once: bool = False
 
   @staticmethod
@@ -69,62 +82,79 @@ class Case:
       batch_size,
       program.accumulation,
       strategy.schedule,
-      joins=platform != "cpu",
+      compiler="cpu" if platform == "cpu" else "tpu",
       reduces_once=strategy.reduces_once,
     )
 
   @property
   def units(self) -> int:
-    """Parts that the batch goes through the model in, one after the other."""
+    """The number of parts of the batch that run through the model one after another."""
     return self.accumulation * (self.schedule.microbatches if self.schedule else 1)
 
   @property
-  def sums(self) -> int:
-    """How often a step sums gradients over devices: for each part, or once where a strategy does it by hand."""
+  def reductions(self) -> int:
+    """How often a step reduces gradients over devices: for each part, or once if the strategy does it by hand."""
     return 1 if self.reduces_once else self.units
 
   @property
   def backward(self) -> float:
-    """Time of a backward pass, a forward pass = 1: two products for each one, and with remat "full" that one again."""
+    """Time of a backward pass relative to a forward pass: 2, and 1 more if remat "full" repeats the forward pass."""
     return 3.0 if self.model.remat == "full" else 2.0
 
   @property
   def idle(self) -> float:
-    """The share of the time that a pipeline's stages wait; 0 where there are none."""
+    """The share of time in which a pipeline's stages wait; 0 without a pipeline."""
     return idle_time(self.schedule, self.backward) if self.schedule else 0.0
 
   @property
   def examples(self) -> float:
-    """Of one part, on one device."""
+    """Examples of one part on one device."""
     return self.batch_size / self.units / self.layout.shards("batch")
 
   @property
   def item(self) -> int:
-    """Bytes of a number of the computation."""
+    """Bytes of an element in the compute dtype."""
     return jnp.dtype(self.model.dtype).itemsize
 
+  def axes(self, dim: str) -> tuple[str, ...]:
+    """The mesh axes that split a dimension, outermost first."""
+    split = self.layout.axes(dim)
+    return tuple(axis for axis in self.layout.mesh if axis in split)
+
+  def devices(self, axes: tuple[str, ...]) -> int:
+    """The number of devices along these mesh axes."""
+    return math.prod(self.layout.mesh[axis] for axis in axes)
+
   def item_of(self, weight: Weight) -> int:
-    """Bytes of an element of a weight as it travels: the head of a classifier is used in float32."""
-    head = weight.name == "head"
-    return jnp.dtype(self.model.predicts.head_dtype(self.model)).itemsize if head else self.item
+    """Bytes of an element of a weight's gradient. A classifier uses its head in float32."""
+    is_head = "head" in weight.roles
+    return jnp.dtype(self.model.predicts.head_dtype(self.model)).itemsize if is_head else self.item
 
   def held(self, weight: Weight) -> float:
-    """Elements of a weight on one device."""
-    return weight.size / math.prod(self.layout.shards(axis) for axis in weight.dims if axis)
+    """Elements of a weight that one device stores."""
+    return weight.size / math.prod(self.layout.shards(dim) for dim in weight.dims if dim)
 
   def used(self, weight: Weight) -> float:
-    """The same as a device computes with it: gathered along `embed`."""
+    """Elements of a weight that one device computes with: gathered along `embed`."""
     return self.held(weight) * (self.layout.shards("embed") if "embed" in weight.dims else 1)
 
 
 @functools.cache
 def weights(model: ModelConfig) -> tuple[Weight, ...]:
-  """The parameters, by name."""
+  """The model's parameters, ordered by name."""
   _, params = definition(model)
-  flat = jax.tree.leaves_with_path(params, is_leaf=lambda x: hasattr(x, "dims"))
-  found = []
-  for path, param in flat:
-    name = "/".join(str(key.key) for key in path if hasattr(key, "key"))
-    stacked = ("layers",) if name.startswith("blocks/") else ()
-    found.append(Weight(name, tuple(param.shape), (*stacked, *param.dims)))
-  return tuple(found)
+  found = jax.tree.leaves_with_path(nnx.to_pure_dict(params))
+  named = jax.tree.leaves(logical_dims(model), is_leaf=lambda x: isinstance(x, tuple))
+  name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+  return tuple(
+    Weight(name(path), tuple(param.shape), dims, _roles(model, dims))
+    for (path, param), dims in zip(found, named, strict=True)
+  )
+
+
+def _roles(model: ModelConfig, dims: Dims) -> tuple[str, ...]:
+  if "layers" in dims:
+    return ("block",)
+  if dims == model.reads.embedding(model)[1]:
+    return ("embedding", "head") if model.tied_embedding else ("embedding",)
+  return ("head",) if dims == model.predicts.head(model)[1] else ("norm",)

@@ -1,7 +1,7 @@
-"""What a compiled program sends: every collective, over which mesh axes, how often, how many bytes.
+"""Reads the collectives of a compiled program: their mesh axes, how often they run, and how many bytes they send.
 
-Bytes are what one device sends, as the usual ring algorithms do it: the bandwidth-optimal ones of Patarasuk and Yuan
-2009 (doi:10.1016/j.jpdc.2008.09.002). A device receives as many.
+Bytes are those that one device sends in a bandwidth-optimal ring (Patarasuk and Yuan 2009,
+doi:10.1016/j.jpdc.2008.09.002). It receives as many.
 """
 
 import dataclasses
@@ -21,11 +21,11 @@ class Collective:
 
   Attributes:
     kind: one of KINDS.
-    axes: the mesh axes over which its devices differ.
-    devices: how many take part together.
-    operands: what each device puts in.
-    times: how often it runs in a step; None if nothing says so.
-    op_name: where it comes from in the Python program.
+    axes: the mesh axes along which the devices of a group differ.
+    devices: the number of devices in a group.
+    operands: the arrays that each device contributes.
+    times: how often it runs in a step; None if unknown.
+    op_name: its origin in the Python program (`hlo.Instruction.op_name`).
   """
 
   kind: str
@@ -37,12 +37,12 @@ class Collective:
 
   @property
   def bytes(self) -> int:
-    """What a device puts in."""
+    """Bytes that a device contributes."""
     return sum(shape.bytes for shape in self.operands)
 
   @property
   def sent(self) -> float:
-    """Bytes that a device sends each time."""
+    """Bytes that a device sends each time it runs."""
     n = self.devices
     per_byte = {
       "all-gather": n - 1,
@@ -55,7 +55,7 @@ class Collective:
 
   @property
   def ring(self) -> bool:
-    """A step of a ring that the compiler has made of a product's reduce-scatter, to overlap the two (TPU)."""
+    """Whether it is a step of a ring. The TPU compiler writes a reduce-scatter so to overlap it with its product."""
     return self.kind == "collective-permute" and self.op_name.endswith("dot_general")
 
   @property
@@ -68,21 +68,28 @@ class Collective:
 
 
 def collectives(module: Module, mesh: Mapping[str, int], rounds: Mapping[str, int] | None = None) -> list[Collective]:
-  """Every collective of a step on a mesh (axis → size, outermost first), those among single devices left out."""
+  """Every collective of a step, except those whose groups are single devices.
+
+  Args:
+    mesh: axis → size, outermost first.
+    rounds: as in `Module.walk`.
+  """
   found = []
   for visit in module.walk(rounds):
     kind = visit.instruction.operation.removesuffix("-start")
-    if kind in KINDS and not _goes_on(visit):
+    if kind in KINDS and not _continues(visit):
       collective = _read(visit, kind, mesh)
       if collective.devices > 1:
         found.append(collective)
   return found
 
 
-def _goes_on(visit: Visit) -> bool:
-  """A piece of a collective that began before. To overlap one with arithmetic a TPU program has it in several kernels:
-  the first begins it, `async_collective_fusion` does part of it beside a product, the last waits. Collectives may share
-  a channel_id, where a function was called several times, so that does not tell them apart.
+def _continues(visit: Visit) -> bool:
+  """Whether an instruction continues a collective that another kernel began.
+
+  To overlap a collective with arithmetic, a TPU program splits it into several kernels: the first starts it,
+  `async_collective_fusion` runs a part of it beside a product, and the last waits. Their channel_id does not identify a
+  collective, because several calls of one function share it.
   """
   waits = any(i.attribute("custom_call_target") == '"AsyncCollectiveDone"' for i in visit.computation.values())
   return visit.name.startswith("async_collective_fusion") or waits
@@ -98,17 +105,17 @@ def _read(visit: Visit, kind: str, mesh: Mapping[str, int]) -> Collective:
   else:
     members = groups(instruction, int(np.prod(list(mesh.values()))))
     axes, devices = _varying(members, mesh), members.shape[1]
-  if visit.name.startswith("all-reduce-scatter"):  # TPU: an all-reduce fused with the slice that is kept of it
+  if visit.name.startswith("all-reduce-scatter"):  # TPU: an all-reduce fused with a slice of its result
     kind = "reduce-scatter"
   operands = tuple(shape for name in instruction.operands for shape in visit.computation[name].shapes)
   return Collective(kind, axes, devices, operands, visit.times, instruction.op_name)
 
 
 def groups(instruction: Instruction, devices: int) -> np.ndarray:
-  """Which devices take part together: their numbers [groups, devices of a group].
+  """The groups of devices of a collective: device numbers [groups, devices of a group].
 
-  XLA writes them out, {{0,1},{2,3}}; or as a reshaped and transposed range, [2,2]<=[2,2]T(1,0); or as axes of a mesh of
-  its own, mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}.
+  XLA has three notations: a list, {{0,1},{2,3}}; a reshaped and transposed range, [2,2]<=[2,2]T(1,0); and axes of its
+  own mesh, mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}.
   """
   text = instruction.attributes
   if found := re.search(
@@ -127,13 +134,13 @@ def groups(instruction: Instruction, devices: int) -> np.ndarray:
     numbers = np.arange(devices).reshape(_numbers(dims))
     return (numbers.transpose(_numbers(order)) if order else numbers).reshape(_numbers(shape))
   found = re.search(r"replica_groups=\{(\{.*?\})\}", text)
-  if not found:  # {}: all
+  if not found:  # {}: one group of all devices
     return np.arange(devices)[None]
   return np.array([_numbers(group) for group in re.findall(r"\{([\d,]+)\}", found.group(1))])
 
 
 def _varying(numbers: np.ndarray, mesh: Mapping[str, int]) -> tuple[str, ...]:
-  """The mesh axes over which devices [..., n] that stand together differ."""
+  """The mesh axes along which the devices of a group differ; `numbers` is [groups, n]."""
   places = np.stack(np.unravel_index(numbers, tuple(mesh.values())))  # [axes, groups, n]
   return tuple(axis for axis, place in zip(mesh, places, strict=True) if (place != place[..., :1]).any())
 

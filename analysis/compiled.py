@@ -1,4 +1,4 @@
-"""Compiles a training step without running it, and keeps what the compiler says of it."""
+"""Compiles a training step without running it, and collects the compiler's figures."""
 
 import contextlib
 import dataclasses
@@ -11,18 +11,21 @@ from pathlib import Path
 import jax
 
 from analysis import calls, communication, hlo, work
+from analysis.timeline import unit_rounds
 from runtime.stderr import silenced
 from strategies.base import Strategy
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A compiled training step, of one device.
+  """A compiled training step. All figures are those of one device.
 
   Attributes:
-    arguments: bytes of state and batch.
-    temporary: bytes that it needs besides at the worst moment.
-    seconds: that compiling took.
+    arguments: bytes of the state and the batch.
+    temporary: additional bytes at the worst moment.
+    seconds: time that the compiler took.
+    mesh: the size of each mesh axis.
+    rounds: how often each loop of a pipeline's units runs (`timeline.unit_rounds`).
   """
 
   module: hlo.Module
@@ -46,17 +49,17 @@ class Step:
     return work.traffic(self.module, self.rounds)
 
   def left_out(self) -> list[str]:
-    """What flops and traffic leave out: calls that may compute anything, loops that run nobody knows how often."""
+    """What `flops` and `traffic` cannot count: unknown custom calls, and loops with an unknown number of rounds."""
     called = [f"custom call {name}" for name in calls.unknown(self.module, self.rounds)]
     return called + [f"loop {name}" for name in self.module.unknown_loops(self.rounds)]
 
 
 class DoesNotFit(Exception):
-  """The compiler refused a step because a device has too little memory.
+  """The compiler rejected a step because it needs more memory than a device has.
 
   Attributes:
-    needed: bytes in all, where it says so.
-    temporary: bytes besides state and batch, where it says so.
+    needed: bytes in total; None if the message does not say.
+    temporary: bytes besides the state and the batch; None if the message does not say.
   """
 
   def __init__(self, message: str):
@@ -71,14 +74,14 @@ def _bytes_in(message: str, pattern: str) -> float | None:
 
 
 def compile_step(strategy: Strategy, batch_size: int) -> Step:
-  """The strategy's training step for a global batch, compiled for its devices, which need not be there.
+  """Compiles the strategy's training step for a global batch. The devices need not exist (topology.py).
 
-  Raises DoesNotFit where the compiler knows the devices' memory, as libtpu does, and the step needs more.
+  Raises DoesNotFit if the step needs more memory than the devices have and the compiler knows it, as libtpu does.
   """
   lowered = strategy.lower_train_step(batch_size)
   start = time.perf_counter()
   try:
-    with silenced(), _scopes_kept():
+    with silenced(), _metadata_in_cache_key():
       compiled, text = _compile(lowered)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" in str(error) or "Ran out of memory" in str(error):
@@ -92,29 +95,23 @@ def compile_step(strategy: Strategy, batch_size: int) -> Step:
     temporary=sizes["total"] - sizes["argument"],
     seconds=seconds,
     mesh=strategy.layout.mesh,
-    rounds=loop_rounds(strategy),
+    rounds=unit_rounds(strategy),
   )
 
 
-def loop_rounds(strategy: Strategy) -> dict[str, int]:
-  """How often each optional loop of a pipeline's step runs on the busiest device, by its scope's name."""
-  if not strategy.schedule:
-    return {}
-  units = {"forward": strategy.schedule.chunks, "backward": strategy.schedule.chunks, "finish": 1, "embed_backward": 1}
-  each = strategy.schedule.microbatches * strategy.program.accumulation
-  return {name: n * each for name, n in units.items()}
-
-
 def planned(compiled: jax.stages.Compiled) -> dict[str, int]:
-  """Bytes of a device that a program needs: `argument`, `output`, `temp`, `alias` (donated: in both), and `total`."""
-  said = compiled.memory_analysis()
-  sizes = {name: getattr(said, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")}
+  """Bytes that a program needs on a device: `argument`, `output`, `temp`, `alias` and `total`.
+
+  `alias` is donated memory, which `argument` and `output` both include.
+  """
+  found = compiled.memory_analysis()
+  sizes = {name: getattr(found, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")}
   return sizes | {"total": sizes["argument"] + sizes["output"] + sizes["temp"] - sizes["alias"]}
 
 
 @contextlib.contextmanager
-def _scopes_kept() -> Iterator[None]:
-  """Else a program from the compilation cache may be an equal one that had other scopes' names in it."""
+def _metadata_in_cache_key() -> Iterator[None]:
+  """Includes metadata in the cache key; otherwise the cache may return an identical program with stale scope names."""
   name = "jax_compilation_cache_include_metadata_in_key"
   before = getattr(jax.config, name)
   jax.config.update(name, True)
@@ -126,10 +123,10 @@ def _scopes_kept() -> Iterator[None]:
 
 def _compile(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
   compiled = lowered.compile()
-  try:
-    return compiled, compiled.as_text()
-  except Exception:  # some of libtpu's asynchronous collectives cannot be printed from here, but the compiler can
-    with tempfile.TemporaryDirectory() as folder:
-      lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-      (text,) = Path(folder).glob("*after_optimizations.txt")
-      return compiled, text.read_text()
+  with contextlib.suppress(Exception):  # JAX cannot print some of libtpu's asynchronous collectives
+    if text := compiled.as_text():
+      return compiled, text
+  with tempfile.TemporaryDirectory() as folder:  # but the compiler can dump them
+    lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+    (file,) = Path(folder).glob("*after_optimizations.txt")
+    return compiled, file.read_text()

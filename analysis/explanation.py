@@ -1,6 +1,6 @@
-"""Everything that can be said of a training step before it runs, as one dict of numbers and texts.
+"""Collects the placement, memory, communication and time of a training step in one dict of numbers and texts.
 
-tools/explain.py prints it. Sizes are bytes of one device, times are seconds.
+tools/explain.py prints it. Sizes are bytes on one device; times are seconds.
 """
 
 import collections
@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 import strategies
 from analysis import predict, roofline, theory
@@ -24,22 +25,22 @@ from strategies.base import Strategy
 from strategies.layout import Layout
 from strategies.mesh import resolve
 
-# What an activation is, by the names of its dimensions.
+# Activations by their dimensions.
 ACTIVATIONS = {
   ("batch", None, None): "residual stream",
   ("batch", None, None, None): "images",
   ("batch", None, "heads", None): "heads",
   ("batch", None, "mlp"): "hidden units of the MLP",
   ("batch", None, "vocab"): "logits",
-  ("vocab", None): "embedding, as looked up in",
+  ("vocab", None): "embedding table for lookup",
 }
 
 
 class Recorder:
-  """A `models.dimensions.Sharding` that does nothing but note which activations the model pins."""
+  """A `models.dimensions.Sharding` that only records which activations the model constrains."""
 
   def __init__(self) -> None:
-    self.seen: dict[tuple[tuple[int, ...], str, Dims], None] = {}  # in order, each once
+    self.seen: dict[tuple[tuple[int, ...], str, Dims], None] = {}  # in order, without duplicates
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     self.seen[x.shape, x.dtype.name, dims] = None
@@ -53,14 +54,14 @@ class Recorder:
 
 
 def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
-  """Compiles the strategy's step for a global batch and says what lies where, what is sent, and how fast it can be."""
+  """Compiles the strategy's step for a global batch and reports its placement, memory, communication and time."""
   device = strategy.mesh.devices.flat[0]
   figures = chip(device.device_kind)
   case = Case.of(strategy, batch_size, device.platform)
   try:
-    step, refused = compile_step(strategy, batch_size), None
-  except DoesNotFit as error:
-    step, refused = None, error
+    step, error = compile_step(strategy, batch_size), None
+  except DoesNotFit as caught:
+    step, error = None, caught
   return {
     "strategy": name,
     "about": strategy.describe(name),
@@ -69,7 +70,7 @@ def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
     "batch_size": batch_size,
     "weights": _weights(strategy),
     "activations": _activations(strategy, case),
-    "memory": _memory(name, case, step, refused, figures, device.platform == "tpu"),
+    "memory": _memory(name, case, step, error, figures, device.platform == "tpu"),
     "communication": _communication(step) if step else None,
     "theory": [row._asdict() for row in theory.sent(case)],
     "timeline": timeline(strategy.schedule) if strategy.schedule else None,
@@ -81,21 +82,20 @@ def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
 
 def _weights(strategy: Strategy) -> list[dict[str, Any]]:
   item = jnp.dtype(strategy.program.model.param_dtype).itemsize
-  shards = lambda axes: math.prod(strategy.layout.shards(axis) for axis in axes if axis)
   return [
     {
       "name": weight.name,
       "shape": weight.shape,
-      "axes": weight.dims,
+      "dims": weight.dims,
       "spec": tuple(strategy.layout.spec(weight.dims)),
-      "bytes": math.prod(weight.shape) // shards(weight.dims) * item,
+      "bytes": weight.size // _shards(strategy.layout, weight.dims) * item,
     }
     for weight in weights(strategy.program.model)
   ]
 
 
 def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
-  """Those of one part of the batch, in the shapes of all devices together."""
+  """The activations of one part of the batch, with their global shapes."""
   program, recorder, layout = strategy.program, Recorder(), strategy.layout
   size = case.batch_size // case.units
   batch = {k: jax.ShapeDtypeStruct((size, *shape), dtype) for k, (shape, dtype) in program.example_shapes().items()}
@@ -103,40 +103,45 @@ def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   jax.eval_shape(lambda state, batch: program.loss_sums(state.params, batch, state.step, recorder), state, batch)
   return [
     {
-      "what": "dropout" if dtype == "bool" else ACTIVATIONS.get(axes, ""),
+      "what": "dropout" if dtype == "bool" else ACTIVATIONS.get(dims, ""),
       "shape": shape,
       "dtype": dtype,
-      "axes": axes,
-      "spec": tuple(layout.spec(axes)),
-      "bytes": math.prod(shape) * jnp.dtype(dtype).itemsize // math.prod(layout.shards(a) for a in axes if a),
+      "dims": dims,
+      "spec": tuple(layout.spec(dims)),
+      "bytes": math.prod(shape) * jnp.dtype(dtype).itemsize // _shards(layout, dims),
     }
-    for shape, dtype, axes in recorder.seen
+    for shape, dtype, dims in recorder.seen
   ]
 
 
+def _shards(layout: Layout, dims: Dims) -> int:
+  """The number of pieces of an array with these dimensions."""
+  return math.prod(layout.shards(dim) for dim in dims if dim)
+
+
 def _memory(
-  name: str, case: Case, step: Step | None, refused: DoesNotFit | None, figures: Chip | None, compiler_knows: bool
+  name: str, case: Case, step: Step | None, error: DoesNotFit | None, figures: Chip | None, compiler_knows: bool
 ) -> dict[str, Any]:
   predicted = predict.memory(case)
-  total = step.bytes if step else None
-  if refused:
-    total = refused.needed or (refused.temporary and refused.temporary + predicted.state)
+  total: float | None = step.bytes if step else None
+  if error:
+    total = error.needed or (error.temporary and error.temporary + predicted.state)
   capacity = figures.memory if figures else None
-  # A compiler that knows the memory of its devices has refused what does not fit; of others the figures decide.
+  # A compiler that knows its devices' memory rejects a step that does not fit. For others, compare the figures.
   fits = None if capacity is None else step is not None and (compiler_knows or step.bytes <= capacity)
   return {
     "predicted": dataclasses.asdict(predicted) | {"total": predicted.total},
     "arguments": step.arguments if step else None,
-    "temporary": step.temporary if step else refused and refused.temporary,
+    "temporary": step.temporary if step else error and error.temporary,
     "total": total,
     "device": capacity,
     "fits": fits,
-    "mends": mends(name, case, capacity) if fits is False and capacity else [],
+    "fixes": fixes(name, case, capacity) if fits is False and capacity else [],
   }
 
 
-def mends(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
-  """Changes of the config by which a step is predicted to fit into `capacity` bytes: what to change, and the bytes."""
+def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
+  """Changes to the config that are predicted to make a step fit into `capacity` bytes, with the predicted bytes."""
   remat = lambda policy: dataclasses.replace(case, model=dataclasses.replace(case.model, remat=policy))
   stronger = {"minimal": ("dots", "full"), "dots": ("full",), "full": ()}[case.model.remat]
   changes = [(f"model.remat={policy}", remat(policy)) for policy in stronger]
@@ -149,14 +154,14 @@ def mends(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
     changed = dataclasses.replace(full, layout=layout, schedule=case.schedule if layout.axes("layers") else None)
     if full.batch_size % (layout.shards("batch") * changed.units) == 0:
       changes.append((f"{also}{fields}", changed))
-  found = [{"change": change, "total": predict.memory(changed).total} for change, changed in changes]
-  return [mend for mend in found if mend["total"] <= capacity]
+  totals = [(change, predict.memory(changed).total) for change, changed in changes]
+  return [{"change": change, "total": total} for change, total in totals if total <= capacity]
 
 
 def _layouts(name: str, case: Case) -> Iterator[tuple[str, Layout]]:
-  """Other layouts of the same devices, and the fields that ask for them.
+  """Other layouts of the same devices, each with the config fields that select it.
 
-  This strategy with its own mesh or another `model` axis, and other strategies without stages.
+  They are this strategy on its default mesh or with another size of `model`, and other strategies without stages.
   """
   seen = {str(case.layout)}
   for other in strategies.names():
@@ -167,18 +172,19 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, Layout]]:
         layout.check_divides(case.model.sizes())
       except ConfigError:
         continue
-      stages = layout.axes("layers") and (other != name or layout.mesh["stage"] != case.layout.mesh["stage"])
-      if str(layout) not in seen and layout.uses_every_axis() and not stages:
+      same_stages = other == name and layout.shards("layers") == case.layout.shards("layers")
+      other_stages = layout.axes("layers") and not same_stages
+      if str(layout) not in seen and layout.uses_every_axis() and not other_stages:
         seen.add(str(layout))
         if other == name:
-          fields = [f"mesh.{axis}={n}" for axis, n in layout.mesh.items() if n != case.layout.mesh[axis]]
+          fields = [f"mesh.{axis}={n}" for axis, n in layout.mesh.items() if n != case.layout.mesh.get(axis)]
         else:
           fields = [f"strategy={other}", *([f"mesh.model={size}"] if size else [])]
         yield " ".join(fields), layout
 
 
 def _communication(step: Step) -> list[dict[str, Any]]:
-  """The step's collectives, those of one kind, over the same axes and equally often together."""
+  """The step's collectives, grouped by kind, mesh axes, and how often they run."""
   rows: dict[tuple, dict[str, Any]] = {}
   for collective in step.collectives():
     key = (collective.kind, collective.axes, collective.times, collective.ring)
@@ -203,11 +209,12 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip) -> dict[str
   sent: dict[tuple[str, ...], float] = collections.defaultdict(float)
   for collective in step.collectives():
     sent[collective.axes] += collective.sent_in_step
-  flops, traffic = step.flops(), step.traffic()
+  flops, traffic, mesh = step.flops(), step.traffic(), strategy.mesh
+  assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
   times = roofline.Roofline(
     compute=flops / figures.flops,
     memory=traffic / figures.bandwidth,
-    communication=roofline.seconds_to_send(figures, strategy.mesh, sent),
+    communication=roofline.seconds_to_send(figures, mesh, sent),
     idle=case.idle,
   )
   model, devices = strategy.program.model, strategy.layout.device_count
@@ -224,7 +231,7 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip) -> dict[str
     "traffic": traffic,
     "backward": case.backward,
     "left_out": step.left_out(),
-    "beyond": [axes for axes in sent if roofline.leaves_links(strategy.mesh, axes)],
+    "beyond": [axes for axes in sent if roofline.leaves_links(mesh, axes)],
     "per_second": case.batch_size * items / times.seconds,
     "unit": unit,
   }

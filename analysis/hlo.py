@@ -1,8 +1,8 @@
-"""Parses the text of a compiled program (XLA's HLO) and walks through it: which instruction runs how often.
+"""Parses the text of a compiled program (XLA's HLO) and counts how often each instruction runs.
 
-Loops count: XLA's own cost analysis takes the body of a loop once, but a Transformer's blocks are the body of a loop.
-Next: work.py and communication.py, which read the instructions. The text format is not documented as stable; what is
-read here was written by jax 0.10.2 (CPU, and TPU by libtpu 0.0.42).
+XLA's own cost analysis counts the body of a loop once, but a Transformer's blocks are the body of a loop. So this file
+follows loops. The text format is not documented as stable; this parser was written for jax 0.10.2 (CPU, and TPU with
+libtpu 0.0.42). Next: work.py and communication.py, which read the instructions.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8, "c64": 8}
 
-# NAME = TYPE OPERATION(OPERANDS), ATTRIBUTES, where a TYPE may be a tuple, of tuples, with layouts: (f32[2]{0:T(128)}).
+# NAME = TYPE OPERATION(OPERANDS), ATTRIBUTES. A TYPE may be a nested tuple with layouts: ((f32[2]{0:T(128)}), s32[]).
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _OPERATION = re.compile(r"\s*([\w\-]+)\((.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
@@ -25,7 +25,7 @@ _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
 
 class Shape(NamedTuple):
-  """An array of a compiled program on one device. `on_chip` is true where a TPU keeps it out of its main memory."""
+  """An array of a compiled program on one device. `on_chip`: whether a TPU keeps it outside of its main memory."""
 
   dtype: str
   dims: tuple[int, ...]
@@ -42,7 +42,13 @@ class Shape(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """`shapes` holds the result's arrays, a tuple taken apart; `operands` are names in the same computation."""
+  """One instruction.
+
+  Attributes:
+    shapes: the arrays of the result; tuples are flattened.
+    operands: names of instructions in the same computation.
+    attributes: the text after the operands.
+  """
 
   name: str
   operation: str
@@ -53,12 +59,12 @@ class Instruction:
 
   @property
   def op_name(self) -> str:
-    """Where it comes from in the Python program: scopes and primitives, outermost first."""
+    """Its origin in the Python program: scopes and primitives, outermost first, separated by slashes."""
     found = _OP_NAME.search(self.attributes)
     return found.group(1) if found else ""
 
   def attribute(self, name: str) -> str:
-    """The value of an attribute without nested braces, of a computation its name; "" where it is not there."""
+    """The value of an attribute without nested braces; for computations their name; "" if there is none."""
     found = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^,\s]+)", self.attributes)
     return found.group(1).strip("{}").lstrip("%") if found else ""
 
@@ -67,27 +73,34 @@ Computation = dict[str, Instruction]
 
 
 class Visit(NamedTuple):
-  """An instruction on the way through a program. `times` it runs in all; None if nothing says how often."""
+  """An instruction met on a walk through a program.
+
+  Attributes:
+    name: of the computation.
+    times: how often the instruction runs in total; None if unknown.
+    fused: whether it is part of a kernel, so that its result is not written to memory.
+  """
 
   instruction: Instruction
   computation: Computation
-  name: str  # of the computation
+  name: str
   times: int | None
-  fused: bool  # part of a kernel: what it makes is not written to memory
+  fused: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """A compiled program, as one device runs it."""
+  """A compiled program of one device: computations by name, and the name of the first one."""
 
   computations: Mapping[str, Computation]
   entry: str
 
   def walk(self, rounds: Mapping[str, int] | None = None) -> Iterator[Visit]:
-    """Every instruction that may run, with how often it runs.
+    """Every instruction that may run, with how often it runs. Every branch of a conditional counts as run.
 
-    A loop whose trip count the program does not know, such as a pipeline's units, takes it from `rounds`: scope's name
-    → rounds in the whole program. Of a conditional every branch is taken as run.
+    Args:
+      rounds: for loops whose trip count is not in the program, such as a pipeline's units: name of the loop's scope →
+        rounds in the whole program.
     """
     yield from self._walk(self.entry, 1, False, rounds or {})
 
@@ -104,7 +117,7 @@ class Module:
           yield from self._walk(called, times, within, rounds)
 
   def unknown_loops(self, rounds: Mapping[str, int] | None = None) -> list[str]:
-    """The loops of which nothing says how often they run, by their place in the Python program; not what is in them."""
+    """The outermost loops with an unknown number of rounds, by their origin in the Python program."""
     loops = ((visit, visit.instruction) for visit in self.walk(rounds) if visit.instruction.operation == "while")
     return sorted(
       {
@@ -115,8 +128,8 @@ class Module:
     )
 
   def _called(self, instruction: Instruction) -> list[str]:
-    # What `to_apply` names elsewhere is the scalar function of a reduction. `call-start` is a call on another core, as
-    # those are that a TPU7x has for messages.
+    # `call-start` is a call on another core, such as a TPU7x's cores for communication. In other instructions,
+    # `to_apply` names the scalar function of a reduction, which does not count.
     wanted = ("to_apply", "calls") if instruction.operation in ("call", "call-start") else ("calls",)
     if instruction.operation == "conditional":
       wanted = ("true_computation", "false_computation")
@@ -130,11 +143,11 @@ class Module:
     trips = self._trips(loop, around)
     if trips is not None:
       return None if outside is None else outside * trips
-    path = loop.op_name.split("/")  # the loop itself is the last of it
+    path = loop.op_name.split("/")  # ends with the loop itself
     return rounds.get(path[-2]) if len(path) > 1 else None
 
   def _trips(self, loop: Instruction, around: Computation) -> int | None:
-    """How often a loop runs: what the compiler has noted, else from where to where it counts, if constants say so."""
+    """How often a loop runs: the compiler's annotation, or else computed from a counter with constant bounds."""
     if noted := _TRIPS.search(loop.attributes):
       return int(noted.group(1))
     condition, body = (self.computations[loop.attribute(name)] for name in ("condition", "body"))
@@ -159,7 +172,7 @@ class Module:
 
 
 def _source(instruction: Instruction, computation: Computation) -> Instruction:
-  """What an instruction is a copy of."""
+  """The original of a copy; an instruction that is not a copy is its own."""
   while instruction.operation == "copy":
     instruction = computation[instruction.operands[0]]
   return instruction
@@ -171,7 +184,7 @@ def _constant(instruction: Instruction) -> int | None:
 
 
 def parse(text: str) -> Module:
-  """The program that an HLO text describes."""
+  """Parses an HLO text. Raises ValueError for an instruction in an unknown format."""
   computations: dict[str, Computation] = {}
   entry, current = "", {}
   for line in text.splitlines():
@@ -186,14 +199,14 @@ def parse(text: str) -> Module:
         raise ValueError(f"this line of a compiled program cannot be read: {line.strip()[:200]}")
       operation, rest = called.groups()
       operands, attributes = _split(rest)
-      if operation in ("constant", "parameter"):  # a value, or a number, stands where operands do
+      if operation in ("constant", "parameter"):  # their parentheses hold a value or a number, not operands
         attributes = rest
       current[name] = Instruction(name, operation, shapes(result), operands, attributes, bool(root))
   return Module(computations, entry)
 
 
 def shapes(text: str) -> tuple[Shape, ...]:
-  """The arrays of a type: f32[2,3]{1,0}, or a tuple of such."""
+  """The arrays of a type such as f32[2,3]{1,0}, or of a tuple of types."""
   return tuple(
     Shape(dtype, tuple(int(dim) for dim in dims.split(",") if dim), "S(" in layout)
     for dtype, dims, layout in _SHAPE.findall(text)
@@ -201,13 +214,13 @@ def shapes(text: str) -> tuple[Shape, ...]:
 
 
 def _split(rest: str) -> tuple[tuple[str, ...], str]:
-  """What follows an operation's opening parenthesis: the names of the operands, and the attributes."""
+  """Splits the text after an operation's opening parenthesis into the names of the operands and the attributes."""
   end = _closing("(" + rest) - 1
   return tuple(re.findall(r"%([\w.\-]+)", rest[:end])), rest[end:]
 
 
 def _closing(text: str) -> int:
-  """Where the parenthesis that a text begins with is closed: the place after it."""
+  """The index after the parenthesis that closes the one at the start of the text."""
   depth = 0
   for found in re.finditer(r"[()]", text):
     depth += 1 if found.group() == "(" else -1

@@ -1,10 +1,10 @@
-"""What a step keeps in memory and computes on each device, by formula: from the layout and the model alone.
+"""Predicts a step's memory, FLOPs and memory traffic on each device, by formula, from the layout and the model alone.
 
-explain shows it beside what the compiler made; plan ranks layouts by it, without compiling any.
+tools/explain.py prints the predictions beside the compiler's figures. tools/plan.py ranks layouts by them and compiles
+nothing.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from analysis import theory
 from analysis.case import Case, weights
+from analysis.compilers import COMPILERS
 from analysis.roofline import Roofline
 from analysis.saved import bytes_per_example
 from models.attention import QUERY_BLOCK
@@ -22,10 +23,11 @@ from strategies.pipeline.stage import UNROLL
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """Bytes of one device in a training step.
+  """Bytes on one device in a training step.
 
-  `saved` is what the backward pass needs of the forward pass; `working` what else is there at the worst moment: a
-  block's values and their cotangents, gathered weights, the logits.
+  Attributes:
+    saved: activations that the forward pass saves for the backward pass.
+    working: everything else at the worst moment: a block's values and their cotangents, gathered weights, the logits.
   """
 
   parameters: float
@@ -44,81 +46,101 @@ class Memory:
 
 
 def memory(case: Case) -> Memory:
-  """Bytes of one device. `saved` is JAX's own trace (saved.py); `working` is fitted to compilers (`FITTED`)."""
+  """Bytes on one device. `saved` is read from JAX's trace (saved.py); `working` is fitted (`compilers.Fitted`)."""
   layout, model = case.layout, case.model
   param = jnp.dtype(model.param_dtype).itemsize
   held = sum(map(case.held, weights(model)))
   shards = (layout.shards("heads"), layout.shards("mlp"))
   layers = model.depth // layout.shards("layers")
-  fitted = FITTED[case.joins]
+  fitted = COMPILERS[case.compiler].fitted
   blocks = fitted.block[model.remat]
   if case.schedule:
     in_unit = layers // case.schedule.chunks
-    scanned = in_unit > UNROLL  # then a unit's residuals are stacked first and copied to their slot
-    kept = (case.schedule.slots["residuals"] + 1 + scanned) * bytes_per_example(model, *shards, in_unit)
-    blocks += 1.0 if scanned else 0.6  # UNROLL blocks are written out
+    scanned = in_unit > UNROLL  # a scan stacks its residuals before they are copied to their slot
+    copies = case.schedule.slots["residuals"] + (2 if scanned else 1)
+    saved = copies * bytes_per_example(model, *shards, in_unit)
+    blocks += 1.0 if scanned else 0.6
   else:
-    kept = bytes_per_example(model, *shards, layers)
+    saved = bytes_per_example(model, *shards, layers)
   if layout.shards("heads") > 1 and model.remat == "full":
-    blocks += fitted.sums  # what is summed over `model` is there in parts and as a whole
+    blocks += fitted.sums  # an all-reduced activation exists twice: before and after the all-reduce
   block = blocks * case.examples * bytes_per_example(model, *shards, 1, "all")
   logits = case.examples * _logits(case) * 4
-  cast = sum(map(case.held, weights(model))) * case.item * (model.dtype != model.param_dtype)
+  cast = held * case.item if model.dtype != model.param_dtype else 0
   return Memory(
     parameters=held * param,
     optimizer=2 * held * param,
-    gradients=held * param * (2 if case.units > 1 else 1),
-    saved=case.examples * kept,
+    gradients=held * param * (2 if case.units > 1 else 1),  # the sum so far, and the current part's
+    saved=case.examples * saved,
     working=max(block, logits) + cast,
   )
 
 
-class Fitted(NamedTuple):
-  """What `memory_analysis` and the text of programs show of XLA's compilers: the CPU's, and the accelerators' (TPU).
+class Product(NamedTuple):
+  """Matrix products of a step.
 
   Attributes:
-    block: how many times the values of one block are there at once in its backward pass, by remat policy: these, their
-      cotangents, and copies, less what never leaves a kernel.
-    sums: how many more where tensor parallelism sums activations.
-    passes: how often a block's values are read or written.
+    flops: FLOPs of one device for each position.
+    dims: the dimensions besides `batch` and `layers` whose sharding splits the products.
   """
 
-  block: dict[str, float]
-  sums: float
-  passes: dict[str, float]
-
-
-FITTED = {
-  False: Fitted({"minimal": 0.85, "dots": 0.85, "full": 1.0}, 0.0, {"minimal": 10.2, "dots": 10.0, "full": 9.5}),
-  True: Fitted({"minimal": 1.15, "dots": 1.4, "full": 0.8}, 0.4, {"minimal": 5.5, "dots": 4.7, "full": 4.2}),
-}
+  flops: float
+  dims: tuple[str, ...]
 
 
 def flops(case: Case) -> float:
-  """Floating-point operations of one device in a step, with what remat does again; of a pipeline, the busiest stage."""
+  """FLOPs of one device in a step, including what remat repeats. In a pipeline: of the busiest stage."""
+  return case.examples * case.units * case.model.positions * sum(product.flops for product in _products(case))
+
+
+def repeated_flops(case: Case) -> float:
+  """The part of `flops` that is redundant: work that several devices do, divided by the devices that do it.
+
+  Devices repeat a product if they differ only along mesh axes that split none of its dimensions. A layout may do so by
+  design: if `model` splits only `vocab`, its devices repeat the blocks. Without repetition, all devices together run
+  `flops` × devices, and with it they run (`flops` − `repeated_flops`) × devices of different work.
+  """
+  layout, positions = case.layout, case.examples * case.units * case.model.positions
+  repeated = 0.0
+  for product in _products(case):
+    axes = {axis for dim in ("batch", "layers", *product.dims) for axis in layout.axes(dim)}
+    copies = layout.device_count / case.devices(tuple(axes))
+    repeated += positions * product.flops * (1 - 1 / copies)
+  return repeated
+
+
+def _products(case: Case) -> list[Product]:
+  """The products of one device: forward, backward (two for each of the forward pass), and again with remat."""
   model, layout = case.model, case.layout
-  examples = case.examples * case.units
   t, d = model.positions, model.width
-  split = {"heads": layout.shards("heads"), "mlp": layout.shards("mlp"), "vocab": layout.shards("vocab")}
-  projections = 2 * d * model.head_dim * (2 * model.heads + 2 * model.kv_heads) / split["heads"]
-  scores = 4 * t * d / split["heads"] * _computed(model)
-  mlp = 6 * d * model.mlp_width / split["mlp"]
-  again = {"minimal": 0.0, "dots": scores, "full": projections + scores + mlp * 2 / 3}[model.remat]
-  again += scores / 2 * (model.attention == "cudnn")  # its backward pass makes the scores anew
-  head = math.prod(model.predicts.head(model)[0]) / split.get(
-    "vocab" if "vocab" in model.predicts.head(model)[1] else "", 1
-  )
-  # The embedding's input has no gradient, so its product runs twice; the head's runs three times.
-  edges = 2 * 2 * model.reads.embedding_products(model) + 3 * 2 * head * model.predicts.predictions(model) / t
   layers = model.depth / layout.shards("layers")
-  return examples * t * (layers * (3 * (projections + scores + mlp) + again) + edges)
+  projections = 2 * d * model.head_dim * (2 * model.heads + 2 * model.kv_heads) / layout.shards("heads")
+  scores = 4 * t * d / layout.shards("heads") * _computed(model)
+  mlp = 6 * d * model.mlp_width / layout.shards("mlp")
+  attention_again = {"minimal": 0.0, "dots": scores, "full": projections + scores}[model.remat]
+  if model.attention == "cudnn":
+    attention_again += scores / 2  # its backward pass computes the scores again
+  mlp_again = mlp * 2 / 3 if model.remat == "full" else 0.0  # gate and up, but not down
+  (inputs, outputs), head = model.predicts.head(model)
+  head_flops = 2 * inputs * outputs / _vocab_shards(case) * model.predicts.predictions(model) / t
+  return [
+    Product(layers * (3 * (projections + scores) + attention_again), ("heads",)),
+    Product(layers * (3 * mlp + mlp_again), ("mlp",)),
+    # The input has no gradient, so the embedding's product has no second backward product.
+    Product(2 * 2 * model.reads.embedding_products(model), ()),
+    Product(3 * head_flops, tuple(dim for dim in head if dim == "vocab")),
+  ]
+
+
+def _vocab_shards(case: Case) -> int:
+  """The number of pieces that the head's outputs are split into; classes are not split."""
+  return case.layout.shards("vocab") if "vocab" in case.model.predicts.head(case.model)[1] else 1
 
 
 def _logits(case: Case) -> float:
-  """Logits of an example on one device."""
-  model = case.model
-  shape, dims = model.predicts.head(model)
-  return model.predicts.predictions(model) * shape[1] / (case.layout.shards("vocab") if "vocab" in dims else 1)
+  """Logits of one example on one device."""
+  (_, outputs), _ = case.model.predicts.head(case.model)
+  return case.model.predicts.predictions(case.model) * outputs / _vocab_shards(case)
 
 
 def _computed(model: ModelConfig) -> float:
@@ -126,7 +148,7 @@ def _computed(model: ModelConfig) -> float:
   t = model.positions
   if not model.predicts.causal or model.attention == "plain":
     return 1.0
-  if model.attention == "cudnn":  # leaves out every pair that a causal mask hides, as calls.py counts it
+  if model.attention == "cudnn":  # skips every masked pair, as calls.py counts it
     return (t + 1) / (2 * t)
   starts = range(0, t, QUERY_BLOCK)
   return sum(min(QUERY_BLOCK, t - start) * min(start + QUERY_BLOCK, t) for start in starts) / t**2
@@ -135,30 +157,29 @@ def _computed(model: ModelConfig) -> float:
 def traffic(case: Case) -> float:
   """Bytes that one device reads from and writes to its memory in a step.
 
-  A block's own values pass through memory several times (`FITTED`); weights are read in each pass, gradients written
-  and read, and the optimizer reads and writes three numbers a parameter.
+  A block's values pass through memory several times (`compilers.Fitted`). Each pass reads the weights. Gradients are
+  written and read, and the optimizer reads and writes three numbers a parameter.
   """
   model, layout = case.model, case.layout
   param = jnp.dtype(model.param_dtype).itemsize
   layers = model.depth // layout.shards("layers")
   block = bytes_per_example(model, layout.shards("heads"), layout.shards("mlp"), 1, "all")
-  fitted = FITTED[case.joins].passes[model.remat]
+  block_passes = COMPILERS[case.compiler].fitted.passes[model.remat]
   logits = _logits(case) * 4
-  passes = 4 if model.remat == "full" else 3
+  weight_passes = 4 if model.remat == "full" else 3
   used = sum(map(case.used, weights(model))) * case.item
   held = sum(map(case.held, weights(model))) * param
-  return case.units * (case.examples * (fitted * layers * block + 6 * logits) + passes * used + 2 * held) + 6 * held
+  activations = case.examples * (block_passes * layers * block + 6 * logits)
+  return case.units * (activations + weight_passes * used + 2 * held) + 6 * held
 
 
 def times(case: Case, chip: Chip, to_send: Callable[[theory.Sent], float]) -> Roofline:
-  """Seconds of a step at the peaks of a device; `to_send` says how long the messages of a row of theory take."""
-  seconds = {False: 0.0, True: 0.0}
-  for row in theory.sent(case):
-    seconds[row.waits] += to_send(row)
+  """Seconds of a step at a device's peaks. `to_send` gives the seconds that the collectives of a row take."""
+  rows = theory.sent(case)
   return Roofline(
     compute=flops(case) / chip.flops,
     memory=traffic(case) / chip.bandwidth,
-    communication=seconds[False],
-    waiting=seconds[True],
+    communication=sum((to_send(row) for row in rows if not row.waits), 0.0),
+    waiting=sum((to_send(row) for row in rows if row.waits), 0.0),
     idle=case.idle,
   )

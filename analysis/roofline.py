@@ -1,6 +1,6 @@
-"""How fast a step can be at best: the time that its arithmetic, its memory traffic and its messages take at the peaks.
+"""The roofline of a step: the time of its arithmetic, memory traffic and communication at the device's peaks.
 
-The three may overlap, so the largest is a bound that no program beats, and says what binds (Williams et al. 2009,
+The three may overlap, so the largest is a lower bound on the step time, and shows what binds (Williams et al. 2009,
 doi:10.1145/1498765.1498785).
 """
 
@@ -15,12 +15,12 @@ from runtime.hardware import Chip
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-  """Seconds of a step, if each part ran alone at the peak.
+  """Seconds that each part of a step takes alone, at the peak.
 
   Attributes:
-    communication: that arithmetic can hide.
+    communication: that which arithmetic can hide.
     waiting: communication that arithmetic has to wait for.
-    idle: the share of time a pipeline's stages wait.
+    idle: the share of time in which a pipeline's stages wait.
   """
 
   compute: float
@@ -31,11 +31,12 @@ class Roofline:
 
   @property
   def seconds(self) -> float:
-    """The least time of a step, in which everything overlaps that can."""
+    """The least time of a step, if everything overlaps that can."""
     return max(self.compute / (1 - self.idle), self.memory, self.communication) + self.waiting
 
   @property
   def binds(self) -> str:
+    """What takes the most time: compute, memory or communication."""
     times = {
       "compute": self.compute / (1 - self.idle),
       "memory": self.memory,
@@ -44,15 +45,19 @@ class Roofline:
     return max(times, key=lambda name: times[name])
 
   def mfu(self, model_flops: float, chip: Chip) -> float:
-    """Model FLOPs utilisation of a step that takes the least time; `model_flops` are one device's share."""
+    """Model FLOPs utilization of a step that takes the least time. `model_flops` is one device's share."""
     return model_flops / (self.seconds * chip.flops)
 
 
 def bandwidth(chip: Chip, extents: Sequence[int], whole: Sequence[int] = ()) -> float:
-  """Bytes/s that a device can send to a group of devices, by the best ring algorithms.
+  """Bytes/s that a device can send in a collective of a group of devices, with the best ring algorithms.
 
-  In a torus the group has `extents`, the sizes along each dimension it spans, of a slice that is `whole` there. Along
-  a closed dimension a device sends both ways, along an open one the ring folds back on itself and has half of that.
+  If a group spans a whole dimension of a closed torus, a device sends both ways along it. Otherwise the ring folds back
+  on itself, which leaves half of the bandwidth.
+
+  Args:
+    extents: the group's sizes along the dimensions of the torus.
+    whole: the slice's sizes; the group's if not given.
   """
   if not chip.torus:
     return chip.link
@@ -63,9 +68,9 @@ def bandwidth(chip: Chip, extents: Sequence[int], whole: Sequence[int] = ()) -> 
 
 
 def extents(mesh: Mesh, axes: Iterable[str]) -> tuple[list[int], list[int]]:
-  """The sizes along each dimension of the torus of a group of devices that differ in these mesh axes; and the slice's.
+  """Two lists of sizes along the torus: those of a group of devices along these mesh axes, and those of the slice.
 
-  For devices without coordinates (GPUs, CPUs) there is one dimension.
+  Devices without coordinates (GPUs, CPUs) count as one dimension.
   """
   group = _group(mesh, axes)
   if not hasattr(group[0], "coords"):
@@ -75,16 +80,16 @@ def extents(mesh: Mesh, axes: Iterable[str]) -> tuple[list[int], list[int]]:
 
 
 def _group(mesh: Mesh, axes: Iterable[str]) -> np.ndarray:
-  """The devices of the mesh's first group of those that differ in these axes."""
+  """The mesh's first group of devices along these axes."""
   index = tuple(slice(None) if axis in set(axes) else 0 for axis in mesh.axis_names)
   return np.asarray(mesh.devices[index], object).reshape(-1)
 
 
 def leaves_links(mesh: Mesh, axes: Iterable[str]) -> bool:
-  """Whether such a group lies in several slices of TPUs or hosts of GPUs, which no link of `Chip` joins."""
+  """Whether a group along these axes spans several TPU slices or GPU hosts. `Chip.link` does not connect those."""
   return len({getattr(device, "slice_index", 0) for device in _group(mesh, axes)}) > 1
 
 
 def seconds_to_send(chip: Chip, mesh: Mesh, sent: Mapping[tuple[str, ...], float]) -> float:
-  """Seconds for the bytes that each device sends over each set of mesh axes, one set after the other."""
+  """Seconds to send these bytes: mesh axes → bytes that each device sends over them. One set of axes at a time."""
   return sum(count / bandwidth(chip, *extents(mesh, axes)) for axes, count in sent.items())

@@ -1,7 +1,7 @@
-"""What the backward pass keeps of the forward pass, read from JAX's own trace of the model: exact, and nothing is run.
+"""Activations that the forward pass saves for the backward pass: exact, because they are read from JAX's own trace.
 
-A device that has a part of the heads, of the MLP and of the batch computes a smaller model of the same width. So the
-blocks are traced in these smaller sizes, for one example; every strategy's share follows from that.
+A device with a part of the heads, the MLP and the batch computes a smaller model of the same width. So this file traces
+the blocks in these smaller sizes, for one example. Every strategy's share follows from that. Nothing is run.
 """
 
 import dataclasses
@@ -13,14 +13,17 @@ from flax import nnx
 from models.config import ModelConfig
 from models.transformer import REMAT_POLICIES, VIEWS, Transformer, bind, save_all_but
 
-SAVE_ALL = save_all_but(VIEWS)  # every value of a block, for measuring
+SAVE_ALL = save_all_but(VIEWS)  # every value of a block
 
 
 def bytes_per_example(model: ModelConfig, heads: int, mlp: int, layers: int, remat: str | None = None) -> int:
-  """Bytes kept for one example by `layers` blocks on a device that has 1/heads of the heads and 1/mlp of the MLP.
+  """Bytes that `layers` blocks save for one example on a device with 1/heads of the heads and 1/mlp of the MLP.
 
-  `remat` stands in for the model's own, if given; "all" gives all values that a block has. Each is in proportion to the
-  heads, to the MLP or to neither, and there once or in each block: six traces tell all.
+  Each saved value is proportional to the heads, to the MLP or to neither, and exists once or in each block. Six traces
+  are therefore enough.
+
+  Args:
+    remat: the remat policy; the model's if None. "all" counts all values of a block.
   """
   traced_here = functools.partial(traced, model, remat or model.remat)
   sizes = {"heads": (model.kv_heads, heads), "mlp": (model.mlp_width, mlp)}
@@ -39,7 +42,7 @@ def bytes_per_example(model: ModelConfig, heads: int, mlp: int, layers: int, rem
 
 @functools.cache
 def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, layers: int = 1) -> int:
-  """`bytes_per_example`, from a trace of such a part of the model."""
+  """`bytes_per_example`, from a single trace of the model in exactly these sizes."""
   part = dataclasses.replace(
     model,
     heads=model.heads // heads,
@@ -60,4 +63,4 @@ def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, layers:
     leaves = jax.eval_shape(lambda *given: jax.tree.leaves(vjp(*given)), shapes, x, keys)
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
-  return kept(2) - kept(1)  # weights, and the angles of positions, are the same for both
+  return kept(2) - kept(1)  # leaves out the weights and the angles of positions, which examples share

@@ -1,7 +1,7 @@
-"""Searches layouts, meshes, remat policies and microbatches for the fastest step that fits, by formula alone.
+"""Searches layouts, meshes, remat policies and microbatches for the fastest step that fits into memory.
 
-The formulas are those of predict.py and theory.py, which tests hold to the compiler; a case costs milliseconds, so all
-of them are tried. Sizes of mesh axes are powers of two where the number of devices is one.
+The search uses only the formulas of predict.py and theory.py, which tests compare with compilers. A case takes
+milliseconds, so the search tries all of them.
 """
 
 import collections
@@ -22,13 +22,19 @@ from models.dimensions import DIMENSIONS
 from strategies.layout import Layout
 from strategies.pipeline import schedule as schedules
 
-USABLE = 0.95  # of a device's memory: the rest is the runtime's
-LARGEST = {"model": 32, "stage": 32}  # of mesh axes that wait for each other within a step
+USABLE = 0.95  # the share of a device's memory that a step may use; the runtime needs the rest
+# Devices along axes that split these dimensions wait for each other within a step, so such axes are at most this large.
+WAITING, LARGEST = ("heads", "mlp", "vocab", "layers"), 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """One way to run a step: the fields of a config that say so, and what is predicted of it; `memory` in bytes."""
+  """One way to run a step, and its predicted memory and time.
+
+  Attributes:
+    fields: the config fields that select it.
+    memory: bytes on one device.
+  """
 
   strategy: str
   fields: Mapping[str, object]
@@ -38,9 +44,10 @@ class Candidate:
 
 
 def search(model: ModelConfig, batch_size: int, where: Slice, names: Sequence[str] = ()) -> list[Candidate]:
-  """Every candidate that fits into memory, the fastest first; of equally fast ones that which sends least.
+  """Every candidate that fits into memory, the fastest first; among equally fast ones, the one that sends least first.
 
-  `names` are the strategies to try, all if not given.
+  Args:
+    names: the strategies to try; all if not given.
   """
   found = []
   for name, layout in _layouts(names or strategies.names(), model, where.devices):
@@ -50,14 +57,14 @@ def search(model: ModelConfig, batch_size: int, where: Slice, names: Sequence[st
       if batch_size % (units * layout.shards("batch")) or (schedule and accumulation > 1):
         continue
       case = Case(layout, dataclasses.replace(model, remat=remat), batch_size, accumulation, schedule)
-      candidate = _judge(name, case, where, pipeline)
+      candidate = _candidate(name, case, where, pipeline)
       if candidate.memory <= USABLE * where.chip.memory:
         found.append(candidate)
   return sorted(found, key=lambda c: (c.times.seconds, c.times.communication + c.times.waiting, c.memory))
 
 
 def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candidate]:
-  """The first `count`, in their order: each strategy at most `of_one` times, unless there are not enough others."""
+  """The first `count` candidates in their order, at most `of_one` of each strategy if there are enough others."""
   seen: collections.Counter[str] = collections.Counter()
   chosen: list[int] = []
   rest: list[int] = []
@@ -68,9 +75,9 @@ def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candid
 
 
 def _layouts(names: Sequence[str], model: ModelConfig, devices: int) -> Iterator[tuple[str, Layout]]:
-  """Every strategy on every mesh of that many devices that splits the model evenly; equal layouts once."""
+  """Every strategy on every mesh of this many devices that splits the model evenly, without equal layouts."""
   seen = set()
-  # Of equals the simplest comes first: it has the fewest axes and, on one device, is made for one.
+  # Of equal layouts, keep the strategy with the fewest mesh axes; on one device, keep `single`.
   simplest_first = lambda name: (len(strategies.layout_of(name).mesh), strategies.layout_of(name).uses_every_axis())
   for name in sorted(names, key=simplest_first):
     template = strategies.layout_of(name)
@@ -79,21 +86,22 @@ def _layouts(names: Sequence[str], model: ModelConfig, devices: int) -> Iterator
       mesh = dict(zip(axes, sizes, strict=True))
       layout = template.on(**mesh)
       idle = devices > 1 and not layout.uses_every_axis()
-      if idle or any(size > LARGEST.get(axis, size) for axis, size in mesh.items()):
+      waiting = {axis for dim in WAITING for axis in layout.axes(dim)}
+      if idle or any(mesh[axis] > LARGEST for axis in waiting):
         continue
       try:
         layout.check_divides(model.sizes())
       except ConfigError:
         continue
-      # An axis of one device splits nothing: what is left of the layout may be another strategy's, by other names.
-      split = [(size, [n for n in DIMENSIONS if axis in layout.axes(n)]) for axis, size in mesh.items() if size > 1]
+      # Without its axes of size 1, a layout may equal another strategy's layout, except for the names of axes.
+      split = [(size, [d for d in DIMENSIONS if axis in layout.axes(d)]) for axis, size in mesh.items() if size > 1]
       if str(split) not in seen:
         seen.add(str(split))
         yield name, layout
 
 
 def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
-  """All ways to write a number as a product of so many."""
+  """All ways to write a number as a product of `parts` factors."""
   if parts == 1:
     yield (number,)
     return
@@ -103,7 +111,7 @@ def _factors(number: int, parts: int) -> Iterator[tuple[int, ...]]:
 
 
 def _pipelines(layout: Layout, depth: int) -> list[tuple[str, int, int, int] | None]:
-  """Schedules to try: (name, stages, microbatches, chunks). Only where the layout has stages."""
+  """Schedules to try: (name, stages, microbatches, chunks), or None if the layout has only one stage."""
   stages = layout.shards("layers")
   if stages == 1:
     return [None]
@@ -120,7 +128,8 @@ def _schedule(name: str, stages: int, microbatches: int, chunks: int) -> schedul
   return schedules.build(schedules.ORDERS[name], stages, microbatches, chunks)
 
 
-def _judge(name: str, case: Case, where: Slice, pipeline: tuple[str, int, int, int] | None) -> Candidate:
+def _candidate(name: str, case: Case, where: Slice, pipeline: tuple[str, int, int, int] | None) -> Candidate:
+  """A case with its predictions."""
   spans = spread(case.layout.mesh, (*where.shape, where.cores))
 
   def to_send(row: theory.Sent) -> float:
@@ -146,9 +155,10 @@ def _judge(name: str, case: Case, where: Slice, pipeline: tuple[str, int, int, i
 
 
 def spread(mesh: Mapping[str, int], shape: Sequence[int]) -> dict[str, list[int]]:
-  """How far each mesh axis reaches along each dimension of a torus: whole dimensions where sizes allow, else parts.
+  """The extent of each mesh axis along each dimension of a torus.
 
-  What `jax.make_mesh` does with the devices themselves, near enough: the innermost axis first.
+  Approximates how `mesh_utils.create_device_mesh` arranges devices. The innermost axis comes first. Each axis gets
+  whole dimensions if its size allows, and otherwise parts of dimensions.
   """
   left = list(shape)
   spans = {axis: [1] * len(shape) for axis in mesh}
@@ -169,7 +179,7 @@ def spread(mesh: Mapping[str, int], shape: Sequence[int]) -> dict[str, list[int]
     while size > 1:
       i = max(range(len(left)), key=lambda i: left[i])
       part = next(n for n in range(min(size, left[i]), 0, -1) if left[i] % n == 0 and size % n == 0)
-      if part == 1:  # sizes without a common factor: along one dimension, and over its end
+      if part == 1:  # no common factor: the axis wraps around the end of one dimension
         spans[axis][i] *= size
         break
       spans[axis][i], left[i], size = spans[axis][i] * part, left[i] // part, size // part

@@ -1,24 +1,23 @@
-"""What a step sends by theory: from the layout and the model alone, byte by byte.
+"""What a step must send, byte by byte, from the layout and the model alone.
 
-Tests hold the compiled program of every strategy to these formulas, on CPU (tests/analysis/test_communication.py) and
-for TPUs (test_topology.py). They know no strategy by name: they hold for any layout.
+The formulas hold for any layout. Where a compiler has a choice, they ask compilers.py. Tests compare them with the
+compiled program of every strategy: tests/analysis/test_communication.py on CPU, test_topology.py for TPUs.
 """
 
-import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from analysis.case import Case, Weight, weights
-from strategies.pipeline.stage import UNROLL
-
-LANES = 128  # numbers side by side in a tile of a TPU's memory
+from analysis.compilers import COMPILERS
 
 
 class Sent(NamedTuple):
-  """Bytes that each device sends in a step, in collectives of a kind over some mesh axes, and what for.
+  """Bytes that each device sends in a step, by one kind of collective over some mesh axes, for one purpose.
 
-  `waits` is true where the arithmetic that comes next needs the result, so that nothing can hide the message.
+  Attributes:
+    what: the purpose.
+    waits: whether the next computation needs the result, so that nothing can hide the collective.
   """
 
   kind: str
@@ -29,132 +28,138 @@ class Sent(NamedTuple):
 
 
 def sent(case: Case) -> list[Sent]:
-  """Every kind of message that the layout makes necessary, with the bytes each device sends in a step."""
-  return [row for row in (*_weights_and_gradients(case), *_activations(case), *_stages(case)) if row.bytes]
+  """Every collective that the layout makes necessary, with the bytes that each device sends in a step."""
+  rows = [*_weights(case), *_gradients(case), *_table_gradients(case), *_activations(case), *_stages(case)]
+  return [row for row in rows if row.bytes]
 
 
-def _weights_and_gradients(case: Case) -> list[Sent]:
-  layout, item = case.layout, case.item
-  embed, batch = layout.axes("embed"), layout.axes("batch")
-  across = tuple(axis for axis in batch if axis not in embed)  # the batch's axes over which weights are whole
-  n, r, b = layout.shards("embed"), math.prod(layout.mesh[axis] for axis in across), layout.shards("batch")
-  gathered = scattered = sliced = across_pieces = whole = lookup = 0.0
-  for weight in weights(case.model):
-    used = case.used(weight)
-    gathered += _gathers(case, weight) * used * item * _part(n) * weight.is_matrix
-    if not weight.is_matrix:
-      whole += used * 4  # in float32
-    elif weight.is_table:
-      lookup = used * item
-    # Of a tied embedding the CPU's compiler sums the gradient as a table and that as a head apart.
-    twice = case.model.tied_embedding and not (case.joins or case.reduces_once)
-    if weight.is_matrix and (not weight.is_table or twice):
-      size = used * case.item_of(weight)
-      if _scatters(case, weight):
-        scattered += size * _part(n)
-      else:
-        sliced += 2 * size * _part(n)
-      across_pieces += 2 * size / n * _part(r)
-  # The gradient of a lookup is made of rows: the compiler sums the table, or gathers the rows where they are fewer. For
-  # TPUs it does not weigh them: it gathers them in the units of a pipeline, elsewhere it sums the table.
-  rows = case.examples * case.model.positions * (case.model.width * item + 4)
-  summed = not case.schedule if case.joins else lookup * layout.shards("vocab") <= b * rows
-  units = case.sums
-  return [
-    Sent("all-gather", embed, gathered, "weights, for the forward and for the backward pass"),
-    Sent("reduce-scatter", embed, units * scattered, "gradients, to where weights are"),
-    Sent("all-reduce", embed, units * sliced, "gradients, to where weights are"),
-    Sent("all-reduce", across, units * across_pieces, "gradients of weights"),
-    Sent("all-reduce", batch, units * 2 * whole * _part(b), "gradients of the norms' scales"),
-    Sent("all-reduce", batch, units * 2 * lookup * _part(b) * summed, "gradient of the embedding"),
-    Sent("all-gather", batch, units * (b - 1) * rows * (not summed and lookup > 0), "rows of the embedding's gradient"),
-  ]
-
-
-def _scatters(case: Case, weight: Weight) -> bool:
-  """Whether the compiler sums a weight's gradient straight into its pieces; else it sums it whole and slices.
-
-  The TPU compiler (libtpu 0.0.42) may not for the small weights that nothing but `embed` splits, an image's patches and
-  classes. And it does not scatter along the lanes where a piece is one tile wide. Elsewhere it turns such a gradient
-  (Layout.gather), but not in the units of a pipeline, where that of a weight that begins with `embed` ends with it.
-  """
-  axes = [axis for axis in weight.dims if axis != "layers"]
-  if not case.joins or set(axes) == {"embed", None}:
-    return False
-  piece = weight.shape[weight.dims.index("embed")] / case.layout.shards("embed") if "embed" in axes else 0
-  return not (case.schedule and axes[0] == "embed" and piece == LANES)
+def _weights(case: Case) -> list[Sent]:
+  """Gathers along `embed`. Weights are cast before they are gathered."""
+  matrices = [weight for weight in weights(case.model) if weight.is_matrix]
+  gathered = sum(_gathers(case, weight) * case.used(weight) * case.item for weight in matrices)
+  bytes_sent = gathered * _part(case.layout.shards("embed"))
+  return [Sent("all-gather", case.axes("embed"), bytes_sent, "weights, for the forward and for the backward pass")]
 
 
 def _gathers(case: Case, weight: Weight) -> int:
-  """How often a weight is gathered in a step.
+  """How often a step gathers a weight.
 
-  A block's weights are gathered for the forward and again for the backward pass of each part of the batch. What no
-  round of a loop changes the compiler gathers before it: the weights outside the blocks, though not the embedding of a
-  pipeline, which one stage alone needs, nor for TPUs its head; and on CPU the blocks of a pipeline that no scan slices.
+  Weights outside the blocks do not change from part to part, so one gather serves all of them. An exception is the
+  embedding in a pipeline: only the first stage uses it, so the gather stays in this stage's units.
   """
+  compiler = COMPILERS[case.compiler]
   if weight.in_blocks:
-    layers = case.model.depth / case.layout.shards("layers") / (case.schedule.chunks if case.schedule else 1)
-    return 2 * (1 if case.schedule and layers <= UNROLL and not case.joins else case.units)
-  if case.schedule and weight.name == "embedding":
-    return case.units + case.model.tied_embedding * (case.units if case.joins else 1)
-  return case.units if case.schedule and case.joins else 1
+    return compiler.block_gathers(case)
+  if not case.schedule:
+    return 1
+  times = {"embedding": case.units, "head": compiler.head_gathers(case)}
+  return sum(times[role] for role in weight.roles)
+
+
+def _gradients(case: Case) -> list[Sent]:
+  """Reductions of gradients over the devices that split the batch; those of looked-up tables come separately.
+
+  Along the axes that split both `batch` and `embed`, a gradient is reduced to the shards of its weight. Along the other
+  axes of the batch, the shards are all-reduced.
+  """
+  compiler = COMPILERS[case.compiler]
+  batch = case.axes("batch")
+  sharded = tuple(axis for axis in batch if axis in case.axes("embed"))
+  whole = tuple(axis for axis in batch if axis not in sharded)
+  apart = compiler.reduces_tied_gradients_apart(case)
+  as_product = lambda weight: not weight.is_table or (apart and "head" in weight.roles)
+  matrices = [weight for weight in weights(case.model) if weight.is_matrix and as_product(weight)]
+  scales = [weight for weight in weights(case.model) if not weight.is_matrix]
+  size = lambda chosen: sum(case.used(weight) * case.item_of(weight) for weight in chosen)
+  scattered = size(weight for weight in matrices if compiler.scatters(case, weight))
+  sliced = size(weight for weight in matrices if not compiler.scatters(case, weight))
+  n, r, b = map(case.devices, (sharded, whole, batch))
+  float32 = 4 * sum(map(case.used, scales))
+  times = case.reductions
+  return [
+    Sent("reduce-scatter", sharded, times * scattered * _part(n), "gradients, to the weight shards"),
+    Sent("all-reduce", sharded, times * 2 * sliced * _part(n), "gradients, to the weight shards"),
+    Sent("all-reduce", whole, times * 2 * size(matrices) / n * _part(r), "gradients of weights"),
+    Sent("all-reduce", batch, times * 2 * float32 * _part(b), "gradients of the norms' scales"),
+  ]
+
+
+def _table_gradients(case: Case) -> list[Sent]:
+  """The gradient of a lookup consists of rows. Either they are gathered, or added to a table that is all-reduced."""
+  batch, b, times = case.axes("batch"), case.layout.shards("batch"), case.reductions
+  tables = [weight for weight in weights(case.model) if weight.is_table]
+  if COMPILERS[case.compiler].gathers_rows(case):
+    rows = case.examples * case.model.positions * (case.model.width * case.item + 4)  # with their ids, int32
+    return [Sent("all-gather", batch, times * (b - 1) * rows, "rows of the embedding's gradient") for _ in tables]
+  table = case.item * sum(map(case.used, tables))
+  return [Sent("all-reduce", batch, times * 2 * table * _part(b), "gradient of the embedding")]
 
 
 def _activations(case: Case) -> list[Sent]:
-  layout, model = case.layout, case.model
+  """Sums over the devices that share a matrix product. The next computation waits for each of them."""
+  compiler, model = COMPILERS[case.compiler], case.model
   stream = case.examples * model.positions * model.width * case.item  # [b, T, D]
-  numbers = case.examples * model.positions * 4  # [b, T], float32
-  layers = model.depth / layout.shards("layers")
-  # Sums a block and unit: at the end of each part in the forward pass, before it in the backward pass (query, key and
-  # value, gate and up each have a cotangent of their input), and again where the forward pass is repeated.
-  sums = {
-    "heads": 1 + (1 if case.joins else 3) + (model.remat == "full"),
-    "mlp": 1 + (1 if case.joins else 2),
-  }
-  sent = [
-    (name, layers * count * stream, f"activations: {count} sums a block for the {name}") for name, count in sums.items()
+  layers = model.depth / case.layout.shards("layers")
+  # Once after attention and once after the MLP in the forward pass, and before them in the backward pass, for the
+  # cotangents of their inputs. Query, key and value share an input, and so do gate and up. If remat repeats the forward
+  # pass, then attention's sum too; the MLP's would only make the block's output, which the backward pass does not need.
+  heads = 1 + compiler.cotangent_sums(3) + (1 if model.remat == "full" else 0)
+  mlp = 1 + compiler.cotangent_sums(2)
+  vocab = _vocabulary(case, stream)
+  rows = [
+    ("heads", layers * heads * stream, f"activations: {heads} sums a block for the heads"),
+    ("mlp", layers * mlp * stream, f"activations: {mlp} sums a block for the mlp"),
+    ("vocab", sum(vocab.values()), _listed(list(vocab))),
   ]
-  if (
-    "vocab" in model.predicts.head(model)[1]
-  ):  # the embedding's output and the head's cotangent; maximum, sum and the target's logit
-    # Of the two maxima, which are equal where a prediction is right, a pipeline's unit sums both. The TPU compiler
-    # sends the one in the precision that the logits had.
-    maxima = 2 if case.schedule else case.item / 4 if case.joins else 1
-    sent.append(("vocab", 2 * stream + (maxima + 2) * numbers, "embedding, head and loss"))
   return [
-    Sent("all-reduce", layout.axes(name), case.units * 2 * _part(layout.shards(name)) * size, what, waits=True)
-    for name, size, what in sent
+    Sent("all-reduce", case.axes(dim), case.units * 2 * _part(case.layout.shards(dim)) * size, what, waits=True)
+    for dim, size, what in rows
   ]
+
+
+def _vocabulary(case: Case, stream: float) -> dict[str, float]:
+  """Bytes that each device adds to all-reduces over `vocab` for one part of the batch: purpose → bytes."""
+  found = {}
+  numbers = case.examples * case.model.positions  # [b, T]
+  if any(weight.is_table for weight in weights(case.model)):
+    found["embedding"] = stream  # the rows that a device does not hold are zero
+  if "vocab" in case.model.predicts.head(case.model)[1]:
+    found["head"] = stream  # the cotangent of its input
+    found["loss"] = numbers * (COMPILERS[case.compiler].maximum_bytes(case) + 4 + 4)  # and sum and target's logit
+  return found
 
 
 def _stages(case: Case) -> list[Sent]:
+  """What the executor of a pipeline sends between stages (strategies/pipeline/)."""
   if not case.schedule:
     return []
-  stages = case.layout.shards("layers")
+  axes, stages = case.axes("layers"), case.layout.shards("layers")
   stream = case.examples * case.model.positions * case.model.width * case.item
-  outside = [weight for weight in weights(case.model) if not weight.in_blocks]
-  blocks = [weight for weight in weights(case.model) if weight.in_blocks]
   param = jnp.dtype(case.model.param_dtype).itemsize
-  summed = max(param, 4)  # sums over stages are in float32 (pipeline.py)
-  regrouped = sum(case.held(weight) for weight in blocks) * param * 2 if case.schedule.chunks > 1 else 0
+  outside = sum(case.held(weight) for weight in weights(case.model) if not weight.in_blocks)
+  blocks = sum(case.held(weight) for weight in weights(case.model) if weight.in_blocks)
   ticks = case.accumulation * case.schedule.ticks
-  return [
-    Sent(
-      "collective-permute",
-      ("stage",),
-      ticks * 2 * stream,
-      "activations to the next stage, cotangents to the one before",
-      waits=True,
-    ),
-    Sent(
+  exchanged = "activations to the next stage, cotangents to the one before"
+  rows = [
+    Sent("collective-permute", axes, ticks * 2 * stream, exchanged, waits=True),
+    Sent(  # in float32 at least (pipeline/program.py)
       "all-reduce",
-      ("stage",),
-      2 * _part(stages) * summed * sum(map(case.held, outside)) * case.accumulation,
+      axes,
+      case.accumulation * 2 * max(param, 4) * outside * _part(stages),
       "gradients outside the blocks",
     ),
-    Sent("collective-permute", ("stage",), case.accumulation * regrouped, "weights to their chunks, gradients back"),
   ]
+  if case.schedule.chunks > 1:
+    moved = case.accumulation * 2 * blocks * param
+    rows.append(Sent("collective-permute", axes, moved, "weights to their chunks, gradients back"))
+  return rows
 
 
 def _part(n: int) -> float:
+  """The part of an array that a device sends or receives in a ring of n devices."""
   return (n - 1) / n
+
+
+def _listed(words: list[str]) -> str:
+  """a; a and b; a, b and c."""
+  return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

@@ -1,21 +1,22 @@
-"""Pipeline schedules to look at: their timeline as text, and the time that stages spend waiting."""
+"""Pipeline schedules: their timeline as text, the time that stages wait, and how often each kind of unit runs."""
 
 import numpy as np
 
+from strategies.base import Strategy
 from strategies.pipeline.schedule import BACKWARD, FORWARD, IDLE, ORDERS, Schedule, Unit, build
 
 
 def schedules(stages: int, microbatches: int, chunks: int) -> dict[str, Schedule]:
-  """Every training schedule by its name, for these sizes. Only the interleaved one uses `chunks`."""
+  """Every training schedule for these sizes, by name. Only the interleaved schedule uses `chunks`."""
   return {
     name: build(order, stages, microbatches, chunks if name == "interleaved" else 1) for name, order in ORDERS.items()
   }
 
 
 def idle_time(schedule: Schedule, backward: float = 2.0) -> float:
-  """The share of time that stages wait, if a backward unit takes `backward` times as long as a forward unit.
+  """The share of time that stages wait if a backward unit takes `backward` times as long as a forward unit.
 
-  Neighbours exchange after each tick, so a tick lasts as long as the slowest unit in it.
+  Neighbours exchange after each tick, so a tick lasts as long as its slowest unit.
   """
   kind = schedule.table["kind"]
   lasts = np.select([(kind == BACKWARD).any(axis=1), (kind == FORWARD).any(axis=1)], [backward, 1.0])  # [ticks]
@@ -23,10 +24,23 @@ def idle_time(schedule: Schedule, backward: float = 2.0) -> float:
   return float(1 - works.sum() / (lasts.sum() * schedule.stages))
 
 
-def timeline(schedule: Schedule) -> str:
-  """The table as text, a row for each stage and a column for each tick.
+def unit_rounds(strategy: Strategy) -> dict[str, int]:
+  """How often the busiest device runs each of a pipeline's optional loops in a step, by the name of the loop's scope.
 
-  3 is the forward pass of microbatch 3 and (3) its backward pass; 3' is in the stage's second chunk, 3" in its third.
+  The names are those that strategies/pipeline/stage.py gives to `once`. The compiled program does not say how often
+  these loops run, because it depends on the schedule's table.
+  """
+  if not strategy.schedule:
+    return {}
+  chunks = strategy.schedule.chunks
+  each = strategy.schedule.microbatches * strategy.program.accumulation
+  return {"forward": each * chunks, "backward": each * chunks, "finish": each, "embed_backward": each}
+
+
+def timeline(schedule: Schedule) -> str:
+  """The table as text, with a row for each stage and a column for each tick.
+
+  3 is the forward pass of microbatch 3, and (3) its backward pass. 3' is in the stage's second chunk, 3" in its third.
   """
 
   def cell(kind: int, microbatch: int, chunk: int) -> str:
@@ -40,7 +54,7 @@ def timeline(schedule: Schedule) -> str:
 
 
 def describe(name: str, schedule: Schedule) -> str:
-  """A heading with the figures, and the timeline."""
+  """A heading with the schedule's figures, and its timeline."""
   unit = "microbatches" if schedule.chunks == 1 else f"microbatches through 1/{schedule.chunks} of a stage"
   heading = (
     f"{name}: {schedule.ticks} ticks, bubble {schedule.bubble:.1%} of them ({idle_time(schedule):.1%} of the time if a "

@@ -1,4 +1,4 @@
-"""Devices that are not there: TPU slices of any size, for which the real compiler (libtpu) compiles on this machine."""
+"""TPU slices of any size, to compile for on this machine with the real TPU compiler (libtpu). No TPU is needed."""
 
 import dataclasses
 import math
@@ -13,12 +13,12 @@ from runtime import hardware
 from runtime.hardware import Chip
 from runtime.stderr import silenced
 
-KINDS = {"v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "tpu7x": "TPU7x"}  # names of versions → device kinds
+KINDS = {"v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "tpu7x": "TPU7x"}  # version → device kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """Chips in a torus of this shape, of so many devices each."""
+  """Chips arranged in a torus of this shape. Each chip has `cores` devices."""
 
   chip: Chip
   shape: tuple[int, ...]
@@ -29,29 +29,31 @@ class Slice:
     return math.prod(self.shape) * self.cores
 
   def is_whole(self, reaches: Sequence[int]) -> bool:
-    """A group of devices fills a closed torus of three dimensions. There the TPU compiler (libtpu 0.0.42) writes
-    all-gather and reduce-scatter as all-reduce, of twice the bytes.
+    """Whether a group of devices with these extents fills a closed torus of three dimensions.
+
+    There the TPU compiler (libtpu 0.0.42) writes an all-gather and a reduce-scatter as an all-reduce, which sends twice
+    the bytes.
     """
     return len(self.shape) == 3 and all(self.chip.closed(self.shape)) and tuple(reaches) == self.shape
 
 
 def slice_of(topology: str | None) -> Slice:
-  """A slice by its name, such as "v5p:8x8x16". Raises ConfigError for a name that is none."""
+  """The slice with a name such as "v5p:8x8x16". Raises ConfigError for a name that is not valid."""
   found = re.fullmatch(rf"({'|'.join(KINDS)}):(\d+(?:x\d+)*)", topology or "")
   chip = hardware.chip(KINDS[found.group(1)]) if found else None
   shape = tuple(int(size) for size in found.group(2).split("x")) if found else ()
   if found is None or chip is None or len(shape) != chip.torus or 0 in shape:
     raise ConfigError(
-      f"topology={topology!r} is no slice; use {', '.join(KINDS)}, a colon, and two (v5e, v6e) or three sizes, as in "
-      "v5p:8x8x16"
+      f"topology={topology!r} is not a valid slice; use {', '.join(KINDS)}, a colon, and two (v5e, v6e) or three "
+      "sizes, as in v5p:8x8x16"
     )
   return Slice(chip, shape, cores=2 if found.group(1) == "tpu7x" else 1)
 
 
 def devices(topology: str) -> list[jax.Device]:
-  """The devices of a slice such as "v5p:8x8x16", to lower and compile for.
+  """The devices of a slice such as "v5p:8x8x16", to lower and compile programs for (jax.experimental.topologies).
 
-  Source: jax.experimental.topologies. Raises ConfigError for a slice that does not exist, and where libtpu is missing.
+  Raises ConfigError for a slice that does not exist, and if libtpu is not installed.
   """
   from jax.experimental import topologies
 
@@ -62,11 +64,13 @@ def devices(topology: str) -> list[jax.Device]:
     raise ConfigError(
       f"topology={topology!r} needs the TPU compiler, which is not installed; pip install '.[topology]'"
     ) from None
-  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # else it asks a cloud for minutes what machine this is
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # it keeps other processes out, as if it had a TPU to itself
+  os.environ.setdefault(
+    "TPU_SKIP_MDS_QUERY", "1"
+  )  # otherwise libtpu spends minutes querying a cloud for the machine type
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # otherwise it locks out other processes, as on a real TPU
   try:
     with silenced():
       return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
   except Exception as error:
     reason = str(error).splitlines()[0]
-    raise ConfigError(f"topology={topology!r} is no slice that the TPU compiler knows ({reason})") from error
+    raise ConfigError(f"topology={topology!r} is not a slice that the TPU compiler knows ({reason})") from error

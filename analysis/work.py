@@ -1,4 +1,4 @@
-"""What a compiled program computes, and what it moves between a device and its memory."""
+"""Counts a compiled program's FLOPs and its memory traffic."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ import numpy as np
 from analysis import calls
 from analysis.hlo import Computation, Instruction, Module, Shape
 
-# Instructions that only name, group or steer: they move nothing.
+# Instructions that move no data: they name values, group them or control the flow.
 _FREE = {
   "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "call-start",
   "after-all", "iota", "partition-id", "replica-id", "optimization-barrier", "domain", "opt-barrier",
@@ -20,10 +20,12 @@ _VIEWS = {"bitcast", "reshape", "copy", "convert", "transpose"}
 
 
 def flops(module: Module, rounds: Mapping[str, int] | None = None) -> float:
-  """Floating-point operations of all matrix products of one device in one run, a multiplication and an addition each.
+  """FLOPs of all matrix products that one device runs; a multiplication and an addition are two.
 
-  Loops whose rounds nobody knows count as never run (`Module.walk`), and calls that nobody knows as nothing
-  (`calls.unknown`).
+  Loops with an unknown number of rounds (`Module.unknown_loops`) and unknown calls (`calls.unknown`) count as 0.
+
+  Args:
+    rounds: as in `Module.walk`.
   """
   called = lambda call, computation: calls.flops(call, computation) or 0.0
   counted = {"dot": _dot, "convolution": _convolution, "custom-call": called}
@@ -41,18 +43,22 @@ def _dot(product: Instruction, computation: Computation) -> float:
 
 
 def _convolution(product: Instruction, computation: Computation) -> float:
-  """TPU programs write every product so; a batch dimension becomes a window in which all but one place is padding."""
+  """FLOPs of a convolution. TPU programs write every product as one.
+
+  A product's batch dimension becomes a spatial dimension whose window meets one input at each output, and otherwise
+  padding or holes. Those do not count.
+  """
   left, right = (computation[name].shapes[0] for name in product.operands[:2])
   labels = product.attribute("dim_labels")
-  of_left, of_right, of_out = re.match(r"(\w+)_(\w+)->(\w+)", labels).groups()  # type: ignore[union-attr]
+  of_left, of_right, of_out = re.split("_|->", labels)
   window = dict(re.findall(r"(\w+)=(\S+)", product.attribute("window")))
   operations = 2 * right.dims[of_right.index("i")] * right.dims[of_right.index("o")] * left.dims[of_left.index("b")]
-  for place in (label for label in of_out if label.isdigit()):
-    size = right.dims[of_right.index(place)]
-    field = lambda name, default, place=place: window.get(name, default).split("x")[int(place) if name in window else 0]
+  for dim in (label for label in of_out if label.isdigit()):
+    size = right.dims[of_right.index(dim)]
+    field = lambda name, default, dim=dim: window[name].split("x")[int(dim)] if name in window else default
     operations *= _hits(
-      left.dims[of_left.index(place)],
-      product.shapes[0].dims[of_out.index(place)],
+      left.dims[of_left.index(dim)],
+      product.shapes[0].dims[of_out.index(dim)],
       size,
       int(field("stride", "1")),
       int(field("pad", "0_0").split("_")[0]),
@@ -64,16 +70,20 @@ def _convolution(product: Instruction, computation: Computation) -> float:
 
 @functools.cache
 def _hits(inputs: int, outputs: int, size: int, stride: int, pad: int, holes: int, spread: int) -> int:
-  """How many (output, place in the window) pairs of one dimension meet an input and not padding or a hole."""
+  """How many pairs of an output and a window position meet an input, not padding or a hole, along one dimension.
+
+  Args:
+    holes: dilation of the input; spread: dilation of the window.
+  """
   at = np.arange(outputs)[:, None] * stride + np.arange(size)[None] * spread - pad
   return int(((at >= 0) & (at <= (inputs - 1) * holes) & (at % holes == 0)).sum())
 
 
 def traffic(module: Module, rounds: Mapping[str, int] | None = None) -> float:
-  """Bytes that one device reads from and writes to its memory in one run, if nothing stays in a cache in between.
+  """Bytes that one device reads from and writes to its memory, if no cache keeps anything between kernels.
 
-  A kernel reads its operands and writes its result once. Of an array that is only sliced the slice counts, and of one
-  that is updated in place the update.
+  A kernel reads its operands once and writes its result once. If it only slices an array, the slice counts. If it
+  updates an array in place, the update counts.
   """
   total = 0.0
   for visit in module.walk(rounds):
@@ -94,9 +104,9 @@ def _moved(module: Module, instruction: Instruction, computation: Computation) -
     return 2 * _bytes(operands[1])
   if instruction.operation in _SLICES:
     return 2 * _bytes(instruction.shapes)
-  if instruction.operation in ("copy-start", "slice-start"):  # the result: the copy, the operand again, a flag
+  if instruction.operation in ("copy-start", "slice-start"):  # result: the copy, the operand again, a flag
     return _bytes(operands[0]) + _bytes(instruction.shapes[:1])
-  if instruction.operation.endswith("-start"):  # the result: the operands again, what is made of them, flags
+  if instruction.operation.endswith("-start"):  # result: the operands again, the outputs, flags
     given = sum(map(len, operands))
     return sum(map(_bytes, operands)) + _bytes(instruction.shapes[given : 2 * given])
   return sum(map(_bytes, operands)) + _bytes(instruction.shapes)
@@ -113,7 +123,7 @@ def _moved_by_kernel(module: Module, name: str, operands: list[tuple[Shape, ...]
 
 
 def _written(module: Module, kernel: Computation, name: str, whole: Shape) -> int:
-  """Bytes written of a kernel's result: all of it, or what an update in place changes."""
+  """Bytes that a kernel writes of a result: all of them, or only the update if it updates an array in place."""
   instruction = kernel[name]
   while instruction.operation in _VIEWS and instruction.operands:
     instruction = kernel[instruction.operands[0]]
@@ -129,7 +139,7 @@ def _written(module: Module, kernel: Computation, name: str, whole: Shape) -> in
 
 
 def _read(module: Module, name: str, number: int) -> int:
-  """Bytes that a kernel, and the kernels in it, read of their operand with this number."""
+  """Bytes that a kernel reads of its operand with this number, including the kernels inside it."""
   kernel = module.computations[name]
   parameter = next(
     instruction

@@ -67,8 +67,8 @@ class ModelConfig:
     even = 2 * self.reads.coordinates  # rotary embedding rotates pairs, an equal number for each coordinate
     if positive("model.head_dim", self.head_dim) % even:
       raise ConfigError(
-        f"model.heads={self.heads} and model.width={self.width} give heads of size {self.head_dim}, but rotary "
-        f"embedding of {self.inputs} needs a multiple of {even}; use other sizes, or set model.head_dim"
+        f"model.head_dim={self.head_dim} (model.width={self.width} / model.heads={self.heads} if not set) must be a "
+        f"multiple of {even}, as rotary embedding of {self.inputs} needs; use other sizes"
       )
     self.reads.check(self)
     self.predicts.check(self)

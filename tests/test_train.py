@@ -145,7 +145,7 @@ def test_updates_that_are_not_finite_are_reported_as_skipped(tmp_path: Path, cap
     ("fsdp", {"seed": -1}, ["seed=-1"]),
     ("fsdp", {"optimizer__learning_rate": float("nan")}, ["optimizer.learning_rate=nan", "finite"]),
     ("fsdp", {"model__norm_eps": -1.0}, ["model.norm_eps=-1.0"]),
-    ("fsdp", {"model__head_dim": 7}, ["heads of size 7", "multiple of 2"]),
+    ("fsdp", {"model__head_dim": 7}, ["model.head_dim=7", "multiple of 2"]),
     ("fsdp", {"model__inputs": "images"}, ["model.objective='next_token'", "model.inputs='images'"]),
     ("fsdp", {"sample_length": -1}, ["sample_length=-1", "0 for no sample"]),
     ("fsdp", {"log_every": 0}, ["log_every=0"]),

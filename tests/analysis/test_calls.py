@@ -1,4 +1,4 @@
-"""Calls of libraries, as XLA writes them for NVIDIA GPUs: what they compute, and that unknown ones are named."""
+"""Library calls as XLA writes them for NVIDIA GPUs: their FLOPs and traffic, and reports of unknown calls."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ CONFIG = (
 
 
 def module(result: str, called: str, config: str, *operands: str) -> hlo.Module:
-  """A program that is one custom call."""
+  """A program that consists of one custom call."""
   arrays = "\n".join(f"  %p{i} = {shape} parameter({i})" for i, shape in enumerate(operands))
   names = ", ".join(f"%p{i}" for i in range(len(operands)))
   call = f'{result} custom-call({names}), custom_call_target="{called}", {config}, metadata={{op_name="jit(f)/dot"}}'
@@ -30,29 +30,29 @@ def module(result: str, called: str, config: str, *operands: str) -> hlo.Module:
 @pytest.mark.parametrize(
   "called, result, left, right, more, dimensions, flops, moved",
   [
-    # [128, 64] × [64, 256], and a workspace, of bytes
+    # [128, 64] × [64, 256], with a workspace in bytes
     ("__cublas$gemm", "(bf16[128,256]{1,0}, s8[4194304]{0})", "bf16[128,64]{1,0}", "bf16[64,256]{1,0}", (),
      (0, '"1"', '"0"', "", ""), 2 * 128 * 64 * 256, 2 * (128 * 64 + 64 * 256 + 128 * 256)),
-    # the left matrix transposed, the result alone, and a matrix that is added to it
+    # a transposed left matrix, no workspace, and a matrix that is added to the result
     ("__cublas$gemm", "f32[128,256]{1,0}", "f32[64,128]{1,0}", "f32[64,256]{1,0}", ("f32[128,256]{1,0}",),
      (1, '"0"', '"0"', "", ""), 2 * 128 * 64 * 256, 4 * (128 * 64 + 64 * 256 + 2 * 128 * 256)),
-    # a batch of 4 × 8 products, and two dimensions contracted
+    # a batch of 4 × 8 products that contract two dimensions
     ("__cublas$lt$matmul", "(f32[4,8,16,32]{3,2,1,0}, s8[33554432]{0})", "f32[4,16,8,5,3]{4,3,2,1,0}",
      "f32[4,8,5,3,32]{4,3,2,1,0}", (), (0, '"3","4"', '"2","3"', '"0","2"', '"0","1"'),
      4 * 8 * 2 * 16 * 32 * 15, 4 * (4 * 16 * 8 * 15 + 4 * 8 * 15 * 32 + 4 * 8 * 16 * 32)),
-    # numbers of 8 bits with a scale for each matrix
+    # 8-bit numbers with a scale for each matrix
     ("__cublas$lt$matmul$f8", "(f32[16,16]{1,0}, s8[33554432]{0})", "f8e4m3fn[16,32]{1,0}", "f8e5m2[16,32]{1,0}",
      ("f32[]", "f32[]"), (0, '"1"', '"1"', "", ""), 2 * 16 * 16 * 32, 2 * 16 * 32 + 2 * 4 + 4 * 16 * 16),
   ],
 )  # fmt: skip
-def test_products_of_cublas(called, result, left, right, more, dimensions, flops, moved):
+def test_flops_and_traffic_of_cublas_products(called, result, left, right, more, dimensions, flops, moved):
   found = module(result, called, CONFIG % dimensions, left, right, *more)
   assert work.flops(found) == flops
   assert work.traffic(found) == moved
   assert calls.unknown(found) == []
 
 
-def test_a_backend_config_written_as_a_string_is_read():
+def test_a_backend_config_that_is_a_string_is_parsed():
   config = (CONFIG % (0, '"1"', '"0"', "", "")).removeprefix("backend_config=").replace('"', '\\"')
   found = module("f32[2,4]", "__cublas$gemm", f'backend_config="{config}"', "f32[2,3]", "f32[3,4]")
   assert work.flops(found) == 2 * 2 * 3 * 4
@@ -67,7 +67,7 @@ FUSED = (
 
 
 def attention(mask: str, backward: bool, heads_last: bool = True) -> float:
-  """Operations of a call of cuDNN's attention; queries as [B, T, N, H] or [B, N, T, H]."""
+  """FLOPs of a call of cuDNN's attention, with queries [B, T, N, H] or [B, N, T, H]."""
   array = f"bf16[{B},{T},{N},{H}]{{3,2,1,0}}" if heads_last else f"bf16[{B},{N},{T},{H}]{{3,2,1,0}}"
   maxima, config = f"f32[{B},{N},{T}]{{2,1,0}}", FUSED % (B, N, T, T, mask)
   if backward:
@@ -78,8 +78,8 @@ def attention(mask: str, backward: bool, heads_last: bool = True) -> float:
 
 
 @pytest.mark.parametrize("heads_last", [True, False])
-def test_attention_of_cudnn(heads_last: bool):
-  """Scores and their sum; backward the scores again, and two products for each of the two."""
+def test_flops_of_cudnn_attention(heads_last: bool):
+  """Forward: scores, and scores × values. Backward: the scores again, and two products for each forward product."""
   product = 2 * B * N * T * T * H
   assert attention("NO_MASK", False, heads_last) == 2 * product
   assert attention("NO_MASK", True, heads_last) == 5 * product
@@ -87,13 +87,12 @@ def test_attention_of_cudnn(heads_last: bool):
   assert attention("CAUSAL", True, heads_last) == 5 * product * (T + 1) / (2 * T)
 
 
-def test_what_is_predicted_with_cudnn_is_what_its_calls_compute():
+def test_predicted_flops_with_cudnn_are_those_of_its_calls():
   model = dataclasses.replace(
     model_config(width=N * H, heads=N, kv_heads=N, seq_len=T, remat="minimal"), attention="plain"
   )
-  case = lambda attention: Case(
-    strategy("single", program(), devices=1).layout, dataclasses.replace(model, attention=attention), B, joins=True
-  )
+  layout = strategy("single", program(), devices=1).layout
+  case = lambda attention: Case(layout, dataclasses.replace(model, attention=attention), B, compiler="tpu")
   plain = model.depth * 3 * 2 * (2 * B * N * T * T * H)
   called = model.depth * (attention("CAUSAL", False) + attention("CAUSAL", True))
   assert predict.flops(case("plain")) - predict.flops(case("cudnn")) == pytest.approx(plain - called)
@@ -108,7 +107,7 @@ def test_what_is_predicted_with_cudnn_is_what_its_calls_compute():
     ("__cudnn$fmhaSoftmax", 'backend_config={"cudnn_fmha_backend_config":{}}'),
   ],
 )
-def test_a_call_that_may_compute_anything_is_named(called: str, config: str):
+def test_an_unknown_call_is_reported(called: str, config: str):
   found = module("f32[2,4]", called, config, "f32[2,3]", "f32[3,4]")
   assert work.flops(found) == work.traffic(found) == 0
   assert calls.unknown(found) == [called]
@@ -118,8 +117,8 @@ def test_a_call_without_products_is_free():
   assert calls.unknown(module("bf16[8]", "AllocateBuffer", 'backend_config=""')) == []
 
 
-def test_explain_says_which_calls_its_times_leave_out():
-  """And counts those that it knows."""
+def test_explain_reports_the_calls_that_its_times_leave_out():
+  """And counts the calls that it knows."""
   runner = strategy("single", program(), devices=1)
   case = Case.of(runner, 16, "gpu")
   known, other = (
@@ -132,6 +131,4 @@ def test_explain_says_which_calls_its_times_leave_out():
     time = explanation._time(runner, case, step, chip("NVIDIA H200"))
     assert time["flops"] == 2 * 2 * 3 * 4
     pages.append(explain._time({"time": time, "device": "NVIDIA H200"}))
-  assert (
-    pages[1] == f"{pages[0]}\nnot in these times, since nothing says what they do or how often: custom call another"
-  )
+  assert pages[1] == f"{pages[0]}\nThe times leave out what cannot be counted: custom call another."

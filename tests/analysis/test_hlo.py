@@ -1,4 +1,4 @@
-"""Reading compiled programs: loops, products, groups of devices, memory traffic."""
+"""Parsing compiled programs: loops, products, groups of devices, memory traffic."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def compiled(function, *shapes: tuple[int, ...]) -> hlo.Module:
 
 
 def test_the_body_of_a_loop_counts_as_often_as_it_runs():
-  """XLA's own analysis takes it once."""
+  """XLA's own analysis counts it once."""
 
   def nested(x, w):
     inner = lambda x, _: (x @ w, None)
@@ -26,7 +26,7 @@ def test_the_body_of_a_loop_counts_as_often_as_it_runs():
   assert work.flops(compiled(nested, (4, 8), (8, 8))) == 3 * (5 + 1) * 2 * 4 * 8 * 8
 
 
-def test_a_loop_of_unknown_length_takes_its_rounds_from_its_scope():
+def test_the_rounds_of_an_unknown_loop_are_given_by_its_scope():
   def program(x, w, n):
     with jax.named_scope("sometimes"):
       inner = lambda x, _: (jnp.tanh(x @ w), None)
@@ -73,8 +73,8 @@ ENTRY %main (n: s32[], x.1: f32[4,4]) -> (s32[], f32[4,4]) {
 
 
 @pytest.mark.parametrize("first, rounds", [(0, 4), (1, 3), (-3, 5), (6, 1), (7, 0), (9, 0)])
-def test_a_loop_without_a_note_is_counted_from_its_start_its_condition_and_its_step(first: int, rounds: int):
-  """As libtpu writes them: from 0 up to 7 in steps of 2 are 4 rounds."""
+def test_a_trip_count_is_computed_from_start_limit_and_step(first: int, rounds: int):
+  """As libtpu writes loops, without an annotation: from 0 up to 7 in steps of 2 makes 4 rounds."""
   module = hlo.parse(LOOP.replace("FIRST", str(first)))
   assert work.flops(module) == rounds * 2 * 4 * 4 * 4
   assert module.unknown_loops() == []
@@ -88,7 +88,7 @@ def test_a_loop_without_a_note_is_counted_from_its_start_its_condition_and_its_s
     ("%two = s32[] constant(2)", "%two = s32[] constant(-2)"),
   ],
 )
-def test_a_loop_that_does_not_count_between_constants_is_not_known(old: str, new: str):
+def test_a_loop_without_constant_bounds_is_unknown(old: str, new: str):
   module = hlo.parse(LOOP.replace("FIRST", "0").replace(old, new))
   assert work.flops(module) == 0
   assert module.unknown_loops() == ["w"]
@@ -97,16 +97,18 @@ def test_a_loop_that_does_not_count_between_constants_is_not_known(old: str, new
 @pytest.mark.parametrize(
   "left, right, out, attributes, flops",
   [
-    # x [512, 8·128] × w [8, 128, 1024]: the heads of the output are a window that meets one place each
+    # x [512, 8·128] × w [8, 128, 1024]: the heads are a spatial dimension whose window meets one input at each output
     ("512,1024,1", "8,128,1024", "512,8,128", "window={size=8 pad=7_7 rhs_reversal=1}, dim_labels=bf0_0oi->b0f",
      2 * 512 * 1024 * 8 * 128),
-    # a batch of 8 products [128, 512] × [512, 512]: holes between the batch's places
+    # a batch of 8 products [128, 512] × [512, 512]: the batch is a spatial dimension with holes
     ("8,128,512", "8,512,512", "8,128,512", "window={size=8 stride=7 lhs_dilate=8}, dim_labels=0bf_0io->0bf",
      8 * 2 * 128 * 512 * 512),
     ("512,1024", "1024,2816", "512,2816", "dim_labels=bf_io->bf", 2 * 512 * 1024 * 2816),
   ],
 )  # fmt: skip
-def test_products_that_a_tpu_writes_as_convolutions(left: str, right: str, out: str, attributes: str, flops: int):
+def test_flops_of_products_that_a_tpu_writes_as_convolutions(
+  left: str, right: str, out: str, attributes: str, flops: int
+):
   text = f"""{HEAD}ENTRY %main (l: bf16[{left}], r: bf16[{right}]) -> bf16[{out}] {{
   %l = bf16[{left}] parameter(0)
   %r = bf16[{right}] parameter(1)
@@ -129,7 +131,7 @@ def test_products_that_a_tpu_writes_as_convolutions(left: str, right: str, out: 
     ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}", [[0, 1], [2, 3]]),
   ],
 )
-def test_groups_of_devices_in_each_way_they_are_written(written: str, groups: list[list[int]]):
+def test_groups_of_devices_in_each_notation(written: str, groups: list[list[int]]):
   instruction = hlo.Instruction(
     "x", "all-reduce", (), (), f", channel_id=1, replica_groups={written}, to_apply=%add", False
   )
@@ -154,7 +156,7 @@ def test_bytes_that_a_device_sends(kind: str, bytes_sent: float):
 
 
 def test_a_collective_in_several_kernels_counts_once_and_two_on_one_channel_twice():
-  """As libtpu writes them: the kernel that begins, one that goes on beside a product, and the one that waits."""
+  """As libtpu writes them: one kernel starts it, one continues it beside a product, and one waits for it."""
   gather = "bf16[8,4] all-gather(%x), channel_id=9, replica_groups={{0,1}}, dimensions={0}"
   kernel = lambda name, end: f"%{name} (x: bf16[4,4]) -> bf16[8,4] {{\n  %x = bf16[4,4] parameter(0)\n{end}\n}}\n\n"
   called = lambda target: (
@@ -171,8 +173,8 @@ def test_a_collective_in_several_kernels_counts_once_and_two_on_one_channel_twic
   assert [(each.kind, each.sent) for each in found] == [("all-gather", 32)] * 2
 
 
-def test_what_is_called_on_another_core_counts():
-  """As libtpu writes the messages of a TPU7x: made ready, begun and awaited."""
+def test_a_call_on_another_core_counts():
+  """As libtpu writes the collectives of a TPU7x: prepared, started and awaited."""
   text = f"""{HEAD}%add (p: f32[], q: f32[]) -> f32[] {{
   %p = f32[] parameter(0)
   %q = f32[] parameter(1)
@@ -195,11 +197,11 @@ ENTRY %main (a: f32[100]) -> f32[100] {{
   module = hlo.parse(text)
   assert [each.sent_in_step for each in communication.collectives(module, {"data": 2})] == [400]
   assert calls.unknown(module) == []
-  assert 800 <= work.traffic(module) < 820  # the sum, read and written, and a word or two
+  assert 800 <= work.traffic(module) < 820  # the sum, read and written, and a few bytes more
 
 
 def test_traffic_of_a_slice_is_the_slice():
-  """Reading one row of a large array, and writing one in place, moves rows."""
+  """Reading one row of a large array and writing one in place moves only these rows."""
   rows = 1000
 
   def program(table, i):
@@ -210,12 +212,12 @@ def test_traffic_of_a_slice_is_the_slice():
   assert work.traffic(hlo.parse(text)) < 20 * 64 * 4
 
 
-def test_traffic_of_a_sum_is_what_is_read_and_written():
+def test_traffic_of_a_sum_is_its_operands_and_its_result():
   moved = work.traffic(compiled(lambda a, b: a + b, (256, 256), (256, 256)))
   assert moved == 3 * 256 * 256 * 4
 
 
-def test_tuples_in_tuples_are_read_and_what_cannot_be_read_is_an_error():
+def test_nested_tuples_are_parsed_and_an_unknown_format_is_an_error():
   tiled = "bf16[4,8]{1,0:T(8,128)(2,1)}"
   line = f"  %s = (({tiled}, {tiled}), ({tiled}, {tiled}), u32[]{{:T(128)}}) all-gather-start(%a, %b), channel_id=1\n"
   module = hlo.parse(f"{HEAD}ENTRY %main (a: f32[1]) -> f32[1] {{\n{line}}}\n")
@@ -225,7 +227,7 @@ def test_tuples_in_tuples_are_read_and_what_cannot_be_read_is_an_error():
     hlo.parse(f"{HEAD}ENTRY %main (a: f32[1]) -> f32[1] {{\n  %x = nonsense\n}}\n")
 
 
-def test_shapes_are_parsed_with_their_place():
+def test_shapes_are_parsed_with_their_memory_space():
   found = hlo.shapes("(bf16[4,8]{1,0:T(8,128)(2,1)S(1)}, f32[]{:T(128)}, /*index=2*/pred[3])")
   assert found == (hlo.Shape("bf16", (4, 8), True), hlo.Shape("f32", ()), hlo.Shape("pred", (3,)))
   assert [shape.bytes for shape in found] == [64, 4, 3]

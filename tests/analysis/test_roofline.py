@@ -1,4 +1,4 @@
-"""Time at best: peaks, links and what binds."""
+"""The roofline: peaks, links and what binds."""
 
 import dataclasses
 import types
@@ -21,12 +21,12 @@ TORUS = Chip(flops=1e12, memory=1e9, bandwidth=1e9, link=10.0, torus=3, wraps=4)
 @pytest.mark.parametrize(
   "extents, whole, links",
   [
-    ([4, 1, 1], [4, 4, 4], 2),  # a closed ring: both ways
-    ([2, 1, 1], [4, 4, 4], 1),  # a part of one
+    ([4, 1, 1], [4, 4, 4], 2),  # a closed ring: both directions
+    ([2, 1, 1], [4, 4, 4], 1),  # part of a ring
     ([4, 4, 4], [4, 4, 4], 6),
     ([4, 4, 1], [4, 4, 4], 4),
     ([2, 2, 2], [2, 2, 2], 3),  # too small to be closed
-    ([1, 4, 4], [2, 4, 4], 2),  # closed in all dimensions or in none
+    ([1, 4, 4], [2, 4, 4], 2),  # a torus is closed in all dimensions or in none
     ([4, 4, 4], [4, 4, 8], 5),
     ([1, 1, 1], [4, 4, 4], 1),
   ],
@@ -35,13 +35,13 @@ def test_bandwidth_grows_with_the_dimensions_a_group_spans(extents: list[int], w
   assert bandwidth(TORUS, extents, whole) == links * TORUS.link
 
 
-def test_behind_a_switch_every_group_has_all_links():
+def test_behind_a_switch_every_group_has_the_full_bandwidth():
   switched = chip("NVIDIA H200")
   assert switched is not None
   assert bandwidth(switched, [8], [8]) == bandwidth(switched, [2], [8]) == switched.link
 
 
-def test_slices_are_no_links_apart():
+def test_a_group_in_several_slices_leaves_the_links():
   arranged = np.array([[types.SimpleNamespace(coords=(x, 0, 0), slice_index=y) for x in range(4)] for y in range(2)])
   mesh = types.SimpleNamespace(devices=arranged, axis_names=("replica", "data"))
   assert not leaves_links(mesh, ("data",))
@@ -65,17 +65,17 @@ def test_the_largest_time_binds():
     ({"replica": 2, "data": 8}, (4, 4), {"data": [4, 2], "replica": [1, 2]}),
   ],
 )
-def test_axes_fill_dimensions_of_the_torus(mesh: dict, shape: tuple, spans: dict):
+def test_mesh_axes_fill_dimensions_of_the_torus(mesh: dict, shape: tuple, spans: dict):
   assert spread(mesh, shape) == spans
 
 
-def test_what_waits_is_added_to_what_overlaps():
+def test_waiting_is_added_to_what_overlaps():
   times = Roofline(compute=2, memory=1, communication=1.5, waiting=1)
   assert times.seconds == 3
   assert times.binds == "communication"  # 2.5 in all
 
 
-def test_which_dimensions_of_a_slice_are_rings():
+def test_closed_dimensions_of_a_slice():
   assert TORUS.closed((4, 4, 8)) == [True] * 3
   assert TORUS.closed((2, 4, 4)) == [False] * 3
   flat = chip("TPU v5e")
@@ -85,15 +85,15 @@ def test_which_dimensions_of_a_slice_are_rings():
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-  """A place in a torus."""
+  """A device at a position in a torus."""
 
   coords: tuple[int, ...]
   device_kind: str = "made up"
   platform: str = "tpu"
 
 
-def test_a_benchmark_foretells_messages_over_the_links_that_they_have(monkeypatch: pytest.MonkeyPatch):
-  """Groups of 4 in a row of 4×2 devices have one of the four links of a device, all 8 have two."""
+def test_a_benchmark_predicts_collectives_at_the_bandwidth_of_their_links(monkeypatch: pytest.MonkeyPatch):
+  """On 4×2 devices, a group of 4 in a row can use one link of each device, and a group of all 8 can use two."""
   slow = Chip(flops=1e30, memory=1e9, bandwidth=1e30, link=10.0, torus=2, wraps=16)
   monkeypatch.setattr(benchmark, "chip", lambda kind: slow)
   monkeypatch.setattr(benchmark, "peak_flops", lambda device, dtype: slow.flops)
@@ -105,4 +105,4 @@ def test_a_benchmark_foretells_messages_over_the_links_that_they_have(monkeypatc
   rows = theory.sent(Case.of(runner, 16, "tpu"))
   assert {row.axes for row in rows} == set(links)
   seconds = sum(row.bytes / links[row.axes] / slow.link for row in rows)
-  assert benchmark.predicted(runner, 16, None)["seconds"] == pytest.approx(seconds)
+  assert benchmark.expected_step(runner, 16, None)["seconds"] == pytest.approx(seconds)

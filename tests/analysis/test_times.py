@@ -1,4 +1,4 @@
-"""What times and sizes are made of, from first principles: in a prediction, and in what explain makes of a step."""
+"""Times and sizes from first principles: those of predictions, and those that explain computes from a compiled step."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from models.config import ModelConfig
 from runtime.hardware import Chip, chip
 from strategies.mesh import make_mesh
 
-V5P = slice_of("v5p:4x4x4")  # 459 TFLOP/s, 2765 GB/s of memory, 100 GB/s over a link, and all dimensions are rings
+V5P = slice_of("v5p:4x4x4")  # 459 TFLOP/s, 2765 GB/s of memory, 100 GB/s a link, a closed torus
 
 
 def model(**fields: object) -> ModelConfig:
@@ -28,16 +28,16 @@ def model(**fields: object) -> ModelConfig:
 @pytest.mark.parametrize(
   "name, mesh, links",
   [
-    # Over all three dimensions six links; gathers and scatters are twice as large there (`Slice.is_whole`).
+    # Six links over all three dimensions, where gathers and scatters send twice the bytes (`Slice.is_whole`).
     ("fsdp", {"data": 64}, {("data",): 6}),
-    # Replicas along one dimension, weights split over two.
+    # Replicas along one dimension; weights are sharded over two.
     ("hsdp", {"replica": 4, "data": 16}, {("data",): 4, ("replica",): 2, ("replica", "data"): 6}),
     ("two_d", {"data": 16, "model": 4}, {("data",): 4, ("model",): 2}),
   ],
 )
 def test_times_of_a_candidate(name: str, mesh: dict, links: dict):
   case = Case(strategies.layout_of(name).on(**mesh), model(), 64)
-  times = search._judge(name, case, V5P, None).times
+  times = search._candidate(name, case, V5P, None).times
   assert times.compute == pytest.approx(predict.flops(case) / 459e12)
   assert times.memory == pytest.approx(predict.traffic(case) / 2765e9)
   sent = {False: 0.0, True: 0.0}
@@ -50,17 +50,17 @@ def test_times_of_a_candidate(name: str, mesh: dict, links: dict):
   assert times.idle == 0
 
 
-def test_stages_of_a_candidate_wait_at_the_ends():
-  """In gpipe a stage has m of m + s - 1 units in a row; enough are tried that it waits less than an eighth."""
+def test_idle_time_of_a_pipeline_candidate():
+  """A gpipe stage is idle in s - 1 of m + s - 1 ticks. The search tries enough microbatches for less than an eighth."""
   layout = strategies.layout_of("pipeline").on(stage=4, data=16)
   least = {}
   for name, stages, microbatches, chunks in search._pipelines(layout, 4):
     schedule = search._schedule(name, stages, microbatches, chunks)
     case = Case(layout, model(depth=4), 16 * microbatches, schedule=schedule)
-    times = search._judge("pipeline", case, V5P, (name, stages, microbatches, chunks)).times
+    times = search._candidate("pipeline", case, V5P, (name, stages, microbatches, chunks)).times
     assert times.idle == idle_time(schedule) > 0
-    again = dataclasses.replace(case, model=model(depth=4, remat="full"))  # a backward unit does the forward's again
-    judged = search._judge("pipeline", again, V5P, (name, stages, microbatches, chunks)).times
+    again = dataclasses.replace(case, model=model(depth=4, remat="full"))  # a backward unit repeats the forward unit
+    judged = search._candidate("pipeline", again, V5P, (name, stages, microbatches, chunks)).times
     assert judged.idle == idle_time(schedule, backward=3.0)
     assert (judged.idle > times.idle) == (name != "gpipe")
     assert times.seconds >= times.compute / (1 - times.idle)
@@ -70,15 +70,15 @@ def test_stages_of_a_candidate_wait_at_the_ends():
   assert least["gpipe"] < 1 / 8
 
 
-def test_what_traffic_is_made_of():
-  """Of weights: a reading in each pass, a gradient written and read, three numbers of the optimizer read and written.
+def test_traffic_of_weights_blocks_and_logits():
+  """Each pass reads the weights; gradients are written and read; the optimizer reads and writes three numbers.
 
-  All else grows with the batch: with the blocks, and the logits in float32.
+  The rest grows with the batch: the blocks' values, and the logits in float32.
   """
   layout = strategies.layout_of("fsdp").on(data=4)
 
   def parts(**fields: object) -> tuple[float, float]:
-    """What does not depend on the batch, and what an example adds."""
+    """The bytes that do not depend on the batch, and the bytes that one example adds."""
     one, two = (predict.traffic(Case(layout, model(**fields), size)) for size in (4, 8))
     return 2 * one - two, two - one
 
@@ -91,13 +91,13 @@ def test_what_traffic_is_made_of():
   assert parts(depth=4)[1] - logits == pytest.approx(2 * (parts(depth=2)[1] - logits))
 
 
-def test_sums_of_gradients_over_parts_of_the_batch_are_kept_beside_those_of_a_part():
+def test_accumulation_doubles_the_memory_of_gradients():
   layout, held = strategies.layout_of("data_parallel").on(data=2), sum(weight.size for weight in weights(model())) * 4
   assert predict.memory(Case(layout, model(), 8)).gradients == held
   assert predict.memory(Case(layout, model(), 8, accumulation=2)).gradients == 2 * held
 
 
-def test_devices_without_places_stand_in_a_row():
+def test_devices_without_coordinates_count_as_one_dimension():
   mesh = make_mesh(strategies.layout_of("two_d").on(data=4, model=2), jax.devices())
   assert roofline.extents(mesh, ("data",)) == ([4], [8])
 
@@ -115,7 +115,7 @@ ENTRY %main (a: bf16[64,64]) -> bf16[64,64] {
 """
 
 
-def test_what_explain_makes_of_a_step():
+def test_times_and_communication_that_explain_computes_from_a_step():
   runner = strategy("two_d", program(), mesh__data=4, mesh__model=2)
   step = Step(hlo.parse(STEP), 60, 40, 0.0, runner.layout.mesh, {})
   figures = chip("NVIDIA H200")  # 989 TFLOP/s, 4.8 TB/s of memory, 450 GB/s of links
@@ -135,22 +135,22 @@ def test_what_explain_makes_of_a_step():
 
 
 @pytest.mark.parametrize("capacity, fits", [(99, False), (100, True)])
-def test_a_step_fits_where_its_arguments_and_temporaries_do(capacity: float, fits: bool):
+def test_a_step_fits_if_arguments_and_temporaries_fit_together(capacity: float, fits: bool):
   runner = strategy("fsdp", program())
   case, step = Case.of(runner, 16, "gpu"), Step(hlo.parse(STEP), 60, 40, 0.0, runner.layout.mesh, {})
   figures = Chip(flops=1.0, memory=capacity, bandwidth=1.0, link=1.0)
   assert explanation._memory("fsdp", case, step, None, figures, compiler_knows=False)["fits"] is fits
 
 
-def test_mends_multiply_the_parts_that_there_are():
+def test_fixes_multiply_the_current_accumulation():
   case = dataclasses.replace(Case.of(strategy("fsdp", program(model__remat="full")), 64, "cpu"), accumulation=2)
-  changes = [mend["change"] for mend in explanation.mends("fsdp", case, math.inf)]
+  changes = [fix["change"] for fix in explanation.fixes("fsdp", case, math.inf)]
   assert "accumulation=4" in changes
   assert "accumulation=2" not in changes
 
 
-def test_the_tables_prediction_counts_what_a_step_waits_for(monkeypatch: pytest.MonkeyPatch):
-  """Of real devices. Here the CPU's are taken for some of 1 GFLOP/s, with a network of 1 GB/s and no torus."""
+def test_the_benchmarks_prediction_includes_waiting(monkeypatch: pytest.MonkeyPatch):
+  """For real devices. Here each CPU device stands for one with 1 GFLOP/s on a 1 GB/s network without a torus."""
   made_up = Chip(flops=1e9, memory=1e9, bandwidth=1e15, link=1e9)
   monkeypatch.setattr(expected, "chip", lambda kind: made_up)
   monkeypatch.setattr(expected, "peak_flops", lambda device, dtype: made_up.flops)
@@ -161,4 +161,4 @@ def test_the_tables_prediction_counts_what_a_step_waits_for(monkeypatch: pytest.
   busy = predict.flops(case) / 1e9 / (1 - case.idle)
   assert waits > 0
   assert busy > hidden
-  assert expected.predicted(runner, 32, None)["seconds"] == pytest.approx(max(busy, hidden) + waits)
+  assert expected.expected_step(runner, 32, None)["seconds"] == pytest.approx(max(busy, hidden) + waits)

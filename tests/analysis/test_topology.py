@@ -1,7 +1,7 @@
-"""Compiling for TPUs that are not there, with the TPU compiler, which `make test-topology` installs.
+"""Compiles every strategy with the TPU compiler, without TPUs. `make test-topology` installs the compiler.
 
-What each strategy sends there is held to the formulas, as test_communication.py does on CPU, and to a golden page. Both
-read one compilation.
+Compares what each strategy sends with the formulas, as test_communication.py does on CPU, and with a golden page. Both
+tests use the same compiled program.
 """
 
 import collections
@@ -21,25 +21,20 @@ import strategies
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed; make test-topology"
 )
-# The tests of a strategy run in one worker, which compiles it once for each kind of input.
-NAMES = {
-  name: pytest.param(name, marks=pytest.mark.xdist_group(f"topology-{name}"))
-  for name in strategies.names()
-  if golden.lowers_for(name, golden.SLICE)
-}
-SENDERS = [case for name, case in NAMES.items() if strategies.layout_of(name).uses_every_axis()]
+NAMES = [name for name in strategies.names() if golden.lowers_for(name, golden.SLICE)]
+SENDERS = [name for name in NAMES if strategies.layout_of(name).uses_every_axis()]
 ROOT = Path(__file__).parents[2]
 
-# Numbers beside the formulas' terms: losses, counts and norms, a few bytes each.
+# Losses, counts and norms, which the formulas leave out: a few bytes each.
 SCALARS = 512
 
 
 def grouped(name: str, inputs: str, topology: str = golden.SLICE) -> tuple[collections.Counter, collections.Counter]:
-  """Bytes that a device sends in a step by (kind, axes): in the compiled program, and by the formulas."""
+  """Bytes that a device sends in a step, by (kind, axes): in the compiled program, and according to the formulas."""
   found = golden.explained(name, topology, inputs)
   ours, wanted = collections.Counter(), collections.Counter()
   for row in found["communication"]:
-    assert row["times"], f"nothing says how often {row} runs"
+    assert row["times"], f"unknown how often {row} runs"
     ours[row["kind"], row["axes"]] += row["sent_in_step"]
   for row in found["theory"]:
     wanted[row["kind"], row["axes"]] += row["bytes"]
@@ -47,10 +42,10 @@ def grouped(name: str, inputs: str, topology: str = golden.SLICE) -> tuple[colle
 
 
 def size(name: str, inputs: str, *, edges: bool = False) -> int:
-  """Bytes of the matrices, as they travel: bfloat16. Of `edges` alone those that nothing but `embed` may split."""
+  """Bytes of the matrices in bfloat16, as they are sent. With `edges`, only of those that only `embed` can split."""
   weights = golden.explained(name, golden.SLICE, inputs)["weights"]
-  matrices = [weight for weight in weights if any(axis not in (None, "layers") for axis in weight["axes"])]
-  wanted = [weight for weight in matrices if not edges or set(weight["axes"]) == {"embed", None}]
+  matrices = [weight for weight in weights if any(dim not in (None, "layers") for dim in weight["dims"])]
+  wanted = [weight for weight in matrices if not edges or set(weight["dims"]) == {"embed", None}]
   return 2 * sum(math.prod(weight["shape"]) for weight in wanted)
 
 
@@ -60,8 +55,8 @@ def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, input
   ours, wanted = grouped(name, inputs)
   scatter = next((what for what in ours if what[0] == "reduce-scatter"), None)
   if inputs == "images" and scatter:
-    # Of the two weights that nothing but `embed` splits the compiler scatters some gradients, one of them in float32;
-    # theory has them summed whole, which sends twice as much.
+    # The compiler scatters some gradients of the two weights that only `embed` splits, one of them in float32. Theory
+    # has both all-reduced, which sends twice as much.
     scattered = ours[scatter] - wanted[scatter]
     microbatches = 8 if strategies.layout_of(name).layers else 1
     assert 0 <= scattered <= 2 * size(name, inputs, edges=True) * microbatches
@@ -72,7 +67,7 @@ def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, input
 
 
 @pytest.mark.parametrize("name", ["data_parallel", "pipeline"])
-def test_what_a_tpu7x_sends_by_cores_of_its_own_counts(name: str):
+def test_collectives_on_separate_cores_of_a_tpu7x_count(name: str):
   ours, wanted = grouped(name, "tokens", "tpu7x:2x2x1")
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
@@ -80,23 +75,21 @@ def test_what_a_tpu7x_sends_by_cores_of_its_own_counts(name: str):
 
 
 @pytest.mark.parametrize("name", SENDERS)
-def test_nothing_is_exchanged_all_to_all(name: str):
+def test_no_strategy_uses_all_to_all(name: str):
   for inputs in ("tokens", "images"):
     assert "all-to-all" not in {kind for kind, _ in grouped(name, inputs)[0]}
 
 
-@pytest.mark.xdist_group("topology-fsdp")
 def test_fsdp_scatters_its_gradients():
-  """1·P·(n−1)/n numbers, half of what data parallelism sends; but the embedding's, of a lookup, are summed whole."""
+  """P·(n−1)/n numbers, half of what data parallelism sends. Only the embedding's gradient is all-reduced."""
   whole = size("fsdp", "tokens")
   embedding = 2 * 256 * golden.TPU_FIELDS["model.width"]
   ours, _ = grouped("fsdp", "tokens")
   assert ours["reduce-scatter", ("data",)] == (whole - embedding) * 7 / 8
 
 
-@pytest.mark.xdist_group("topology-data_parallel")
-def test_data_parallel_sums_its_gradients():
-  """2·P·(n−1)/n numbers, and those of the norms in float32."""
+def test_data_parallel_all_reduces_its_gradients():
+  """2·P·(n−1)/n numbers, those of the norms in float32."""
   ours, _ = grouped("data_parallel", "tokens")
   norms = 4 * (2 * 4 + 1) * golden.TPU_FIELDS["model.width"]
   assert ours.keys() == {("all-reduce", ("data",))}
@@ -105,13 +98,13 @@ def test_data_parallel_sums_its_gradients():
   )
 
 
-@pytest.mark.parametrize("name", NAMES.values())
-def test_what_a_strategy_sends_on_tpus_is_the_golden_page(name: str):
+@pytest.mark.parametrize("name", NAMES)
+def test_a_strategy_on_tpus_matches_its_golden_page(name: str):
   assert golden.page(name, golden.SLICE) == golden.file(name, golden.SLICE).read_text()
 
 
 def test_a_model_of_7_billion_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):
-  """As a user would; it takes about 2 GB. How long it takes is measured by benchmarks.tpu_predictions."""
+  """Runs the command as a user would. It takes about 2 GB; benchmarks.tpu_predictions measures the time."""
   model = {"width": 4096, "depth": 32, "heads": 32, "kv_heads": 32, "mlp_width": 11008, "vocab_size": 32000}
   fields = {f"model.{name}": size for name, size in (model | {"seq_len": 4096, "remat": "full"}).items()}
   fields |= {"batch_size": 1024}

@@ -1,4 +1,4 @@
-"""Writing checkpoints while training goes on, and what becomes of those that are damaged or could not be written."""
+"""Checkpoints are written during training. Damaged ones are set aside, and failed writes are reported."""
 
 import pickle
 import resource
@@ -18,7 +18,7 @@ from strategies import Strategy
 from training.loop import LoopState
 from training.program import TrainState
 
-# What orbax leaves behind when a reading or writing is given up; a run's own hook keeps it from the user (quiet.py).
+# Orbax leaves exceptions behind when a read or write is given up. In a run, checkpointing/quiet.py hides them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 RUN = {
@@ -27,16 +27,16 @@ RUN = {
 }  # fmt: skip
 
 
-class Told(list):
-  """Collects what is said and warned."""
+class Messages(list):
+  """Collects notes and warnings."""
 
   @property
   def text(self) -> str:
     return "\n".join(self)
 
 
-def checkpoints(folder: Path, told: Told, keep: int = 9, keep_best: int = 0) -> Checkpoints:
-  return Checkpoints(folder, keep, keep_best, told.append, told.append)
+def checkpoints(folder: Path, messages: Messages, keep: int = 9, keep_best: int = 0) -> Checkpoints:
+  return Checkpoints(folder, keep, keep_best, messages.append, messages.append)
 
 
 @pytest.fixture(scope="module")
@@ -52,31 +52,31 @@ def copy(state: TrainState) -> list[np.ndarray]:
   return [np.array(x) for x in jax.tree.leaves(state)]
 
 
-def read(folder: Path, runner: Strategy, told: Told) -> tuple[list[np.ndarray], int]:
-  state, saved = restore.restore(folder, runner.abstract_state(), RUN, told.append)
+def read(folder: Path, runner: Strategy, messages: Messages) -> tuple[list[np.ndarray], int]:
+  state, saved = restore.restore(folder, runner.abstract_state(), RUN, messages.append)
   for x, abstract in zip(jax.tree.leaves(state), jax.tree.leaves(runner.abstract_state()), strict=True):
     assert x.sharding == abstract.sharding
   return copy(state), saved["loop"]["step"]
 
 
-def test_a_checkpoint_holds_the_state_of_its_step_while_training_goes_on(tmp_path: Path, runner: Strategy):
-  """The steps after it reuse the memory of the state (donation); what is being written must not change."""
-  told, expected = Told(), {}
+def test_a_checkpoint_holds_the_state_of_its_step_while_training_continues(tmp_path: Path, runner: Strategy):
+  """Later steps reuse the memory of the state (donation), which must not change what is written."""
+  messages, expected = Messages(), {}
   state = initial_state(runner)
   batch = runner.shard(random_batch(runner.program, 16), 16)
-  with checkpoints(tmp_path, told) as writer:
+  with checkpoints(tmp_path, messages) as writer:
     for step in range(1, 7):
       state, _ = runner.train_step(state, batch)
       expected[step] = copy(state)
       save(writer, step, state)
       state, _ = runner.train_step(state, batch)
   for step in range(6, 0, -1):
-    found, number = read(tmp_path, runner, told)
+    found, number = read(tmp_path, runner, messages)
     assert number == step
     for x, y in zip(found, expected[step], strict=True):
       np.testing.assert_array_equal(x, y)
     shutil.rmtree(tmp_path / str(step))
-  assert told.text.count("saved") == 6
+  assert messages.text.count("saved") == 6
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, runner: Strategy) -> tuple
   state = initial_state(runner)
   first = copy(state)
   batch = runner.shard(random_batch(runner.program, 16), 16)
-  with checkpoints(folder, Told()) as writer:
+  with checkpoints(folder, Messages()) as writer:
     for step in (1, 2):
       save(writer, step, state)
       state, _ = runner.train_step(state, batch)
@@ -99,115 +99,115 @@ def data_files(checkpoint: Path) -> list[Path]:
 
 
 def flip(file: Path) -> None:
-  """Changes a byte in the middle."""
+  """Flips a bit in the middle."""
   content = bytearray(file.read_bytes())
   content[len(content) // 2] ^= 1
   file.write_bytes(content)
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
-  "a file is gone": lambda c: data_files(c)[0].unlink(),
-  "a file is cut": lambda c: data_files(c)[0].write_bytes(data_files(c)[0].read_bytes()[:1000]),
+  "a file is missing": lambda c: data_files(c)[0].unlink(),
+  "a file is truncated": lambda c: data_files(c)[0].write_bytes(data_files(c)[0].read_bytes()[:1000]),
   "a file is empty": lambda c: data_files(c)[0].write_bytes(b""),
   "one bit is flipped": lambda c: flip(data_files(c)[0]),
-  "the parameters are gone": lambda c: shutil.rmtree(c / "params"),
-  "the record is gone": lambda c: (c / "run" / "metadata").unlink(),
-  "the record is garbage": lambda c: (c / "run" / "metadata").write_text('{"step": 2'),
-  "the record is another's": lambda c: (c / "run" / "metadata").write_text('{"step": 2}'),
+  "the parameters are missing": lambda c: shutil.rmtree(c / "params"),
+  "the record is missing": lambda c: (c / "run" / "metadata").unlink(),
+  "the record is not JSON": lambda c: (c / "run" / "metadata").write_text('{"step": 2'),
+  "the record lacks its fields": lambda c: (c / "run" / "metadata").write_text('{"step": 2}'),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
   damage: str, tmp_path: Path, written: tuple[Path, list[np.ndarray]], runner: Strategy
 ):
   folder, first = written
   shutil.copytree(folder, tmp_path / "c")
   DAMAGE[damage](tmp_path / "c" / "2")
-  told = Told()
-  found, step = read(tmp_path / "c", runner, told)
+  messages = Messages()
+  found, step = read(tmp_path / "c", runner, messages)
   assert step == 1
   for x, y in zip(found, first, strict=True):
     np.testing.assert_array_equal(x, y)
-  (message,) = told
+  (message,) = messages
   for part in ("checkpoint 2 in", str(tmp_path), "is damaged", "renamed to damaged-2-1"):
     assert part in message
   assert (tmp_path / "c" / "damaged-2-1").is_dir()
   assert restore.steps(tmp_path / "c") == [1]
 
 
-def test_a_digest_sees_what_decodes_without_an_error(tmp_path: Path, written: tuple, runner: Strategy):
-  """A record of another state stands for any damage that the storage format does not notice."""
+def test_digests_find_damage_that_decodes_without_an_error(tmp_path: Path, written: tuple, runner: Strategy):
+  """The record of another checkpoint has other digests, as if the arrays had changed unnoticed."""
   shutil.copytree(written[0], tmp_path / "c")
   shutil.copy(tmp_path / "c" / "1" / "run" / "metadata", tmp_path / "c" / "2" / "run" / "metadata")
-  told = Told()
-  assert read(tmp_path / "c", runner, told)[1] == 1
-  assert "is not what was saved" in told.text
+  messages = Messages()
+  assert read(tmp_path / "c", runner, messages)[1] == 1
+  assert "is not what was saved" in messages.text
 
 
-def test_if_all_are_damaged_nothing_is_begun_anew(tmp_path: Path, written: tuple, runner: Strategy):
+def test_if_all_checkpoints_are_damaged_the_run_does_not_start_over(tmp_path: Path, written: tuple, runner: Strategy):
   shutil.copytree(written[0], tmp_path / "c")
   for step in ("1", "2"):
     (tmp_path / "c" / step / "run" / "metadata").unlink()
-  for _ in range(2):  # as a cluster would, which starts a failed job again
+  for _ in range(2):  # twice, because a cluster may restart a failed job
     with one_sentence("none of the checkpoints", str(tmp_path), "record cannot be read", "name another workdir"):
-      restore.restore(tmp_path / "c", runner.abstract_state(), RUN, Told().append)
+      restore.restore(tmp_path / "c", runner.abstract_state(), RUN, Messages().append)
     assert restore.steps(tmp_path / "c") == [1, 2]
   for step in ("1", "2"):
     (tmp_path / "c" / step).rename(tmp_path / "c" / f"damaged-{step}-1")
   with one_sentence("none of the checkpoints", "all are damaged"):
-    restore.restore(tmp_path / "c", runner.abstract_state(), RUN, Told().append)
+    restore.restore(tmp_path / "c", runner.abstract_state(), RUN, Messages().append)
 
 
-def test_a_garbled_loss_stops_nothing(tmp_path: Path, written: tuple, runner: Strategy):
+def test_an_unreadable_loss_stops_neither_saving_nor_restoring(tmp_path: Path, written: tuple, runner: Strategy):
   shutil.copytree(written[0], tmp_path / "c")
   (tmp_path / "c" / "1" / "metrics" / "metrics").write_text("")
-  with checkpoints(tmp_path / "c", Told(), keep=9, keep_best=1) as writer:
+  with checkpoints(tmp_path / "c", Messages(), keep=9, keep_best=1) as writer:
     save(writer, 3, initial_state(runner), 1.0)
   assert restore.steps(tmp_path / "c") == [1, 2, 3]
-  assert read(tmp_path / "c", runner, Told())[1] == 3
+  assert read(tmp_path / "c", runner, Messages())[1] == 3
 
 
-def test_an_optimizer_of_another_kind_is_not_taken_for_damage(tmp_path: Path, written: tuple, runner: Strategy):
+def test_another_optimizer_is_not_mistaken_for_damage(tmp_path: Path, written: tuple, runner: Strategy):
   shutil.copytree(written[0], tmp_path / "c")
   abstract = runner.abstract_state()
   other = TrainState(abstract.step, abstract.params, {"momentum": abstract.params})
   with one_sentence("checkpoint 2", "another model or optimizer", "opt_state/momentum", "absent there"):
-    restore.restore(tmp_path / "c", other, RUN, Told().append)
+    restore.restore(tmp_path / "c", other, RUN, Messages().append)
   assert restore.steps(tmp_path / "c") == [1, 2]
 
 
 class full_disk:
-  """No file may grow beyond 4 KB: a write that does fails, as on a full disk, in the middle."""
+  """Limits files to 4 KB. A larger write fails in the middle, as on a full disk."""
 
   def __enter__(self) -> None:
     self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, self.before[1]))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # the cache is not what is tested
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)  # keeps the compilation cache out of the test
 
   def __exit__(self, *_: object) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
-def test_a_full_disk_is_told_and_training_goes_on(tmp_path: Path, runner: Strategy):
-  told = Told()
+def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, runner: Strategy):
+  messages = Messages()
   state = initial_state(runner)
-  writer = checkpoints(tmp_path, told)
+  writer = checkpoints(tmp_path, messages)
   with pytest.raises(NotSaved, match=r"steps 2 could not be written"), writer:  # noqa: PT012
     save(writer, 1, state)
     writer.finish()
     with full_disk():
       save(writer, 2, state)
-      writer._pending[2].exception()  # it is over; nobody has asked yet
-      assert "could not" not in told.text
+      writer._pending[2].exception()  # waits until the write has failed
+      assert "could not" not in messages.text
       writer.check()
-    assert "checkpoint 2 in" in told[-1]
+    assert "checkpoint 2 in" in messages[-1]
     for part in ("could not be written", "File too large", "training continues, checkpoint 1 stays"):
-      assert part in told[-1]
+      assert part in messages[-1]
     save(writer, 3, state)
-  assert sorted(f.name for f in tmp_path.iterdir()) == ["1", "3"]  # and nothing of the failed one
-  assert read(tmp_path, runner, told)[1] == 3
+  assert sorted(f.name for f in tmp_path.iterdir()) == ["1", "3"]  # nothing remains of the failed one
+  assert read(tmp_path, runner, messages)[1] == 3
 
 
 def test_a_run_with_a_full_disk_ends_with_an_error_and_its_results(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -227,19 +227,19 @@ def test_a_run_with_a_full_disk_ends_with_an_error_and_its_results(tmp_path: Pat
 def test_the_latest_and_the_best_are_kept(tmp_path: Path, runner: Strategy):
   state = initial_state(runner)
   losses = [3.0, 1.0, float("nan"), 2.0, None, None]
-  with checkpoints(tmp_path, Told(), keep=2, keep_best=1) as writer:
+  with checkpoints(tmp_path, Messages(), keep=2, keep_best=1) as writer:
     for step, loss in enumerate(losses, 1):
       save(writer, step, state, loss)
   assert restore.steps(tmp_path) == [2, 5, 6]
-  with checkpoints(tmp_path, Told(), keep=1, keep_best=2) as writer:  # which reads the losses from the folder
+  with checkpoints(tmp_path, Messages(), keep=1, keep_best=2) as writer:  # reads the losses from the folder
     save(writer, 7, state, 1.5)
   assert restore.steps(tmp_path) == [2, 7]
 
 
-def test_there_is_no_pickle(tmp_path: Path, runner: Strategy, monkeypatch: pytest.MonkeyPatch):
+def test_checkpoints_use_no_pickle(tmp_path: Path, runner: Strategy, monkeypatch: pytest.MonkeyPatch):
   for name in ("dump", "dumps", "load", "loads", "Pickler", "Unpickler"):
     monkeypatch.setattr(pickle, name, lambda *_, **__: pytest.fail("pickled"))
-  told = Told()
-  with checkpoints(tmp_path, told) as writer:
+  messages = Messages()
+  with checkpoints(tmp_path, messages) as writer:
     save(writer, 1, initial_state(runner))
-  assert read(tmp_path, runner, told)[1] == 1
+  assert read(tmp_path, runner, messages)[1] == 1

@@ -1,4 +1,4 @@
-"""The digest of an array: of its bits and their places, and of no layout."""
+"""The digest of an array depends on its bits and their positions, not on its layout."""
 
 import jax
 import jax.numpy as jnp
@@ -50,12 +50,12 @@ def test_the_digest_is_the_same_under_every_layout():
   assert record.damaged(state, {"arrays": expected}) == "params/embedding"
 
 
-def test_names_are_paths():
+def test_arrays_are_named_by_their_paths():
   assert [name for name, _ in record.named({"a": {"b": 1}, "c": [2, 3]})] == ["a/b", "c/0", "c/1"]
 
 
 def test_a_digest_moves_no_array():
-  """It is computed where the shards lie: no collective but the sums."""
+  """Each device computes the digest of its shards. The only collectives are sums."""
   state = initial_state(strategy("two_d", program(model__depth=1)))
   x = state.params["embedding"]
   text = record._jitted(jax.sharding.NamedSharding(x.sharding.mesh, jax.P())).lower(x).compile().as_text()

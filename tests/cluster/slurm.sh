@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Shows on a real SLURM that a requeued job goes on exactly: `make test-cluster`.
+# Tests on a real SLURM that a requeued job resumes exactly: `make test-cluster`.
 #
-# Starts a cluster of this one machine, installing Debian's packages first if they are missing, and runs 2 tasks by
-# launch/slurm.sh, once undisturbed and once with two interruptions: `scontrol requeue`, and SIGTERM to the tasks alone
-# as before a time limit, after which the script requeues its job itself. check.py then compares what the two wrote.
-# All that the cluster keeps is in a temporary folder; the system's own SLURM and munge, if any, are left alone.
+# Starts a cluster of this one machine, and installs Debian's packages first if they are missing. Then launch/slurm.sh
+# runs a job of 2 tasks twice: uninterrupted, and with two interruptions. The first is `scontrol requeue`. The second is
+# SIGTERM to the tasks only, as before a time limit; launch/slurm.sh then requeues its job itself. check.py compares the
+# files of the two jobs. The cluster keeps its state in a temporary folder and does not touch the system's own SLURM and
+# munge.
 
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 STEPS=40
-SECONDS_TO_WAIT=300 # for any one thing
+SECONDS_TO_WAIT=300 # at most, for each event
 FLAGS=(--config=configs/fsdp.py:tiny "--config.steps=$STEPS" --config.log_every=1 --config.simulated_devices=4)
 
 fail() {
@@ -64,8 +65,8 @@ start_cluster() {
   mkdir "$folder/state" "$folder/spool"
   (umask 077 && head -c 1024 /dev/urandom >"$folder/munge.key")
 
-  # No accounting, no cgroups. The coordinator's port follows from the job's number, hence the random one. A requeued
-  # job waits for cred_expire seconds (120, if not set), and the scheduler looks again after bf_interval.
+  # No accounting, no cgroups. FirstJobId is random because the coordinator's port depends on the job's number. A
+  # requeued job waits for cred_expire seconds (120 by default), and the scheduler runs every bf_interval seconds.
   cat >"$folder/slurm.conf" <<END
 ClusterName=test
 SlurmctldHost=$node(127.0.0.1)
@@ -125,7 +126,7 @@ stop_cluster() {
   rm -rf "$folder"
 }
 
-# Conditions to wait for; the last two also see to it that $job has not ended.
+# Conditions to wait for. The last two fail if $job has ended.
 node_is() { [ "$(sinfo --noheader --format=%T 2>/dev/null)" = "$1" ]; }
 has_ended() { [[ "$(state_of "$1")" =~ ^(COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL|OUT_OF_MEMORY|BOOT_FAIL)$ ]]; }
 has_step() { still_there && grep -qs "\"step\": $2, \"split\": \"train\"" "$folder/$1/metrics.jsonl"; }
@@ -140,14 +141,14 @@ submit() {
     "${FLAGS[@]}" --workdir="$folder/$1"
 }
 
-# Waits for the end of a job, which must be a good one: finish JOB NAME.
+# Waits until a job has completed, and fails if it ended otherwise: finish JOB NAME.
 finish() {
   wait_for "the end of the $2 job" has_ended "$1"
   [ "$(state_of "$1")" = COMPLETED ] || fail "the $2 job has ended as $(state_of "$1")"
 }
 
 folder="$(mktemp -d)"
-chmod 755 "$folder" # or munge refuses to put its socket there
+chmod 755 "$folder" # otherwise munge refuses to put its socket there
 trap stop_cluster EXIT
 export PATH="$PATH:/usr/sbin" JAX_PLATFORMS=cpu
 install_packages
@@ -163,12 +164,12 @@ job="$(submit interrupted)"
 wait_for "step 6" has_step interrupted 6
 echo "scontrol requeue"
 scontrol requeue "$job"
-wait_for "the requeued job to go on" has_resumed interrupted 1
+wait_for "the requeued job to resume" has_resumed interrupted 1
 wait_for "step 24" has_step interrupted 24
 echo "scancel --signal=TERM"
 scancel --signal=TERM "$job"
-wait_for "the job to requeue itself and go on" has_resumed interrupted 2
+wait_for "the job to requeue itself and resume" has_resumed interrupted 2
 finish "$job" interrupted
 
-.venv/bin/python tests/cluster/check.py "$folder" "$STEPS" || fail "the requeued job did not go on exactly"
-echo "passed in $SECONDS s: a job of 2 tasks on $(slurmctld -V) that was requeued twice is the uninterrupted one"
+.venv/bin/python tests/cluster/check.py "$folder" "$STEPS" || fail "the requeued job did not resume exactly"
+echo "passed in $SECONDS s: a job of 2 tasks on $(slurmctld -V) that was requeued twice equals the uninterrupted one"

@@ -23,7 +23,7 @@ def test_shuffled_is_a_permutation_that_seed_and_epoch_change(size: int):
     assert all((order != other).mean() > 0.9 for other in [*others, np.arange(size)])
 
 
-def test_shuffled_needs_no_neighbours():
+def test_shuffled_computes_each_position_by_itself():
   whole = shuffled(np.arange(1000), 1000, seed=3, epoch=7)
   np.testing.assert_array_equal(shuffled(np.array([17, 999, 4]), 1000, seed=3, epoch=7), whole[[17, 999, 4]])
 
@@ -40,7 +40,7 @@ def test_each_epoch_holds_each_example_once(batch: int):
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_slices_of_processes_make_the_same_global_batch(processes: int):
   batches, size = Batches(source(50), 16, seed=2), 16
-  for step in (0, 3, 11):  # step 3 runs over the end of an epoch
+  for step in (0, 3, 11):  # step 3 crosses the end of an epoch
     rows = [slice(p * size // processes, (p + 1) * size // processes) for p in range(processes)]
     parts = [batches.train(step, r) for r in rows]
     whole = batches.train(step)
@@ -61,7 +61,7 @@ def test_evaluation_holds_each_example_once(size: int, batch: int, processes: in
   assert sorted(seen) == list(range(size))
 
 
-def test_a_part_of_an_evaluation_is_a_fixed_choice():
+def test_a_partial_evaluation_always_has_the_same_examples():
   def chosen(batch: int) -> list[int]:
     return [i for b in Batches(source(100), batch).evaluation(examples=10) for i in b["id"][b["mask"], 0].tolist()]
 

@@ -1,4 +1,4 @@
-"""CIFAR-10: the real records where they are, the preparation on a small archive, and augmentation."""
+"""CIFAR-10: the real records if present, preparation from a small archive, and augmentation."""
 
 import http.server
 import io
@@ -22,7 +22,7 @@ from training import augment
 ROOT = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 real = pytest.mark.skipif(
   not (ROOT / "cifar10" / cifar10.VERSION).exists(),
-  reason=f"the real CIFAR-10 is not prepared in {ROOT}; set TFDS_DATA_DIR to where it is",
+  reason=f"the real CIFAR-10 is not prepared in {ROOT}; set TFDS_DATA_DIR to the folder that holds it",
 )
 
 
@@ -45,7 +45,7 @@ def archive(tmp_path: Path) -> Path:
 
 
 @real
-def test_the_real_data_set_is_whole(tmp_path: Path):
+def test_the_real_data_set_is_complete(tmp_path: Path):
   dataset = data.load(settings(tmp_path), program(**IMAGES).model)
   assert (len(dataset.train), len(dataset.validation)) == (50_000, 10_000)
   assert np.bincount(dataset.train.labels).tolist() == [5000] * 10
@@ -65,7 +65,7 @@ def test_evaluation_counts_exactly_ten_thousand(tmp_path: Path, batch: int):
 
 
 def test_preparation_writes_what_the_archive_holds(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch):
-  """The whole path, download included, from a server on this machine, without TensorFlow."""
+  """Downloads from a server on this machine, prepares the records without TensorFlow, and loads them."""
 
   class Handler(http.server.SimpleHTTPRequestHandler):
     def __init__(self, *args):
@@ -87,12 +87,12 @@ def test_preparation_writes_what_the_archive_holds(tmp_path: Path, archive: Path
     expected = {image.tobytes(): label for label, image in cifar10.read_archive(archive, split)}
     assert len(source) == len(expected)
     for image, label in zip(source.images, source.labels, strict=True):
-      assert expected[np.asarray(image).tobytes()] == label  # the records lie shuffled
+      assert expected[np.asarray(image).tobytes()] == label  # the records are shuffled
 
 
 @pytest.mark.parametrize("hangs", [True, False])
-def test_no_data_and_no_network_is_one_sentence(hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-  """Also where the look-up of a name hangs, which no time-out of a socket ends."""
+def test_no_data_and_no_network_give_one_sentence(hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """Also if the name look-up hangs, which the timeout of a socket does not limit."""
   assert cifar10.CONNECT_SECONDS < 15
 
   def unreachable(*_) -> None:
@@ -108,7 +108,7 @@ def test_no_data_and_no_network_is_one_sentence(hangs: bool, tmp_path: Path, mon
     data.load(settings(tmp_path, dir=str(tmp_path / "none")), program(**IMAGES).model)
 
 
-def test_records_in_another_form_are_refused(tmp_path: Path):
+def test_records_in_another_format_are_refused(tmp_path: Path):
   folder = tmp_path / "cifar10" / cifar10.VERSION
   folder.mkdir(parents=True)
   (folder / "dataset_info.json").write_text("{}")
@@ -117,8 +117,8 @@ def test_records_in_another_form_are_refused(tmp_path: Path):
     data.load(settings(tmp_path, dir=str(tmp_path)), program(**IMAGES).model)
 
 
-def test_a_download_that_fails_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)  # knows no method
+def test_a_failed_download_gives_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)  # fails every request
   threading.Thread(target=server.serve_forever, daemon=True).start()
   monkeypatch.setattr(cifar10, "URL", f"http://127.0.0.1:{server.server_port}/cifar.tar.gz")
   try:
@@ -128,7 +128,7 @@ def test_a_download_that_fails_is_one_sentence(tmp_path: Path, monkeypatch: pyte
     server.shutdown()
 
 
-def test_images_and_text_are_not_mixed_up(tmp_path: Path):
+def test_data_that_the_model_cannot_read_is_refused(tmp_path: Path):
   with one_sentence("data.name='cifar10'", "model.inputs='tokens'", "'images'"):
     data.load(settings(tmp_path), program().model)
   with one_sentence("data.name='cifar'", "did you mean 'cifar10'"):

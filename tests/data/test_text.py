@@ -1,4 +1,4 @@
-"""Text: what is read, how it is split and tokenized, and what is refused."""
+"""Text: which files are read, how they are split and tokenized, and which are refused."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ def corpus(tmp_path: Path) -> Path:
   return folder
 
 
-def test_files_are_split_whole_and_nothing_is_lost(tmp_path: Path, corpus: Path):
+def test_each_file_is_in_one_split_as_a_whole(tmp_path: Path, corpus: Path):
   dataset = data.load(settings(tmp_path), model_config())
   train, validation = (bytes(np.asarray(s.tokens)).split(b"\0")[:-1] for s in (dataset.train, dataset.validation))
   assert len(train) + len(validation) == 40
@@ -44,7 +44,7 @@ def test_files_are_split_whole_and_nothing_is_lost(tmp_path: Path, corpus: Path)
   assert sorted(train + validation) == sorted(f.read_bytes() for f in corpus.rglob("*.txt") if f.name[0] != ".")
 
 
-def test_windows_share_the_token_that_is_target_and_input(tmp_path: Path, corpus: Path):
+def test_the_last_target_of_a_window_is_the_first_input_of_the_next(tmp_path: Path, corpus: Path):
   windows = data.load(settings(tmp_path), model_config()).train
   first, second = windows.read(np.array([0, 1]))["tokens"]
   assert len(first) == 33
@@ -79,7 +79,7 @@ def test_a_long_last_line_does_not_swallow_the_training_text(tmp_path: Path):
 
 
 @pytest.mark.parametrize("count", [20, 25, 39])
-def test_a_folder_always_holds_whole_files_out(tmp_path: Path, count: int):
+def test_a_small_folder_holds_one_whole_file_out(tmp_path: Path, count: int):
   (tmp_path / "corpus").mkdir()
   for i in range(count):
     (tmp_path / "corpus" / f"{i}.txt").write_text(f"document {i} " * 20)
@@ -87,7 +87,7 @@ def test_a_folder_always_holds_whole_files_out(tmp_path: Path, count: int):
   assert bytes(np.asarray(dataset.validation.tokens)).count(b"\0") == 1
 
 
-def test_ids_that_are_no_bytes_do_not_break_the_sample(tmp_path: Path, corpus: Path):
+def test_decoding_bytes_skips_ids_above_255(tmp_path: Path, corpus: Path):
   dataset = data.load(settings(tmp_path), model_config(vocab_size=320))
   assert dataset.text.decode([100, 300, 101]) == "de"
 
@@ -103,7 +103,7 @@ def test_several_paths_are_joined(tmp_path: Path, corpus: Path):
   assert len(files) == 21
 
 
-def test_bpe_has_the_size_asked_for_and_loses_nothing(tmp_path: Path, corpus: Path):
+def test_bpe_has_the_requested_size_and_decodes_what_it_encodes(tmp_path: Path, corpus: Path):
   model = model_config(vocab_size=300)
   dataset = data.load(settings(tmp_path, tokenizer="bpe"), model)
   assert dataset.train.tokens.max() < 300
@@ -116,7 +116,7 @@ def test_bpe_has_the_size_asked_for_and_loses_nothing(tmp_path: Path, corpus: Pa
   assert dataset.text.bytes_per_token > 1.2
 
 
-def test_the_default_is_the_standard_library(tmp_path: Path):
+def test_the_default_text_is_the_standard_library(tmp_path: Path):
   dataset = data.load(settings(tmp_path, path=""), model_config())
   assert b"def " in bytes(np.asarray(dataset.train.tokens[:100_000]))
   assert "standard library" in dataset.description
@@ -131,7 +131,7 @@ def test_bigram_equals_counting_by_hand():
   assert bits_per_byte(counts, [b"aba"]) == pytest.approx(expected)
 
 
-def test_bigram_is_fitted_on_the_training_split_alone(tmp_path: Path, corpus: Path):
+def test_bigram_is_fitted_on_the_training_split_only(tmp_path: Path, corpus: Path):
   dataset = data.load(settings(tmp_path), model_config())
   train = bytes(np.asarray(dataset.train.tokens))
   windows = [bytes(w.astype(np.uint8)) for w in dataset.validation.read(np.arange(len(dataset.validation)))["tokens"]]

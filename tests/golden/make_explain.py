@@ -1,7 +1,7 @@
-"""Writes what explain says of each strategy's placement and communication: python -m tests.golden.make_explain
+"""Writes explain's placement and communication tables for each strategy: python -m tests.golden.make_explain
 
-Run it after a change that is meant to move something, and read the difference: it is what the change communicates.
-`--topology` writes the files for a TPU slice too, where the TPU compiler is installed.
+Run it after a change that should affect placement or communication, and review the diff. `--topology` also writes the
+files for a TPU slice; it needs the TPU compiler.
 """
 
 import functools
@@ -11,7 +11,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "explain"
 SLICE = "v5e:2x4"
-# Lower-case names of fields of the tiny preset that differ: sizes that TPUs do not pad, and a batch for all strategies.
+# Changes to the tiny preset: a batch that suits all strategies, and for TPUs sizes that they do not pad.
 FIELDS = {"batch_size": 32}
 TPU_FIELDS = {"model.width": 256, "model.heads": 8, "model.kv_heads": 8, "model.mlp_width": 1024, "model.seq_len": 128}
 INPUTS = {
@@ -22,7 +22,7 @@ INPUTS = {
 
 @functools.cache
 def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
-  """What explain finds for a strategy, on 8 devices of this machine's CPU or of a slice."""
+  """explain's figures for a strategy on 8 simulated CPU devices or on a slice."""
   from analysis.explanation import explain
   from configs import base
   from tools import explain as tool
@@ -34,7 +34,7 @@ def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
 
 
 def page(name: str, topology: str | None = None) -> str:
-  """What a golden file holds for a strategy."""
+  """The content of a strategy's golden file."""
   from tools import explain as tool
 
   found = explained(name, topology, "tokens")
@@ -46,7 +46,7 @@ def file(name: str, topology: str | None = None) -> Path:
 
 
 def lowers_for(name: str, topology: str | None) -> bool:
-  """pmap takes only devices that are there."""
+  """Whether a strategy compiles for these devices. pmap accepts only real devices."""
   return topology is None or name != "pmap_ddp"
 
 

@@ -1,12 +1,12 @@
-"""Makes llama.npz: weights, tokens, logits and gradients of a tiny Llama, by Hugging Face's implementation in PyTorch.
+"""Makes llama.npz: weights, tokens, logits and gradients of a tiny Llama, from Hugging Face's PyTorch implementation.
 
-Needed only to make the file anew, so its packages are not among this project's:
+Only needed to make the file again, so its packages are not dependencies of this project:
 
     pip install torch==2.13.0 transformers numpy
     python tests/golden/make_llama.py
 
-Grouped-query attention (4 query heads on 2 key-value heads), untied head, no biases. Weights keep PyTorch's names and
-orientation ([out, in]); the test turns them.
+The model has grouped-query attention (4 query heads, 2 key-value heads), an untied head and no biases. Weights
+keep PyTorch's names and shapes ([out, in]); the test transposes them.
 """
 
 from pathlib import Path
@@ -31,7 +31,7 @@ config = LlamaConfig(
 )
 model = LlamaForCausalLM(config).to(torch.float32)
 with torch.no_grad():
-  for name, parameter in model.named_parameters():  # large enough that attention and norms are far from their start
+  for name, parameter in model.named_parameters():  # far from initialization, so that attention and norms matter
     noise = torch.randn_like(parameter)
     parameter.copy_(1 + 0.3 * noise if "norm" in name else 0.2 * noise)
 

@@ -1,4 +1,4 @@
-"""The model against an implementation by others: Hugging Face's Llama (tests/golden/make_llama.py)."""
+"""Compares the model with an independent implementation: Hugging Face's Llama (tests/golden/make_llama.py)."""
 
 from pathlib import Path
 
@@ -13,11 +13,11 @@ from training.program import Params, Program
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llama.npz"
 DEPTH, HEADS, KV_HEADS, WIDTH = 2, 4, 2, 32
-TOLERANCE = 1e-4  # two float32 implementations, each with its own order of sums
+TOLERANCE = 1e-4  # two float32 implementations, which sum in different orders
 
 
 def in_our_shape(arrays: dict[str, np.ndarray], kind: str) -> Params:
-  """Llama's weights, or their gradients, as this model names and shapes them."""
+  """Llama's weights or gradients, with this model's names and shapes. `kind`: "weight" or "gradient"."""
 
   def take(name: str) -> np.ndarray:
     return arrays[f"{kind}/{name}.weight"]

@@ -1,4 +1,4 @@
-"""Inputs and objectives combine: a token classifier is tokens × class, without a branch of its own."""
+"""Inputs and objectives combine: a token classifier is tokens × class, without code of its own."""
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,11 @@ def test_a_token_classifier_reads_all_tokens_and_predicts_one_class():
   logits = model(tokens)
   assert logits.shape == (1, p.model.classes)
   changed = model(tokens.at[0, -1].set(99))
-  assert np.abs(logits - changed).max() > 1e-4  # the last token matters, though the first position is read too
+  assert np.abs(logits - changed).max() > 1e-4  # the last token affects the class
 
 
 @pytest.mark.parametrize("name", ["fsdp", "two_d", "three_d"])
-def test_a_token_classifier_equals_a_single_device(name: str):
+def test_a_sharded_token_classifier_equals_a_single_device(name: str):
   p = classifier()
   batch, found = random_batch(p, BATCH), []
   for runner in (strategy(name, p), strategy("single", p)):

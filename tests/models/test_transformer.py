@@ -1,4 +1,4 @@
-"""The model against itself computed another way: attention, generation, scanned depth, dropout, images."""
+"""The model's parts, compared with simpler ways to compute the same: attention, generation, dropout, images."""
 
 import functools
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -
 
 
 @pytest.mark.parametrize("name", ["plain", "blockwise"])
-@pytest.mark.parametrize("length", [64, 150])  # a whole number of query blocks, and not
+@pytest.mark.parametrize("length", [64, 150])  # a multiple of the query block, and not
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_equals_the_definition(name: str, length: int, causal: bool):
   q, k, v = (jax.random.normal(jax.random.key(i), (2, length, heads, 8)) for i, heads in enumerate((4, 2, 2)))
@@ -54,7 +54,7 @@ def test_attention_equals_the_definition(name: str, length: int, causal: bool):
     assert relative_difference(a, b) < 1e-5
 
 
-def test_rotary_scores_depend_on_the_distance_alone():
+def test_rotary_scores_depend_only_on_the_distance():
   q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 16)) for i in range(2))
 
   def score(query_at: int, key_at: int) -> float:
@@ -65,7 +65,7 @@ def test_rotary_scores_depend_on_the_distance_alone():
   assert score(3, 1) != pytest.approx(score(3, 2), rel=1e-2)
 
 
-def test_a_token_does_not_see_the_ones_after_it():
+def test_a_token_does_not_see_later_tokens():
   config = model_config()
   tokens = jax.random.randint(jax.random.key(1), (2, 20), 0, 256)
   changed = tokens.at[:, 12].add(1)
@@ -74,7 +74,7 @@ def test_a_token_does_not_see_the_ones_after_it():
   assert (a[:, 12:] != b[:, 12:]).any()
 
 
-def test_an_image_sees_all_its_patches():
+def test_a_prediction_sees_the_last_patch_of_its_image_only():
   config = program(**IMAGES).model
   images = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
   corner = images.at[0, -1, -1].add(1.0)
@@ -97,14 +97,14 @@ def test_cached_generation_equals_full_recomputation(prompt_length: int):
   cached = generate(config, params, prompt, length=20, key=jax.random.key(0), temperature=0)
 
   predict = jax.jit(lambda text: jnp.argmax(transformer.bind(config, params)(text), axis=-1))
-  text = jnp.pad(prompt, ((0, 0), (0, 20)))  # what comes later is not seen, so one length serves all steps
+  text = jnp.pad(prompt, ((0, 0), (0, 20)))  # with causal attention, padding changes nothing, and avoids recompiling
   for position in range(prompt_length, prompt_length + 20):
     text = text.at[:, position].set(predict(text)[:, position - 1])
   np.testing.assert_array_equal(cached, text)
 
 
 def test_cached_logits_equal_full_recomputation():
-  """Token choices can agree by luck; the numbers they come from must agree too."""
+  """Tokens can agree by luck, so this compares the logits."""
   config = model_config()
   model = transformer.bind(config, params_of(config))
   tokens = jax.random.randint(jax.random.key(1), (2, 24), 0, 256)
@@ -115,7 +115,7 @@ def test_cached_logits_equal_full_recomputation():
   assert relative_difference(jnp.concatenate(parts, axis=1), model(tokens)) < 1e-5
 
 
-def test_sampling_follows_the_temperature():
+def test_samples_depend_on_the_seed_unless_the_temperature_is_0():
   config = model_config()
   params = params_of(config)
   prompt = jnp.zeros((8, 4), jnp.int32)
@@ -157,7 +157,7 @@ def test_dropout_is_keyed_by_example():
 
 
 def test_every_layer_draws_its_own_dropout():
-  """Were the key of a layer not folded in, all layers would drop the same elements."""
+  """If the key did not depend on the layer, all layers would drop the same elements."""
   config = model_config(dropout=0.5, depth=2)
   params = params_of(config)
   same = jax.tree.map(lambda w: jnp.stack([w[0], w[0]]), params["blocks"])
@@ -177,7 +177,7 @@ def test_tied_embedding_has_no_head():
 
 
 def test_flops_count_every_matrix_product():
-  """6 per weight of a matrix and position; the rest is attention's 12 · T · width."""
+  """6 for each matrix weight and position, plus 12 · T · width for attention in each block and position."""
   config = model_config()
   params = jax.eval_shape(lambda: transformer.init_params(config, jax.random.key(0)))
   matrices = sum(x.size for path, x in jax.tree.leaves_with_path(params) if path[-1].key not in ("scale", "embedding"))
@@ -200,6 +200,6 @@ def test_flops_count_every_matrix_product():
     ({"inputs": "images", "heads": 32}, ["model.heads=32", "multiple of 4"]),
   ],
 )
-def test_a_model_that_cannot_be_is_refused(fields: dict, parts: list[str]):
+def test_invalid_model_fields_are_refused(fields: dict, parts: list[str]):
   with one_sentence(*parts):
     model_config(**fields)

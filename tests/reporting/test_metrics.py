@@ -1,4 +1,4 @@
-"""What is written: lines that parse, event files that another reader understands, speeds that add up."""
+"""Metrics: lines that parse, event files that follow TensorFlow's format, and correct speeds."""
 
 import json
 import math
@@ -38,7 +38,7 @@ def test_a_line_holds_step_split_and_values(tmp_path: Path, capsys: pytest.Captu
   assert "train       10/100  loss 2.5000  12,346 tokens/s" in capsys.readouterr().out
 
 
-def test_tensorboard_reads_the_same_values(tmp_path: Path):
+def test_event_files_hold_the_same_values(tmp_path: Path):
   with metrics.Writer(tmp_path, LoopState(), 100) as writer:
     writer.write(10, "train", {"loss": 2.5})
     writer.write(20, "train", {"loss": 1.5})
@@ -57,7 +57,7 @@ def test_an_earlier_run_in_the_same_folder_is_kept(tmp_path: Path):
     assert [e.step for e in events if e.summary.value] == [step]
 
 
-def test_a_process_that_is_not_the_first_writes_nothing(tmp_path: Path):
+def test_a_disabled_writer_writes_nothing(tmp_path: Path):
   with metrics.Writer(tmp_path, LoopState(), 10, enabled=False) as writer:
     writer.write(1, "train", {"loss": 1.0})
   assert list(tmp_path.iterdir()) == []
@@ -68,7 +68,7 @@ def test_meter_divides_work_by_time(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
   clock = metrics.Clock()
   meter = metrics.Meter(clock, items=1000, unit="tokens", flops=5e12, peak=100e12)
-  now[0] += 50  # an evaluation, say
+  now[0] += 50  # for example an evaluation, which does not count
   meter.restart(10)
   with clock("data"):
     now[0] += 0.5
@@ -94,7 +94,7 @@ class Device:
     ("NVIDIA H100 PCIe", 756e12),
     ("TPU v5 lite", 197e12),
     ("TPU v5p", 459e12),
-    ("NVIDIA L40S", None),  # no L4
+    ("NVIDIA L40S", None),  # not an L4
     ("NVIDIA H200 NVL", None),
     ("TPU7x", 1153.5e12),
     ("cpu", None),
@@ -102,10 +102,10 @@ class Device:
 )
 def test_peaks_are_found_by_the_kind_of_device(kind: str, peak: float | None):
   assert hardware.peak_flops(Device(kind), "bfloat16") == peak
-  assert hardware.peak_flops(Device(kind), "float32") is None  # the table holds bfloat16 alone
+  assert hardware.peak_flops(Device(kind), "float32") is None  # the table holds bfloat16 only
 
 
-def test_memory_is_reported_where_the_backend_does():
+def test_memory_is_reported_if_the_backend_knows_it():
   assert hardware.memory_in_use([Device("cpu"), Device("cpu")]) == {}
   devices = [Device("gpu", {"bytes_in_use": gib * 2**30}) for gib in (1, 3)]
   assert hardware.memory_in_use(devices) == {"memory_gib": 3.0}

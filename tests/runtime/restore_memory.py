@@ -1,4 +1,4 @@
-"""A program for test_processes.py: restores a checkpoint and prints how much memory this process needed for it.
+"""A program for test_processes.py. Restores a checkpoint and prints how much memory this process needed to do so.
 
 python restore_memory.py --config=... --checkpoints=FOLDER     (started by tools.launch)
 """
@@ -22,7 +22,7 @@ FOLDER = flags.DEFINE_string("checkpoints", None, "The folder of checkpoints.")
 
 
 def peak_bytes() -> int:
-  """The most memory that this process ever had, as Linux counts it."""
+  """The peak memory of this process so far, as Linux counts it."""
   status = Path("/proc/self/status").read_text()
   return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
@@ -36,7 +36,7 @@ def main(config: Any) -> None:
   restore.READ_BYTES = 0  # one array at a time, as with arrays of gigabytes
   abstract = strategy.abstract_state()
   small = [(name, x) for name, x in record.named(abstract) if x.size < 10_000]
-  record.arrays(restore.read_arrays(folder / str(step), small))  # so that the libraries have what they need
+  record.arrays(restore.read_arrays(folder / str(step), small))  # so that the libraries are loaded
   before = peak_bytes()
   state, why = restore._read(folder / str(step), abstract, saved)
   assert state is not None, why

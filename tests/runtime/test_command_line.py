@@ -1,4 +1,4 @@
-"""The command line: sizes of mesh axes that only a user's layout knows. tests/test_train.py has the mistakes."""
+"""The command line: sizes of mesh axes that only a user's layout has. tests/test_train.py tests the error messages."""
 
 import sys
 
@@ -8,7 +8,7 @@ from runtime import command_line
 
 
 def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[str], dict[str, int]]:
-  """What is left of the arguments for ml_collections, and the sizes of own axes."""
+  """The arguments left for ml_collections, and the sizes of the user's own mesh axes."""
   argv, own_axes = ["train.py", "--config=configs/fsdp.py:tiny", *arguments], {}
   monkeypatch.setattr(sys, "argv", list(argv))
   rest = command_line._take_own_axes(argv, own_axes)
@@ -16,12 +16,12 @@ def parse(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[list[str], 
   return rest[2:], own_axes
 
 
-def test_sizes_of_own_mesh_axes_are_taken_and_others_stay(monkeypatch: pytest.MonkeyPatch):
+def test_only_sizes_of_own_mesh_axes_are_taken(monkeypatch: pytest.MonkeyPatch):
   given = ["--config.mesh.x=4", "--config.mesh.data=2", "--config.mesh.fsdp=-1", "--config.steps=3"]
   assert parse(monkeypatch, *given) == (["--config.mesh.data=2", "--config.steps=3"], {"x": 4, "fsdp": -1})
 
 
-def test_a_size_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+def test_a_mesh_size_that_is_not_a_number_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
   argv = ["train.py", "--config=configs/fsdp.py:tiny", "--config.mesh.x=two"]
   with pytest.raises(SystemExit) as ended:
     command_line.parse(argv, own_axes={})

@@ -1,4 +1,4 @@
-"""Jobs of several real processes on this machine: equal to one process, resumed by any number, failing together."""
+"""Jobs of several processes on this machine: they equal one process, resume on any number, and fail together."""
 
 import re
 import socket
@@ -27,7 +27,7 @@ TINY = {
 
 
 def flags(name: str, workdir: Path, **fields: object) -> list[str]:
-  """train.py's."""
+  """The flags of train.py for a tiny run."""
   given = [f"--config.{field.replace('__', '.')}={value}" for field, value in (TINY | fields).items()]
   return [f"--config={ROOT}/configs/{name}.py:tiny", f"--workdir={workdir}", *given]
 
@@ -49,32 +49,33 @@ runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
 
 
-def test_a_job_goes_on_with_other_processes_and_strategies(tmp_path: Path, capfd: pytest.CaptureFixture):
-  """2 × 4 → 1 × 8 → 4 × 2 devices against one process that is left alone: every line there is, each number to 1e-5.
+def test_a_job_resumes_with_other_processes_and_strategies(tmp_path: Path, capfd: pytest.CaptureFixture):
+  """2 × 4 → 1 × 8 → 4 × 2 devices, compared with an uninterrupted process: the same lines, with numbers to 1e-5.
 
-  The first is stopped by a signal that reaches one of its processes; both stop after the same step.
+  A signal reaches one of the first two processes, and both stop after the same step.
   """
   program, workdir = tmp_path / "program.py", tmp_path / "run"
   program.write_text(SIGNALLED)
   train.train(config("fsdp", **TINY), tmp_path / "whole")
   capfd.readouterr()
   assert launch.launch(2, 4, flags("pmap_ddp", workdir), program) == 0
-  told = capfd.readouterr().out
-  assert "[0] devices   8 × CPU device, simulated in 2 processes" in told
-  assert not re.search(r"\[1\] (train|validation|devices)", told), "only process 0 tells"
-  assert "[1] SIGTERM: will save and end" in told
-  assert "[0] SIGTERM" not in told
-  stopped = int(re.search(r"stopped   by a signal after step (\d+)", told)[1])
-  assert f"checkpoint {stopped} saved" in told
+  output = capfd.readouterr().out
+  assert "[0] devices   8 × CPU device, simulated in 2 processes" in output
+  assert not re.search(r"\[1\] (train|validation|devices)", output), "only process 0 may report"
+  assert "[1] SIGTERM: will save and end" in output
+  assert "[0] SIGTERM" not in output
+  stopped = int(re.search(r"stopped   by a signal after step (\d+)", output)[1])
+  assert f"checkpoint {stopped} saved" in output
   assert stopped < TINY["steps"] - 2
 
   train.train(config("hsdp", **TINY, stop_after=stopped + 1), workdir)
   assert f"resumed   at step {stopped}, saved by pmap_ddp" in capfd.readouterr().out
   assert launch.launch(4, 2, flags("fsdp", workdir)) == 0
-  told = capfd.readouterr().out
-  assert f"[0] resumed   at step {stopped + 1}, saved by hsdp" in told
-  assert "processes is 1 there and 4 here" in told
-  assert len(list((workdir / "checkpoints" / str(TINY["steps"]) / "params").glob("ocdbt.process_*"))) == 4, "all write"
+  output = capfd.readouterr().out
+  assert f"[0] resumed   at step {stopped + 1}, saved by hsdp" in output
+  assert "processes is 1 there and 4 here" in output
+  parts = (workdir / "checkpoints" / str(TINY["steps"]) / "params").glob("ocdbt.process_*")
+  assert len(list(parts)) == 4, "every process must write its part"
 
   reference = measured(tmp_path / "whole")
   ours = [line for line in measured(workdir) if line["split"] == "train" or line["step"] != stopped + 1]
@@ -86,7 +87,7 @@ def test_a_job_goes_on_with_other_processes_and_strategies(tmp_path: Path, capfd
 
 
 def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.CaptureFixture):
-  """Written whole by one device, read by 2 processes × 4 devices: each needs its half of the 253 MB, and some slack."""
+  """One device writes 253 MB and 2 processes × 4 devices read it. Each process needs its half and a little more."""
   shape = {"model.depth": 32, "model.width": 256, "model.heads": 8, "model.kv_heads": 8, "model.mlp_width": 512}
   runner = strategy("single", program(**{name.replace(".", "__"): size for name, size in shape.items()}), devices=1)
   state = runner.init(seed=0)
@@ -101,12 +102,12 @@ def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.Cap
   assert launch.launch(2, 4, arguments + [f"--config.{field}={size}" for field, size in shape.items()], reader) == 0
   needed = [int(found) / whole for found in re.findall(r"needed (\d+) bytes", capfd.readouterr().out)]
   assert len(needed) == 2
-  assert min(needed) > 0.45, "the measure does not see what is read"  # data_parallel, 4 copies, needs 4.9
+  assert min(needed) > 0.45, "the measured memory does not include the state"  # data_parallel, with 4 copies, needs 4.9
   assert max(needed) < 0.9
 
 
 def test_a_mistake_ends_all_processes_with_its_sentence(tmp_path: Path):
-  """As a user starts it: the command, its status, and one sentence of each."""
+  """Runs the command as a user does. Each process prints the sentence."""
   command = ["-m", "tools.launch", "--processes=2", "--devices-per-process=4", "--"]
   done = subprocess.run(
     [sys.executable, *command, *flags("fsdp", tmp_path, batch_size=12)],
@@ -121,7 +122,7 @@ def test_a_mistake_ends_all_processes_with_its_sentence(tmp_path: Path):
 PROGRAM = """
 import os, sys, time
 rank = next(a for a in sys.argv if "distributed.process=" in a)[-1]
-print("here is", rank, flush=True)
+print("this is", rank, flush=True)
 if rank == "1":
   time.sleep(0.5)
   sys.exit(7)
@@ -137,7 +138,7 @@ def test_one_failing_process_ends_the_rest_with_its_status(tmp_path: Path, capfd
     assert launch.launch(3, 1, [], program) == 7
   finally:
     launch.SECONDS_TO_END = before
-  assert sorted(capfd.readouterr().out.splitlines()) == [f"[{rank}] here is {rank}" for rank in range(3)]
+  assert sorted(capfd.readouterr().out.splitlines()) == [f"[{rank}] this is {rank}" for rank in range(3)]
 
 
 FAILING = f"""
@@ -154,23 +155,23 @@ runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
 
 
-def test_a_process_that_breaks_alone_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture):
-  """Though the other one waits for it in a collective, and jax at its exit would wait for the other."""
+def test_an_exception_in_one_process_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture):
+  """Even though the other process waits for it in a collective, and jax, on exit, waits for the other process."""
   program = tmp_path / "program.py"
   program.write_text(FAILING)
   start = time.monotonic()
   assert launch.launch(2, 4, flags("fsdp", tmp_path / "run"), program) == 1
-  assert time.monotonic() - start < 100  # the wait at jax's exit is 300 s
+  assert time.monotonic() - start < 100  # on exit, jax would wait 300 s
   assert "[1] RuntimeError: something broke here" in capfd.readouterr().out
 
 
-def test_processes_that_were_started_differently_are_told(monkeypatch: pytest.MonkeyPatch):
+def test_processes_with_different_configs_are_refused(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.setattr(processes, "all_gather", lambda fields: [fields, fields | {"steps": 7}])
   with one_sentence("steps is 5 for process 0, but 7 for process 1"):
     processes.require_equal({"seed": 0, "steps": 5})
 
 
-def test_who_waits_in_vain_says_for_whom(tmp_path: Path):
+def test_a_process_that_finds_no_coordinator_names_it(tmp_path: Path):
   where = {"coordinator": "127.0.0.1:1", "processes": 2, "process": 1, "timeout": 1}
   asked = flags("fsdp", tmp_path, **{f"distributed.{field}": value for field, value in where.items()})
   done = subprocess.run([sys.executable, "train.py", *asked], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -190,12 +191,12 @@ def test_who_waits_in_vain_says_for_whom(tmp_path: Path):
     ({"coordinator": "a:99999", "processes": 2, "process": 0}, ["distributed.coordinator='a:99999'", "HOST:PORT"]),
   ],
 )
-def test_fields_that_do_not_fit_together(fields: dict, parts: list[str]):
+def test_distributed_fields_that_do_not_fit_together_are_refused(fields: dict, parts: list[str]):
   with one_sentence(*parts):
     start(**fields)
 
 
-def test_a_port_in_use_is_told():
+def test_a_port_in_use_is_refused():
   with socket.create_server(("", 0)) as server:
     port = server.getsockname()[1]
     with one_sentence(f"distributed.coordinator='localhost:{port}'", "in use"):
@@ -203,6 +204,7 @@ def test_a_port_in_use_is_told():
 
 
 def start(**fields: object) -> None:
+  """Joins a job with these `distributed` fields."""
   given = config("fsdp").distributed
   given.update(fields)
   processes.join(given)
@@ -221,8 +223,8 @@ def test_a_timer_is_due_after_its_minutes(monkeypatch: pytest.MonkeyPatch):
   assert not timer.due
 
 
-def test_requests_leave_other_threads_alone():
-  """Signals can be taken in the main thread only; elsewhere a run just does not take them."""
+def test_requests_work_in_another_thread():
+  """Only the main thread can handle signals. A run in another thread works without handling them."""
   raised = []
 
   def use() -> None:

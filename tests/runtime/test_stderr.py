@@ -1,4 +1,4 @@
-"""What C++ code says while it is silenced is kept from the user, until it is needed."""
+"""What C++ code prints while silenced is hidden from the user, and shown if the program fails."""
 
 import os
 import subprocess
@@ -12,14 +12,14 @@ from runtime.stderr import silenced
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_is_said_is_not_shown(capfd: pytest.CaptureFixture):
+def test_silenced_output_is_not_shown(capfd: pytest.CaptureFixture):
   with silenced():
     os.write(2, b"pages of it\n")
   os.write(2, b"after\n")
   assert capfd.readouterr().err == "after\n"
 
 
-def test_an_error_has_what_was_said_as_a_note(capfd: pytest.CaptureFixture):
+def test_an_exception_has_the_silenced_output_as_a_note(capfd: pytest.CaptureFixture):
 
   @silenced()
   def fail() -> None:
@@ -33,8 +33,8 @@ def test_an_error_has_what_was_said_as_a_note(capfd: pytest.CaptureFixture):
   assert capfd.readouterr().err == ""
 
 
-def test_last_words_before_an_abort_are_shown():
-  """As C++ ends where one of its checks fails: no Python runs after it."""
+def test_silenced_output_is_shown_on_an_abort():
+  """A failed C++ check aborts the process, and no Python code runs afterwards."""
   program = "import os; from runtime.stderr import silenced\nwith silenced():\n  os.write(2, b'last words'); os.abort()"
   done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
   assert done.returncode < 0

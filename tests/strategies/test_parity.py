@@ -130,6 +130,6 @@ def evaluated(name: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_padded_evaluation_counts_each_example_once(name: str):
-  ours, alone = evaluated(name), evaluated("single")
-  assert ours["count"] == alone["count"] == 5
-  assert_trees_close(ours, alone, PARITY)
+  ours, single = evaluated(name), evaluated("single")
+  assert ours["count"] == single["count"] == 5
+  assert_trees_close(ours, single, PARITY)

@@ -63,7 +63,7 @@ def reference(depth: int) -> tuple[list[float], Params]:
 
 @pytest.mark.parametrize("schedule, mesh, factor", CASES)
 def test_pipeline_equals_single_device(schedule: str, mesh: str, factor: int):
-  """Also in every layer's gradient: the state keeps the layers in order, and interleaved moves weights within a step."""
+  """Every layer's gradient too: interleaved keeps the layers of the state in order, and moves weights within a step."""
   stages = MESHES[mesh][1]
   losses, gradient = run(pipeline(schedule, factor * stages, mesh, program(2 * stages)))
   expected_losses, expected_gradient = reference(2 * stages)
@@ -75,8 +75,9 @@ def test_pipeline_equals_single_device(schedule: str, mesh: str, factor: int):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_work_is_done_twice_and_none_in_the_bubble(schedule: str):
-  """Counts FLOPs in the compiled program. Each unit is a loop that runs once or not at all, and so is the head, which
-  only the last stage runs. All units of all stages add up to the step of a single device.
+  """Counts FLOPs in the compiled program: the units of all stages together are the step of a single device.
+
+  Each unit is in a loop that runs once or not at all, and so is the head, which only the last stage runs.
   """
   runner = strategy("pipeline", program(), pipeline__schedule=schedule)
   step = compile_step(runner, BATCH)

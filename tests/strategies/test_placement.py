@@ -64,7 +64,7 @@ def test_fsdp_gathers_weights_block_by_block_and_frees_them(program: Program):
 
 
 def test_hsdp_gathers_within_a_replica_and_sums_across_replicas(program: Program):
-  """Gathers what FSDP does, in groups of 4 neighbours. Sums gradients in groups of 2, with one device of each replica."""
+  """Gathers what FSDP does, in groups of 4 neighbours. Sums gradients in groups of 2, one device of each replica."""
   text = compiled_text("hsdp", program)
   assert sorted(collectives(text, "all-gather")) == sorted(collectives(compiled_text("fsdp", program), "all-gather"))
   assert groups(text, "all-gather") == {((0, 1, 2, 3), (4, 5, 6, 7))}

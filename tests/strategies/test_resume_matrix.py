@@ -58,12 +58,12 @@ def next_step(strategy: Strategy, state: TrainState, step: int) -> tuple[TrainSt
 @functools.cache
 def uninterrupted() -> tuple[TrainState, np.ndarray, float]:
   """A run on one device without checkpoints: its state after STEP steps, and the ids and loss of the next step."""
-  alone = runner("single", 1)
-  state = alone.init(seed=0)
+  single = runner("single", 1)
+  state = single.init(seed=0)
   for step in range(STEP):
-    state, _, _ = next_step(alone, state, step)
+    state, _, _ = next_step(single, state, step)
   kept = jax.device_get(state)
-  return kept, *next_step(alone, state, STEP)[1:]
+  return kept, *next_step(single, state, STEP)[1:]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path
 def test_every_checkpoint_holds_the_same_bits(saved: Callable[[str, int], Path]):
   state = uninterrupted()[0]
   expected = record.arrays(jax.device_put(state, runner("single", 1).state_sharding))
-  for name, devices in [case for case in CASES if case[1] > 1] + [("single", 1)]:  # on one device, all strategies are the same
+  cases = [case for case in CASES if case[1] > 1] + [("single", 1)]  # on one device, all strategies are the same
+  for name, devices in cases:
     found, saved_record = restore.restore(saved(name, devices), runner("single", 1).abstract_state(), RUN, pytest.fail)
     assert saved_record["arrays"] == expected
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(state), strict=True):
@@ -93,7 +94,7 @@ def test_every_checkpoint_holds_the_same_bits(saved: Callable[[str, int], Path])
 
 @pytest.mark.parametrize("name, devices", CASES)
 def test_a_run_resumes_from_a_checkpoint_of_any_strategy(name: str, devices: int, saved: Callable[[str, int], Path]):
-  """Tests each pair of strategies on one number of devices. The test above shows that all checkpoints hold the same."""
+  """Tests each pair of strategies on one number of devices. The test above shows that all checkpoints are equal."""
   strategy, names = runner(name, devices), strategies.names()
   _, ids, loss = uninterrupted()
   counts = [n for other, n in CASES if other == name]

@@ -107,7 +107,7 @@ def test_an_order_that_omits_a_unit_is_an_error():
 
 
 def test_idle_time_includes_waiting_for_slower_units():
-  """Backward units take twice as long. With two stages and one microbatch, each stage works for 3 of 6 units of time."""
+  """Backward units take twice as long. With two stages and one microbatch, each stage works for half of the time."""
   assert idle_time(build("gpipe", 2, 1, 1)) == pytest.approx(0.5)
   assert idle_time(build("gpipe", 4, 16, 1)) == pytest.approx(3 / 19)
   assert idle_time(build("1f1b", 4, 16, 1)) == pytest.approx(1 - 48 / 72)

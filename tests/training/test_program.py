@@ -1,4 +1,4 @@
-"""The step: sums, the optimizer against optax's own, non-finite updates, and random numbers."""
+"""The training step: sums, the optimizer compared with optax's, non-finite updates, and random numbers."""
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,9 @@ def step(p: Program, state: TrainState, batch) -> tuple[TrainState, dict]:
 
 
 def test_updates_equal_optax_adamw():
-  """Three steps of ours against optax.adamw with the same schedule and mask, gradients taken by themselves.
+  """Three steps of ours, compared with optax.adamw at the same learning rate and mask on separately computed gradients.
 
-  With the default eps Adam would make whole updates of the rounding of gradients that vanish.
+  With the default eps, Adam would turn rounding errors in vanishing gradients into full updates.
   """
   ours = program(
     steps=10, optimizer__warmup=2, optimizer__weight_decay=0.3, optimizer__clip_norm=0.5, optimizer__eps=1e-3
@@ -51,7 +51,7 @@ def test_weight_decay_spares_the_norms():
   assert spared == {"norm", "attention_norm", "mlp_norm"}
 
 
-def test_schedule_warms_up_and_decays_to_its_fraction():
+def test_learning_rate_warms_up_and_decays_to_its_fraction():
   optimizer = Optimizer(
     1.0, warmup=10, steps=100, final_fraction=0.1, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0, clip_norm=0
   )
@@ -97,7 +97,7 @@ def test_masked_examples_are_not_counted_as_correct():
   assert {name: float(value) for name, value in sums.items()} == {"loss": 0, "correct": 0, "count": 0}
 
 
-def test_a_tie_is_not_correct():
+def test_a_tie_is_not_counted_as_correct():
   _, sums = program().cross_entropy_sums(jnp.zeros((4, 10)), jnp.arange(4), jnp.ones(4, bool))
   assert int(sums["correct"]) == 0
 
@@ -111,7 +111,7 @@ def test_accuracy_counts_the_largest_logit():
 
 
 @pytest.mark.parametrize("fields", [{"model__dropout": 0.5}, {"data__augment": True, **IMAGES}])
-def test_random_numbers_follow_step_and_example_not_place(fields: dict):
+def test_random_numbers_depend_on_step_and_example_not_on_position(fields: dict):
   p = program(**fields)
   state, batch = begin(p), random_batch(p, 8)
   moved = {name: value[::-1] for name, value in batch.items()}
@@ -153,6 +153,6 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_masters():
     ({"model__dtype": "flaot32"}, ["model.dtype='flaot32'", "'float32'"]),
   ],
 )
-def test_settings_that_cannot_be_are_refused(fields: dict, parts: list[str]):
+def test_invalid_settings_are_refused(fields: dict, parts: list[str]):
   with one_sentence(*parts):
     program(**fields)
