@@ -1,13 +1,15 @@
 """What XLA's compilers do where theory leaves them a choice, and constants fitted to their memory and traffic.
 
 theory.py asks a `Compiler` at each choice. The base class chooses what sends least; `XlaCpu` and `LibTpu` override it
-with what their compiled programs show (jax 0.10.2 with XLA:CPU, libtpu 0.0.42). Tests compare both with compiled
-programs, so a new version that behaves differently fails a test and needs a change here.
+with what their compiled programs show (XLA:CPU of jax 0.10.2 and 0.12.0.1, libtpu 0.0.42 and 0.0.50). Tests compare
+both with compiled programs, so a new version that behaves differently fails a test and needs a change here.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
+
+import jax
 
 from analysis.case import Case, Weight
 from strategies.pipeline.stage import UNROLL
@@ -35,6 +37,7 @@ class Compiler:
   """The choices of a compiler. The methods of this class are the choices that theory expects; subclasses differ."""
 
   fitted: Fitted
+  hoists_embedding: bool = False  # gathers a pipeline's embedding once, before the units of the stage that uses it
 
   def scatters(self, case: Case, weight: Weight) -> bool:
     """Whether a weight's gradient is reduce-scattered along `embed`. Otherwise it is all-reduced and then sliced."""
@@ -131,7 +134,8 @@ COMPILERS: dict[str, Compiler] = {
       block={"minimal": 0.85, "dots": 0.85, "full": 1.0},
       sums=0.0,
       passes={"minimal": 10.2, "dots": 10.0, "full": 9.5},
-    )
+    ),
+    hoists_embedding=jax.__version_info__ >= (0, 12),
   ),
   "tpu": LibTpu(
     Fitted(

@@ -62,7 +62,7 @@ def _placed(row: dict[str, Any]) -> tuple[str, ...]:
     "·" if name is None else "+".join(name) if isinstance(name, tuple) else name for name in names
   )
   shape = "(" + ", ".join(map(str, row["shape"])) + ")"
-  return shape, dash(row["axes"]), dash(row["spec"]), f"{row['bytes']:,}"
+  return shape, dash(row["dims"]), dash(row["spec"]), f"{row['bytes']:,}"
 
 
 def _picture(strategy: Strategy) -> str:
@@ -94,8 +94,8 @@ def _memory(memory: dict[str, Any]) -> str:
     verdict = "The step fits" if memory["fits"] else "The step does not fit"
     lines.append(f"{verdict} into a device's memory of {amount(memory['device'])}.")
   if memory["fits"] is False:
-    lines += [f"  It would fit with {fix['change']}: predicted {amount(fix['total'])}." for fix in memory["mends"]]
-    if not memory["mends"]:
+    lines += [f"  It would fit with {fix['change']}: predicted {amount(fix['total'])}." for fix in memory["fixes"]]
+    if not memory["fixes"]:
       lines.append("  No change of remat, accumulation or strategy alone makes it fit; use more devices.")
   return "\n".join(lines)
 

@@ -1,7 +1,8 @@
 """Writes explain's placement and communication tables for each strategy: python -m tests.golden.make_explain
 
 Run it after a change that should affect placement or communication, and review the diff. `--topology` also writes the
-files for a TPU slice; it needs the TPU compiler.
+files for a TPU slice; it needs the TPU compiler. Write the files on the oldest stack first. On a newer one a strategy
+gets a file of its own where the compiler does something else.
 """
 
 import functools
@@ -9,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+
 FOLDER = Path(__file__).parent / "explain"
 SLICE = "v5e:2x4"
+OLDEST = (0, 10)  # the version of jax that the common files are written with
 # Changes to the tiny preset: a batch that suits all strategies, and for TPUs sizes that they do not pad.
 FIELDS = {"batch_size": 32}
 TPU_FIELDS = {"model.width": 256, "model.heads": 8, "model.kv_heads": 8, "model.mlp_width": 1024, "model.seq_len": 128}
@@ -42,7 +46,22 @@ def page(name: str, topology: str | None = None) -> str:
 
 
 def file(name: str, topology: str | None = None) -> Path:
-  return FOLDER / f"{name}{'-tpu' if topology else ''}.txt"
+  """The golden file of a strategy: the one of this version of jax if there is one, or else the common one."""
+  return own if (own := _file(name, topology, jax.__version_info__[:2])).exists() else _file(name, topology)
+
+
+def _file(name: str, topology: str | None, version: tuple[int, ...] = ()) -> Path:
+  suffix = f"-jax{'.'.join(map(str, version))}" if version else ""
+  return FOLDER / f"{name}{'-tpu' if topology else ''}{suffix}.txt"
+
+
+def write(name: str, topology: str | None) -> None:
+  """Writes the common file, or on a newer stack one of its own if it differs from the common one."""
+  text, common = page(name, topology), _file(name, topology)
+  if jax.__version_info__[:2] == OLDEST or not common.exists():
+    common.write_text(text)
+  elif text != common.read_text():
+    _file(name, topology, jax.__version_info__[:2]).write_text(text)
 
 
 def lowers_for(name: str, topology: str | None) -> bool:
@@ -60,4 +79,4 @@ if __name__ == "__main__":
   for topology in (None, SLICE) if "--topology" in sys.argv else (None,):
     for name in strategies.names():
       if lowers_for(name, topology):
-        file(name, topology).write_text(page(name, topology))
+        write(name, topology)

@@ -12,7 +12,8 @@ from helpers import program as make_program
 from jax.sharding import PartitionSpec as P
 
 from analysis import work
-from analysis.compiled import compile_step, loop_rounds
+from analysis.compiled import compile_step
+from analysis.timeline import unit_rounds
 from strategies.pipeline.stage import regroup
 from strategies.pipeline.strategy import Pipeline
 from training.program import Params, Program
@@ -81,7 +82,7 @@ def test_no_work_is_done_twice_and_none_in_the_bubble(schedule: str):
   """
   runner = strategy("pipeline", program(), pipeline__schedule=schedule)
   step = compile_step(runner, BATCH)
-  in_units = lambda **rounds: work.flops(step.module, dict.fromkeys(loop_rounds(runner), 0) | rounds)
+  in_units = lambda **rounds: work.flops(step.module, dict.fromkeys(unit_rounds(runner), 0) | rounds)
   assert in_units() == 0
   executed = runner.schedule.microbatches * runner.schedule.chunks * 2
   stages, ticks = runner.layout.mesh["stage"], runner.schedule.ticks

@@ -42,7 +42,7 @@ def test_the_bytes_of_the_weights_are_those_of_the_state(found: dict):
 
 def test_every_pinned_activation_is_named(found: dict):
   assert {row["what"] for row in found["activations"]} == {
-    "embedding, as looked up in", "residual stream", "heads", "hidden units of the MLP", "logits",
+    "embedding table for lookup", "residual stream", "heads", "hidden units of the MLP", "logits",
   }  # fmt: skip
   logits = next(row for row in found["activations"] if row["what"] == "logits")
   assert logits["shape"] == (16, 32, 256)
@@ -91,17 +91,17 @@ def test_every_fix_makes_the_step_fit():
   case = Case.of(strategy("data_parallel", program(model__depth=4)), 64, "cpu")
   total = explanation.predict.memory(case).total
   capacity = 0.7 * total
-  found = explanation.mends("data_parallel", case, capacity)
+  found = explanation.fixes("data_parallel", case, capacity)
   assert found
   assert all(fix["total"] <= capacity for fix in found)
   assert any("remat=full" in fix["change"] for fix in found)
   assert any("strategy=fsdp" in fix["change"] for fix in found)
   assert not any(name in fix["change"] for fix in found for name in ("single", "pmap_ddp"))
   already = Case.of(strategy("two_d", program(model__depth=4, model__remat="full")), 64, "cpu")
-  changes = [fix["change"] for fix in explanation.mends("two_d", already, 1e12)]
+  changes = [fix["change"] for fix in explanation.fixes("two_d", already, 1e12)]
   assert "mesh.data=2 mesh.model=4" in changes
   assert not any("remat" in change for change in changes)
-  assert explanation.mends("data_parallel", case, 0) == []
+  assert explanation.fixes("data_parallel", case, 0) == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_fix_gives_the_predicted_memory(name: str, mesh: dict, remat: str):
   fields = {"model__depth": 4, "batch_size": 32, "model__remat": remat, **{f"mesh__{a}": n for a, n in mesh.items()}}
   asked = config(name, **fields)
   runner = strategy(name, program(**fields), **{f"mesh__{a}": n for a, n in mesh.items()})
-  found = explanation.mends(name, Case.of(runner, 32, "cpu"), math.inf)
+  found = explanation.fixes(name, Case.of(runner, 32, "cpu"), math.inf)
   assert len(found) > 2
   for fix in found:
     changes = dict(change.split("=") for change in fix["change"].split())
