@@ -18,8 +18,8 @@ train: $(INSTALLED)
 test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -q
 
-# What each strategy sends on TPUs, compiled for a slice that is not there, and the tools with it. Installs the TPU
-# compiler that the installed jax goes with, for Linux on x86-64. pip keeps the jax that is there.
+# Compiles every strategy for a TPU slice and compares what it sends with theory; also tests the tools that use the TPU
+# compiler. Installs the TPU compiler for the installed jax (Linux on x86-64). pip does not change jax itself.
 test-topology: $(INSTALLED)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check 'jax[tpu]'
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -q tests/analysis/test_topology.py tests/tools/test_with_tpu_compiler.py

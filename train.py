@@ -51,7 +51,7 @@ def train(config: Any, workdir: Path | None) -> dict[str, float]:
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
   with signals.Requests() as requests, folders.owned(workdir):
     run, state = set_up(config, workdir, devices, clock)
-    with run.checkpoints, run.writer:
+    with run.writer, run.checkpoints:  # the writer last: only process 0 can raise there
       announce(run, state, devices)
       ended = loop(run, state, requests)
       with clock("checkpoint"):
@@ -205,7 +205,7 @@ def finish(run: Run, ended: Ended, requests: signals.Requests) -> dict[str, floa
       return result
 
   baseline = run.evaluator.baseline() if jax.process_index() == 0 else None
-  if baseline:
+  if baseline and result["bits_per_byte"] is not None:
     say(summary.baseline_line(baseline, result["bits_per_byte"]))
   if run.prompt is not None:
     with run.clock("sample"):

@@ -115,7 +115,7 @@ def _products(case: Case) -> list[Product]:
   t, d = model.positions, model.width
   layers = model.depth / layout.shards("layers")
   projections = 2 * d * model.head_dim * (2 * model.heads + 2 * model.kv_heads) / layout.shards("heads")
-  scores = 4 * t * d / layout.shards("heads") * _computed(model)
+  scores = 4 * t * model.heads * model.head_dim / layout.shards("heads") * _computed(model)
   mlp = 6 * d * model.mlp_width / layout.shards("mlp")
   attention_again = {"minimal": 0.0, "dots": scores, "full": projections + scores}[model.remat]
   if model.attention == "cudnn":

@@ -86,7 +86,9 @@ def without_peer(config: Any, platform: str, dtype: str) -> str | None:
   usual = "float32" if platform == "cpu" else "bfloat16"
   theirs = {"dtype": usual, "param_dtype": "float32", "remat": "minimal", "dropout": 0.0, "accumulation": 1}
   ours = config.model.to_dict() | {"dtype": dtype, "accumulation": config.accumulation}
-  return next((f"the peer has {name}={value}" for name, value in theirs.items() if ours[name] != value), None)
+  return next(
+    (f"the peer is compared only with {name}={value}" for name, value in theirs.items() if ours[name] != value), None
+  )
 
 
 def check(config: Any) -> None:

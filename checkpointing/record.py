@@ -55,13 +55,18 @@ def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
   return out
 
 
-def check_same_run(saved: Record, now: Record, where: str) -> None:
-  """Raises ConfigError if a run with record `now` may not resume from the checkpoint `where` with record `saved`."""
+def check_version(saved: Record, now: Record, where: str) -> None:
+  """Raises ConfigError if the record `saved` of the checkpoint `where` has another format than `now`."""
   if saved.get("version") != now.get("version"):
     raise ConfigError(
-      f"{where} has record version {saved.get('version')}, but this program needs {now.get('version')}; resume it with "
-      "the version of the program that wrote it"
+      f"{where} has record version {saved.get('version')}, but this program needs {now.get('version')}; use the "
+      "version of the program that wrote it"
     )
+
+
+def check_same_run(saved: Record, now: Record, where: str) -> None:
+  """Raises ConfigError if a run with record `now` may not resume from the checkpoint `where` with record `saved`."""
+  check_version(saved, now, where)
   before, after = (flat(record["config"]) for record in (saved, now))
   names = [n for n in sorted(before.keys() | after.keys()) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
   wrong = [_change(name, before, after) for name in names if before.get(name) != after.get(name)]
@@ -80,7 +85,7 @@ def check_arrays(saved: Record, abstract: Any, where: str) -> None:
   wanted = {name: [list(x.shape), str(x.dtype)] for name, x in named(abstract)}
   held = {name: entry[:2] for name, entry in saved["arrays"].items()}
   wrong = [
-    f"{name} is {_shape(held.get(name))} there and {_shape(shape)} here"
+    f"{name} is {_shape(held.get(name))} in the checkpoint and {_shape(shape)} in this run"
     for name, shape in wanted.items()
     if held.get(name) != shape
   ]
@@ -102,7 +107,7 @@ def _differs(name: str, saved: Record, now: Record) -> bool:
 
 
 def _change(name: str, before: dict[str, Any], after: dict[str, Any]) -> str:
-  return f"{name} is {before.get(name)!r} there and {after.get(name)!r} here"
+  return f"{name} was {before.get(name)!r} and is now {after.get(name)!r}"
 
 
 def _shape(entry: list | None) -> str:

@@ -107,6 +107,7 @@ def load_params(source: str, abstract: TrainState, now: Record) -> tuple[Params,
       f"init_from={source!r} names no workdir with a checkpoint, nor a checkpoint; use the workdir of another run"
     )
   where = f"init_from={source!r}"
+  record.check_version(saved, now, where)
   theirs, ours = saved["data"]["tokenizer"], now["data"]["tokenizer"]
   if theirs != ours:
     raise ConfigError(

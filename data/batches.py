@@ -7,7 +7,6 @@ be read without the ones before it, and resuming a run needs only its step.
 import dataclasses
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
@@ -105,12 +104,11 @@ def _mix(x: np.ndarray) -> np.ndarray:
 class prefetch:
   """Iterates over `make(item)` for each item. A thread makes up to `ahead` results in advance.
 
-  Use it as a context manager; leaving it stops the thread. `waited` is how many seconds the consumer has waited. If
-  `make` raises an exception, the consumer gets it in place of that result.
+  Use it as a context manager; leaving it stops the thread. If `make` raises an exception, the consumer gets it in
+  place of that result.
   """
 
   def __init__(self, make: Callable[[Any], Any], items: Iterable[Any], ahead: int = 2):
-    self.waited = 0.0
     self._ready: queue.Queue = queue.Queue(maxsize=ahead)
     self._stop = threading.Event()
     self._thread = threading.Thread(target=self._work, args=(make, items), daemon=True)
@@ -145,9 +143,7 @@ class prefetch:
     return self
 
   def __next__(self) -> Any:
-    start = time.perf_counter()
     value, error = self._ready.get()
-    self.waited += time.perf_counter() - start
     if error is not None:
       raise error
     return value

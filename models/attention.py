@@ -43,16 +43,16 @@ def resolve(name: str, platform: str, dtype: str, head_dim: int) -> str:
   return "blockwise" if platform == "cpu" else "cudnn" if fits_cudnn else "plain"
 
 
-def rope_angles(positions: jax.Array, head_dim: int, base: float) -> jax.Array:
-  """The angles of rotary embedding (arXiv:2104.09864): positions [T, A] → [T, head_dim / 2].
+def rope_angles(coordinates: jax.Array, head_dim: int, base: float) -> jax.Array:
+  """The angles of rotary embedding (arXiv:2104.09864): coordinates [T, C] → [T, head_dim / 2].
 
-  A is the number of coordinates of a position: 1 in a text, 2 (row and column) in an image. Each coordinate sets the
+  C is the number of coordinates of a position: 1 in a text, 2 (row and column) in an image. Each coordinate sets the
   angles of an equal share of the pairs.
   """
-  coordinates = positions.shape[-1]
-  pairs = head_dim // 2 // coordinates
+  count = coordinates.shape[-1]
+  pairs = head_dim // 2 // count
   frequency = base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
-  return (positions[:, :, None] * frequency).reshape(positions.shape[0], coordinates * pairs)
+  return (coordinates[:, :, None] * frequency).reshape(coordinates.shape[0], count * pairs)
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:

@@ -60,7 +60,7 @@ class Input(Protocol):
     """Embeds the prepared input → [B, T, D]."""
 
   def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
-    """The coordinates [T, A] of the positions numbered `index` [T]."""
+    """The coordinates [T, C] of the positions numbered `index` [T]."""
 
   def embedding_products(self, model: "ModelConfig") -> int:
     """How many weights multiply each position in the embedding; 0 for a lookup."""

@@ -131,8 +131,8 @@ class Transformer(nnx.Module):
     """
     graph, stacked = nnx.split(self.blocks)
     depth = jax.tree.leaves(stacked)[0].shape[0]
-    places = self.config.reads.locate(self.config, start + jnp.arange(x.shape[1]))  # [T, coordinates]
-    angles = rope_angles(places, self.config.head_dim, self.config.rope_base)
+    coordinates = self.config.reads.locate(self.config, start + jnp.arange(x.shape[1]))  # [T, C]
+    angles = rope_angles(coordinates, self.config.head_dim, self.config.rope_base)
 
     def body(x: jax.Array, layer: _Layer) -> tuple[jax.Array, Cache | None]:
       block = nnx.merge(graph, jax.tree.map(lambda w: self._ready(w, sharding), layer.weights, is_leaf=_is_param))

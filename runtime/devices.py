@@ -34,7 +34,7 @@ def start_jax(config: Any) -> list[jax.Device]:
 
 
 def _has_tpu_compiler_without_tpus() -> bool:
-  """Whether libtpu is installed on a machine without TPUs, as it is to compile for slices that are not there."""
+  """Whether libtpu is installed on a machine without TPUs, which is enough to compile for TPU slices."""
   has_tpus = any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
   return importlib.util.find_spec("libtpu") is not None and not has_tpus
 

@@ -1,4 +1,4 @@
-"""What a device can do at best. A kind that is not listed has no figures here, and then no MFU is printed."""
+"""Peak figures of each kind of device. For a kind that is not listed, a run prints no MFU."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ class Chip:
   Attributes:
     flops: dense bfloat16 FLOP/s.
     memory: bytes.
-    bandwidth: of its memory, bytes/s.
-    link: bytes/s to the devices of its fast network: over each link of a torus, else over all links together.
-    torus: dimensions of the torus the devices stand in; 0 where a switch connects them all.
-    wraps: a dimension of the torus is closed to a ring where its size is a multiple of this.
+    bandwidth: bytes/s to and from its memory.
+    link: bytes/s to other devices: over each link of a torus, or over all links together if a switch connects them.
+    torus: the number of dimensions of the torus that connects the devices; 0 if a switch connects them.
+    wraps: a dimension of the torus is closed to a ring if its size is a multiple of this.
   """
 
   flops: float
@@ -67,7 +67,7 @@ CHIPS: dict[str, Chip | None] = {
 
 
 def chip(kind: str) -> Chip | None:
-  """The figures of a kind of device, by its `device_kind`; None where they are not known, as of a GPU's part (MIG)."""
+  """The figures of a kind of device, by its `device_kind`; None if unknown, as for a part of a GPU (MIG)."""
   if " MIG " in kind:
     return None
   known = [name for name in CHIPS if kind.startswith(name) and kind[len(name) :][:1] in ("", " ", "-")]
@@ -75,7 +75,7 @@ def chip(kind: str) -> Chip | None:
 
 
 def peak_flops(device: jax.Device, dtype: str) -> float | None:
-  """FLOP/s of the device in the compute dtype, or None where it is not known."""
+  """FLOP/s of the device in the compute dtype. None if it is not known."""
   known = chip(device.device_kind)
   return known.flops if known and dtype == "bfloat16" else None
 

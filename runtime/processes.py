@@ -75,7 +75,9 @@ def _deadline(seconds: float, message: str) -> Iterator[None]:
   """Ends the program with status 2 unless the body finishes in time."""
 
   def give_up() -> None:
-    print(f"error: {message}; see that all are started and reach that address", file=sys.stderr, flush=True)
+    print(
+      f"error: {message}; check that all processes are running and can reach that address", file=sys.stderr, flush=True
+    )
     os._exit(2)
 
   timer = threading.Timer(seconds, give_up)
@@ -106,7 +108,7 @@ def raise_together() -> Iterator[None]:
   try:
     yield
   except (ConfigError, OSError) as error:
-    message = str(error)
+    message = str(error) or type(error).__name__
   errors = all_gather(message)
   for rank, text in enumerate(errors):
     if text:

@@ -25,8 +25,8 @@ class Decision:
 class Requests:
   """Turns signals into requests, and the requests of single processes into decisions of all.
 
-  The first SIGTERM or SIGINT asks to stop after the current step; a second one ends the process at once. Use it as a
-  context manager in the main thread.
+  The first SIGTERM or SIGINT asks to stop after the current step; a second one ends the process immediately. Use it as
+  a context manager in the main thread.
   """
 
   def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Requests:
   def _on_signal(self, number: int, _: FrameType | None) -> None:
     self.signal = signal.Signals(number).name
     # Not print(): the signal may have interrupted one.
-    os.write(2, f"{self.signal}: will save and end after this step; a second signal ends it at once\n".encode())
+    os.write(2, f"{self.signal}: will save and end after this step; a second signal ends it immediately\n".encode())
     for each in self._before:
       signal.signal(each, signal.SIG_DFL)
 

@@ -128,11 +128,11 @@ def test_init_from_starts_with_another_runs_parameters(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
   "fields, parts",
   [
-    ({"model__width": 64}, ["model.width is 32 there and 64 here", "name another workdir"]),
-    ({"model__depth": 2, "seed": 3}, ["model.depth is 1 there and 2 here", "seed is 0 there and 3 here"]),
-    ({"batch_size": 32}, ["batch_size is 16 there and 32 here"]),
-    ({"data__name": "text"}, ["data.name is 'synthetic' there and 'text' here"]),
-    ({"model__rope_base": 5000.0}, ["model.rope_base is 10000.0 there and 5000.0 here"]),
+    ({"model__width": 64}, ["model.width was 32 and is now 64", "name another workdir"]),
+    ({"model__depth": 2, "seed": 3}, ["model.depth was 1 and is now 2", "seed was 0 and is now 3"]),
+    ({"batch_size": 32}, ["batch_size was 16 and is now 32"]),
+    ({"data__name": "text"}, ["data.name was 'synthetic' and is now 'text'"]),
+    ({"model__rope_base": 5000.0}, ["model.rope_base was 10000.0 and is now 5000.0"]),
   ],
 )
 def test_a_checkpoint_of_another_config_is_refused(fields: dict, parts: list[str], finished: Path):
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_another_config_is_refused(fields: dict, parts: list[str
   "init_from, fields, parts",
   [
     ("nowhere", {}, ["init_from=", "nowhere", "no workdir with a checkpoint"]),
-    ("", {"model__width": 64}, ["init_from=", "params/", "there and", "here"]),
+    ("", {"model__width": 64}, ["init_from=", "params/", "in the checkpoint and", "in this run"]),
     ("", {"data__name": "text"}, ["init_from=", "tokens of 'synthetic'", "'bytes'"]),
   ],
 )
@@ -166,7 +166,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_allowed_config_changes_are_reported(finished: Path, capsys: pytest.CaptureFixture):
   train.train(config("two_d", **SMALL | {"steps": 4}), finished)
   printed = capsys.readouterr().out
-  for note in ("strategy is 'fsdp' there and 'two_d' here", "steps is 3 there and 4 here"):
+  for note in ("strategy was 'fsdp' and is now 'two_d'", "steps was 3 and is now 4"):
     assert f"note      {note}" in printed
 
 

@@ -10,6 +10,7 @@ analysis/search.py searches. docs/explain.md says how far to trust the predictio
 
 import math
 import shlex
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -25,6 +26,8 @@ from models.config import ModelConfig
 from runtime import command_line
 from tools import explain
 from training import settings
+
+CONFIGS = Path(__file__).parents[1] / "configs"
 
 
 def model_of(params: float, length: int) -> dict[str, int]:
@@ -113,7 +116,8 @@ def fields_of(candidate: Candidate, config: Any) -> dict[str, Any]:
 def config_of(candidate: Candidate, config: Any) -> Any:
   """The config of a candidate: its strategy's defaults with the fields of its command line."""
   made = base.get_config("lm", candidate.strategy)
-  made.update_from_flattened_dict(fields_of(candidate, config))
+  with made.unlocked():  # a layout may have mesh axes of its own
+    made.update_from_flattened_dict(fields_of(candidate, config))
   return made
 
 
@@ -152,7 +156,12 @@ def main(asked: flags.FlagValues) -> None:
   )
   for number, candidate in enumerate(found, 1):
     arguments = [f"--config.{name}={value}" for name, value in fields_of(candidate, config).items()]
-    print(f"{number:2d}  {shlex.join(['python', 'train.py', f'--config=configs/{candidate.strategy}.py', *arguments])}")
+    name = candidate.strategy  # a user's strategy may have no config of its own
+    has_file = (CONFIGS / f"{name}.py").exists()
+    chosen = (
+      [f"--config=configs/{name}.py"] if has_file else ["--config=configs/single.py", f"--config.strategy={name}"]
+    )
+    print(f"{number:2d}  {shlex.join(['python', 'train.py', *chosen, *arguments])}")
   if asked.compile:
     print("\nBy the compiler:")
     for number, candidate in enumerate(found[:3], 1):

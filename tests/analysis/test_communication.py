@@ -1,4 +1,4 @@
-"""What each strategy sends, held to the formulas: every kind of collective, over every mesh axis, byte by byte."""
+"""Compares what each strategy sends with the formulas: each kind of collective, over each mesh axis, byte by byte."""
 
 import collections
 import functools
@@ -12,8 +12,8 @@ from analysis import compiled, predict, theory
 from analysis.case import Case, weights
 from training.program import Program
 
-# The least multiple of every strategy's devices × microbatches: a pipeline's devices then have one example at a time,
-# where sizes coincide and what is told apart by shapes is most easily confused.
+# The least multiple of every strategy's devices × microbatches. A pipeline's devices then have one example at a time.
+# Then different arrays often have equal sizes, and telling them apart by shape is hardest.
 BATCH = 16
 
 # Numbers beside the formulas' terms: losses, counts and norms, a few bytes each.
@@ -77,7 +77,7 @@ def test_pmap_sends_what_data_parallel_does():
 
 
 def test_fsdp_sends_weights_twice():
-  """2·P·(n−1)/n numbers, but for embedding, head and norms, of which the first two go once and the last stay whole."""
+  """2·P·(n−1)/n numbers. Exceptions: embedding and head are gathered once, and the norms are not split."""
   ours, _ = measured("fsdp", "text")
   of = lambda wanted: sum(math.prod(w.shape) for w in weights(make("text").model) if wanted(w))
   blocks, edges = of(lambda w: w.in_blocks and w.is_matrix), of(lambda w: not w.in_blocks and w.is_matrix)

@@ -138,10 +138,10 @@ def test_a_record_of_another_config_has_another_name():
   "fields, without",
   [
     ({}, None),
-    ({"model__dtype": "bfloat16"}, "the peer has dtype=float32"),
-    ({"model__remat": "full"}, "the peer has remat=minimal"),
-    ({"model__dropout": 0.1}, "the peer has dropout=0.0"),
-    ({"accumulation": 2}, "the peer has accumulation=1"),
+    ({"model__dtype": "bfloat16"}, "the peer is compared only with dtype=float32"),
+    ({"model__remat": "full"}, "the peer is compared only with remat=minimal"),
+    ({"model__dropout": 0.1}, "the peer is compared only with dropout=0.0"),
+    ({"accumulation": 2}, "the peer is compared only with accumulation=1"),
     ({"preset": "cifar10"}, "the peer is a language model"),
   ],
 )

@@ -172,7 +172,7 @@ def test_another_optimizer_is_not_mistaken_for_damage(tmp_path: Path, written: t
   shutil.copytree(written[0], tmp_path / "c")
   abstract = runner.abstract_state()
   other = TrainState(abstract.step, abstract.params, {"momentum": abstract.params})
-  with one_sentence("checkpoint 2", "another model or optimizer", "opt_state/momentum", "absent there"):
+  with one_sentence("checkpoint 2", "another model or optimizer", "opt_state/momentum", "absent in the checkpoint"):
     restore.restore(tmp_path / "c", other, RUN, Messages().append)
   assert restore.steps(tmp_path / "c") == [1, 2]
 
@@ -243,3 +243,13 @@ def test_checkpoints_use_no_pickle(tmp_path: Path, runner: Strategy, monkeypatch
   with checkpoints(tmp_path, messages) as writer:
     save(writer, 1, initial_state(runner))
   assert read(tmp_path, runner, messages)[1] == 1
+
+
+def test_a_checkpoint_of_another_record_version_is_refused(tmp_path: Path, runner: Strategy):
+  with checkpoints(tmp_path / restore.FOLDER, Messages()) as writer:
+    save(writer, 2, initial_state(runner))
+  newer = RUN | {"version": 99}
+  with one_sentence("record version None", "99"):
+    restore.restore(tmp_path / restore.FOLDER, runner.abstract_state(), newer, pytest.fail)
+  with one_sentence("init_from=", "record version None", "99"):
+    restore.load_params(str(tmp_path), runner.abstract_state(), newer)

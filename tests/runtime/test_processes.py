@@ -73,7 +73,7 @@ def test_a_job_resumes_with_other_processes_and_strategies(tmp_path: Path, capfd
   assert launch.launch(4, 2, flags("fsdp", workdir)) == 0
   output = capfd.readouterr().out
   assert f"[0] resumed   at step {stopped + 1}, saved by hsdp" in output
-  assert "processes is 1 there and 4 here" in output
+  assert "processes was 1 and is now 4" in output
   parts = (workdir / "checkpoints" / str(TINY["steps"]) / "params").glob("ocdbt.process_*")
   assert len(list(parts)) == 4, "every process must write its part"
 
