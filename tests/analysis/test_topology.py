@@ -100,7 +100,10 @@ def test_data_parallel_all_reduces_its_gradients():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_strategy_on_tpus_matches_its_golden_page(name: str):
-  assert golden.page(name, golden.SLICE) == golden.file(name, golden.SLICE).read_text()
+  file = golden.file(name, golden.SLICE)
+  if not file.exists():
+    pytest.skip(f"no golden page for {name}; write it with python -m tests.golden.make_explain --topology")
+  assert golden.page(name, golden.SLICE) == file.read_text()
 
 
 def test_a_model_of_7_billion_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):
