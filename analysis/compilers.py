@@ -14,6 +14,7 @@ import jax
 from analysis.case import Case, Weight
 from strategies.pipeline.stage import UNROLL
 
+JAX_0_12 = jax.__version_info__ >= (0, 12)  # whose extras install libtpu 0.0.50
 LANES = 128  # elements along one dimension of a tile in a TPU's memory
 
 
@@ -37,8 +38,6 @@ class Compiler:
   """The choices of a compiler. The methods of this class are the choices that theory expects; subclasses differ."""
 
   fitted: Fitted
-  hoists_embedding: bool = False  # gathers a pipeline's embedding once, before the units of the stage that uses it
-  hoists_class_head: bool = False  # gathers the head of a pipeline's classifier once, before the units that use it
 
   def scatters(self, case: Case, weight: Weight) -> bool:
     """Whether a weight's gradient is reduce-scattered along `embed`. Otherwise it is all-reduced and then sliced."""
@@ -63,8 +62,17 @@ class Compiler:
     """How often a block's weights are gathered in a step: for the forward and the backward pass of each part."""
     return 2 * case.units
 
+  def edge_gathers(self, case: Case, weight: Weight) -> int:
+    """How often a pipeline gathers a weight outside the blocks in a step.
+
+    Such weights do not change from part to part, so one gather could serve all parts. But only the first stage uses the
+    embedding, so its gather stays in this stage's units.
+    """
+    times = {"embedding": case.units, "head": self.head_gathers(case)}
+    return sum(times[role] for role in weight.roles)
+
   def head_gathers(self, case: Case) -> int:
-    """How often the head is gathered in a step. Once: it does not change from part to part."""
+    """How often a pipeline gathers the head."""
     return 1
 
   def maximum_bytes(self, case: Case) -> float:
@@ -98,6 +106,10 @@ class XlaCpu(Compiler):
       return 2
     return super().block_gathers(case)
 
+  def edge_gathers(self, case: Case, weight: Weight) -> int:
+    """XLA of jax 0.12 gathers all of them before the units, once, also where a tied weight has two roles."""
+    return 1 if JAX_0_12 else super().edge_gathers(case, weight)
+
 
 @dataclasses.dataclass(frozen=True)
 class LibTpu(Compiler):
@@ -121,9 +133,9 @@ class LibTpu(Compiler):
     return weight.shape[weight.dims.index("embed")] / case.layout.shards("embed") != LANES
 
   def head_gathers(self, case: Case) -> int:
-    """In a pipeline it leaves the gather of the head inside the unit that uses it, so it runs for each microbatch."""
+    """The gather of the head stays in the unit that uses it. libtpu 0.0.50 moves a classifier's out of the units."""
     is_class_head = "vocab" not in case.model.predicts.head(case.model)[1]
-    return 1 if not case.schedule or (is_class_head and self.hoists_class_head) else case.units
+    return 1 if is_class_head and JAX_0_12 else case.units
 
   def maximum_bytes(self, case: Case) -> float:
     """Outside of pipelines it all-reduces the maximum in the dtype that the logits had before their cast to float32."""
@@ -136,15 +148,13 @@ COMPILERS: dict[str, Compiler] = {
       block={"minimal": 0.85, "dots": 0.85, "full": 1.0},
       sums=0.0,
       passes={"minimal": 10.2, "dots": 10.0, "full": 9.5},
-    ),
-    hoists_embedding=jax.__version_info__ >= (0, 12),
+    )
   ),
   "tpu": LibTpu(
     Fitted(
       block={"minimal": 1.15, "dots": 1.4, "full": 0.8},
       sums=0.4,
       passes={"minimal": 5.5, "dots": 4.7, "full": 4.2},
-    ),
-    hoists_class_head=jax.__version_info__ >= (0, 12),  # libtpu 0.0.50
+    )
   ),
 }

@@ -44,16 +44,12 @@ def _weights(case: Case) -> list[Sent]:
 def _gathers(case: Case, weight: Weight) -> int:
   """How often a step gathers a weight.
 
-  Weights outside the blocks do not change from part to part, so one gather serves all of them. An exception is the
-  embedding in a pipeline: only the first stage uses it, so most compilers leave the gather in this stage's units.
+  Without a pipeline, weights outside the blocks do not change from part to part, so one gather serves all of them.
   """
   compiler = COMPILERS[case.compiler]
   if weight.in_blocks:
     return compiler.block_gathers(case)
-  if not case.schedule or compiler.hoists_embedding:
-    return 1
-  times = {"embedding": case.units, "head": compiler.head_gathers(case)}
-  return sum(times[role] for role in weight.roles)
+  return compiler.edge_gathers(case, weight) if case.schedule else 1
 
 
 def _gradients(case: Case) -> list[Sent]:
