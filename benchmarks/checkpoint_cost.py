@@ -29,11 +29,11 @@ from absl import logging
 
 import data
 import strategies
-from benchmarks.pages import ROOT, fill, machine, source
+from benchmarks.pages import ROOT, machine, rewrite, source
 from checkpointing import record, restore
 from checkpointing.save import Checkpoints
 from configs import base
-from errors import ConfigError, positive
+from errors import positive
 from runtime import command_line
 from runtime.devices import start_jax
 from training import settings
@@ -156,17 +156,13 @@ def main() -> None:
   parser.add_argument("--rounds", type=int, default=7, help="rounds to time (default: 7)")
   parser.add_argument("--folder", help="a folder on the disk to measure (default: the system's temporary folder)")
   options = parser.parse_args()
-  try:
+  with command_line.bad_input_ends_the_program():
     positive("rounds", options.rounds)
-  except ConfigError as error:
-    command_line.fail(error, status=2)
   logging.set_verbosity(logging.WARNING)
   if not options.tables:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
       RECORD.write_text(json.dumps(measure(options.rounds, Path(folder)), indent=1) + "\n")
-  parts = tables(json.loads(RECORD.read_text()))
-  PAGE.write_text(fill(PAGE.read_text(), parts))
-  print(parts["cost"])
+  print(rewrite(PAGE, RECORD, tables)["cost"])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Shared by all benchmarks: a record's description of its machine, and filling tables into a Markdown page."""
 
+import json
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,10 @@ def fill(page: str, parts: dict[str, str]) -> str:
       raise ValueError(f"the page has no place for '{name}'")
     page = place.sub(lambda found, part=part: f"{found.group(1)}{part}\n{found.group(2)}", page)
   return page
+
+
+def rewrite(page: Path, record: Path, tables: Callable[[dict[str, Any]], dict[str, str]]) -> dict[str, str]:
+  """Fills a page with the tables of a record, and returns them."""
+  parts = tables(json.loads(record.read_text()))
+  page.write_text(fill(page.read_text(), parts))
+  return parts

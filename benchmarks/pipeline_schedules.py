@@ -19,9 +19,9 @@ from absl import logging
 import data
 import strategies
 from analysis.timeline import describe, schedules
-from benchmarks.pages import ROOT, fill, machine, source
+from benchmarks.pages import ROOT, machine, rewrite, source
 from configs import base
-from errors import ConfigError, positive
+from errors import positive
 from runtime import command_line
 from runtime.devices import start_jax
 from training import settings
@@ -100,16 +100,12 @@ def main() -> None:
   parser.add_argument("--tables", action="store_true", help="write the tables from the existing record")
   parser.add_argument("--rounds", type=int, default=15, help="steps of each program (default: 15)")
   options = parser.parse_args()
-  try:
+  with command_line.bad_input_ends_the_program():
     positive("rounds", options.rounds)
-  except ConfigError as error:
-    command_line.fail(error, status=2)
   logging.set_verbosity(logging.WARNING)
   if not options.tables:
     RECORD.write_text(json.dumps(measure(options.rounds), indent=1) + "\n")
-  parts = tables(json.loads(RECORD.read_text()))
-  PAGE.write_text(fill(PAGE.read_text(), parts))
-  print(parts["speed"])
+  print(rewrite(PAGE, RECORD, tables)["speed"])
 
 
 if __name__ == "__main__":

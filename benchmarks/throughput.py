@@ -188,15 +188,13 @@ def _name(config: Any, preset: str, hardware: dict[str, Any]) -> str:
 def main() -> None:
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the processes that measure
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # as for ^C, complete rounds are kept
-  try:
+  with command_line.bad_input_ends_the_program():
     options, rest = parse(sys.argv[1:], __doc__)
     if options.tables:
       return tables.write()
     if options.check:
       sys.exit(again(options.check, options))
     found = machine()
-  except ConfigError as error:
-    command_line.fail(error, status=2)
   presets = [word.partition(":")[2] or "lm" for word in rest if word.startswith("--config=")]
   if not presets:
     presets = ["throughput" if found["hardware"]["simulated"] else "throughput_gpu"]

@@ -21,7 +21,7 @@ from analysis import predict, theory
 from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.topology import devices, slice_of
-from benchmarks.pages import ROOT, cpu, fill, source
+from benchmarks.pages import ROOT, cpu, rewrite, source
 from configs import base
 from errors import ConfigError, one_of
 from runtime import command_line
@@ -153,13 +153,9 @@ def main() -> None:
   parser.add_argument("--cases", help="numbers of the cases to compile, separated by commas (default: all)")
   options = parser.parse_args()
   if not options.tables:
-    try:
+    with command_line.bad_input_ends_the_program():
       compile_cases(options.cases)
-    except ConfigError as error:
-      command_line.fail(error, status=2)
-  parts = tables(json.loads(RECORD.read_text()))
-  PAGE.write_text(fill(PAGE.read_text(), parts))
-  print(parts["predictions"])
+  print(rewrite(PAGE, RECORD, tables)["predictions"])
 
 
 if __name__ == "__main__":

@@ -42,8 +42,7 @@ def set_up(spec: dict[str, Any]) -> tuple[Any, list[jax.Device], strategies.Stra
   config.update(spec["config"])
   config.simulated_devices = spec["devices"]
   devices = start_jax(config)[: spec["devices"]]
-  with config.unlocked():  # a layout may have mesh axes of its own
-    config.mesh.update(fitted(strategies.layout_of(config.strategy), len(devices)).mesh)
+  config.mesh.update(fitted(strategies.layout_of(config.strategy), len(devices)).mesh)
   strategy = strategies.create(config, settings.program(config, devices[0].platform), devices)
   strategy.check_batch("batch_size", config.batch_size, config.accumulation)
   return config, devices, strategy

@@ -108,4 +108,5 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
   )
   PRESETS[one_of("preset", preset, PRESETS)](config)
   config.lock()  # from here on an unknown field is an error
+  config.mesh.unlock()  # but a layout may have mesh axes of its own
   return config

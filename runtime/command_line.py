@@ -1,5 +1,6 @@
 """`--config=FILE[:PRESET] --config.FIELD=VALUE`: ml_collections' flags, with errors that a user can act on."""
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -15,10 +16,24 @@ from ml_collections import ConfigDict, config_flags
 
 from errors import ConfigError, did_you_mean
 
-CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "configs/STRATEGY.py[:PRESET]; change a field with --config.FIELD=VALUE", lock_config=True
-)
-MESH = "config.mesh."  # a layout may have mesh axes of its own, whose sizes are fields without being in configs/base.py
+
+def define_config(into: flags.FlagValues = flags.FLAGS) -> flags.FlagHolder:
+  """Defines `--config`. configs/base.py locks the config, except that its section `mesh` accepts new fields."""
+  text = "configs/STRATEGY.py[:PRESET]; change a field with --config.FIELD=VALUE"
+  new = {"lock_config": False, "accept_new_attributes": True}
+  return config_flags.DEFINE_config_file("config", None, text, flag_values=into, **new)
+
+
+CONFIG = define_config()
+
+
+@contextlib.contextmanager
+def bad_input_ends_the_program() -> Iterator[None]:
+  """Ends the program with one line and exit status 2 if the body raises ConfigError."""
+  try:
+    yield
+  except ConfigError as error:
+    fail(error, status=2)
 
 
 def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
@@ -26,17 +41,11 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
 
   A ConfigError becomes one line on standard error and exit status 2.
   """
-  own_axes: dict[str, int] = {}
 
   def reporting(_: list[str]) -> None:
     try:
-      config = CONFIG.value
-      if own_axes:
-        with config.unlocked():
-          config.mesh.update(own_axes)
-      main(config)
-    except ConfigError as error:
-      fail(error, status=2)
+      with bad_input_ends_the_program():
+        main(CONFIG.value)
     except Exception:
       if jax.process_count() == 1:
         raise
@@ -47,7 +56,7 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
       os._exit(1)
 
   logging.set_verbosity(logging.WARNING)  # hides libraries' notes, such as which accelerators were not found
-  app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config, own_axes=own_axes))
+  app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
 
 
 def fail(error: Exception, status: int) -> NoReturn:
@@ -82,13 +91,9 @@ def field_names(config: ConfigDict, prefix: str = "") -> Iterator[str]:
       yield prefix + name
 
 
-def parse(argv: list[str], needs_config: bool = True, own_axes: dict[str, int] | None = None) -> list[str]:
-  """Parses the command line. A mistake ends the program with one line and status 2.
-
-  Sizes of mesh axes that configs/base.py does not know are taken out and added to `own_axes`.
-  """
+def parse(argv: list[str], needs_config: bool = True) -> list[str]:
+  """Parses the command line. A mistake ends the program with one line and status 2."""
   try:
-    argv = _take_own_axes(argv, own_axes)
     _check(argv[1:], needs_config)
     rest = flags.FLAGS(argv)
     if len(rest) > 1:
@@ -96,26 +101,6 @@ def parse(argv: list[str], needs_config: bool = True, own_axes: dict[str, int] |
     return rest
   except (ConfigError, flags.Error) as error:
     fail(error, status=2)
-
-
-def _take_own_axes(argv: list[str], own_axes: dict[str, int] | None) -> list[str]:
-  """The arguments without the sizes of a layout's own mesh axes, which go into `own_axes`."""
-  given = dict(argument.lstrip("-").partition("=")[::2] for argument in argv[1:])
-  if own_axes is None or not given.get("config") or not any(name.startswith(MESH) for name in given):
-    return argv
-  known = load_config(given["config"]).mesh
-  rest = []
-  for argument in argv:
-    name, _, size = argument.lstrip("-").partition("=")
-    axis = name.removeprefix(MESH)
-    if not name.startswith(MESH) or axis in known:
-      rest.append(argument)
-    elif axis.isidentifier() and size.removeprefix("-").isdigit():
-      own_axes[axis] = int(size)
-    else:
-      raise ConfigError(f"{name.removeprefix('config.')}={size!r} is not a size; use a number, as in --{MESH}x=2")
-  sys.argv[1:] = rest[1:]  # where ml_collections looks for fields
-  return rest
 
 
 def _check(arguments: list[str], needs_config: bool) -> None:
@@ -129,5 +114,11 @@ def _check(arguments: list[str], needs_config: bool) -> None:
     raise ConfigError("config is missing; name one with --config=configs/fsdp.py")
   known = list(field_names(load_config(given["config"])))
   for name in (name.removeprefix("config.") for name in given if name.startswith("config.")):
-    if name not in known:
+    section, _, axis = name.partition(".")
+    if name in known:
+      continue
+    if section != "mesh" or not axis.isidentifier():
       raise ConfigError(f"config.{name} is not a field{did_you_mean(name, known)}")
+    if not given[f"config.{name}"].removeprefix("-").isdigit():  # the size of a mesh axis that a layout adds
+      size = given[f"config.{name}"]
+      raise ConfigError(f"{name}={size!r} is not a size; use a number, as in --config.{name}=2")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from absl import flags
 from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 import strategies
 from configs import base
@@ -21,6 +21,7 @@ from data.batches import HostBatch, id_words
 from errors import ConfigError
 from models.config import ModelConfig
 from reporting import metrics
+from runtime import command_line
 from training import settings
 from training.program import Program, TrainState
 
@@ -111,7 +112,7 @@ def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 def command_line_of(define: Callable[[flags.FlagValues], None], *arguments: str) -> flags.FlagValues:
   """The flags of a tool, parsed from a user's arguments."""
   values = flags.FlagValues()
-  config_flags.DEFINE_config_file("config", None, flag_values=values)
+  command_line.define_config(values)
   define(values)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(sys, "argv", ["tool", *arguments])  # where ml_collections looks for fields

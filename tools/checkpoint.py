@@ -114,7 +114,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-  try:
+  with command_line.bad_input_ends_the_program():
     sys.exit(main(sys.argv[1:]))
-  except ConfigError as error:
-    command_line.fail(error, status=2)

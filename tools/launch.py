@@ -110,13 +110,11 @@ def main() -> None:
   parser.add_argument("--processes", type=int, default=2, help="default: 2")
   parser.add_argument("--devices-per-process", type=int, default=4, help="default: 4")
   options = parser.parse_args(own)
-  try:
+  with command_line.bad_input_ends_the_program():
     for name, value in vars(options).items():
       positive(name.replace("_", "-"), value)
     if not rest:
       raise ConfigError("the flags of train.py are missing; give them after --, such as -- --config=configs/fsdp.py")
-  except ConfigError as error:
-    command_line.fail(error, status=2)
   sys.exit(launch(options.processes, options.devices_per_process, rest))
 
 

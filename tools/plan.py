@@ -116,8 +116,7 @@ def fields_of(candidate: Candidate, config: Any) -> dict[str, Any]:
 def config_of(candidate: Candidate, config: Any) -> Any:
   """The config of a candidate: its strategy's defaults with the fields of its command line."""
   made = base.get_config("lm", candidate.strategy)
-  with made.unlocked():  # a layout may have mesh axes of its own
-    made.update_from_flattened_dict(fields_of(candidate, config))
+  made.update_from_flattened_dict(fields_of(candidate, config))
   return made
 
 

@@ -11,6 +11,7 @@ import sys
 from analysis.timeline import describe, schedules
 from errors import ConfigError, positive
 from runtime import command_line
+from strategies.pipeline.schedule import fills_groups
 
 
 def main(arguments: list[str]) -> None:
@@ -21,7 +22,7 @@ def main(arguments: list[str]) -> None:
   options = parser.parse_args(arguments)
   for name, value in vars(options).items():
     positive(name, value)
-  if options.chunks > 1 and options.microbatches > options.stages and options.microbatches % options.stages:
+  if not fills_groups(options.stages, options.microbatches, options.chunks):
     raise ConfigError(
       f"microbatches={options.microbatches} must be a multiple of stages={options.stages}, or at most that, for the "
       "interleaved schedule; or use chunks=1"
@@ -31,7 +32,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  try:
+  with command_line.bad_input_ends_the_program():
     main(sys.argv[1:])
-  except ConfigError as error:
-    command_line.fail(error, status=2)

@@ -176,7 +176,5 @@ def _underlined(title: str, line: str) -> str:
 
 
 if __name__ == "__main__":
-  try:
+  with command_line.bad_input_ends_the_program():
     main(sys.argv[1:])
-  except ConfigError as error:
-    command_line.fail(error, status=2)
