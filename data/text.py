@@ -82,7 +82,7 @@ def load(config: ConfigDict, model: ModelConfig) -> Dataset:
       decode=decode,
       to_bytes=bytes if config.tokenizer == "bytes" else lambda ids: decode(list(ids)).encode(),
       bytes_per_token=meta["validation_bytes"] / len(splits["validation"]),
-      byte_pairs=np.load(folder / "pairs.npy"),
+      byte_pairs=np.load(folder / "pairs.npy", mmap_mode="r"),
     ),
   )
 

@@ -4,6 +4,7 @@ An input knows which fields of a batch it reads, how it is embedded, and the coo
 write a class with the methods of `Input` and add it to `INPUTS`.
 """
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -130,7 +131,7 @@ class Images:
     return (x / 255.0 - jnp.array(MEAN)) / jnp.array(STD)
 
   def embedding(self, model: "ModelConfig") -> tuple[tuple[int, ...], Dims, float]:
-    patch = self.embedding_products(model) // model.width
+    patch = model.patch_size**2 * 3
     return (patch, model.width), (None, "embed"), patch**-0.5
 
   def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
@@ -141,7 +142,7 @@ class Images:
     return jnp.stack([index // side, index % side], axis=-1)
 
   def embedding_products(self, model: "ModelConfig") -> int:
-    return model.patch_size**2 * 3 * model.width
+    return math.prod(self.embedding(model)[0])
 
 
 def patches(images: jax.Array, size: int) -> jax.Array:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import with_sharding_constraint as constrain
 from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims
 from strategies.layout import Layout, Place
@@ -37,12 +38,11 @@ class MeshSharding:
       return w
     gathered = self.layout.spec(None if dim == "embed" else dim for dim in dims)
     use = jax.custom_vjp(lambda w: constrain(w, gathered))
-    use.defvjp(lambda w: (constrain(w, gathered), None), lambda _, gradient: (self._scatter(gradient, dims),))
+    use.defvjp(lambda w: (constrain(w, gathered), None), lambda _, gradient: (self._scatter(gradient, dims, gathered),))
     return use(w)
 
-  def _scatter(self, gradient: jax.Array, dims: Dims) -> jax.Array:
+  def _scatter(self, gradient: jax.Array, dims: Dims, gathered: P) -> jax.Array:
     """Constrains a gathered weight's gradient to the sharding of the stored weight, with two compiler workarounds."""
-    gathered = self.layout.spec(None if dim == "embed" else dim for dim in dims)
     if not any(gathered) and self._has_idle_axis():
       # The compiler would split the product over the idle axis and then move the gradient by a collective-permute,
       # which a single stage of a pipeline cannot do. All-reduce the gradient instead; such weights are small.
@@ -64,14 +64,14 @@ class MeshSharding:
     Every device looks up the ids that its part of the table holds, and the results are summed. This is written out
     because XLA's partitioner aborts the process on a sharded lookup inside a pipeline's shard_map (jax 0.12.0.1).
     """
-    parts, (vocab, batch) = self.layout.shards("vocab"), (self.layout.vocab, self.layout.batch)
+    parts = self.layout.shards("vocab")
     if parts == 1:
       return table[ids]
-    pin = lambda x, *places: constrain(x, jax.sharding.PartitionSpec(*places))
     rows = table.shape[0] // parts
-    tables = pin(table.reshape(parts, rows, -1), vocab, None, None)
-    local = pin(ids - rows * jnp.arange(parts).reshape(-1, 1, 1), vocab, batch, None)  # [parts, B, T]
-    found = pin(jax.vmap(lambda part, i: part[i])(tables, jnp.clip(local, 0, rows - 1)), vocab, batch, None, None)
+    tables = self.activation(table.reshape(parts, rows, -1), "vocab", None, None)
+    local = self.activation(ids - rows * jnp.arange(parts).reshape(-1, 1, 1), "vocab", "batch", None)  # [parts, B, T]
+    found = jax.vmap(lambda part, i: part[i])(tables, jnp.clip(local, 0, rows - 1))
+    found = self.activation(found, "vocab", "batch", None, None)
     found = jnp.where(((local >= 0) & (local < rows))[..., None], found, 0)
     return jax.lax.reduce(found, np.zeros((), found.dtype), jax.lax.add, (0,))  # jnp.sum would send float32
 

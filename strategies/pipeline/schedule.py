@@ -94,6 +94,11 @@ ORDERS: dict[str, Order] = {
 }
 
 
+def fills_groups(stages: int, microbatches: int, chunks: int) -> bool:
+  """Whether the microbatches form whole groups, or a single one. With several chunks the stages deadlock otherwise."""
+  return chunks == 1 or microbatches <= stages or microbatches % stages == 0
+
+
 def build(order: Order, stages: int, microbatches: int, chunks: int = 1) -> Schedule:
   """Builds a schedule: every stage runs each unit of its order at the first tick at which the unit's inputs are ready.
 

@@ -67,7 +67,7 @@ def _check(stages: int, chunks: int, depth: int, microbatches: int) -> None:
       f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide model.depth={depth}; "
       f"use a depth that is a multiple of {stages * chunks}, or fewer chunks"
     )
-  if chunks > 1 and microbatches > stages and microbatches % stages:
+  if not schedules.fills_groups(stages, microbatches, chunks):
     raise ConfigError(
       f"pipeline.microbatches={microbatches} is not a multiple of mesh.stage={stages}, as the interleaved "
       f"schedule needs; use {round(microbatches / stages) * stages}"
