@@ -50,10 +50,10 @@ def train(config: Any, workdir: Path | None) -> dict[str, float]:
     fields = record.flat(config.to_dict())
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
   with signals.Requests() as requests, folders.owned(workdir):
-    run, state = set_up(config, workdir, devices, clock)
+    run = set_up(config, workdir, devices, clock)
     with run.writer, run.checkpoints:  # the writer last: only process 0 can raise there
-      announce(run, state, devices)
-      ended = loop(run, state, requests)
+      announce(run, devices)
+      ended = loop(run, requests)
       with clock("checkpoint"):
         run.checkpoints.finish()
       return finish(run, ended, requests)
@@ -95,10 +95,9 @@ class Ended:
   state: TrainState
   result: dict[str, float]
   step: int
-  stopped: bool = False
 
 
-def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) -> tuple[Run, TrainState]:
+def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) -> Run:
   """Checks the config, loads the data, and creates or restores the state."""
   with clock("set-up"), processes.raise_together():
     plan = StepPlan.of(config)
@@ -127,7 +126,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
     writer = Writer(workdir, start.loop, plan.last, enabled=jax.process_index() == 0)
     if writer.enabled:
       (workdir / "config.json").write_text(config.to_json(indent=2))
-  run = Run(
+  return Run(
     config, workdir, plan, start, strategy, dataset, run_record, prompt, clock, meter, writer,
     progress=Progress(clock, meter, writer, plan, used, start.loop),
     evaluator=Evaluator(strategy, dataset, config.eval_batch_size, config.eval_examples),
@@ -135,23 +134,22 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
       workdir / restore.FOLDER, config.checkpoint.keep, config.checkpoint.keep_best, writer.say, warn
     ),
   )  # fmt: skip
-  return run, start.state
 
 
-def announce(run: Run, state: TrainState, devices: list[jax.Device]) -> None:
+def announce(run: Run, devices: list[jax.Device]) -> None:
   """Shows what is about to run."""
   with run.clock("logging"):
     run.writer.say(f"devices   {summary.device_line(devices, jax.process_count())}")
     run.writer.say(f"strategy  {run.strategy.describe(run.config.strategy)}")
     run.writer.say(f"data      {run.dataset.description}")
-    run.writer.say(summary.parameter_table(state.params))
+    run.writer.say(summary.parameter_table(run.start.state.params))
     for line in run.start.lines:
       run.writer.say(line)
 
 
-def loop(run: Run, state: TrainState, requests: signals.Requests) -> Ended:
+def loop(run: Run, requests: signals.Requests) -> Ended:
   """Runs the steps of the plan, from the start's step on."""
-  plan, clock, size = run.plan, run.clock, run.config.batch_size
+  plan, clock, size, state = run.plan, run.clock, run.config.batch_size, run.start.state
   first, rows = run.start.loop.step, run.strategy.rows(size)
   batches = data.Batches(run.dataset.train, size, run.config.seed)
   pending, result, timer = None, {}, signals.Timer(run.config.checkpoint.minutes)
@@ -184,14 +182,14 @@ def loop(run: Run, state: TrainState, requests: signals.Requests) -> Ended:
         timer.restart()
         run.meter.restart(done)
       if stopped:
-        return Ended(state, result, done, stopped=True)
+        return Ended(state, result, done)
   return Ended(state, result, plan.last)
 
 
 def finish(run: Run, ended: Ended, requests: signals.Requests) -> dict[str, float]:
   """Shows how the run ended: the result, the baseline, a sample, and where the time went."""
   say, first = run.writer.say, run.start.loop.step
-  if ended.stopped:
+  if ended.step < run.plan.last:
     saved = ended.step not in run.checkpoints.failed
     then = "the same command continues from there" if saved else "but this step is not saved"
     say(f"stopped   by {requests.signal or 'a signal'} after step {ended.step}; {then}")
