@@ -27,6 +27,7 @@ from strategies.mesh import resolve
 
 # Activations by their dimensions.
 ACTIVATIONS = {
+  ("batch", None): "positions in documents",
   ("batch", None, None): "residual stream",
   ("batch", None, None, None): "images",
   ("batch", None, "heads", None): "heads",
@@ -98,7 +99,8 @@ def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   """The activations of one part of the batch, with their global shapes."""
   program, recorder, layout = strategy.program, Recorder(), strategy.layout
   size = case.batch_size // case.units
-  batch = {k: jax.ShapeDtypeStruct((size, *shape), dtype) for k, (shape, dtype) in program.example_shapes().items()}
+  fields = program.example_shapes()
+  batch = {name: jax.ShapeDtypeStruct((size, *field.shape), field.dtype) for name, field in fields.items()}
   state = jax.eval_shape(program.init, jax.random.key(0))
   jax.eval_shape(lambda state, batch: program.loss_sums(state.params, batch, state.step, recorder), state, batch)
   return [

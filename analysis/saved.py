@@ -58,9 +58,12 @@ def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, layers:
   def kept(examples: int) -> int:
     x = jax.ShapeDtypeStruct((examples, model.positions, model.width), model.dtype)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), examples)) if model.dropout else None
-    blocks = lambda params, x, keys: bind(part, params).run_blocks(x, keys=keys, policy=policy)[0]
-    vjp = lambda params, x, keys: jax.vjp(functools.partial(blocks, keys=keys), params, x)[1]
-    leaves = jax.eval_shape(lambda *given: jax.tree.leaves(vjp(*given)), shapes, x, keys)
+    segments = jax.ShapeDtypeStruct((examples, model.positions), "int32") if model.segments else None
+    blocks = lambda params, x, given: bind(part, params).run_blocks(x, **given, policy=policy)[0]
+    vjp = lambda params, x, given: jax.vjp(functools.partial(blocks, given=given), params, x)[1]
+    leaves = jax.eval_shape(
+      lambda *given: jax.tree.leaves(vjp(*given)), shapes, x, {"keys": keys, "segments": segments}
+    )
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
   return kept(2) - kept(1)  # leaves out the weights and the angles of positions, which examples share

@@ -26,25 +26,28 @@ class Cache(NamedTuple):
   v: jax.Array
 
 
-def resolve(name: str, platform: str, dtype: str, head_dim: int) -> str:
+def resolve(config: ModelConfig, platform: str) -> str:
   """The implementation to use on a platform ("cpu", "gpu" or "tpu"): the best one for `auto`, else the one named.
 
-  Raises ConfigError for "cudnn" where it does not work. It needs an NVIDIA GPU, bfloat16 or float16, and heads whose
-  size is a multiple of 8 and at most 128.
+  Raises ConfigError for "cudnn" where it does not work. It needs an NVIDIA GPU, bfloat16 or float16, heads whose size
+  is a multiple of 8 and at most 128, and with segments an even sequence.
   """
-  fits_cudnn = platform == "gpu" and dtype != "float32" and head_dim % 8 == 0 and head_dim <= 128
-  if name == "cudnn" and not fits_cudnn:
+  fits_heads = config.head_dim % 8 == 0 and config.head_dim <= 128
+  fits_length = not config.segments or config.positions % 2 == 0
+  fits_cudnn = platform == "gpu" and config.dtype != "float32" and fits_heads and fits_length
+  if config.attention == "cudnn" and not fits_cudnn:
     raise ConfigError(
-      f"model.attention='cudnn' needs a GPU, bfloat16 and a head size that is a multiple of 8 up to 128, but this run "
-      f"has platform {platform!r}, {dtype} and head size {head_dim}; use 'auto'"
+      "model.attention='cudnn' needs a GPU, bfloat16, a head size that is a multiple of 8 up to 128, and for documents "
+      f"an even model.seq_len, but this run has platform {platform!r}, {config.dtype}, head size {config.head_dim} and "
+      f"model.seq_len={config.seq_len}; use 'auto'"
     )
-  if name != "auto":
-    return name
+  if config.attention != "auto":
+    return config.attention
   return "blockwise" if platform == "cpu" else "cudnn" if fits_cudnn else "plain"
 
 
 def rope_angles(coordinates: jax.Array, head_dim: int, base: float) -> jax.Array:
-  """The angles of rotary embedding (arXiv:2104.09864): coordinates [T, C] → [T, head_dim / 2].
+  """The angles of rotary embedding (arXiv:2104.09864): coordinates [..., C] → [..., head_dim / 2].
 
   C is the number of coordinates of a position: 1 in a text, 2 (row and column) in an image. Each coordinate sets the
   angles of an equal share of the pairs.
@@ -52,47 +55,69 @@ def rope_angles(coordinates: jax.Array, head_dim: int, base: float) -> jax.Array
   count = coordinates.shape[-1]
   pairs = head_dim // 2 // count
   frequency = base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
-  return (coordinates[:, :, None] * frequency).reshape(coordinates.shape[0], count * pairs)
+  return (coordinates[..., None] * frequency).reshape(*coordinates.shape[:-1], count * pairs)
 
 
 def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-  """Rotates each pair of elements (i, i + H/2) of x [B, T, N, H] by angles [T, H/2]."""
-  cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
+  """Rotates each pair of elements (i, i + H/2) of x [B, T, N, H] by angles [T, H/2] or [B, T, H/2]."""
+  cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-def plain(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, offset: jax.Array | int = 0) -> jax.Array:
-  """The reference: q [B, T, N, H] attends to k and v [B, S, K, H], where N is a multiple of K → [B, T, N, H].
+def plain(
+  q: jax.Array,  # [B, T, N, H]
+  k: jax.Array,  # [B, S, K, H], where N is a multiple of K
+  v: jax.Array,  # [B, S, K, H]
+  *,
+  causal: bool,
+  offset: jax.Array | int = 0,
+  segments: jax.Array | None = None,  # [B, S]
+) -> jax.Array:
+  """The reference: each query attends to the keys that it sees → [B, T, N, H].
 
-  If `causal`, query t sees the keys up to position t + offset.
+  If `causal`, query t sees the keys up to position t + offset. With `segments`, the queries are the last T of the S
+  positions, and see only the keys of their own segment. Padding is a segment too, so every query sees at least itself.
   """
   b, t, n, h = q.shape
   s, groups = k.shape[1], k.shape[2]
   q = q.reshape(b, t, groups, n // groups, h)
   scores = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32) / math.sqrt(h)
+  visible: jax.Array | bool = True
   if causal:
     visible = jnp.arange(s)[None, :] <= jnp.arange(t)[:, None] + offset  # [T, S]
+  if segments is not None:
+    visible &= same_segment(segments[:, s - t :], segments)[:, None, None]  # [B, 1, 1, T, S]
+  if visible is not True:
     scores = jnp.where(visible, scores, -jnp.inf)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
   return jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(b, t, n, h)
 
 
-def blockwise(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.Array:
+def blockwise(
+  q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None
+) -> jax.Array:
   """`plain` on one block of queries at a time. If causal, each block skips the keys that it cannot see."""
   if not causal:
-    return plain(q, k, v, causal=False)
-  rows = [
-    plain(q[:, start : start + QUERY_BLOCK], k[:, : start + QUERY_BLOCK], v[:, : start + QUERY_BLOCK],
-          causal=True, offset=start)
-    for start in range(0, q.shape[1], QUERY_BLOCK)
-  ]  # fmt: skip
-  return jnp.concatenate(rows, axis=1)
+    return plain(q, k, v, causal=False, segments=segments)
+
+  def row(start: int) -> jax.Array:
+    stop = start + QUERY_BLOCK
+    seen = None if segments is None else segments[:, :stop]
+    return plain(q[:, start:stop], k[:, :stop], v[:, :stop], causal=True, offset=start, segments=seen)
+
+  return jnp.concatenate([row(start) for start in range(0, q.shape[1], QUERY_BLOCK)], axis=1)
 
 
-def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.Array:
-  """cuDNN's fused attention, for bfloat16 or float16 on NVIDIA GPUs."""
-  return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation="cudnn")
+def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None) -> jax.Array:
+  """cuDNN's fused attention, for bfloat16 or float16 on NVIDIA GPUs. It turns segments into a bias [B, 1, T, T]."""
+  mask = None if segments is None else same_segment(segments, segments)[:, None]
+  return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=causal, implementation="cudnn")
+
+
+def same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
+  """Whether a query and a key are in the same segment: [B, T] and [B, S] → [B, T, S]."""
+  return queries[:, :, None] == keys[:, None, :]
 
 
 IMPLEMENTATIONS = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn}
@@ -111,15 +136,21 @@ class Attention(nnx.Module):
     self.causal = config.predicts.causal
 
   def __call__(
-    self, x: jax.Array, angles: jax.Array, sharding: Sharding, cache: Cache | None = None, start: jax.Array | int = 0
+    self,
+    x: jax.Array,  # [B, T, D]
+    angles: jax.Array,  # [T, H/2] or [B, T, H/2]
+    segments: jax.Array | None,  # [B, T]
+    sharding: Sharding,
+    cache: Cache | None = None,
+    start: jax.Array | int = 0,
   ) -> tuple[jax.Array, Cache | None]:
-    """x [B, T, D], angles [T, H/2] → [B, T, D] and the updated cache. With a cache, x begins at position `start`."""
+    """Returns [B, T, D] and the updated cache. With a cache, x begins at position `start` and has no segments."""
     q, k, v = (
       sharding.activation(linear(x, w[...]), "batch", None, "heads", None) for w in (self.query, self.key, self.value)
     )
     q, k = rotate(q, angles), rotate(k, angles)
     if cache is None:
-      attended = self.core(q, k, v, causal=self.causal)
+      attended = self.core(q, k, v, causal=self.causal, segments=segments)
     else:
       cache = Cache(
         jax.lax.dynamic_update_slice_in_dim(cache.k, k, start, axis=1),

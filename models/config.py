@@ -3,8 +3,10 @@
 import dataclasses
 import math
 
+import numpy as np
+
 from errors import ConfigError, above_zero, one_of, positive
-from models.inputs import INPUTS, Input
+from models.inputs import INPUTS, Field, Input, Shapes
 from models.objectives import OBJECTIVES, Objective
 
 ATTENTION = ("auto", "plain", "blockwise", "cudnn")
@@ -35,8 +37,12 @@ class ModelConfig:
   dtype: str  # of activations, and of weights when used; master weights are stored in `param_dtype`
   param_dtype: str
   image_size: int
+  channels: int
   patch_size: int
+  pixel_mean: tuple[float, ...]
+  pixel_std: tuple[float, ...]
   classes: int
+  segments: bool  # whether a batch has the field `segments` (`example_shapes`)
 
   def __post_init__(self) -> None:
     one_of("model.inputs", self.inputs, INPUTS)
@@ -45,8 +51,7 @@ class ModelConfig:
     one_of("model.remat", self.remat, REMAT)
     one_of("model.dtype", self.dtype, DTYPES)
     one_of("model.param_dtype", self.param_dtype, DTYPES)
-    sizes = ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len", "vocab_size")
-    for name in (*sizes, "image_size", "patch_size", "classes"):
+    for name in ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len", "patch_size"):
       positive(f"model.{name}", getattr(self, name))
     above_zero("model.rope_base", self.rope_base, "10000")
     above_zero("model.norm_eps", self.norm_eps, "1e-5")
@@ -92,6 +97,16 @@ class ModelConfig:
   def unit(self) -> tuple[str, int]:
     """The unit of throughput ("tokens" or "images"), and how many units an example holds."""
     return self.reads.unit, self.reads.units_per_example(self)
+
+  def example_shapes(self) -> Shapes:
+    """The content of a batch: the fields that the input and the objective read, and `segments` if the model has them.
+
+    A row of `segments` says to which document each token belongs: its documents are numbered 1, 2, ... in order, and 0
+    is padding. Tokens of different documents do not see each other.
+    """
+    shapes = self.reads.shapes(self, self.predicts.ahead) | self.predicts.shapes(self)
+    length = self.positions + self.predicts.ahead
+    return shapes | {"segments": Field((length,), np.int32, length + 1)} if self.segments else shapes
 
   def sizes(self) -> list[tuple[str, str, int]]:
     """(logical dimension, config field, size) for every size that a layout may split."""

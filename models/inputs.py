@@ -5,22 +5,29 @@ write a class with the methods of `Input` and add it to `INPUTS`.
 """
 
 import math
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from errors import ConfigError
+from errors import ConfigError, positive
 from models.dimensions import Dims, Sharding
 from models.layers import linear
 
 if TYPE_CHECKING:
   from models.config import ModelConfig
 
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # CIFAR-10's training set, by channel
 
-Shapes = dict[str, tuple[tuple[int, ...], Any]]  # field of a batch → shape of one example, dtype
+class Field(NamedTuple):
+  """A field of a batch, for one example. Its values are integers from 0 up to and without `below`."""
+
+  shape: tuple[int, ...]
+  dtype: Any
+  below: int
+
+
+Shapes = dict[str, Field]  # the fields of a batch by name
 
 
 class Input(Protocol):
@@ -49,10 +56,10 @@ class Input(Protocol):
     """The fields of a batch that this input reads. The targets reach `ahead` tokens past the input."""
 
   def select(self, model: "ModelConfig", batch: dict[str, jax.Array]) -> jax.Array:
-    """Takes the input out of a batch: tokens [B, T], or images uint8 [B, S, S, 3]."""
+    """Takes the input out of a batch: tokens [B, T], or images uint8 [B, S, S, C]."""
 
-  def prepare(self, x: jax.Array, sharding: Sharding) -> jax.Array:
-    """Prepares the input for the model: tokens [B, T] as they are, images normalized to zero mean and unit variance."""
+  def prepare(self, model: "ModelConfig", x: jax.Array, sharding: Sharding) -> jax.Array:
+    """Prepares the input for the model: tokens [B, T] as they are, images normalized with the mean of the pixels."""
 
   def embedding(self, model: "ModelConfig") -> tuple[tuple[int, ...], Dims, float]:
     """The shape, dimensions and initial standard deviation of the embedding's weight."""
@@ -61,7 +68,7 @@ class Input(Protocol):
     """Embeds the prepared input → [B, T, D]."""
 
   def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
-    """The coordinates [T, C] of the positions numbered `index` [T]."""
+    """The coordinates [..., C] of the positions numbered `index` [...]."""
 
   def embedding_products(self, model: "ModelConfig") -> int:
     """How many weights multiply each position in the embedding; 0 for a lookup."""
@@ -73,7 +80,7 @@ class Tokens:
   unit, coordinates, is_image = "tokens", 1, False
 
   def check(self, model: "ModelConfig") -> None:
-    pass
+    check_known("vocab_size", model.vocab_size)
 
   def positions(self, model: "ModelConfig") -> int:
     return model.seq_len
@@ -82,12 +89,12 @@ class Tokens:
     return model.seq_len
 
   def shapes(self, model: "ModelConfig", ahead: int) -> Shapes:
-    return {"tokens": ((model.seq_len + ahead,), np.int32)}
+    return {"tokens": Field((model.seq_len + ahead,), np.int32, model.vocab_size)}
 
   def select(self, model: "ModelConfig", batch: dict[str, jax.Array]) -> jax.Array:
     return batch["tokens"][:, : model.seq_len]
 
-  def prepare(self, x: jax.Array, sharding: Sharding) -> jax.Array:
+  def prepare(self, model: "ModelConfig", x: jax.Array, sharding: Sharding) -> jax.Array:
     return x
 
   def embedding(self, model: "ModelConfig") -> tuple[tuple[int, ...], Dims, float]:
@@ -99,20 +106,30 @@ class Tokens:
     return sharding.lookup(sharding.activation(table, "vocab", None), x)
 
   def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
-    return index[:, None]
+    return index[..., None]
 
   def embedding_products(self, model: "ModelConfig") -> int:
     return 0
 
 
 class Images:
-  """Square images with three channels, cut into patches."""
+  """Square images with any number of channels, cut into patches."""
 
   unit, coordinates, is_image = "images", 2, True
 
   def check(self, model: "ModelConfig") -> None:
+    check_known("image_size", model.image_size)
+    check_known("channels", model.channels)
     if model.image_size % model.patch_size:
       raise ConfigError(f"model.patch_size={model.patch_size} does not divide model.image_size={model.image_size}")
+    for name, values in (("pixel_mean", model.pixel_mean), ("pixel_std", model.pixel_std)):
+      if values and len(values) != model.channels:
+        raise ConfigError(f"model.{name}={values} needs one number for each of model.channels={model.channels}, or ()")
+    if not all(0 < std < math.inf for std in model.pixel_std) or not all(map(math.isfinite, model.pixel_mean)):
+      raise ConfigError(
+        f"model.pixel_mean={model.pixel_mean} and model.pixel_std={model.pixel_std} must be finite numbers, and the "
+        "standard deviations above 0; use () for those of the data"
+      )
 
   def positions(self, model: "ModelConfig") -> int:
     return (model.image_size // model.patch_size) ** 2
@@ -121,17 +138,18 @@ class Images:
     return 1
 
   def shapes(self, model: "ModelConfig", ahead: int) -> Shapes:
-    return {"image": ((model.image_size, model.image_size, 3), np.uint8)}
+    return {"image": Field((model.image_size, model.image_size, model.channels), np.uint8, 256)}
 
   def select(self, model: "ModelConfig", batch: dict[str, jax.Array]) -> jax.Array:
     return batch["image"]
 
-  def prepare(self, x: jax.Array, sharding: Sharding) -> jax.Array:
+  def prepare(self, model: "ModelConfig", x: jax.Array, sharding: Sharding) -> jax.Array:
     x = sharding.activation(x, "batch", None, None, None)
-    return (x / 255.0 - jnp.array(MEAN)) / jnp.array(STD)
+    mean, std = model.pixel_mean or (0.0,) * model.channels, model.pixel_std or (1.0,) * model.channels
+    return (x / 255.0 - jnp.array(mean)) / jnp.array(std)
 
   def embedding(self, model: "ModelConfig") -> tuple[tuple[int, ...], Dims, float]:
-    patch = model.patch_size**2 * 3
+    patch = model.patch_size**2 * model.channels
     return (patch, model.width), (None, "embed"), patch**-0.5
 
   def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
@@ -143,6 +161,13 @@ class Images:
 
   def embedding_products(self, model: "ModelConfig") -> int:
     return math.prod(self.embedding(model)[0])
+
+
+def check_known(name: str, value: int) -> None:
+  """Raises ConfigError unless model.`name` is at least 1. By default some sizes are 0, and the data sets them."""
+  if value == 0:
+    raise ConfigError(f"model.{name}=0 stands for the value that fits the data, which is not read here; set it")
+  positive(f"model.{name}", value)
 
 
 def patches(images: jax.Array, size: int) -> jax.Array:

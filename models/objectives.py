@@ -12,7 +12,7 @@ import numpy as np
 
 from errors import ConfigError
 from models.dimensions import Dims, Sharding
-from models.inputs import Shapes
+from models.inputs import Field, Shapes, check_known
 from models.layers import linear
 
 if TYPE_CHECKING:
@@ -35,11 +35,14 @@ class Objective(Protocol):
   def check(self, model: "ModelConfig") -> None:
     """Raises ConfigError if the model's input does not fit this objective."""
 
-  def shapes(self) -> Shapes:
+  def shapes(self, model: "ModelConfig") -> Shapes:
     """The fields of a batch that this objective reads, in addition to those of the input."""
 
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
     """The correct predictions for a batch: tokens [B, T], or classes [B]."""
+
+  def counted(self, mask: jax.Array, segments: jax.Array | None) -> jax.Array:
+    """Whether each prediction counts, [B] or [B, T]: by the examples' mask [B] and segments [B, T + ahead], if any."""
 
   def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
     """The shape and dimensions of the head's weight."""
@@ -47,8 +50,8 @@ class Objective(Protocol):
   def head_dtype(self, model: "ModelConfig") -> str:
     """The dtype in which the head is gathered and used."""
 
-  def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding) -> jax.Array:
-    """Normalized activations [B, T, D] and the head [D, V] → float32 logits [B, T, V] or [B, V]."""
+  def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
+    """Normalized activations [B, T, D], the head [D, V] and segments [B, T] → float32 logits [B, T, V] or [B, V]."""
 
   def predictions(self, model: "ModelConfig") -> int:
     """The number of predictions for an example."""
@@ -63,11 +66,17 @@ class NextToken:
     if model.inputs != "tokens":
       raise ConfigError(f"model.objective='next_token' needs tokens, but model.inputs={model.inputs!r}; use 'class'")
 
-  def shapes(self) -> Shapes:
+  def shapes(self, model: "ModelConfig") -> Shapes:
     return {}
 
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
     return batch["tokens"][:, 1:]
+
+  def counted(self, mask: jax.Array, segments: jax.Array | None) -> jax.Array:
+    if segments is None:
+      return mask
+    here, after = segments[:, :-1], segments[:, 1:]
+    return mask[:, None] & (here == after) & (after > 0)  # the last token of a document predicts nothing
 
   def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
     return (model.width, model.vocab_size), ("embed", "vocab")
@@ -75,7 +84,7 @@ class NextToken:
   def head_dtype(self, model: "ModelConfig") -> str:
     return model.dtype
 
-  def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding) -> jax.Array:
+  def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
     return sharding.activation(linear(x, head).astype(jnp.float32), "batch", None, "vocab")
 
   def predictions(self, model: "ModelConfig") -> int:
@@ -83,19 +92,23 @@ class NextToken:
 
 
 class Class:
-  """Predicts one of `model.classes` for each example, from the mean over its positions."""
+  """Predicts one of `model.classes` for each example, from the mean over its positions without padding."""
 
   causal, ahead, counts_correct = False, 0, True
 
   def check(self, model: "ModelConfig") -> None:
+    check_known("classes", model.classes)
     if model.tied_embedding:
       raise ConfigError("model.tied_embedding=True needs model.objective='next_token'; set it to False")
 
-  def shapes(self) -> Shapes:
-    return {"label": ((), np.int32)}
+  def shapes(self, model: "ModelConfig") -> Shapes:
+    return {"label": Field((), np.int32, model.classes)}
 
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
     return batch["label"]
+
+  def counted(self, mask: jax.Array, segments: jax.Array | None) -> jax.Array:
+    return mask
 
   def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
     return (model.width, model.classes), ("embed", None)
@@ -103,8 +116,12 @@ class Class:
   def head_dtype(self, model: "ModelConfig") -> str:
     return "float32"  # the product with a few classes is so small that full precision costs nothing
 
-  def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding) -> jax.Array:
-    return linear(jnp.mean(x, axis=1, dtype=jnp.float32), head)
+  def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
+    if segments is None:
+      return linear(jnp.mean(x, axis=1, dtype=jnp.float32), head)
+    is_text = (segments > 0)[..., None]  # [B, T, 1]
+    total = jnp.sum(jnp.where(is_text, x, 0), axis=1, dtype=jnp.float32)
+    return linear(total / jnp.maximum(jnp.sum(is_text, axis=1), 1), head)  # an empty text has a mean of 0
 
   def predictions(self, model: "ModelConfig") -> int:
     return 1

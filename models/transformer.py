@@ -57,13 +57,14 @@ class Block(nnx.Module):
   def __call__(
     self,
     x: jax.Array,  # [B, T, D]
-    angles: jax.Array,  # [T, H/2]
+    angles: jax.Array,  # [T, H/2] or [B, T, H/2]
+    segments: jax.Array | None,  # [B, T]
     keys: jax.Array | None,  # [B], this block's dropout keys
     sharding: Sharding,
     cache: Cache | None = None,
     start: jax.Array | int = 0,
   ) -> tuple[jax.Array, Cache | None]:
-    attended, cache = self.attention(self.attention_norm(x), angles, sharding, cache, start)
+    attended, cache = self.attention(self.attention_norm(x), angles, segments, sharding, cache, start)
     x = x + dropout(attended, self.dropout, fold_in(keys, 0), sharding)
     x = x + dropout(self.mlp(self.mlp_norm(x), sharding), self.dropout, fold_in(keys, 1), sharding)
     return x, cache
@@ -96,14 +97,26 @@ class Transformer(nnx.Module):
       shape, dims = config.predicts.head(config)
       self.head = weight(rngs, shape, dims, std=config.width**-0.5, dtype=config.param_dtype)
 
-  def __call__(self, inputs: jax.Array, *, keys: jax.Array | None = None, sharding: Sharding = UNSHARDED) -> jax.Array:
-    """The forward pass. `keys` [B] holds a dropout key for each example; without them nothing is dropped."""
+  def __call__(
+    self,
+    inputs: jax.Array,
+    *,
+    segments: jax.Array | None = None,
+    keys: jax.Array | None = None,
+    sharding: Sharding = UNSHARDED,
+  ) -> jax.Array:
+    """The forward pass.
+
+    Args:
+      segments: [B, T], the document of each token (`ModelConfig.example_shapes`); without them a row is one document.
+      keys: [B], a dropout key for each example; without them nothing is dropped.
+    """
     x = self.embed(inputs, sharding)
-    x, _ = self.run_blocks(x, keys=keys, sharding=sharding)
-    return self.logits(x, sharding)
+    x, _ = self.run_blocks(x, segments=segments, keys=keys, sharding=sharding)
+    return self.logits(x, sharding, segments)
 
   def embed(self, inputs: jax.Array, sharding: Sharding = UNSHARDED) -> jax.Array:
-    """Tokens [B, T] or normalized images [B, S, S, 3] → [B, T, D] in the compute dtype."""
+    """Tokens [B, T] or normalized images [B, S, S, C] → [B, T, D] in the compute dtype."""
     table = self._ready(self.embedding, sharding)
     x = self.config.reads.embed(self.config, table, inputs, sharding)
     return sharding.activation(x, "batch", None, None)
@@ -112,6 +125,7 @@ class Transformer(nnx.Module):
     self,
     x: jax.Array,  # [B, T, D]
     *,
+    segments: jax.Array | None = None,  # [B, T]
     keys: jax.Array | None = None,  # [B]
     sharding: Sharding = UNSHARDED,
     cache: Cache | None = None,  # stacked, [L, B, S, K, H] each
@@ -131,24 +145,28 @@ class Transformer(nnx.Module):
     """
     graph, stacked = nnx.split(self.blocks)
     depth = jax.tree.leaves(stacked)[0].shape[0]
-    coordinates = self.config.reads.locate(self.config, start + jnp.arange(x.shape[1]))  # [T, C]
+    if segments is None:
+      positions = start + jnp.arange(x.shape[1])  # [T]
+    else:
+      positions = sharding.activation(positions_in(segments), "batch", None)  # [B, T]
+    coordinates = self.config.reads.locate(self.config, positions)
     angles = rope_angles(coordinates, self.config.head_dim, self.config.rope_base)
 
     def body(x: jax.Array, layer: _Layer) -> tuple[jax.Array, Cache | None]:
       block = nnx.merge(graph, jax.tree.map(lambda w: self._ready(w, sharding), layer.weights, is_leaf=_is_param))
-      return block(x, angles, fold_in(keys, layer.number), sharding, layer.cache, start)
+      return block(x, angles, segments, fold_in(keys, layer.number), sharding, layer.cache, start)
 
     body = jax.checkpoint(body, policy=policy or REMAT_POLICIES[self.config.remat], prevent_cse=False)
     return jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
 
-  def logits(self, x: jax.Array, sharding: Sharding = UNSHARDED) -> jax.Array:
-    """[B, T, D] → float32 logits: [B, T, V] of the next token, or [B, classes]."""
+  def logits(self, x: jax.Array, sharding: Sharding = UNSHARDED, segments: jax.Array | None = None) -> jax.Array:
+    """[B, T, D] and segments [B, T] → float32 logits: [B, T, V] of the next token, or [B, classes]."""
     dtype = self.config.predicts.head_dtype(self.config)
     if self.config.tied_embedding:
       head = self._ready(self.embedding, sharding, dtype).T
     else:
       head = self._ready(self.head, sharding, dtype)
-    return self.config.predicts.logits(self.norm(x), head, sharding)
+    return self.config.predicts.logits(self.norm(x), head, sharding, segments)
 
   def empty_cache(self, batch: int, length: int) -> Cache:
     """A cache for `length` positions of `batch` texts."""
@@ -163,6 +181,13 @@ class Transformer(nnx.Module):
     """
     is_scale = not any(w.dims)
     return w[...] if is_scale else sharding.gather(w[...].astype(dtype or self.config.dtype), w.dims)
+
+
+def positions_in(segments: jax.Array) -> jax.Array:
+  """The position of each token in its segment: [1, 1, 1, 2, 2, 0] → [0, 1, 2, 0, 1, 0], for each row of [B, T]."""
+  index = jnp.arange(segments.shape[1])
+  is_first = jnp.concatenate([jnp.ones_like(segments[:, :1], bool), segments[:, 1:] != segments[:, :-1]], axis=1)
+  return index - jax.lax.cummax(jnp.where(is_first, index, 0), axis=1)
 
 
 def _is_param(x: Any) -> bool:

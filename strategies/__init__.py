@@ -18,9 +18,10 @@ from errors import ConfigError, one_of
 from strategies.base import Strategy
 from strategies.layout import Layout
 from strategies.mesh import make_mesh, resolve
+from strategies.sharding import OnMesh
 from training.program import Program
 
-__all__ = ["Layout", "Strategy", "build", "create", "layout_of", "names"]
+__all__ = ["Layout", "OnMesh", "Strategy", "build", "create", "layout_of", "names"]
 
 
 def _modules() -> dict[str, ModuleType]:

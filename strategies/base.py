@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from errors import ConfigError
 from models.dimensions import DIMENSIONS
 from strategies.layout import Layout
-from strategies.sharding import MeshSharding, local_rows
+from strategies.sharding import MeshSharding, OnMesh
 from training.program import Batch, Metrics, Params, Program, Sums, TrainState
 
 if TYPE_CHECKING:
@@ -101,20 +101,17 @@ class Strategy:
   def abstract_batch(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes, dtypes and shardings of a global training batch."""
     return {
-      name: jax.ShapeDtypeStruct((batch_size, *shape), dtype, sharding=self.batch_sharding)
-      for name, (shape, dtype) in self.program.example_shapes().items()
+      name: jax.ShapeDtypeStruct((batch_size, *field.shape), field.dtype, sharding=self.batch_sharding)
+      for name, field in self.program.example_shapes().items()
     }
 
   def rows(self, batch_size: int) -> np.ndarray:
     """The rows of a global batch that this process supplies."""
-    return local_rows(self.batch_sharding, batch_size)
+    return OnMesh(self.batch_sharding).rows(batch_size)
 
   def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> Batch:
     """Makes a global batch from the rows that this process supplies."""
-    return {
-      name: jax.make_array_from_process_local_data(self.batch_sharding, rows, (batch_size, *rows.shape[1:]))
-      for name, rows in host_batch.items()
-    }
+    return OnMesh(self.batch_sharding).shard(host_batch, batch_size)
 
   def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
     """Runs one update. Donates `state`; use the returned one. The metrics are replicated scalars, not awaited yet."""

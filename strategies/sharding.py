@@ -76,10 +76,23 @@ class MeshSharding:
     return jax.lax.reduce(found, np.zeros((), found.dtype), jax.lax.add, (0,))  # jnp.sum would send float32
 
 
-def local_rows(sharding: NamedSharding, size: int) -> np.ndarray:
-  """The sorted rows of a global batch of `size` that this process's devices hold. They need not be contiguous."""
-  held = [index for index in sharding.addressable_devices_indices_map((size,)).values() if index]
-  return np.unique(np.concatenate([np.arange(size)[index[0]] for index in held]))
+@dataclasses.dataclass(frozen=True)
+class OnMesh:
+  """Places batches on a mesh, with the examples split as `sharding` says. `data.batches` takes one."""
+
+  sharding: NamedSharding
+
+  def rows(self, batch_size: int) -> np.ndarray:
+    """The sorted rows of a global batch that this process's devices hold. They need not be contiguous."""
+    held = [index for index in self.sharding.addressable_devices_indices_map((batch_size,)).values() if index]
+    return np.unique(np.concatenate([np.arange(batch_size)[index[0]] for index in held]))
+
+  def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> dict[str, jax.Array]:
+    """Makes a global batch from these rows."""
+    return {
+      name: jax.make_array_from_process_local_data(self.sharding, rows, (batch_size, *rows.shape[1:]))
+      for name, rows in host_batch.items()
+    }
 
 
 def from_local_copies(x: jax.Array, sharding: NamedSharding) -> jax.Array:

@@ -39,7 +39,10 @@ def config(strategy: str = "single", preset: str = "tiny", **fields: Any) -> Con
   return changed
 
 
-IMAGES = {"model__inputs": "images", "model__objective": "class", "data__name": "synthetic"}
+IMAGES = {
+  "model__inputs": "images", "model__objective": "class", "data__name": "synthetic",
+  "model__image_size": 32, "model__channels": 3, "model__classes": 10,
+}  # fmt: skip
 
 
 def program(**fields: Any) -> Program:
@@ -74,14 +77,24 @@ def measured(workdir: Path) -> list[dict[str, Any]]:
 def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:
   """A batch of random examples in the shapes that a program takes, with distinct example ids."""
   random = np.random.default_rng(seed)
-  limits = {"tokens": program.model.vocab_size, "image": 256, "label": program.model.classes}
-  content = {
-    name: random.integers(0, limits[name], (size, *shape)).astype(dtype)
-    for name, (shape, dtype) in program.example_shapes().items()
-    if name in limits
+  batch = {
+    name: random.integers(0, field.below, (size, *field.shape)).astype(field.dtype)
+    for name, field in program.model.example_shapes().items()
   }
-  ids = id_words(random.permutation(1000)[:size])
-  return content | {"id": ids, "mask": np.ones(size, np.bool_)}
+  if program.model.segments:
+    batch["segments"] = random_segments(random, *batch["segments"].shape)
+  return batch | {"id": id_words(random.permutation(1000)[:size]), "mask": np.ones(size, np.bool_)}
+
+
+def random_segments(random: np.random.Generator, size: int, length: int) -> np.ndarray:
+  """Rows of up to four documents and padding [size, length]. The first row is a single document."""
+  is_first = np.zeros((size, length), np.int32)
+  np.put_along_axis(is_first, random.integers(0, length, (size, 3)), 1, axis=1)
+  is_first[:, 0] = 1
+  used = random.integers(length // 2, length + 1, (size, 1))
+  segments = np.where(np.arange(length) < used, np.cumsum(is_first, axis=1, dtype=np.int32), 0)
+  segments[0] = 1
+  return segments
 
 
 def relative_difference(a: Any, b: Any) -> float:

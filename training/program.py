@@ -19,7 +19,7 @@ from errors import positive
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
 from models.generate import generate
-from models.inputs import Shapes
+from models.inputs import Field, Shapes
 from models.transformer import bind, init_params, logical_dims
 from training.augment import crop_and_flip
 from training.optimizer import Optimizer
@@ -64,14 +64,12 @@ class Program:
     return logical_dims(self.model)
 
   def example_shapes(self) -> Shapes:
-    """The fields of a batch: for each, the shape of one example and the dtype.
+    """The fields of a batch: those of `ModelConfig.example_shapes`, `id` and `mask`.
 
     `id` is the example's number in its data set, which keys its random numbers: 64 bits as two words, the low one
     first. `mask` is false for padding.
     """
-    objective = self.model.predicts
-    content = self.model.reads.shapes(self.model, objective.ahead) | objective.shapes()
-    return content | {"id": ((2,), np.uint32), "mask": ((), np.bool_)}
+    return self.model.example_shapes() | {"id": Field((2,), np.uint32, 1 << 32), "mask": Field((), np.bool_, 2)}
 
   def train_step(self, state: TrainState, batch: Batch, sharding: Sharding = UNSHARDED) -> tuple[TrainState, Metrics]:
     sums, grads = self.gradient_sums(state.params, batch, state.step, sharding)
@@ -93,34 +91,43 @@ class Program:
   ) -> tuple[jax.Array, Sums]:
     """The loss summed over the batch's predictions, and all sums. `step` is None in evaluation."""
     model = bind(self.model, params)
-    logits = model(self.inputs(batch, step, sharding), keys=self.dropout_keys(batch, step), sharding=sharding)
-    return self.cross_entropy_sums(logits, self.targets(batch), batch["mask"])
+    inputs, segments = self.inputs(batch, step, sharding), self.segments(batch)
+    logits = model(inputs, segments=segments, keys=self.dropout_keys(batch, step), sharding=sharding)
+    return self.cross_entropy_sums(logits, self.targets(batch), self.counted(batch))
 
   def generate(self, params: Params, prompt: jax.Array, *, sharding: Sharding = UNSHARDED, **options: Any) -> jax.Array:
     """Continues prompts [B, P]; see models/generate.py for the options."""
     return generate(self.model, params, prompt, sharding=sharding, **options)
 
   def inputs(self, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED) -> jax.Array:
-    """The model's input: tokens [B, T], or images [B, S, S, 3], normalized and, in training, augmented."""
+    """The model's input: tokens [B, T], or images [B, S, S, C], normalized and, in training, augmented."""
     x = self.model.reads.select(self.model, batch)
     if self.augment and step is not None:
       x = crop_and_flip(x, self._example_keys(batch["id"], step, _AUGMENT))
-    return self.model.reads.prepare(x, sharding)
+    return self.model.reads.prepare(self.model, x, sharding)
 
   def targets(self, batch: Batch) -> jax.Array:
     """The correct predictions: for each position the next token [B, T], or for each example a label [B]."""
     return self.model.predicts.targets(batch)
 
+  def segments(self, batch: Batch) -> jax.Array | None:
+    """The segments of the input's tokens [B, T]; None if the model has none."""
+    return batch["segments"][:, : self.model.positions] if self.model.segments else None
+
+  def counted(self, batch: Batch) -> jax.Array:
+    """Whether each prediction counts: for each example [B], or with segments for each position [B, T]."""
+    return self.model.predicts.counted(batch["mask"], batch["segments"] if self.model.segments else None)
+
   def dropout_keys(self, batch: Batch, step: jax.Array | None) -> jax.Array | None:
     """A key for each example [B]; None if nothing is dropped."""
     return self._example_keys(batch["id"], step, _DROPOUT) if self.model.dropout and step is not None else None
 
-  def cross_entropy_sums(self, logits: jax.Array, targets: jax.Array, mask: jax.Array) -> tuple[jax.Array, Sums]:
-    """Cross-entropy of logits [B, ..., V] against targets [B, ...]. Leaves out examples whose mask [B] is false.
+  def cross_entropy_sums(self, logits: jax.Array, targets: jax.Array, counted: jax.Array) -> tuple[jax.Array, Sums]:
+    """Cross-entropy of logits [B, ..., V] against targets [B, ...], over those that `counted` [B] or [B, ...] selects.
 
     Uses only reductions over V and no lookup, so that logits sharded over the vocabulary stay sharded.
     """
-    weight = jnp.broadcast_to(mask.reshape(-1, *(1,) * (targets.ndim - 1)), targets.shape)
+    weight = jnp.broadcast_to(counted.reshape(*counted.shape, *(1,) * (targets.ndim - counted.ndim)), targets.shape)
     is_target = targets[..., None] == jnp.arange(logits.shape[-1])
     target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
     loss = jnp.sum(jnp.where(weight, jax.nn.logsumexp(logits, axis=-1) - target_logit, 0))

@@ -61,14 +61,16 @@ class Stage:
   def run_chunk(self, weights: Params, x: jax.Array, row: Row) -> jax.Array:
     depth = jax.tree.leaves(weights)[0].shape[0]
     first_layer = (row["chunk"] * self.schedule.stages + self.index) * depth
-    keys = self.program.dropout_keys(self.microbatch(row), self.step)
-    model = self.model(self.edges, weights)
-    return model.run_blocks(x, keys=keys, sharding=self.sharding, first_layer=first_layer, unroll=UNROLL)[0]
+    microbatch, model = self.microbatch(row), self.model(self.edges, weights)
+    segments, keys = self.program.segments(microbatch), self.program.dropout_keys(microbatch, self.step)
+    return model.run_blocks(
+      x, segments=segments, keys=keys, sharding=self.sharding, first_layer=first_layer, unroll=UNROLL
+    )[0]
 
   def loss(self, edges: Params, y: jax.Array, row: Row) -> tuple[jax.Array, Sums]:
     microbatch = self.microbatch(row)
-    logits = self.model(edges, self.weights(row)).logits(y, self.sharding)
-    return self.program.cross_entropy_sums(logits, self.program.targets(microbatch), microbatch["mask"])
+    logits = self.model(edges, self.weights(row)).logits(y, self.sharding, self.program.segments(microbatch))
+    return self.program.cross_entropy_sums(logits, self.program.targets(microbatch), self.program.counted(microbatch))
 
   def model(self, edges: Params, weights: Params) -> Transformer:
     return bind(self.program.model, {"blocks": weights, **edges})

@@ -20,7 +20,13 @@ FIELDS = {"batch_size": 32}
 TPU_FIELDS = {"model.width": 256, "model.heads": 8, "model.kv_heads": 8, "model.mlp_width": 1024, "model.seq_len": 128}
 INPUTS = {
   "tokens": {"model.inputs": "tokens", "model.objective": "next_token"},
-  "images": {"model.inputs": "images", "model.objective": "class"},
+  "images": {
+    "model.inputs": "images",
+    "model.objective": "class",
+    "model.image_size": 32,
+    "model.channels": 3,
+    "model.classes": 10,
+  },
 }
 
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import PARITY, assert_trees_close, config, initial_state, one_sentence, program, random_batch, strategy
+from helpers import IMAGES, PARITY, assert_trees_close, initial_state, one_sentence, program, random_batch, strategy
 
-import data
+from data.synthetic import Synthetic
 from models.transformer import bind, init_params
 from training.program import Program
 
@@ -14,13 +14,14 @@ BATCH = 16
 
 
 def classifier() -> Program:
-  return program(model__objective="class", model__depth=2, model__seq_len=16, model__mlp_width=64)
+  sizes = {"depth": 2, "seq_len": 16, "mlp_width": 64, "classes": 10}
+  return program(model__objective="class", **{f"model__{name}": size for name, size in sizes.items()})
 
 
 def test_a_token_classifier_reads_all_tokens_and_predicts_one_class():
   p = classifier()
-  assert {name: shape for name, (shape, _) in p.example_shapes().items()} == {
-    "tokens": (16,), "label": (), "id": (2,), "mask": (),
+  assert {name: field.shape for name, field in p.example_shapes().items()} == {
+    "tokens": (16,), "label": (), "segments": (16,), "id": (2,), "mask": (),
   }  # fmt: skip
   model = bind(p.model, jax.jit(init_params, static_argnums=0)(p.model, jax.random.key(0)))
   tokens = jnp.arange(16)[None]
@@ -40,13 +41,19 @@ def test_a_sharded_token_classifier_equals_a_single_device(name: str):
   assert_trees_close(*found, PARITY)
 
 
-def test_synthetic_data_fits_a_token_classifier():
-  p = classifier()
-  dataset = data.load(config(data__name="synthetic").data, p.model)
-  batch = data.Batches(dataset.train, 4).train(0)
-  assert {name: (x.shape[1:], x.dtype) for name, x in batch.items()} == p.example_shapes()
+@pytest.mark.parametrize("fields", [{"model__objective": "class", "model__classes": 3}, {"data__packing": "documents"}])
+def test_synthetic_data_fits_the_model(fields: dict):
+  model = program(**fields).model
+  batch, shapes = Synthetic(model, first=0, size=64).read(np.arange(64)), model.example_shapes()
+  assert {name: (x.shape[1:], x.dtype) for name, x in batch.items()} == {n: f[:2] for n, f in shapes.items()}
+  assert all(x.min() >= 0 and x.max() < shapes[name].below for name, x in batch.items())
+  steps = np.diff(batch["segments"], axis=1)
+  assert (batch["segments"][:, 0] == 1).all()  # and on from there in steps of 1, until the padding
+  assert ((steps == 0) | (steps == 1) | (batch["segments"][:, 1:] == 0)).all()
+  assert (batch["segments"] == 0).any()
+  assert batch["segments"].max() == (4 if model.predicts.causal else 1)
 
 
 def test_a_model_cannot_predict_the_next_token_of_an_image():
   with one_sentence("model.objective='next_token'", "model.inputs='images'", "'class'"):
-    program(model__inputs="images")
+    program(**IMAGES | {"model__objective": "next_token"})

@@ -84,6 +84,23 @@ def test_a_prediction_sees_the_last_patch_of_its_image_only():
   np.testing.assert_array_equal(a[1], b[1])
 
 
+GREY = {"inputs": "images", "objective": "class", "image_size": 8, "channels": 1, "classes": 2}
+
+
+@pytest.mark.parametrize("mean, std", [((0.5,), (0.25,)), ((0.1, 0.2, 0.3), (0.5, 1.0, 2.0)), ((), ())])
+def test_images_of_any_number_of_channels_are_normalized(mean: tuple[float, ...], std: tuple[float, ...]):
+  channels = len(mean) or 2
+  config = model_config(**GREY | {"channels": channels, "pixel_mean": mean, "pixel_std": std})
+  images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, channels), np.uint8)
+  prepared = config.reads.prepare(config, jnp.asarray(images), UNSHARDED)
+  for c in range(channels):
+    expected = (images[..., c] / 255 - (mean[c] if mean else 0)) / (std[c] if std else 1)
+    np.testing.assert_allclose(prepared[..., c], expected, atol=1e-6)
+  assert config.example_shapes()["image"] == ((8, 8, channels), np.uint8, 256)
+  assert params_of(config)["embedding"].shape == (4 * 4 * channels, config.width)
+  assert (jnp.std(apply(config, prepared), axis=0) > 0).all()  # the classes of two images differ
+
+
 def test_patches_are_squares_row_by_row():
   image = jnp.arange(4 * 4 * 3).reshape(1, 4, 4, 3)
   np.testing.assert_array_equal(patches(image, 2)[0, 1], image[0, :2, 2:].reshape(-1))
@@ -196,8 +213,16 @@ def test_flops_count_every_matrix_product():
     ({"dtype": "float31"}, ["model.dtype='float31'", "'float32'"]),
     ({"param_dtype": "fp8"}, ["model.param_dtype='fp8'", "float32"]),
     ({"attention": "flash"}, ["model.attention='flash'", "blockwise"]),
-    ({"inputs": "images", "patch_size": 5}, ["model.patch_size=5", "32"]),
+    ({"inputs": "images", "image_size": 32, "channels": 3, "patch_size": 5}, ["model.patch_size=5", "32"]),
     ({"inputs": "images", "heads": 32}, ["model.heads=32", "multiple of 4"]),
+    ({"inputs": "images", "channels": 3}, ["model.image_size=0", "data", "set it"]),
+    ({"inputs": "images", "image_size": 32}, ["model.channels=0", "data", "set it"]),
+    ({"objective": "class"}, ["model.classes=0", "data", "set it"]),
+    ({"vocab_size": 0}, ["model.vocab_size=0", "data", "set it"]),
+    ({"vocab_size": -1}, ["model.vocab_size=-1", "at least 1"]),
+    ({**GREY, "pixel_mean": (0.5, 0.5)}, ["model.pixel_mean=(0.5, 0.5)", "model.channels=1"]),
+    ({**GREY, "pixel_std": (0.0,)}, ["model.pixel_std=(0.0,)", "above 0"]),
+    ({**GREY, "pixel_mean": (float("nan"),)}, ["model.pixel_mean=(nan,)", "finite"]),
   ],
 )
 def test_invalid_model_fields_are_refused(fields: dict, parts: list[str]):

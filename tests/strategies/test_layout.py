@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 import strategies
 from strategies.layout import Layout
 from strategies.mesh import fitted, make_mesh, resolve
-from strategies.sharding import local_rows
+from strategies.sharding import OnMesh
 
 FSDP, TENSOR = strategies.layout_of("fsdp"), strategies.layout_of("tensor_parallel")
 
@@ -107,7 +107,7 @@ def test_a_process_reads_the_rows_its_devices_hold(held: list[tuple[int, int]], 
     def addressable_devices_indices_map(self, shape: tuple[int, ...]) -> dict:
       return {device: (slice(*part),) for device, part in enumerate(held)}
 
-  assert local_rows(Sharding(), 16).tolist() == list(rows)
+  assert OnMesh(Sharding()).rows(16).tolist() == list(rows)
 
 
 def test_an_unknown_strategy_is_refused_with_the_nearest_name():

@@ -16,14 +16,19 @@ STEPS, BATCH = 20, 16
 SMALL = {"model__mlp_width": 64, "model__vocab_size": 64, "model__seq_len": 16, "optimizer__clip_norm": 0.0}
 MICROBATCHES = {"pipeline__microbatches": 4}
 
+DOCUMENTS = "documents, tied, remat dots"
 ACCUMULATED = {"accumulation": 2, "model__remat": "full"}
-# Every option is in some variant: dropout, accumulation, remat, a tied embedding, augmentation. The tests after the
-# first use the plain "text".
+# Every option is in some variant: dropout, accumulation, remat, packed documents, a tied embedding, augmentation. Most
+# tests after the first use the plain "text".
 VARIANTS = {
   "text": {"model__dropout": 0.1},
   "text, accumulated, remat": {"model__dropout": 0.1, **ACCUMULATED},
-  "text, tied, remat dots": {"model__tied_embedding": True, "model__remat": "dots"},
-  "images": {"model__dropout": 0.1, "model__image_size": 16, "data__augment": True, **IMAGES},
+  DOCUMENTS: {
+    "data__packing": "documents",
+    "model__tied_embedding": True,
+    "model__remat": "dots",
+  },
+  "images": {**IMAGES, "model__dropout": 0.1, "model__image_size": 16, "data__augment": True},
 }
 OTHERS = [name for name in strategies.names() if name != "single"]
 
@@ -46,19 +51,50 @@ def run(name: str, program: Program) -> tuple[np.ndarray, Params]:
 
 
 @functools.cache
+def trained(name: str, variant: str) -> tuple[np.ndarray, Params]:
+  return run(name, make_program(variant))
+
+
 def reference(variant: str) -> tuple[np.ndarray, Params]:
-  return run("single", make_program(variant))
+  return trained("single", variant)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant != "text"])
 def test_strategy_equals_single_device(name: str, variant: str):
-  losses, gradients = run(name, make_program(variant))
+  losses, gradients = trained(name, variant)
   expected_losses, expected_gradients = reference(variant)
   assert_trees_close(gradients, expected_gradients, PARITY)
   np.testing.assert_allclose(losses, expected_losses, rtol=PARITY)
   assert np.isfinite(losses).all()
   assert len(set(losses[:, 0])) == STEPS
+
+
+@functools.cache
+def documents_alone() -> tuple[float, Params]:
+  """The loss and gradient of the first packed batch, on a single device and with each document in a row of its own."""
+  program = make_program(DOCUMENTS)
+  packed, random = random_batch(program, BATCH), np.random.default_rng(1)
+  numbers = [(row, n) for row, segments in enumerate(packed["segments"]) for n in range(1, segments.max() + 1)]
+  alone = random_batch(program, 4 * BATCH)  # rows without a document stay padding
+  alone["tokens"] = random.integers(0, program.model.vocab_size, alone["tokens"].shape, np.int32)
+  alone["segments"][:] = 0
+  for i, (row, n) in enumerate(numbers):
+    tokens = packed["tokens"][row, packed["segments"][row] == n]
+    alone["tokens"][i, : len(tokens)] = tokens
+    alone["segments"][i, : len(tokens)] = 1
+  assert BATCH < len(numbers) < len(alone["tokens"])
+  runner = strategy("single", program)
+  metrics, gradients = runner.gradients(initial_state(runner), alone)
+  return float(metrics["loss"]), jax.device_get(gradients)
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_packed_documents_equal_the_same_documents_alone(name: str):
+  losses, gradients = trained(name, DOCUMENTS)
+  loss, expected = documents_alone()
+  assert losses[0, 0] == pytest.approx(loss, rel=PARITY)
+  assert_trees_close(gradients, expected, PARITY)
 
 
 @pytest.mark.parametrize("variant", ["text", "images"])

@@ -94,7 +94,7 @@ def test_no_work_is_done_twice_and_none_in_the_bubble(schedule: str):
 
 
 @pytest.mark.parametrize("name", ["pipeline", "three_d"])
-@pytest.mark.parametrize("fields", [{}, IMAGES | {"data__augment": True}])
+@pytest.mark.parametrize("fields", [{"data__packing": "documents"}, IMAGES | {"data__augment": True}])
 def test_only_neighbours_exchange_and_only_between_units(name: str, fields: dict):
   """If the compiler added a collective-permute inside a unit, it would wait for stages that run another unit."""
   runner = strategy(name, make_program(model__dropout=0.1, **fields))

@@ -25,8 +25,8 @@ SAVED_ON = {name: 1 if name == "single" else 8 for name in strategies.names()}
 # Meshes where a strategy's default does not fit so few devices.
 MESHES = {("pipeline", 2): {"mesh__stage": 2}, ("three_d", 2): {"mesh__model": 1}}
 RUN = {
-  "config": {"model": {}}, "data": {"fingerprint": "", "tokenizer": "", "seed": 0, "batch_size": BATCH},
-  "strategy": "", "devices": 8, "processes": 1,
+  "config": {"model": {}}, "strategy": "", "devices": 8, "processes": 1,
+  "data": {"fingerprints": [], "turns": [], "tokenizer": "", "seed": 0, "batch_size": BATCH},
 }  # fmt: skip
 
 
@@ -44,12 +44,12 @@ def runner(name: str, devices: int) -> Strategy:
 
 
 def batches() -> data.Batches:
-  return data.Batches(Synthetic(small().model, 0, 1000), BATCH, seed=0)
+  return data.Batches(data.Mixture((Synthetic(small().model, 0, 1000),)), BATCH, seed=0)
 
 
 def next_step(strategy: Strategy, state: TrainState, step: int) -> tuple[TrainState, np.ndarray, float]:
   """The state after a step, the ids of its examples in order, and its loss."""
-  batch = strategy.shard(batches().train(step, strategy.rows(BATCH)), BATCH)
+  batch = strategy.shard(batches().read(step, strategy.rows(BATCH)), BATCH)
   ids = np.asarray(batch["id"]).ravel()
   state, metrics = strategy.train_step(state, batch)
   return state, ids, float(metrics["loss"])

@@ -151,6 +151,8 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_masters():
     ({"steps": 0}, ["steps=0", "at least 1"]),
     ({"accumulation": 0}, ["accumulation=0"]),
     ({"model__dtype": "flaot32"}, ["model.dtype='flaot32'", "'float32'"]),
+    ({"data__packing": "document"}, ["data.packing='document'", "'documents'"]),
+    ({"data__packing": "documents", **IMAGES}, ["data.packing='documents'", "model.objective='class'", "'windows'"]),
   ],
 )
 def test_invalid_settings_are_refused(fields: dict, parts: list[str]):

@@ -1,0 +1,136 @@
+"""Several documents in a row: each is computed as if it were alone, and padding changes nothing."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import config, model_config, one_sentence, program, random_batch, random_segments, relative_difference
+
+from models import attention, transformer
+from models.config import ModelConfig
+from training import settings
+from training.program import Program
+
+Core = Callable[..., jax.Array]
+
+
+def alone(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, segments: np.ndarray) -> jax.Array:
+  """Attention that runs each segment of each row by itself."""
+  rows = []
+  for b, row in enumerate(segments):
+    edges = np.flatnonzero(np.diff(row)) + 1
+    parts = [jnp.split(x[b : b + 1], edges, axis=1) for x in (q, k, v)]
+    rows.append(jnp.concatenate([attention.plain(*part, causal=causal) for part in zip(*parts, strict=True)], axis=1))
+  return jnp.concatenate(rows)
+
+
+@pytest.mark.parametrize("name", ["plain", "blockwise"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_stays_in_its_segment(name: str, causal: bool):
+  """Three blocks of queries. The last row is padding only."""
+  segments = random_segments(np.random.default_rng(0), 4, 150)
+  segments[-1] = 0
+  q, k, v = (jax.random.normal(jax.random.key(i), (4, 150, heads, 8)) for i, heads in enumerate((4, 2, 2)))
+
+  def run(core: Core) -> tuple[jax.Array, ...]:
+    run_core = lambda q, k, v: core(q, k, v, causal=causal, segments=segments)
+    gradients = jax.grad(lambda q, k, v: jnp.sum(jnp.sin(run_core(q, k, v))), argnums=(0, 1, 2))
+    return jax.jit(lambda *x: (run_core(*x), *gradients(*x)))(q, k, v)
+
+  for ours, expected in zip(run(attention.IMPLEMENTATIONS[name]), run(alone), strict=True):
+    assert relative_difference(ours, expected) < 1e-5  # which also refuses NaN
+
+
+def test_positions_restart_in_each_segment():
+  segments = jnp.array([[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 2, 0, 0, 3]])
+  np.testing.assert_array_equal(
+    transformer.positions_in(segments),
+    [[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 0, 1, 0, 0, 1, 0]],
+  )
+
+
+@functools.cache
+def logits_of(config: ModelConfig) -> Callable[..., jax.Array]:
+  params = jax.jit(functools.partial(transformer.init_params, config))(jax.random.key(0))
+  return jax.jit(lambda tokens, segments=None: transformer.bind(config, params)(tokens, segments=segments))
+
+
+def test_a_document_has_the_same_logits_anywhere_in_a_row():
+  """Even with angles so large that float32 cannot tell them from their neighbors.
+
+  Rotary attention depends only on distances, so otherwise it would hardly matter where positions begin.
+  """
+  logits = logits_of(model_config(rope_base=1e-20))
+  random = np.random.default_rng(0)
+  tokens, document, starts = random.integers(0, 256, (4, 32)), random.integers(0, 256, 7), (0, 1, 13, 25)
+  segments = np.ones((4, 32), np.int32)
+  for row, start in enumerate(starts):
+    tokens[row, start : start + 7] = document
+    segments[row] += (np.arange(32) >= start) * (start > 0) + (np.arange(32) >= start + 7)
+  found = logits(tokens, segments)
+  for row, start in enumerate(starts):
+    assert relative_difference(found[row, start : start + 7], found[0, :7]) < 1e-5
+
+
+def test_a_prediction_counts_if_the_next_token_is_of_the_same_document():
+  p = program(data__packing="documents", model__seq_len=8)
+  batch = {
+    "segments": jnp.array([[1, 1, 1, 2, 3, 3, 0, 0, 0], [1] * 9, [1] * 9, [0] * 9]),
+    "mask": jnp.array([True, True, False, True]),
+  }
+  expected = np.zeros((4, 8), bool)
+  expected[0, [0, 1, 4]] = expected[1] = True
+  np.testing.assert_array_equal(p.counted(batch), expected)
+
+
+def test_padding_changes_neither_loss_nor_gradient():
+  """Whatever its token ids are; and a row that is only padding counts nothing."""
+  p = program(data__packing="documents")
+  batch = random_batch(p, 4)
+  batch["segments"][1] = 0
+  other = batch | {"tokens": np.where(batch["segments"] > 0, batch["tokens"], (batch["tokens"] + 1) % 256)}
+  assert (other["tokens"] != batch["tokens"]).sum() > 33
+  params = p.init(jax.random.key(0)).params
+  (sums, gradients), (other_sums, other_gradients) = map(gradients_of(p, params), (batch, other))
+  assert int(sums["count"]) == np.sum((np.diff(batch["segments"]) == 0) & (batch["segments"][:, 1:] > 0)) > 0
+  jax.tree.map(np.testing.assert_array_equal, (sums, gradients), (other_sums, other_gradients))
+  assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(gradients))
+
+
+def gradients_of(p: Program, params: dict) -> Callable[..., tuple]:
+  return jax.jit(lambda batch: p.gradient_sums(params, batch, jnp.int32(0)))
+
+
+@pytest.mark.parametrize("length", [1, 6, 15])
+def test_the_class_of_a_text_does_not_depend_on_padding(length: int):
+  logits = logits_of(model_config(objective="class", classes=5, seq_len=16))
+  random = np.random.default_rng(0)
+  tokens = random.integers(0, 256, (2, 16))
+  tokens[1, :length] = tokens[0, :length]
+  segments = np.tile(np.arange(16) < length, (2, 1)).astype(np.int32)
+  expected = logits(tokens[:1, :length])[0]
+  for found in logits(tokens, segments):
+    assert relative_difference(found, expected) < 1e-5
+
+
+def test_the_class_of_an_empty_text_is_finite():
+  p = program(model__objective="class", model__classes=5)
+  batch = random_batch(p, 4)
+  batch["segments"][:] = 0
+  sums, gradients = gradients_of(p, p.init(jax.random.key(0)).params)(batch)
+  assert float(sums["loss"]) == pytest.approx(4 * np.log(5))  # all logits are 0
+  assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
+
+
+def test_cudnn_is_used_for_even_lengths_only():
+  """It runs segments with a bias, whose sides must then be even."""
+  on_gpu = lambda length, **fields: settings.program(
+    config(model__width=512, model__seq_len=length, data__packing="documents", **fields), "gpu"
+  )
+  assert on_gpu(32).model.attention == "cudnn"
+  assert on_gpu(33).model.attention == "plain"
+  with one_sentence("model.attention='cudnn'", "model.seq_len=33", "'auto'"):
+    on_gpu(33, model__attention="cudnn")
