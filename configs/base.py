@@ -7,7 +7,7 @@ after a colon: `--config=configs/fsdp.py:cifar10`.
 import functools
 from collections.abc import Callable
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 from ml_collections.config_dict import placeholder
 
 from configs.experiments import PRESETS
@@ -56,7 +56,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "head_dim": 0,  # size of a head; 0: width / heads
         "mlp_width": 384,  # hidden units of the gated MLP
         "seq_len": 128,  # tokens of a training example
-        "vocab_size": 256,  # 256 for bytes; a BPE is trained to this size
+        "vocab_size": 256,  # 256 for bytes; a BPE is trained to this size; 0: that of the data's tokenizer
         "tied_embedding": False,  # the head is the embedding, transposed
         "dropout": 0.0,  # on the output of attention and MLP
         "rope_base": 10_000.0,  # of rotary embedding; use more for longer texts
@@ -65,9 +65,12 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "remat": "minimal",  # recompute when going backward: "minimal" (if cheap), "dots" (all but products), "full"
         "dtype": "auto",  # of the computation: "auto" (float32 on CPU, bfloat16 elsewhere), "float32" or "bfloat16"
         "param_dtype": "float32",  # of the master weights and the optimizer's moments
-        "image_size": 32,
+        "image_size": 0,  # pixels along a side; 0: that of the data's images
+        "channels": 0,  # 1 for grey, 3 for color; 0: those of the data's images
         "patch_size": 4,  # an image becomes (image_size / patch_size)² positions
-        "classes": 10,
+        "pixel_mean": (),  # of each channel, where white is 1, to normalize images; (): of the training images
+        "pixel_std": (),  # their standard deviation; (): of the training images
+        "classes": 0,  # labels to tell apart; 0: those of the data
       },
       "optimizer": {  # AdamW; the scales of norms are not decayed
         "learning_rate": 3e-3,  # the peak, reached after warm-up
@@ -80,11 +83,21 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "clip_norm": 1.0,  # of the global gradient norm; 0: no clipping
       },
       "data": {
-        "name": "text",  # "text", "cifar10" or "synthetic"
-        "path": "",  # text: a file, a folder, or several with commas; "": Python's standard library
-        "tokenizer": "bytes",  # text: "bytes", or "bpe" trained to model.vocab_size
-        "dir": "",  # cifar10: the folder that holds cifar10/3.0.2; "": TFDS_DATA_DIR, else ~/tensorflow_datasets
+        "name": "text",  # "text", "images" or "synthetic" (docs/data.md lists the forms of files)
+        # Files or folders, several with commas. {"FOLDER": 0.7, "FILE": 0.3} mixes sources, each with its share of the
+        # examples. For images also tfds:NAME. "": for text, Python's standard library.
+        "path": FieldReference("", field_type=object),
+        "validation_path": "",  # files to validate on; "": one in 20 examples of `path`, or its own validation split
+        "text_field": "text",  # the field, or column, that holds the text
+        "label_field": "label",  # and the one that holds its class, for model.objective="class"
+        "tokenizer": "bytes",  # "bytes", "bpe" (trained to model.vocab_size), or a tokenizer.json
+        "packing": "windows",  # a sequence is "windows": of all text in a row; "documents": of whole documents
+        "resize": 0,  # images: scale the shorter side to so many pixels and cut out the middle; 0: as they are
+        "dir": "",  # images: the folder of TensorFlow Datasets; "": TFDS_DATA_DIR, else ~/tensorflow_datasets
         "augment": False,  # images: random crop and flip
+        "read_ahead": 2,  # batches that are read before they are needed
+        "threads": 1,  # threads that read them
+        "on_change": "error",  # sources or weights of a resumed run: "error" if they changed, or "continue" with them
         "cache_dir": "~/.cache/meshwright/data",  # tokenized text and decoded images
       },
       # What to save, in WORKDIR/checkpoints. A run with the same workdir resumes from there.

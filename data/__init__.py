@@ -1,46 +1,119 @@
 """Training and validation data. The batch at step t is a pure function of (seed, t), for any number of processes.
 
-A data set is two sources of numbered examples, for training and validation. batches.py orders, slices, pads and
-prefetches them. text.py, cifar10.py and synthetic.py each have a `load(config, model)`; add a new one to `DATASETS`.
+A data set is one or several sources of numbered examples. batches.py decides which examples are in a batch, order.py in
+which order, text/, images/ and synthetic.py where they come from. Each of the three has a `load`; add a new one to
+`DATASETS`.
+
+    for batch in data.batches(config):                   # in a loop of your own: dicts of NumPy arrays
+    for batch in data.batches(config, place=strategy):   # or arrays on a mesh
 """
 
 import dataclasses
-from collections.abc import Callable
+import importlib
+import itertools
+from collections.abc import Iterator
+from typing import Any, Protocol
 
+import numpy as np
 from ml_collections import ConfigDict
 
-from data import cifar10, synthetic, text
-from data.batches import Batches, Source, prefetch
-from data.dataset import Dataset
-from errors import ConfigError, one_of
-from models.config import ModelConfig
+from data.batches import Batches, EvaluationBatches, Mixture
+from data.check import check_examples
+from data.dataset import Dataset, HostBatch, Part, Source
+from data.prefetch import prefetch
+from errors import ConfigError, one_of, positive
+from models.settings import model_config
 
-__all__ = ["Batches", "Dataset", "Source", "load", "prefetch"]
+__all__ = [
+  "Batches", "Dataset", "EvaluationBatches", "Mixture", "Part", "Source", "adopt", "batches", "load", "mixture",
+  "prefetch",
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
 class Loader:
-  """Loads a data set from `config.data`, for models with these inputs and this objective; None allows any."""
+  """A module with `load(config)`, for models with these inputs and any of these objectives; None allows all."""
 
-  load: Callable[[ConfigDict, ModelConfig], Dataset]
+  module: str
   inputs: str | None = None
-  objective: str | None = None
+  objectives: tuple[str, ...] = ()
 
 
 DATASETS = {
-  "text": Loader(text.load, inputs="tokens", objective="next_token"),
-  "cifar10": Loader(cifar10.load, inputs="images", objective="class"),
-  "synthetic": Loader(synthetic.load),
+  "text": Loader("data.text", inputs="tokens", objectives=("next_token", "class")),
+  "images": Loader("data.images", inputs="images", objectives=("class",)),
+  "synthetic": Loader("data.synthetic"),
 }
 
 
-def load(config: ConfigDict, model: ModelConfig) -> Dataset:
-  """Loads the data set of `config.data` (configs/base.py), with examples that fit `model`."""
-  loader = DATASETS[one_of("data.name", config.name, DATASETS)]
-  inputs, objective = loader.inputs or model.inputs, loader.objective or model.objective
-  if (inputs, objective) != (model.inputs, model.objective):
+def load(config: ConfigDict) -> Dataset:
+  """Loads the data of `config.data`, and puts what only the data can say, such as `classes`, into `config.model`.
+
+  Prepares it first if needed. Raises ConfigError if the examples do not fit the model.
+  """
+  name = one_of("data.name", config.data.name, DATASETS)
+  loader, model = DATASETS[name], model_config(config, draft=name != "synthetic")
+  inputs, objectives = loader.inputs or model.inputs, loader.objectives or (model.objective,)
+  if model.inputs != inputs or model.objective not in objectives:
     raise ConfigError(
-      f"data.name={config.name!r} needs model.inputs={inputs!r} and model.objective={objective!r}, but the model has "
+      f"data.name={name!r} needs model.inputs={inputs!r} and model.objective={objectives[-1]!r}, but the model has "
       f"model.inputs={model.inputs!r} and model.objective={model.objective!r}; change these two or data.name"
     )
-  return loader.load(config, model)
+  for field in ("read_ahead", "threads"):
+    positive(f"data.{field}", config.data[field])
+  one_of("data.on_change", config.data.on_change, ("error", "continue"))
+  dataset = importlib.import_module(loader.module).load(config)
+  adopt(config, dataset.model)
+  shapes = model_config(config).example_shapes()
+  for part in dataset.parts:
+    check_examples(part.train.read(np.arange(min(len(part.train), config.batch_size))), shapes, name)
+  return dataset
+
+
+def adopt(config: ConfigDict, found: dict[str, Any]) -> None:
+  """Puts sizes that the data determines into `config.model`, where they are not set. Raises ConfigError on a conflict.
+
+  More classes than the data has are allowed, and so is another normalization of the pixels.
+  """
+  for name, value in found.items():
+    given = config.model[name]
+    if not given:
+      config.model[name] = value
+    elif (name in ("image_size", "channels") and given != value) or (name == "classes" and given < value):
+      raise ConfigError(
+        f"model.{name}={given} does not fit the data, which has {value}; use {value}, or 0 to take it from the data"
+      )
+
+
+def mixture(dataset: Dataset, first: int = 0, given: tuple[int, ...] = ()) -> Mixture:
+  """The training examples of all parts, in their shares. See `Mixture` for `first` and `given`."""
+  return Mixture(tuple(part.train for part in dataset.parts), dataset.weights, first, given)
+
+
+class Place(Protocol):
+  """Where a batch goes. Every Strategy is one, and `strategies.OnMesh` for a mesh of your own."""
+
+  def rows(self, batch_size: int) -> np.ndarray:
+    """The rows of a global batch that this process supplies."""
+    ...
+
+  def shard(self, host_batch: HostBatch, batch_size: int) -> Any:
+    """Makes a global batch from these rows."""
+    ...
+
+
+def batches(config: ConfigDict, place: Place | None = None, step: int = 0) -> Iterator[Any]:
+  """The training batches of a config from a step on, without end.
+
+  The step is the whole position: the batch at a step is always the same, so a loop that knows its step can go on there.
+  Without `place`, batches are whole dicts of NumPy arrays. Reads `data.read_ahead` batches ahead, in `data.threads`
+  threads.
+  """
+  size = config.batch_size
+  source = Batches(mixture(load(config)), size, config.seed)
+
+  def make(step: int) -> Any:
+    return place.shard(source.read(step, place.rows(size)), size) if place else source.read(step)
+
+  with prefetch(make, itertools.count(step), config.data.read_ahead, config.data.threads) as reader:
+    yield from reader

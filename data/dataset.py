@@ -1,46 +1,96 @@
-"""Dataset and Text: what `data.load` returns."""
+"""What `data.load` returns: a Dataset of one or several parts, each with its own training and validation examples."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from data.batches import Source
+from errors import ConfigError
+
+HostBatch = dict[str, np.ndarray]  # the first dimension of each array is the examples
+
+
+class Source(Protocol):
+  """Examples numbered from 0."""
+
+  def __len__(self) -> int: ...
+
+  def read(self, ids: np.ndarray) -> HostBatch:
+    """The examples with these numbers, stacked. Several threads may call it at the same time."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """One source of a dataset. Most datasets have a single part; a mixture has several.
+
+  Attributes:
+    name: the path that the user gave.
+    train, validation: the examples.
+    fingerprint: a hash of everything that determines the examples. Equal fingerprints mean equal examples.
+    bytes_per_token: of the validation text; None if unknown. Converts a loss in nats per token to bits per byte.
+    byte_pairs: how often each pair of bytes occurs in the training text, int64 [256, 256]; None if unknown.
+    counts: what there is, as {"documents": (to train on, to validate on), ...}.
+  """
+
+  name: str
+  train: Source
+  validation: Source
+  fingerprint: str
+  bytes_per_token: float | None = None
+  byte_pairs: np.ndarray | None = None
+  counts: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """The part of a Dataset that only text has.
+  """The tokenizer of a text.
 
   Attributes:
     encode, decode: text to token ids, and back.
     to_bytes: token ids to the bytes that they stand for.
-    bytes_per_token: of the validation text. Converts a loss in nats per token to bits per byte.
-    byte_pairs: how often each pair of bytes occurs in the training text, int64 [256, 256].
   """
 
   encode: Callable[[str], list[int]]
   decode: Callable[[list[int]], str]
   to_bytes: Callable[[Sequence[int]], bytes]
-  bytes_per_token: float
-  byte_pairs: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """A data set: training and validation examples, and their description.
+  """A data set: its parts, and what is known of all of them.
 
   Attributes:
-    train, validation: the examples.
-    description: one line for the user.
-    fingerprint: a hash of content and tokenization. Equal fingerprints mean equal examples.
+    parts: the sources.
+    description: for the user, one line a part.
+    weights: the share of each part in training, in any unit; () for a single part.
+    model: the fields of config.model that the data determines, such as `classes`.
     tokenizer: the name of the tokenizer, empty for images. Equal names mean equal tokenizers.
-    text: None if the data is not text.
+    text: None without a tokenizer.
+    labels: the names of the classes, if the data has classes with names.
   """
 
-  train: Source
-  validation: Source
+  parts: tuple[Part, ...]
   description: str
-  fingerprint: str
+  weights: tuple[float, ...] = ()
+  model: dict[str, Any] = dataclasses.field(default_factory=dict)
   tokenizer: str = ""
   text: Text | None = None
+  labels: tuple[str, ...] = ()
+
+
+def sources_of(path: Any) -> list[tuple[str, float]]:
+  """The sources that `data.path` names, and their weights: one with weight 1, or those of a dict, sorted by name.
+
+  Raises ConfigError for weights that are not numbers, negative, or all 0. Sources with weight 0 are left out.
+  """
+  if not isinstance(path, dict):
+    return [(str(path), 1.0)]
+  for name, weight in path.items():
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+      raise ConfigError(f"data.path gives {name!r} the weight {weight!r}; use a finite number of at least 0")
+  if not any(path.values()):
+    raise ConfigError(f"data.path={path!r} has no source with a weight above 0; give one a weight")
+  return sorted((str(name), float(weight)) for name, weight in path.items() if weight)

@@ -4,14 +4,13 @@ Example i is a pure function of i, so it is the same on every process and in eve
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from data.batches import HostBatch
-from data.dataset import Dataset
+from data.dataset import Dataset, HostBatch, Part
 from models.config import ModelConfig
+from models.settings import model_config
 
 TRAIN_EXAMPLES, VALIDATION_EXAMPLES = 8192, 256
 
@@ -31,19 +30,36 @@ class Synthetic:
     examples = [self._example(self.first + int(i)) for i in ids]
     return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
 
-  def _example(self, number: int) -> dict[str, Any]:
+  def _example(self, number: int) -> dict[str, np.ndarray]:
     random = np.random.Generator(np.random.Philox(key=number))
-    shapes = self.model.reads.shapes(self.model, self.model.predicts.ahead) | self.model.predicts.shapes()
-    limits = {"tokens": self.model.vocab_size, "image": 256, "label": self.model.classes}
-    return {name: random.integers(0, limits[name], shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    example = {
+      name: random.integers(0, field.below, field.shape, dtype=field.dtype)
+      for name, field in self.model.example_shapes().items()
+    }
+    if self.model.segments:
+      example["segments"] = _segments(random, len(example["segments"]), 4 if self.model.predicts.causal else 1)
+    return example
 
 
-def load(config: ConfigDict, model: ModelConfig) -> Dataset:
-  """Makes random examples for any model."""
+def _segments(random: np.random.Generator, length: int, documents: int) -> np.ndarray:
+  """At most so many documents of random lengths, and then padding."""
+  is_first = np.zeros(length, np.int32)
+  is_first[[0, *random.integers(0, length, documents - 1)]] = 1
+  return np.where(np.arange(length) < random.integers(1, length + 1), np.cumsum(is_first, dtype=np.int32), 0)
+
+
+def load(config: ConfigDict) -> Dataset:
+  """Makes random examples for the model of a config."""
+  model = model_config(config)
   return Dataset(
-    train=Synthetic(model, 0, TRAIN_EXAMPLES),
-    validation=Synthetic(model, TRAIN_EXAMPLES, VALIDATION_EXAMPLES),
+    parts=(
+      Part(
+        "synthetic",
+        train=Synthetic(model, 0, TRAIN_EXAMPLES),
+        validation=Synthetic(model, TRAIN_EXAMPLES, VALIDATION_EXAMPLES),
+        fingerprint=f"synthetic-{model.inputs}-{TRAIN_EXAMPLES}-{VALIDATION_EXAMPLES}",
+      ),
+    ),
     description=f"synthetic {model.inputs}: random, for measuring speed; nothing can be learned from them",
     tokenizer="synthetic" if model.inputs == "tokens" else "",
-    fingerprint=f"synthetic-{model.inputs}-{TRAIN_EXAMPLES}-{VALIDATION_EXAMPLES}",
   )

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from data.dataset import Text
-from data.text import pair_counts
+from data.dataset import Part, Text
+from data.text.prepare import pair_counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,10 +18,12 @@ class Baseline:
   bits_per_byte: float
 
 
-def baseline(text: Text, windows: Iterable[np.ndarray]) -> Baseline:
-  """Measures the bigram model of the training text on windows of validation tokens."""
-  bits = bits_per_byte(text.byte_pairs, (text.to_bytes(window.tolist()) for window in windows))
-  return Baseline(bits * math.log(2) * text.bytes_per_token, bits)
+def baseline(text: Text, part: Part, windows: Iterable[np.ndarray]) -> Baseline | None:
+  """Measures the bigram model of a part's training text on windows of validation tokens. None without its counts."""
+  if part.byte_pairs is None or part.bytes_per_token is None:
+    return None
+  bits = bits_per_byte(part.byte_pairs, (text.to_bytes(window.tolist()) for window in windows))
+  return Baseline(bits * math.log(2) * part.bytes_per_token, bits)
 
 
 def bits_per_byte(counts: np.ndarray, texts: Iterable[bytes]) -> float:

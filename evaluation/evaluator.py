@@ -2,55 +2,103 @@
 
 import collections
 import math
-from collections.abc import Iterator
 
 import jax
+import numpy as np
+from ml_collections import ConfigDict
 
-from data import Batches, Dataset
-from data.batches import HostBatch
+from data import Dataset, EvaluationBatches, Part, mixture, prefetch
 from evaluation.bigram import Baseline, baseline
 from strategies import Strategy
-from training.program import Sums, TrainState
+from training.program import Batch, Sums, TrainState
 
 
 class Evaluator:
-  """Evaluates states of one strategy on `examples` validation examples (all if 0), in batches of `batch_size`."""
+  """Evaluates states of one strategy on `eval_examples` validation examples of each part (all if 0)."""
 
-  def __init__(self, strategy: Strategy, dataset: Dataset, batch_size: int, examples: int):
-    self.strategy, self.dataset, self.batch_size = strategy, dataset, batch_size
-    self.examples = examples or len(dataset.validation)
-    self._batches = Batches(dataset.validation, batch_size)
+  def __init__(self, strategy: Strategy, dataset: Dataset, config: ConfigDict):
+    self.strategy, self.dataset = strategy, dataset
+    self.read_ahead, self.threads = config.data.read_ahead, config.data.threads
+    self._batches = [
+      EvaluationBatches(part.validation, config.eval_batch_size, config.eval_examples) for part in dataset.parts
+    ]
+    self._shares = np.array(mixture(dataset).turns) / sum(mixture(dataset).turns)
 
   def __call__(self, state: TrainState) -> dict[str, float]:
-    """Returns `loss`; for a classifier also `accuracy` and `examples`, for a text model `bits_per_byte`."""
+    """Returns `loss`; for a classifier also `accuracy` and `examples`, for a text model `bits_per_byte`.
+
+    With several parts, these are means weighted by the parts' shares in training. The values of a part have its name
+    after a slash, as in `loss/NAME`.
+    """
     sums = self._sums(state)
-    values = {"loss": sums["loss"] / sums["count"]}
+    losses = np.array([s["loss"] / s["count"] for s in sums])
+    found = {"loss": losses}
     if self.strategy.program.model.predicts.counts_correct:
-      values |= {"accuracy": sums["correct"] / sums["count"], "examples": sums["count"]}
-    elif self.dataset.text:
-      values["bits_per_byte"] = values["loss"] / math.log(2) / self.dataset.text.bytes_per_token
+      found["accuracy"] = np.array([s["correct"] / s["count"] for s in sums])
+    values = {name: float(self._shares @ each) for name, each in found.items()}
+    if "accuracy" in values:
+      values["examples"] = sum(s["count"] for s in sums)
+    elif (per_token := self._bytes_per_token()) is not None:
+      found["bits_per_byte"] = losses / math.log(2) / per_token
+      values["bits_per_byte"] = values["loss"] / math.log(2) / float(self._shares @ per_token)
+    if len(sums) > 1:
+      for name, each in found.items():
+        values |= {f"{name}/{part.name}": float(x) for part, x in zip(self.dataset.parts, each, strict=True)}
     return values
 
-  def _sums(self, state: TrainState) -> dict[str, float]:
-    """Sums over all batches. Results are read two batches late, so that the device does not wait."""
-    total: dict[str, float] = collections.defaultdict(float)
-    waiting: collections.deque[Sums] = collections.deque()
+  def _bytes_per_token(self) -> np.ndarray | None:
+    """Of each part [parts]; None if it is not known of all."""
+    known = [part.bytes_per_token for part in self.dataset.parts]
+    return None if None in known else np.array(known, np.float64)
+
+  def _sums(self, state: TrainState) -> list[dict[str, float]]:
+    """Sums over all batches of each part. Results are read two batches late, so that the device does not wait."""
+    totals: list[dict[str, float]] = [collections.defaultdict(float) for _ in self._batches]
+    waiting: collections.deque[tuple[int, Sums]] = collections.deque()
 
     def read_oldest() -> None:
-      for name, value in jax.device_get(waiting.popleft()).items():
-        total[name] += float(value)
+      part, sums = waiting.popleft()
+      for name, value in jax.device_get(sums).items():
+        totals[part][name] += float(value)
 
-    for batch in self._batches.evaluation(self.strategy.rows(self.batch_size), self.examples):
-      waiting.append(self.strategy.eval_step(state, self.strategy.shard(batch, self.batch_size)))
-      if len(waiting) > 2:
+    def make(item: tuple[int, int]) -> tuple[int, Batch]:
+      part, number = item
+      batches = self._batches[part]
+      return part, self.strategy.shard(batches.read(number, self.strategy.rows(batches.size)), batches.size)
+
+    items = [(part, number) for part, batches in enumerate(self._batches) for number in range(len(batches))]
+    with prefetch(make, items, self.read_ahead, self.threads) as reader:
+      for part, batch in reader:
+        waiting.append((part, self.strategy.eval_step(state, batch)))
+        if len(waiting) > 2:
+          read_oldest()
+      while waiting:
         read_oldest()
-    while waiting:
-      read_oldest()
-    return total
+    return totals
 
   def baseline(self) -> Baseline | None:
-    """The loss of the byte bigram model on the same examples; None if the data is not text."""
-    if not self.dataset.text:
+    """The loss of byte bigram models on the same examples, one for each part; None if the bytes are not known."""
+    text, per_token = self.dataset.text, self._bytes_per_token()
+    if text is None or per_token is None or self.strategy.program.model.predicts.counts_correct:
       return None
-    batches: Iterator[HostBatch] = self._batches.evaluation(examples=self.examples)
-    return baseline(self.dataset.text, (row for batch in batches for row in batch["tokens"][batch["mask"]]))
+
+    def windows(part: Part, batches: EvaluationBatches) -> Baseline | None:
+      return baseline(text, part, (row for batch in batches.all() for row in rows_of_tokens(batch)))
+
+    found = [windows(part, batches) for part, batches in zip(self.dataset.parts, self._batches, strict=True)]
+    if None in found:
+      return None
+    loss = float(self._shares @ np.array([b.loss for b in found if b]))
+    return Baseline(loss, loss / math.log(2) / float(self._shares @ per_token))
+
+
+def rows_of_tokens(batch: dict[str, np.ndarray]) -> list[np.ndarray]:
+  """The tokens of each example of a batch; where there are segments, of each segment. Leaves out padding."""
+  tokens, mask = batch["tokens"], batch["mask"]
+  if "segments" not in batch:
+    return list(tokens[mask])
+  cut = [
+    np.split(row, np.flatnonzero(np.diff(s)) + 1) for row, s in zip(tokens[mask], batch["segments"][mask], strict=True)
+  ]
+  first = [np.split(s, np.flatnonzero(np.diff(s)) + 1) for s in batch["segments"][mask]]
+  return [piece for row, ids in zip(cut, first, strict=True) for piece, s in zip(row, ids, strict=True) if s[0] > 0]

@@ -4,6 +4,7 @@ A preset is a function that changes the defaults of configs/base.py. Apply it wi
 """
 
 from configs.experiments.cifar10 import cifar10, cifar10_gpu
+from configs.experiments.images import images
 from configs.experiments.language_model import lm
 from configs.experiments.throughput import throughput, throughput_gpu
 from configs.experiments.tiny import tiny
@@ -12,6 +13,7 @@ PRESETS = {
   "lm": lm,
   "cifar10": cifar10,
   "cifar10_gpu": cifar10_gpu,
+  "images": images,
   "tiny": tiny,
   "throughput": throughput,
   "throughput_gpu": throughput_gpu,

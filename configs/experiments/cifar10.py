@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 
 
 def cifar10(config: ConfigDict) -> None:
-  config.data.update(name="cifar10", augment=True)
-  config.model.update(inputs="images", objective="class", mlp_width=256)
+  config.data.update(name="images", path="tfds:cifar10", augment=True)
+  config.model.update(inputs="images", objective="class", image_size=32, channels=3, classes=10, mlp_width=256)
   config.optimizer.update(learning_rate=2e-3, warmup=100, weight_decay=0.05)
   config.update(steps=2800, batch_size=64, log_every=100, eval_every=700, eval_batch_size=192, eval_examples=0)
 

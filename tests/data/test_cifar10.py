@@ -6,17 +6,18 @@ import os
 import tarfile
 import threading
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import IMAGES, one_sentence, program
+from helpers import config, one_sentence
+from ml_collections import ConfigDict
 
 import data
-from data import cifar10
-from models import inputs
+import data.images
+from data.images import cifar10
 from training import augment
 
 ROOT = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
@@ -26,8 +27,8 @@ real = pytest.mark.skipif(
 )
 
 
-def settings(tmp_path: Path, **fields) -> SimpleNamespace:
-  return SimpleNamespace(**{"name": "cifar10", "dir": "", "cache_dir": "~/.cache/meshwright/tests"} | fields)
+def settings(**fields: Any) -> ConfigDict:
+  return config(preset="cifar10", **fields)
 
 
 @pytest.fixture
@@ -45,21 +46,25 @@ def archive(tmp_path: Path) -> Path:
 
 
 @real
-def test_the_real_data_set_is_complete(tmp_path: Path):
-  dataset = data.load(settings(tmp_path), program(**IMAGES).model)
-  assert (len(dataset.train), len(dataset.validation)) == (50_000, 10_000)
-  assert np.bincount(dataset.train.labels).tolist() == [5000] * 10
-  assert np.bincount(dataset.validation.labels).tolist() == [1000] * 10
-  batch = dataset.validation.read(np.arange(10_000))
-  mean = batch["image"].mean(axis=(0, 1, 2)) / 255
-  np.testing.assert_allclose(mean, inputs.MEAN, atol=0.005)
+def test_the_real_data_set_is_complete():
+  dataset = data.images.load(settings())
+  (part,) = dataset.parts
+  assert (len(part.train), len(part.validation)) == (50_000, 10_000)
+  assert np.bincount(part.train.read(np.arange(50_000))["label"]).tolist() == [5000] * 10
+  assert np.bincount(part.validation.read(np.arange(10_000))["label"]).tolist() == [1000] * 10
+  # As published for CIFAR-10, over its training images.
+  assert dataset.model == {
+    "image_size": 32, "channels": 3, "classes": 10,
+    "pixel_mean": (0.4914, 0.4822, 0.4465), "pixel_std": (0.2470, 0.2435, 0.2616),
+  }  # fmt: skip
+  assert dataset.labels == cifar10.LABELS
 
 
 @real
 @pytest.mark.parametrize("batch", [96, 1000])
-def test_evaluation_counts_exactly_ten_thousand(tmp_path: Path, batch: int):
-  dataset = data.load(settings(tmp_path), program(**IMAGES).model)
-  masks = [part["mask"] for part in data.Batches(dataset.validation, batch).evaluation()]
+def test_evaluation_counts_exactly_ten_thousand(batch: int):
+  (part,) = data.images.load(settings()).parts
+  masks = [read["mask"] for read in data.EvaluationBatches(part.validation, batch).all()]
   assert sum(int(mask.sum()) for mask in masks) == 10_000
   assert {len(mask) for mask in masks} == {batch}
 
@@ -78,16 +83,16 @@ def test_preparation_writes_what_the_archive_holds(tmp_path: Path, archive: Path
   threading.Thread(target=server.serve_forever, daemon=True).start()
   monkeypatch.setattr(cifar10, "URL", f"http://127.0.0.1:{server.server_port}/{archive.name}")
   try:
-    dataset = data.load(
-      settings(tmp_path, dir=str(tmp_path / "tfds"), cache_dir=str(tmp_path / "cache")), program(**IMAGES).model
-    )
+    fields = {"data__dir": str(tmp_path / "tfds"), "data__cache_dir": str(tmp_path / "cache")}
+    (part,) = data.images.load(settings(**fields)).parts
   finally:
     server.shutdown()
-  for split, source in (("train", dataset.train), ("test", dataset.validation)):
+  for split, source in (("train", part.train), ("test", part.validation)):
     expected = {image.tobytes(): label for label, image in cifar10.read_archive(archive, split)}
     assert len(source) == len(expected)
-    for image, label in zip(source.images, source.labels, strict=True):
-      assert expected[np.asarray(image).tobytes()] == label  # the records are shuffled
+    read = source.read(np.arange(len(source)))
+    found = {image.tobytes(): label for image, label in zip(read["image"], read["label"], strict=True)}
+    assert found == expected  # the records are shuffled
 
 
 @pytest.mark.parametrize("hangs", [True, False])
@@ -103,9 +108,9 @@ def test_no_data_and_no_network_give_one_sentence(hangs: bool, tmp_path: Path, m
   monkeypatch.setattr(cifar10, "CONNECT_SECONDS", 0.2)
   monkeypatch.setattr(cifar10.socket, "create_connection", unreachable)
   with one_sentence(
-    "data.name='cifar10'", "neither prepared", "TFDS_DATA_DIR", "no answer" if hangs else "unreachable"
+    "data.path='tfds:cifar10'", "neither prepared", "TFDS_DATA_DIR", "no answer" if hangs else "unreachable"
   ):
-    data.load(settings(tmp_path, dir=str(tmp_path / "none")), program(**IMAGES).model)
+    data.images.load(settings(data__dir=str(tmp_path / "none")))
 
 
 def test_records_in_another_format_are_refused(tmp_path: Path):
@@ -113,8 +118,8 @@ def test_records_in_another_format_are_refused(tmp_path: Path):
   folder.mkdir(parents=True)
   (folder / "dataset_info.json").write_text("{}")
   (folder / "cifar10-train.tfrecord-00000-of-00001").touch()
-  with one_sentence("data.dir=", "not in array_record form"):
-    data.load(settings(tmp_path, dir=str(tmp_path)), program(**IMAGES).model)
+  with one_sentence("data.path='tfds:cifar10'", str(folder), "not in array_record form", "data.dir"):
+    data.images.load(settings(data__dir=str(tmp_path)))
 
 
 def test_a_failed_download_gives_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -123,16 +128,16 @@ def test_a_failed_download_gives_one_sentence(tmp_path: Path, monkeypatch: pytes
   monkeypatch.setattr(cifar10, "URL", f"http://127.0.0.1:{server.server_port}/cifar.tar.gz")
   try:
     with one_sentence("data.dir=", "could not be downloaded"):
-      data.load(settings(tmp_path, dir=str(tmp_path / "tfds")), program(**IMAGES).model)
+      data.images.load(settings(data__dir=str(tmp_path / "tfds")))
   finally:
     server.shutdown()
 
 
-def test_data_that_the_model_cannot_read_is_refused(tmp_path: Path):
-  with one_sentence("data.name='cifar10'", "model.inputs='tokens'", "'images'"):
-    data.load(settings(tmp_path), program().model)
-  with one_sentence("data.name='cifar'", "did you mean 'cifar10'"):
-    data.load(settings(tmp_path, name="cifar"), program(**IMAGES).model)
+def test_data_that_the_model_cannot_read_is_refused():
+  with one_sentence("data.name='images'", "model.inputs='tokens'", "'images'"):
+    data.load(config(data__name="images", data__path="tfds:cifar10"))
+  with one_sentence("data.name='image'", "did you mean 'images'"):
+    data.load(settings(data__name="image"))
 
 
 def test_crops_and_flips_are_keyed_by_example():

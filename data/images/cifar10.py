@@ -1,14 +1,10 @@
-"""CIFAR-10 through TensorFlow Datasets, without TensorFlow.
+"""Downloads CIFAR-10 and prepares it for TensorFlow Datasets, without TensorFlow.
 
-Records in array_record form are read from `data.dir` or TFDS_DATA_DIR and decoded once into arrays, which later runs
-memory-map. If the data set is not prepared there, it is downloaded and prepared first. This uses a builder of our own,
-which writes the same records as the standard one. The standard builder needs TensorFlow, only to encode PNG files.
+This uses a builder of our own, which writes the same records as the standard one. The standard builder needs
+TensorFlow, only to encode PNG files. tfds.py reads the records.
 """
 
-import dataclasses
-import hashlib
 import io
-import os
 import queue
 import socket
 import tarfile
@@ -19,70 +15,19 @@ from typing import Any
 from urllib.parse import urlparse
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from data.batches import HostBatch
-from data.cache import prepared
-from data.dataset import Dataset
 from errors import ConfigError
-from models.config import ModelConfig
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-VERSION = "3.0.2"
+NAME, VERSION = "cifar10", "3.0.2"
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE, PIXELS = 32, 32 * 32 * 3
 CONNECT_SECONDS = 10.0  # how long to wait for the server before calling it unreachable
 
 
-@dataclasses.dataclass(frozen=True)
-class Images:
-  """Images uint8 [N, 32, 32, 3] and labels int32 [N]."""
-
-  images: np.ndarray
-  labels: np.ndarray
-
-  def __len__(self) -> int:
-    return len(self.images)
-
-  def read(self, ids: np.ndarray) -> HostBatch:
-    return {"image": self.images[ids], "label": self.labels[ids]}
-
-
-def load(config: ConfigDict, model: ModelConfig) -> Dataset:
-  """Loads CIFAR-10 as memory-mapped arrays. Downloads it first if needed."""
-  if (model.image_size, model.classes) != (SIDE, len(LABELS)):
-    raise ConfigError(
-      f"model.image_size={model.image_size} and model.classes={model.classes} do not fit CIFAR-10; use 32 and 10"
-    )
-  root = _root(config)
-  folder = root / "cifar10" / VERSION
-  if not is_prepared(config):
-    prepare(root)
-  records = sorted((f.name, f.stat().st_size) for f in folder.glob("*.array_record*"))
-  if not records:
-    raise ConfigError(
-      f"data.dir={str(root)!r} holds CIFAR-10, but not in array_record form; use another folder, to prepare it there"
-    )
-  decoded = prepared(config.cache_dir, "cifar10", (str(folder.resolve()), records), lambda to: _decode(folder, to))
-  splits = {
-    split: Images(np.load(decoded / f"{split}-images.npy", mmap_mode="r"), np.load(decoded / f"{split}-labels.npy"))
-    for split in ("train", "test")
-  }
-  return Dataset(
-    train=splits["train"],
-    validation=splits["test"],
-    description=f"CIFAR-10: {len(splits['train']):,} images to train on and {len(splits['test']):,} to test on",
-    fingerprint=(decoded / "sha256").read_text(),
-  )
-
-
-def is_prepared(config: ConfigDict) -> bool:
-  """Whether the data set is prepared, so that `load` need not download it."""
-  return (_root(config) / "cifar10" / VERSION / "dataset_info.json").exists()
-
-
-def _root(config: ConfigDict) -> Path:
-  return Path(config.dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+def is_prepared(root: Path) -> bool:
+  """Whether any version of CIFAR-10 is in a folder of TensorFlow Datasets, so that it need not be downloaded."""
+  return any((root / NAME).glob("*/dataset_info.json"))
 
 
 def prepare(root: Path) -> None:
@@ -92,8 +37,9 @@ def prepare(root: Path) -> None:
     _connect(host.hostname or "", host.port or (443 if host.scheme == "https" else 80))
   except OSError as error:
     raise ConfigError(
-      f"data.name='cifar10' is neither prepared in {str(root)!r} nor can it be downloaded ({host.hostname}: {error}); "
-      "set TFDS_DATA_DIR or data.dir to a folder with cifar10/3.0.2 in array_record form, or run once with a network"
+      f"data.path='tfds:cifar10' is neither prepared in {str(root)!r} nor can it be downloaded ({host.hostname}: "
+      f"{error}); set TFDS_DATA_DIR or data.dir to a folder with cifar10/3.0.2 in array_record form, or run once "
+      "with a network"
     ) from error
   print(f"downloading and preparing CIFAR-10 in {root}", flush=True)
   try:
@@ -132,7 +78,7 @@ def _builder_class() -> type:
   class Cifar10(tfds.core.GeneratorBasedBuilder):
     """The standard CIFAR-10, with images encoded by Pillow."""
 
-    name = "cifar10"
+    name = NAME
     VERSION = tfds.core.Version(VERSION)
 
     def _info(self) -> Any:
@@ -176,24 +122,3 @@ def _png(image: np.ndarray) -> bytes:
   with io.BytesIO() as out:
     Image.fromarray(image).save(out, "PNG")
     return out.getvalue()
-
-
-def _decode(folder: Path, to: Path) -> None:
-  """Decodes both splits in `folder` and writes them as arrays to `to`."""
-  import tensorflow_datasets as tfds
-
-  builder = tfds.builder_from_directory(str(folder))
-  digest = hashlib.sha256()
-  for split in ("train", "test"):
-    source = builder.as_data_source(split)
-    images = np.empty((len(source), SIDE, SIDE, 3), np.uint8)
-    labels = np.empty(len(source), np.int32)
-    for start in range(0, len(source), 1000):
-      chunk = source.__getitems__(range(start, min(start + 1000, len(source))))
-      images[start : start + len(chunk)] = [example["image"] for example in chunk]
-      labels[start : start + len(chunk)] = [example["label"] for example in chunk]
-    np.save(to / f"{split}-images.npy", images)
-    np.save(to / f"{split}-labels.npy", labels)
-    digest.update(images.data)
-    digest.update(labels.data)
-  (to / "sha256").write_text(digest.hexdigest())

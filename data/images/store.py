@@ -1,0 +1,213 @@
+"""Decodes a source of images once, into raw files that are read at training time.
+
+The prepared folder holds, for both splits, `SPLIT.images` (uint8 [N, S, S, C]), `SPLIT.labels` (int32 [N]), and
+`meta.json`. A preparation that is killed goes on where its journal was last written.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tqdm
+
+from data.cache import prepared
+from data.dataset import HostBatch
+from data.files import ArrayFile, array_file
+from data.images.decode import pixels
+from data.images.examples import Examples, Form, Opened, held_out, readable
+from data.images.journal import SPLITS, Journal, restored, save
+from errors import ConfigError
+
+FORMAT = 1  # version of the prepared files; increase it when they change
+CHUNK_IMAGES, CHUNK_BYTES = 128, 8 << 20  # images are decoded in chunks of at most so many
+THREADS = os.cpu_count() or 1
+JOURNAL_SECONDS = 5.0  # how much work a kill may undo
+
+
+@dataclasses.dataclass(frozen=True)
+class Images:
+  """The images of a split, of one shape (S, S, C)."""
+
+  images: ArrayFile
+  labels: ArrayFile
+  shape: tuple[int, int, int]
+
+  def __len__(self) -> int:
+    return len(self.labels)
+
+  def read(self, ids: np.ndarray) -> HostBatch:
+    size = math.prod(self.shape)
+    images = self.images.read(ids * size, size).reshape(len(ids), *self.shape)
+    return {"image": images, "label": self.labels.read(ids, 1)[:, 0]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+  """A prepared source.
+
+  Attributes:
+    said: the field of the config and its value, for errors.
+    shape: of an image.
+    labels: those that occur in training, in increasing order.
+    classes: the names of the classes; () if they have none.
+    sums, squares: of the values 0 to 255 of each channel, over all training images.
+    note: for the description of the data.
+  """
+
+  said: str
+  train: Images
+  validation: Images
+  shape: tuple[int, int, int]
+  labels: tuple[int, ...]
+  classes: tuple[str, ...]
+  sums: tuple[int, ...]
+  squares: tuple[int, ...]
+  fingerprint: str
+  note: str
+
+
+def prepare(form: Form, cache_dir: str, resize: int) -> Stored:
+  """Prepares a source, unless that has been done before. Raises ConfigError for bad input."""
+  with readable(form.said):
+    key = form.key()
+  folder = prepared(cache_dir, "images", (FORMAT, key, resize), lambda to: _write(to, form, key, resize))
+  meta = json.loads((folder / "meta.json").read_text())
+  meta = {name: tuple(value) if isinstance(value, list) else value for name, value in meta.items()}
+  train, validation = (
+    Images(
+      array_file(folder / f"{split}.images", np.uint8), array_file(folder / f"{split}.labels", "<i4"), meta["shape"]
+    )
+    for split in SPLITS
+  )
+  return Stored(form.said, train, validation, **meta)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Examples, and which of them are for validation, bool [N]."""
+
+  examples: Examples
+  held: np.ndarray
+
+
+def _write(folder: Path, form: Form, key: Any, resize: int) -> None:
+  """Fills a folder, which may hold what a killed preparation left."""
+  with readable(form.said):
+    opened = form.open()
+  groups = _groups(opened, form.said)
+  decoder = _decoder(opened, resize, form.said)
+  begin = hashlib.sha256(repr((decoder.shape, opened.classes)).encode()).hexdigest()
+  journal = _decode(folder, groups, decoder, begin, form.said)
+  with readable(form.said):
+    changed = form.key() != key
+  if changed:
+    raise ConfigError(f"{form.said} has changed while it was read; leave it unchanged and run again")
+  for split, of_split in zip(SPLITS, (lambda g: ~g.held, lambda g: g.held), strict=True):
+    labels = np.concatenate([g.examples.labels[of_split(g)] for g in groups])
+    (folder / f"{split}.labels").write_bytes(labels.astype("<i4").tobytes())
+  meta = {
+    "shape": decoder.shape, "labels": np.unique(opened.train.labels).tolist(), "classes": opened.classes,
+    "sums": journal.sums, "squares": journal.squares, "fingerprint": journal.digest, "note": opened.note,
+  }  # fmt: skip
+  (folder / "meta.json").write_text(json.dumps(meta))
+  (folder / "journal.json").unlink(missing_ok=True)
+
+
+def _groups(opened: Opened, said: str) -> list[Group]:
+  """The examples in the order in which they are stored. Checks their labels."""
+  train, validation = opened.train, opened.validation
+  everything = [train.labels] if validation is None else [train.labels, validation.labels]
+  if not all(map(len, everything)):
+    raise ConfigError(f"{said} has no images to {'validate' if len(train.labels) else 'train'} on; add some")
+  low, high = min(int(x.min()) for x in everything), max(int(x.max()) for x in everything)
+  if low < 0 or high >= 1 << 31:
+    raise ConfigError(f"{said} has the label {low if low < 0 else high}; number the classes from 0")
+  name = lambda label: repr(opened.classes[label]) if label < len(opened.classes) else str(label)
+  known = np.unique(train.labels)
+  if len(known) < 2:
+    raise ConfigError(f"{said} has a single class to train on, {name(known[0])}; add images of another one")
+  if validation is None:
+    held = held_out(train.labels, map(train.name, range(len(train.labels))))
+    if not held.any():
+      raise ConfigError(
+        f"{said} has only one image for each class, so that none can be set apart to validate on; add images, or set "
+        "data.validation_path"
+      )
+    return [Group(train, held)]
+  if len(unknown := np.setdiff1d(validation.labels, known)):
+    raise ConfigError(
+      f"{said} has images of the class {name(unknown[0])} to validate on, but none to train on; add some there"
+    )
+  return [Group(x, np.full(len(x.labels), x is validation)) for x in (train, validation)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+  """Decodes images that must all have one shape, that of the image `first`."""
+
+  shape: tuple[int, int, int]
+  resize: int
+  first: str
+
+  def __call__(self, pool: ThreadPoolExecutor, examples: Examples, start: int, stop: int) -> np.ndarray:
+    """The images from `start` up to `stop`, uint8 [N, S, S, C]."""
+    images, encoded = np.empty((stop - start, *self.shape), np.uint8), examples.encoded(start, stop)
+
+    def decode(first: int) -> None:
+      for i in range(first, stop - start, THREADS):
+        where = examples.where(start + i)
+        found = pixels(encoded[i], where, self.shape[2], self.resize)
+        if found.shape != self.shape:
+          raise ConfigError(
+            f"{self.first!r} is {self.shape[1]}×{self.shape[0]}, but {where!r} is {found.shape[1]}×{found.shape[0]}; "
+            "set data.resize to give all images one size"
+          )
+        images[i] = found
+
+    for _ in pool.map(decode, range(THREADS)):
+      pass
+    return images
+
+
+def _decoder(opened: Opened, resize: int, said: str) -> Decoder:
+  where = opened.train.where(0)
+  height, width, channels = pixels(opened.train.encoded(0, 1)[0], where, opened.channels, resize).shape
+  if height != width:
+    raise ConfigError(
+      f"{said} has images that are not square: {where!r} is {width}×{height}; set data.resize={min(height, width)} to "
+      "cut out their middle"
+    )
+  return Decoder((height, width, channels), resize, where)
+
+
+def _decode(folder: Path, groups: list[Group], decode: Decoder, begin: str, said: str) -> Journal:
+  """Decodes all images into `SPLIT.images`, from where the journal in the folder ends. Returns the last journal."""
+  journal = restored(folder, decode.shape) or Journal(begin, [0] * decode.shape[2], [0] * decode.shape[2])
+  size = min(CHUNK_IMAGES, max(1, CHUNK_BYTES // math.prod(decode.shape)))
+  chunks = [(group, start) for group in groups for start in range(0, len(group.held), size)]
+  total, saved = sum(len(group.held) for group in groups), time.monotonic()
+  with contextlib.ExitStack() as stack:
+    files = [stack.enter_context((folder / f"{split}.images").open("ab")) for split in SPLITS]
+    pool = stack.enter_context(ThreadPoolExecutor(THREADS))
+    bar = stack.enter_context(
+      tqdm.tqdm(total=total, initial=sum(journal.counts), desc=said, unit=" images", disable=None)
+    )
+    for group, start in chunks[journal.chunks :]:
+      stop = min(start + size, len(group.held))
+      images, held = decode(pool, group.examples, start, stop), group.held[start:stop]
+      for file, of_split in zip(files, (~held, held), strict=True):
+        file.write(images[of_split].tobytes())
+      journal.add(images, group.examples.labels[start:stop], held)
+      bar.update(stop - start)
+      if time.monotonic() - saved >= JOURNAL_SECONDS:
+        save(folder, journal, files)
+        saved = time.monotonic()
+  return journal

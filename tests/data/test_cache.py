@@ -1,0 +1,88 @@
+"""Prepared folders: prepared once, by one process, and never taken for whole when they are not."""
+
+import errno
+import multiprocessing
+import time
+from pathlib import Path
+
+import pytest
+from helpers import one_sentence
+
+from data.cache import prepared
+from errors import ConfigError
+
+
+def slow_write(folder: Path) -> None:
+  """Writes a file, and a mark beside the cache each time it is called."""
+  with (folder.parent.parent / "calls").open("a") as calls:
+    calls.write("x")
+  (folder / "part").write_text("half")
+  time.sleep(0.5)
+  (folder / "part").write_text("whole")
+
+
+def prepare(root: str) -> None:
+  assert (prepared(root, "text", "key", slow_write) / "part").read_text() == "whole"
+
+
+def test_one_of_several_processes_prepares_and_the_others_wait(tmp_path: Path):
+  context = multiprocessing.get_context("fork")
+  several = [context.Process(target=prepare, args=(str(tmp_path / "cache"),)) for _ in range(4)]
+  for process in several:
+    process.start()
+  for process in several:
+    process.join(30)
+  assert [process.exitcode for process in several] == [0] * 4
+  assert (tmp_path / "calls").read_text() == "x"
+
+
+def test_a_killed_preparation_is_not_taken_for_whole_and_goes_on(tmp_path: Path):
+  root = str(tmp_path / "cache")
+  process = multiprocessing.get_context("fork").Process(target=prepare, args=(root,))
+  process.start()
+  unfinished = lambda: list((tmp_path / "cache").glob(".text-*/part"))
+  until = time.monotonic() + 30
+  while not unfinished() and time.monotonic() < until:
+    time.sleep(0.01)
+  process.kill()
+  process.join()
+  found: list[str] = []
+
+  def go_on(folder: Path) -> None:
+    found.append((folder / "part").read_text())
+    (folder / "part").write_text("whole")
+
+  assert (prepared(root, "text", "key", go_on) / "part").read_text() == "whole"
+  assert found == ["half"]
+  assert not list((tmp_path / "cache").glob(".*"))
+
+
+def test_a_full_disk_is_one_sentence_and_the_next_run_goes_on(tmp_path: Path):
+  def fill(folder: Path) -> None:
+    (folder / "part").write_text("half")
+    raise OSError(errno.ENOSPC, "No space left on device", str(folder / "part"))
+
+  with one_sentence("data.cache_dir=", "is full", "another folder"):
+    prepared(str(tmp_path), "text", "key", fill)
+  assert not list(tmp_path.glob("text-*"))
+  folder = prepared(str(tmp_path), "text", "key", lambda to: (to / "more").write_text("x"))
+  assert (folder / "part").read_text() == "half"
+
+
+def test_bad_input_leaves_nothing(tmp_path: Path):
+  def refuse(folder: Path) -> None:
+    (folder / "part").touch()
+    raise ConfigError("data.path='x' holds no text; use another")
+
+  with one_sentence("data.path='x'"):
+    prepared(str(tmp_path), "text", "key", refuse)
+  assert not [file for file in tmp_path.iterdir() if not file.name.endswith(".lock")]
+
+
+def test_an_error_that_is_not_about_the_cache_is_not_blamed_on_it(tmp_path: Path):
+  with pytest.raises(PermissionError):
+    prepared(str(tmp_path / "cache"), "text", "key", lambda to: _denied(tmp_path / "elsewhere"))
+
+
+def _denied(path: Path) -> None:
+  raise PermissionError(errno.EACCES, "Permission denied", str(path))
