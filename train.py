@@ -69,11 +69,11 @@ class Run:
   start: restore.Start
   strategy: strategies.Strategy
   dataset: data.Dataset
-  record: dict[str, Any]  # of every checkpoint
   prompt: np.ndarray | None  # of the sample at the end
   clock: Clock
   meter: Meter
   writer: Writer
+  batches: data.Batches
   progress: Progress
   evaluator: Evaluator
   checkpoints: Checkpoints
@@ -83,7 +83,10 @@ class Run:
     with self.clock("eval"):
       values = self.evaluator(state)
     with self.clock("logging"):
+      values |= summary.epochs(self.dataset, self.batches, step)
       self.writer.write(step, "validation", values)
+      for line in summary.part_lines(self.dataset, values):
+        self.writer.say(line)
     self.meter.restart(step)
     return values
 
@@ -101,16 +104,17 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
   """Checks the config, loads the data, and creates or restores the state."""
   with clock("set-up"), processes.raise_together():
     plan = StepPlan.of(config)
+    settings.program(config, devices[0].platform, draft=True)  # checks all it can before data is prepared
+    dataset = data.load(config)
     program = settings.program(config, devices[0].platform)
     strategy = strategies.create(config, program, devices)
     strategy.check_batch("batch_size", config.batch_size, config.accumulation)
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
-    dataset = data.load(config.data, program.model)
     prompt = summary.prompt(config, dataset, program.model)
-  processes.require_equal({"data.fingerprint": dataset.fingerprint})
+  processes.require_equal({f"the content of {part.name!r}": part.fingerprint for part in dataset.parts})
   with clock("initial state"):
-    run_record = record.make(config, dataset, strategy)
-    start = restore.begin(workdir, config.init_from, strategy, run_record, warn)
+    start = restore.begin(workdir, config.init_from, strategy, record.make(config, dataset, strategy), warn)
+  mixture = data.mixture(dataset, start.record["data"]["first"], tuple(start.record["data"]["given"]))
 
   used = list(strategy.mesh.devices.flat)  # of all processes
   peak = peak_flops(used[0], program.model.dtype)
@@ -127,9 +131,10 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
     if writer.enabled:
       (workdir / "config.json").write_text(config.to_json(indent=2))
   return Run(
-    config, workdir, plan, start, strategy, dataset, run_record, prompt, clock, meter, writer,
+    config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer,
+    batches=data.Batches(mixture, config.batch_size, config.seed),
     progress=Progress(clock, meter, writer, plan, used, start.loop),
-    evaluator=Evaluator(strategy, dataset, config.eval_batch_size, config.eval_examples),
+    evaluator=Evaluator(strategy, dataset, config),
     checkpoints=Checkpoints(
       workdir / restore.FOLDER, config.checkpoint.keep, config.checkpoint.keep_best, writer.say, warn
     ),
@@ -141,7 +146,7 @@ def announce(run: Run, devices: list[jax.Device]) -> None:
   with run.clock("logging"):
     run.writer.say(f"devices   {summary.device_line(devices, jax.process_count())}")
     run.writer.say(f"strategy  {run.strategy.describe(run.config.strategy)}")
-    run.writer.say(f"data      {run.dataset.description}")
+    run.writer.say("data      " + run.dataset.description.replace("\n", "\n          "))
     run.writer.say(summary.parameter_table(run.start.state.params))
     for line in run.start.lines:
       run.writer.say(line)
@@ -151,12 +156,12 @@ def loop(run: Run, requests: signals.Requests) -> Ended:
   """Runs the steps of the plan, from the start's step on."""
   plan, clock, size, state = run.plan, run.clock, run.config.batch_size, run.start.state
   first, rows = run.start.loop.step, run.strategy.rows(size)
-  batches = data.Batches(run.dataset.train, size, run.config.seed)
   pending, result, timer = None, {}, signals.Timer(run.config.checkpoint.minutes)
   if plan.evaluates(first) and not run.start.loop.evaluated:  # the run was stopped before this evaluation
     result = run.evaluate(state, first)
-  make = lambda step: run.strategy.shard(batches.train(step, rows), size)
-  with data.prefetch(make, range(first, plan.last)) as reader:
+  make = lambda step: run.strategy.shard(run.batches.read(step, rows), size)
+  ahead, threads = run.config.data.read_ahead, run.config.data.threads
+  with data.prefetch(make, range(first, plan.last), ahead, threads) as reader:
     for step in range(first, plan.last):
       with clock("data"):
         batch = next(reader)
@@ -178,7 +183,7 @@ def loop(run: Run, requests: signals.Requests) -> Ended:
         with clock("checkpoint"):
           run.writer.sync()
           loop_state = dataclasses.replace(run.progress.loop, evaluated=evaluated)
-          run.checkpoints.save(state, run.record, loop_state, result["loss"] if evaluated else None)
+          run.checkpoints.save(state, run.start.record, loop_state, result["loss"] if evaluated else None)
         timer.restart()
         run.meter.restart(done)
       if stopped:

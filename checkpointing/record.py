@@ -7,6 +7,7 @@ are checked against it.
 
 import functools
 import importlib.metadata
+import json
 import platform
 from collections.abc import Iterable
 from typing import Any
@@ -17,14 +18,16 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
+from checkpointing import history
 from data import Dataset
 from errors import ConfigError
 from strategies import Strategy
 
-VERSION = 2  # the version of the record's format
+VERSION = 3  # the version of the record's format
 Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what `Checkpoints.save` adds
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 FREE_TO_CHANGE = ("attention", "remat", "dtype", "dropout")  # fields of config.model that a resumed run may change
+DATA = ("data.name", "data.path", "data.validation_path", "data.tokenizer", "data.packing", "data.resize")
 REPORTED_CHANGES = ("strategy", "mesh", "pipeline", "optimizer", "steps", "accumulation", "model", "data.augment")
 
 
@@ -33,13 +36,8 @@ def make(config: ConfigDict, dataset: Dataset, strategy: Strategy) -> Record:
   versions = {name: importlib.metadata.version(name) for name in PACKAGES}
   return {
     "version": VERSION,
-    "config": config.to_dict(),
-    "data": {
-      "fingerprint": dataset.fingerprint,
-      "tokenizer": dataset.tokenizer,
-      "seed": config.seed,
-      "batch_size": config.batch_size,
-    },
+    "config": json.loads(config.to_json()),  # as it will be read again: tuples become lists
+    "data": history.section(config, dataset),
     "versions": versions | {"python": platform.python_version()},
     "strategy": strategy.describe(config.strategy),
     "devices": strategy.mesh.devices.size,
@@ -48,10 +46,11 @@ def make(config: ConfigDict, dataset: Dataset, strategy: Strategy) -> Record:
 
 
 def flat(fields: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Flattens nested sections to dotted names."""
+  """Flattens nested sections to dotted names. A mixture in `data.path` is a value, not a section."""
   out: dict[str, Any] = {}
   for name, value in fields.items():
-    out |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    is_section = isinstance(value, dict) and prefix + name != "data.path"
+    out |= flat(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
   return out
 
 
@@ -72,10 +71,12 @@ def check_same_run(saved: Record, now: Record, where: str) -> None:
   wrong = [_change(name, before, after) for name in names if before.get(name) != after.get(name)]
   # The step alone gives the position in the data, so everything that determines a batch must be equal.
   wrong += [_change(name, saved["data"], now["data"]) for name in ("seed", "batch_size") if _differs(name, saved, now)]
-  if _differs("fingerprint", saved, now):
-    fields = [f"data.{name}" for name in ("name", "path", "tokenizer")]
-    fields = [_change(name, before, after) for name in fields if before.get(name) != after.get(name)]
-    wrong += fields or ["the content of the data has changed (data.fingerprint)"]
+  other_tokens, other_data = _differs("tokenizer", saved, now), not history.same(saved["data"], now["data"])
+  if other_tokens or (other_data and after["data.on_change"] != "continue"):
+    fields = [name for name in DATA if before.get(name) != after.get(name)]
+    wrong += [_change(name, before, after) for name in fields] or ["the content of the data has changed"]
+    if not other_tokens:
+      wrong[-1] += " (or go on with the new data: data.on_change=continue)"
   if wrong:
     raise ConfigError(f"{where} is from another run: {'; '.join(wrong)}; use the same, or name another workdir")
 
@@ -99,6 +100,8 @@ def changes(saved: Record, now: Record) -> list[str]:
   before, after = (flat(record["config"]) for record in (saved, now))
   reported = [name for name in after if name.startswith(REPORTED_CHANGES) and name in before]
   found = [_change(name, before, after) for name in reported if before[name] != after[name]]
+  if not history.same(saved["data"], now["data"]):
+    found.append(history.change(saved["data"], now["data"]))
   return found + [_change(name, saved, now) for name in ("devices", "processes") if saved[name] != now[name]]
 
 

@@ -15,7 +15,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from checkpointing import record
+from checkpointing import history, record
 from checkpointing.record import Record
 from errors import ConfigError, first_line
 from runtime import processes
@@ -30,10 +30,11 @@ Tree = TypeVar("Tree")
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """The beginning of a run: its state, the state of its loop, and lines to print."""
+  """The beginning of a run: its state, the state of its loop, the record of its checkpoints, and lines to print."""
 
   state: TrainState
   loop: LoopState
+  record: Record
   lines: list[str]
 
 
@@ -49,13 +50,14 @@ def begin(workdir: Path, init_from: str, strategy: Strategy, run: Record, warn: 
     state, saved = found
     loop = LoopState(**saved["loop"])
     lines = [f"resumed   at step {loop.step}, saved by {saved['strategy']}"]
-    return Start(state, loop, lines + [f"note      {change}" for change in record.changes(saved, run)])
+    lines += [f"note      {change}" for change in record.changes(saved, run)]
+    return Start(state, loop, run | {"data": history.continued(saved["data"], run["data"], loop.step)}, lines)
   state = strategy.init(run["config"]["seed"])
   if not init_from:
-    return Start(state, LoopState(), [])
+    return Start(state, LoopState(), run, [])
   params, saved = load_params(init_from, strategy.abstract_state(), run)
   lines = [f"initial   parameters of {init_from}, step {saved['loop']['step']}, saved by {saved['strategy']}"]
-  return Start(dataclasses.replace(state, params=params), LoopState(), lines)
+  return Start(dataclasses.replace(state, params=params), LoopState(), run, lines)
 
 
 def restore(

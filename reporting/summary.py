@@ -7,7 +7,7 @@ import numpy as np
 from clu import parameter_overview
 from ml_collections import ConfigDict
 
-from data import Dataset
+from data import Batches, Dataset
 from errors import ConfigError
 from evaluation.bigram import Baseline
 from models.config import ModelConfig
@@ -17,7 +17,7 @@ from training.program import Params
 
 def prompt(config: ConfigDict, dataset: Dataset, model: ModelConfig) -> np.ndarray | None:
   """The token ids [1, P] of the prompt for the sample at the end of a run; None if there is no sample."""
-  if dataset.text is None or config.sample_length < 1:
+  if dataset.text is None or config.sample_length < 1 or model.predicts.counts_correct:
     return None
   ids = np.array([dataset.text.encode(config.sample_prompt)], np.int32)
   if not 0 < ids.shape[1] < model.seq_len:
@@ -26,6 +26,29 @@ def prompt(config: ConfigDict, dataset: Dataset, model: ModelConfig) -> np.ndarr
       f"room for 1 to {model.seq_len - 1}; use another prompt, or sample_length=0 for no sample"
     )
   return ids
+
+
+def epochs(dataset: Dataset, batches: Batches, step: int) -> dict[str, float]:
+  """How many epochs each part of a mixture has given before a step, as `epochs/NAME`; {} for a single part."""
+  if len(dataset.parts) == 1:
+    return {}
+  given = batches.mixture.epochs(step * batches.size)
+  return {f"epochs/{part.name}": float(x) for part, x in zip(dataset.parts, given, strict=True)}
+
+
+def part_lines(dataset: Dataset, values: dict[str, float]) -> list[str]:
+  """A line for each part of a mixture, with its values of an evaluation."""
+  if len(dataset.parts) == 1:
+    return []
+  forms = metrics.FORMATS | {"epochs": "{:.2f} epochs"}
+  width = max(len(part.name) for part in dataset.parts)
+  return [
+    f"  {part.name:<{width}}  "
+    + "  ".join(
+      form.format(values[f"{name}/{part.name}"]) for name, form in forms.items() if f"{name}/{part.name}" in values
+    )
+    for part in dataset.parts
+  ]
 
 
 def parameter_table(params: Params) -> str:

@@ -22,7 +22,8 @@ from training.program import TrainState
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 RUN = {
-  "config": {"model": {"width": 64}}, "data": {"fingerprint": "", "tokenizer": "", "seed": 0, "batch_size": 16},
+  "config": {"model": {"width": 64}},
+  "data": {"fingerprints": [], "turns": [], "tokenizer": "", "seed": 0, "batch_size": 16},
   "strategy": "fsdp", "devices": 8, "processes": 1,
 }  # fmt: skip
 

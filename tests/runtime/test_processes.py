@@ -93,7 +93,13 @@ def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.Cap
   state = runner.init(seed=0)
   whole = sum(x.nbytes for x in jax.tree.leaves(state))
   with Checkpoints(tmp_path, 1, 0, print, pytest.fail) as writer:
-    run = {"config": {"model": {}}, "data": {"fingerprint": ""}, "strategy": "", "devices": 1, "processes": 1}
+    run = {
+      "config": {"model": {}},
+      "data": {"fingerprints": [], "turns": []},
+      "strategy": "",
+      "devices": 1,
+      "processes": 1,
+    }
     writer.save(state, run, LoopState(1), None)
   del state
   reader = ROOT / "tests" / "runtime" / "restore_memory.py"

@@ -1,0 +1,65 @@
+"""What a checkpoint knows of its data: the sources, their shares, and how many examples each has given.
+
+With one set of sources, the step alone gives the position in each of them. If a resumed run has other sources or
+weights (`data.on_change="continue"`), the counts at that step are written down, and the new shares hold from there on.
+A source that is in both goes on where it was, and one that left is remembered in case it returns.
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from data import Dataset, mixture
+from data.order import turns_taken
+
+Section = dict[str, Any]  # the part `data` of a checkpoint's record
+
+
+def section(config: ConfigDict, dataset: Dataset) -> Section:
+  """The section of a new run."""
+  return {
+    "names": [part.name for part in dataset.parts],
+    "fingerprints": [part.fingerprint for part in dataset.parts],
+    "turns": list(mixture(dataset).turns),  # of each source in a period
+    "first": 0,  # the position, in examples, from which on these shares hold
+    "given": [0] * len(dataset.parts),  # how many examples each source had given before
+    "left": {},  # the same for sources that are no longer there, by fingerprint
+    "tokenizer": dataset.tokenizer,
+    "seed": config.seed,
+    "batch_size": config.batch_size,
+  }
+
+
+def same(saved: Section, now: Section) -> bool:
+  """Whether two runs have the same sources in the same shares."""
+  return all(saved[name] == now[name] for name in ("fingerprints", "turns"))
+
+
+def continued(saved: Section, now: Section, step: int) -> Section:
+  """The section of a run that resumes at `step` from a checkpoint with section `saved`."""
+  if same(saved, now):
+    return now | {name: saved[name] for name in ("first", "given", "left")}
+  position = step * saved["batch_size"]
+  taken = turns_taken(tuple(saved["turns"]), position - saved["first"])
+  counts = [before + int(n) for before, n in zip(saved["given"], taken, strict=True)]
+  known = saved["left"] | dict(zip(_keys(saved), counts, strict=True))
+  given = [known.pop(key, 0) for key in _keys(now)]
+  return now | {"first": position, "given": given, "left": known}
+
+
+def change(saved: Section, now: Section) -> str:
+  """One line on how the sources or their shares have changed."""
+  return f"data was {_shares(saved)} and is now {_shares(now)}"
+
+
+def _shares(part: Section) -> str:
+  period = sum(part["turns"])
+  return ", ".join(
+    f"{name or 'the default'} {turns / period:.3g}" for name, turns in zip(part["names"], part["turns"], strict=True)
+  )
+
+
+def _keys(part: Section) -> list[str]:
+  """A key for each source: its fingerprint, numbered if the same examples are there several times."""
+  prints = part["fingerprints"]
+  return [f"{p} {prints[:i].count(p)}" for i, p in enumerate(prints)]
