@@ -188,7 +188,12 @@ def test_the_printed_commands_keep_the_fields_of_the_config():
   done = run("--config=configs/fsdp.py:cifar10", "--topology=v5e:2x2", "--config.model.width=64", "--strategies=fsdp")
   assert done.returncode == 0, done.stderr
   assert "images/s" in done.stdout
-  for field in ("--config.data.name=cifar10", "--config.model.inputs=images", "--config.model.width=64"):
+  for field in (
+    "--config.data.name=images",
+    "--config.data.path=tfds:cifar10",
+    "--config.model.inputs=images",
+    "--config.model.width=64",
+  ):
     assert field in done.stdout
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from data.batches import Batches
+from data.batches import EvaluationBatches
 from tools.lessons.sent import print_sent
 from tools.pictures import picture
 
@@ -86,7 +86,7 @@ def uneven_batch():
   except ValueError:
     print("13 examples over 8 devices: ValueError")
   loss = count = 0
-  for host_batch in Batches(examples, size=8).evaluation():
+  for host_batch in EvaluationBatches(examples, size=8).all():
     batch = jax.device_put(host_batch, over_data)
     loss += jnp.sum(jnp.where(batch["mask"], batch["x"], 0))
     count += jnp.sum(batch["mask"])

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import strategies
 from configs import base
-from data.batches import Batches
+from data.batches import Batches, Mixture
 from data.synthetic import Synthetic
 from tools.lessons.sent import print_sent
 from training import settings
@@ -67,14 +67,14 @@ def pmap_and_jit():
   """
   config = base.get_config("tiny", "data_parallel")
   program = settings.program(config, "cpu")
-  batches = Batches(Synthetic(program.model, first=0, size=64), size=16)
+  batches = Batches(Mixture([Synthetic(program.model, first=0, size=64)]), size=16)
   result = {}
   for name in ("pmap_ddp", "data_parallel"):
     strategy = strategies.create({"strategy": name, "mesh": {}}, program, jax.devices())
     train_step = strategy.lower_train_step(batch_size=16).compile()
     state, losses = strategy.init(seed=0), []
     for step in range(3):
-      batch = strategy.shard(batches.train(step), batch_size=16)
+      batch = strategy.shard(batches.read(step), batch_size=16)
       state, metrics = train_step(state, batch)
       losses.append(float(metrics["loss"]))
     print(f"{name}: tokens {batch['tokens'].shape}, losses", *[f"{loss:.4f}" for loss in losses])

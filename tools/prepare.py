@@ -1,0 +1,108 @@
+"""Prepares data before a run, and shows what is there.
+
+    python -m tools.prepare PATH... [--config=configs/STRATEGY.py[:PRESET]] [--config.FIELD=VALUE ...] [--picture=FILE]
+
+Reads the same fields as train.py, so a run with the same `data.*` finds the data prepared. Without --config it guesses
+from the first path whether there are texts or images. Several paths are one source.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import data
+from data.images import holds_images
+from runtime import command_line, folders
+
+EXAMPLES, LETTERS = 3, 240  # texts to show, and the most that is shown of each
+GRID, CELL = 8, 64  # images in a row of the picture, and the least pixels of each
+
+
+def table(dataset: data.Dataset) -> str:
+  """What each part holds: one line for each count, with the numbers to train on and to validate on."""
+  lines = []
+  for part in dataset.parts:
+    counts = part.counts | _of_classes(dataset, part)
+    rows = {name: tuple(f"{n:,}" for n in both) for name, both in counts.items()}
+    if part.bytes_per_token is not None:
+      rows["bytes a token"] = ("", f"{part.bytes_per_token:.2f}")
+    width = max(len(name) for name in [part.name, *rows])
+    lines.append(f"{part.name:<{width}}  {'to train on':>14}  {'to validate on':>14}")
+    lines += [f"{name:<{width}}  {train:>14}  {validation:>14}" for name, (train, validation) in rows.items()]
+  return "\n".join(lines)
+
+
+def _of_classes(dataset: data.Dataset, part: data.Part) -> dict[str, tuple[int, int]]:
+  """How many examples each class has to train on and to validate on; {} without classes. Leaves out all but 20."""
+  if not dataset.model.get("classes"):
+    return {}
+  train, validation = (
+    np.bincount(source.labels.slice(0, len(source)), minlength=dataset.model["classes"])
+    for source in (part.train, part.validation)
+  )
+  return {_label(dataset, i): (int(train[i]), int(validation[i])) for i in range(min(len(train), 20))}
+
+
+def texts(dataset: data.Dataset, batch: dict[str, np.ndarray]) -> str:
+  """The first examples of a batch as text, with their classes."""
+  assert dataset.text
+  lines = []
+  for i, tokens in enumerate(batch["tokens"][:EXAMPLES]):
+    kept = tokens[batch["segments"][i] > 0] if "segments" in batch else tokens
+    shown = dataset.text.decode(kept.tolist())
+    name = f"example {batch['id'][i, 0]}" + (f", {_label(dataset, batch['label'][i])}" if "label" in batch else "")
+    more = "…" if len(shown) > LETTERS else ""
+    lines += [name, *(f"  | {line}" for line in (shown[:LETTERS] + more).splitlines())]
+  return "\n".join(lines)
+
+
+def grid(images: np.ndarray) -> Any:
+  """Images uint8 [N, S, S, C] in rows of GRID, as a picture of Pillow."""
+  from PIL import Image
+
+  scale = -(-CELL // images.shape[1])
+  large = images.repeat(scale, axis=1).repeat(scale, axis=2)
+  rows = [np.concatenate(list(large[i : i + GRID]), axis=1) for i in range(0, len(large) - len(large) % GRID, GRID)]
+  pixels = np.concatenate(rows) if rows else np.concatenate(list(large), axis=1)
+  return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def main(config: Any, paths: list[str], picture: str) -> None:
+  if paths:
+    config.data.path = ",".join(paths)
+  dataset = data.load(config)
+  print(f"{dataset.description}\n\n{table(dataset)}")
+  found = {name: value for name, value in dataset.model.items() if value}
+  if found:
+    print("\n" + "\n".join(f"model.{name} = {value}" for name, value in found.items()))
+  batch = data.Batches(data.mixture(dataset), GRID * GRID, config.seed).read(0)
+  if "image" in batch:
+    file = folders.writable_file(Path(picture), "picture")
+    grid(batch["image"]).save(file)
+    shown = ", ".join(_label(dataset, label) for label in batch["label"][:GRID])
+    print(f"\n{GRID * GRID} examples are in {file}; the first row shows {shown}")
+  elif dataset.text:
+    print(f"\n{texts(dataset, batch)}")
+
+
+def _label(dataset: data.Dataset, number: int) -> str:
+  return dataset.labels[number] if dataset.labels else f"class {number}"
+
+
+def guessed(path: str) -> str:
+  """The value of --config for data at a path."""
+  return "configs/single.py:images" if holds_images(path) else "configs/single.py"
+
+
+if __name__ == "__main__":
+  parser = argparse.ArgumentParser(prog="python -m tools.prepare", description=__doc__.partition("\n")[0])
+  parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (default: config.data.path)")
+  parser.add_argument("--picture", default="examples.png", help="where to draw examples of images")
+  own, rest = parser.parse_known_args()
+  if not any(argument.lstrip("-").startswith("config=") for argument in rest):
+    rest.insert(0, f"--config={guessed(own.paths[0] if own.paths else '')}")
+  sys.argv[1:] = rest
+  command_line.run(lambda config: main(config, own.paths, own.picture))
