@@ -1,7 +1,7 @@
 """The cells of the throughput table: what is measured, and the specification that a process gets for each.
 
-A cell is one strategy at one number of devices, or the peer (PyTorch), the input pipeline, or the machine's peak
-speeds. Next: rounds.py runs the cells, worker.py and torch_llama.py measure them, figures.py computes the figures.
+A cell is one strategy at one number of devices, or the peer (PyTorch), or the machine's peak speeds. Next: rounds.py
+runs the cells, worker.py and torch_llama.py measure them, figures.py computes the figures.
 """
 
 import dataclasses
@@ -16,9 +16,8 @@ from errors import ConfigError
 
 DEVICES = (1, 2, 4, 8)
 REFERENCE = "single"  # the others are compared with it; always on one device
-PEER, INPUT, PEAKS = "peer", "input", "peaks"  # rows that are not strategies
+PEER, PEAKS = "peer", "peaks"  # rows that are not strategies
 WORKER = (sys.executable, "-m", "benchmarks.worker")
-INPUT_PRESETS = {"text": "lm", "cifar10": "cifar10"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Cell:
 
 def rows() -> list[str]:
   """The values of `--rows`. The reference and the machine's peak speeds are always measured."""
-  return [*strategies.names(), INPUT, PEER]
+  return [*strategies.names(), PEER]
 
 
 def select(
@@ -55,12 +54,6 @@ def select(
   for name in [REFERENCE, *(name for name in strategies.names() if name in wanted and name != REFERENCE)]:
     for n in devices if name != REFERENCE else (1,):
       cells.append(Cell(f"{name}/{n}", name, n, WORKER, training(config, name, n), compiled=True))
-  if INPUT in wanted:
-    for name, preset in INPUT_PRESETS.items():
-      asked = base.get_config(preset, "data_parallel")
-      asked.data.update(dir=config.data.dir, cache_dir=config.data.cache_dir)
-      spec = {"task": "input", "config": asked.to_dict(), "devices": max(devices), "seconds": 1.0}
-      cells.append(Cell(f"{INPUT}/{name}", INPUT, max(devices), WORKER, spec))
   if PEER in wanted and not without_peer(config, platform, dtype):
     program = str(Path(__file__).with_name("torch_llama.py"))
     # Both eager and fused attention, because which is faster differs between CPUs. On a GPU the model is compiled.

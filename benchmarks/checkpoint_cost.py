@@ -75,10 +75,10 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
   devices = start_jax(asked)
   program = settings.program(asked, devices[0].platform)
   strategy = strategies.create(asked, program, devices)
-  dataset = data.load(asked.data, program.model)
+  dataset = data.load(asked)
   run = record.make(asked, dataset, strategy)
-  batches = data.Batches(dataset.train, asked.batch_size, asked.seed)
-  batch = strategy.shard(batches.train(0, strategy.rows(asked.batch_size)), asked.batch_size)
+  batches = data.Batches(data.mixture(dataset), asked.batch_size, asked.seed)
+  batch = strategy.shard(batches.read(0, strategy.rows(asked.batch_size)), asked.batch_size)
   state = strategy.init(0)
 
   def steps(state: TrainState) -> TrainState:

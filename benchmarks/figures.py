@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.cells import INPUT, PEAKS, PEER, REFERENCE
+from benchmarks.cells import PEAKS, PEER, REFERENCE
 
 Record = dict[str, Any]
 
@@ -18,6 +18,7 @@ Record = dict[str, Any]
 # one device (PyTorch = 1).
 AIMS = {"data_parallel": 0.95, "fsdp": 0.95}
 AIM, PEER_AIM = 0.85, 1.0
+RETIRED = "input"  # a row of older records; input_pipeline.py measures it now
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Row:
 
 def rows(record: Record) -> list[Row]:
   """The rows of all strategies, in the order of the record."""
-  return [row(record, name) for name in record["cells"] if name.partition("/")[0] not in (INPUT, PEAKS, PEER)]
+  return [row(record, name) for name in record["cells"] if name.partition("/")[0] not in (PEAKS, PEER, RETIRED)]
 
 
 def row(record: Record, name: str) -> Row:
@@ -164,19 +165,6 @@ def aims(record: Record) -> list[Aim]:
     *(Aim(row.row, AIMS.get(row.row, AIM), row.relative and row.relative.median) for row in most(record, failed=True)),
     *(Aim(PEER, PEER_AIM, row.relative and 1 / row.relative.median) for row in peers(record)[:1]),
   ]
-
-
-def inputs(record: Record) -> dict[str, dict[str, Any]]:
-  """The input cell of each data set. Its `speed` has batches a second for each part of the pipeline."""
-  found = {}
-  for name, cell in record["cells"].items():
-    if name.startswith(f"{INPUT}/"):
-      parts = ("gather", "transfer", "both") if cell["rounds"] else ()
-      speed = {
-        part: Figure.of(turn[part]["batches"] / turn[part]["seconds"] for turn in cell["rounds"]) for part in parts
-      }
-      found[name.partition("/")[2]] = cell | {"speed": speed}
-  return found
 
 
 def loss_spread(record: Record) -> float | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 ROOT = Path(__file__).parents[1]  # of the repository
 
@@ -20,6 +21,14 @@ def machine(devices: Sequence[jax.Device]) -> dict[str, Any]:
   return {
     "machine": f"{kind}{simulated}, {platform.machine()}",
     "versions": {"python": platform.python_version(), "jax": jax.__version__},
+  }
+
+
+def host() -> dict[str, Any]:
+  """The same fields for a measurement of the processor alone."""
+  return {
+    "machine": f"{os.cpu_count()} cores of {cpu()}, {platform.machine()}",
+    "versions": {"python": platform.python_version(), "jax": jax.__version__, "numpy": np.__version__},
   }
 
 

@@ -47,9 +47,8 @@ def measure(rounds: int) -> dict[str, Any]:
   for name, c in asked.items():
     program = settings.program(c, devices[0].platform)
     strategy = strategies.create(c, program, devices)
-    dataset = data.load(c.data, program.model)
-    batches = data.Batches(dataset.train, c.batch_size, c.seed)
-    batch = strategy.shard(batches.train(0, strategy.rows(c.batch_size)), c.batch_size)
+    batches = data.Batches(data.mixture(data.load(c)), c.batch_size, c.seed)
+    batch = strategy.shard(batches.read(0, strategy.rows(c.batch_size)), c.batch_size)
     runs[name] = [strategy, strategy.init(0), batch]
   seconds: dict[str, list[float]] = {name: [] for name in runs}
   for turn in range(rounds + 1):

@@ -26,8 +26,8 @@ ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRE
 Run = Callable[[Sequence[str], dict[str, Any]], dict[str, Any]]
 
 
-def run(command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
-  """Runs a process with this specification and returns its result, or {"error": WHY}."""
+def run(command: Sequence[str], spec: dict[str, Any], limit: float = SECONDS) -> dict[str, Any]:
+  """Runs a process with this specification and returns its result, or {"error": WHY}. `limit` is in seconds."""
   try:
     done = subprocess.run(
       command,
@@ -36,10 +36,10 @@ def run(command: Sequence[str], spec: dict[str, Any]) -> dict[str, Any]:
       text=True,
       cwd=ROOT,
       env=os.environ | ALLOCATOR,
-      timeout=SECONDS,
+      timeout=limit,
     )
   except subprocess.TimeoutExpired:
-    return {"error": f"not finished after {SECONDS // 60} minutes"}
+    return {"error": f"not finished after {limit / 60:.0f} minutes"}
   except OSError as error:
     return {"error": f"cannot be started ({error.strerror})"}
   if done.returncode == 0:

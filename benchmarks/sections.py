@@ -1,5 +1,6 @@
 """What the throughput pages show of one record: a summary for README.md, and all tables for tables.md."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import figures
@@ -48,7 +49,7 @@ def summary(name: str, record: Record) -> str:
 
 
 def details(name: str, record: Record) -> str:
-  """A record's section in tables.md: all rows, predictions, compile times and the input pipeline."""
+  """A record's section in tables.md: all rows, predictions and compile times."""
   spread = figures.loss_spread(record)
   return "\n".join(
     [
@@ -66,10 +67,6 @@ def details(name: str, record: Record) -> str:
       *_predictions(record),
       "",
       f"![Memory of a device](plots/{name}-memory.png)",
-      "",
-      "### Input pipeline",
-      "",
-      *_input(record),
     ]
   )
 
@@ -104,7 +101,7 @@ def _most(record: Record) -> list[str]:
   aims = {aim.row: f"{aim.wanted:.2f}" for aim in figures.aims(record)}
   heads = ("Strategy", "Mesh", "Throughput, single device = 1", "Aim", f"{record['unit']}/s", "Step", "Memory a device")
   rows = [*figures.rows(record)[:1], *figures.most(record, failed=True)]
-  return _table(
+  return table(
     heads,
     [
       (row.row, f"not measured: {row.error}")
@@ -148,7 +145,7 @@ def _name(row: str) -> str:
 def _speed(record: Record) -> list[str]:
   share = "MFU" if figures.is_mfu(record) else "Share of the matrix product's FLOP/s"
   heads = ("Strategy", "Devices", "Mesh", "Throughput, single device = 1", f"{record['unit']}/s", "Step", share)
-  return _table(
+  return table(
     heads,
     [
       (row.row, str(row.devices), f"not measured: {row.error}")
@@ -174,7 +171,7 @@ def _predictions(record: Record) -> list[str]:
         f"{milliseconds(predicted['seconds'])} ms" if predicted.get("seconds") else NONE,
         f"{row.compile_seconds:.1f} s" if row.compile_seconds else NONE,
       ))  # fmt: skip
-  return _table(heads, lines)
+  return table(heads, lines)
 
 
 def _peer(record: Record) -> list[str]:
@@ -193,26 +190,10 @@ def _peer(record: Record) -> list[str]:
       f"{milliseconds(row.seconds.median)} ms", f"{1 / row.relative.median:.2f}",
     ))  # fmt: skip
   heads = ("PyTorch, same model, one device", f"{record['unit']}/s", "Step", "Our throughput, PyTorch = 1")
-  return _table(heads, lines)
+  return table(heads, lines)
 
 
-def _input(record: Record) -> list[str]:
-  found = figures.inputs(record)
-  if not found:
-    return ["The input pipeline was not measured (it was not in --rows)."]
-  lines: list[tuple[str, ...]] = []
-  for name, cell in found.items():
-    if not cell["speed"]:
-      lines.append((name, f"not measured: {cell.get('error')}"))
-      continue
-    size, devices = cell["rounds"][0]["batch_size"], cell["rounds"][0]["devices"]
-    speeds = [f"{speed.median:,.0f} ({speed.median * size:,.0f})" for speed in cell["speed"].values()]
-    lines.append((name, str(size), str(devices), *speeds))
-  heads = ("Batches/s (examples/s)", "Batch", "Devices", "Gather on the host", "Transfer", "Both, prefetched")
-  return _table(heads, lines)
-
-
-def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
   """A Markdown table. Short rows are filled up with dashes."""
   filled = [(*row, *[NONE] * (len(heads) - len(row))) for row in rows]
   return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in filled)]

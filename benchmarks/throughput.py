@@ -1,4 +1,4 @@
-"""Measures the throughput of every strategy at 1, 2, 4 and 8 devices, of PyTorch, and of the input pipeline.
+"""Measures the throughput of every strategy at 1, 2, 4 and 8 devices, and of PyTorch.
 
     python -m benchmarks.throughput                                        # all rows (45 minutes); writes the pages
     python -m benchmarks.throughput --rows=fsdp,data_parallel --devices=8 --rounds=3        # some rows, into runs/

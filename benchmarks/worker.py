@@ -5,7 +5,6 @@ no memory, threads or compiled programs from another measurement, and can own th
 processes. torch_llama.py follows the same protocol without JAX.
 """
 
-import itertools
 import json
 import math
 import os
@@ -13,7 +12,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -26,7 +25,6 @@ from analysis.compiled import planned
 from benchmarks.expected import expected_step
 from benchmarks.pages import cpu
 from configs import base
-from data import cifar10
 from errors import ConfigError
 from runtime import hardware
 from runtime.devices import start_jax
@@ -91,9 +89,8 @@ def time_steps(spec: dict[str, Any]) -> dict[str, Any]:
   """Seconds of each training step after the warm-up. Each step is awaited before the next begins."""
   config, devices, strategy = set_up(spec)
   state = strategy.init(config.seed)
-  dataset = data.load(config.data, strategy.program.model)
-  batches = data.Batches(dataset.train, config.batch_size, config.seed)
-  batch = strategy.shard(batches.train(0, strategy.rows(config.batch_size)), config.batch_size)
+  batches = data.Batches(data.mixture(data.load(config)), config.batch_size, config.seed)
+  batch = strategy.shard(batches.read(0, strategy.rows(config.batch_size)), config.batch_size)
   jax.block_until_ready((state, batch))
   seconds = []
   for _ in range(spec["warmup"] + spec["steps"]):
@@ -110,38 +107,6 @@ def time_steps(spec: dict[str, Any]) -> dict[str, Any]:
     "loss": loss,
     "peak_bytes": peak and int(peak * 2**30),
   }
-
-
-def time_input(spec: dict[str, Any]) -> dict[str, Any]:
-  """Batches and seconds of the input pipeline alone: gather on the host, transfer to the devices, and both."""
-  config, _, strategy = set_up(spec)
-  if config.data.name == "cifar10" and not cifar10.is_prepared(config.data):
-    raise ConfigError("CIFAR-10 is not on this machine, and benchmarks download nothing; set TFDS_DATA_DIR")
-  dataset = data.load(config.data, strategy.program.model)
-  batches, rows = data.Batches(dataset.train, config.batch_size, config.seed), strategy.rows(config.batch_size)
-  gather = lambda step: batches.train(step, rows)
-  shard = lambda batch: strategy.shard(batch, config.batch_size)
-  gathered = [gather(step) for step in range(8)]
-  found = {
-    "gather": _until(spec["seconds"], gather),
-    "transfer": _until(spec["seconds"], lambda step: jax.block_until_ready(shard(gathered[step % len(gathered)]))),
-  }
-  with data.prefetch(lambda step: shard(gather(step)), itertools.count()) as reader:
-    found["both"] = _until(spec["seconds"], lambda _: jax.block_until_ready(next(reader)))
-  shown = {"description": dataset.description, "batch_size": config.batch_size}
-  return found | shown | {"devices": strategy.layout.device_count}
-
-
-def _until(seconds: float, work: Callable[[int], Any]) -> dict[str, float]:
-  """Calls `work(step)` for this many seconds, after two warm-up calls that are not counted."""
-  work(0), work(1)
-  start = time.perf_counter()
-  for step in itertools.count(2):
-    work(step)
-    taken = time.perf_counter() - start
-    if taken >= seconds:
-      return {"batches": step - 1, "seconds": taken}
-  raise AssertionError("endless")
 
 
 def measure_peaks(spec: dict[str, Any]) -> dict[str, float]:
@@ -171,15 +136,15 @@ TASKS = {
   "machine": describe_machine,
   "compile": compile_step,
   "steps": time_steps,
-  "input": time_input,
   "peaks": measure_peaks,
 }
 
 
-def main() -> None:
+def main(tasks: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]]) -> None:
+  """Reads a specification and prints the result of its task."""
   spec = json.load(sys.stdin)
   try:
-    result = TASKS[spec["task"]](spec)
+    result = tasks[spec["task"]](spec)
   except Exception as error:  # reported in this cell's row; the other rows do not depend on it
     if not isinstance(error, ConfigError):
       traceback.print_exc()
@@ -188,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-  main()
+  main(TASKS)

@@ -35,9 +35,6 @@ class Machine:
       return self.found
     if task == "peaks":
       return {"flops": 4e11, "copy_bandwidth": 2e10, "dtype": "float32"}
-    if task == "input":
-      part = {"batches": 10, "seconds": 0.1}
-      return {"gather": part, "transfer": part, "both": part, "batch_size": 16, "devices": 8}
     if task == "compile":
       mesh = dict(resolve(fitted(strategies.layout_of(spec["config"]["strategy"]), devices), devices).mesh)
       return {"mesh": mesh, "said": "", "compile_seconds": 3.0, "bytes": {"total": 10**8 // devices}, "predicted": None}

@@ -16,7 +16,7 @@ from helpers import PARITY
 from machines import FOUND, GPUS, Machine, measured
 
 import strategies
-from benchmarks import cells, figures, rounds, sections, tables, throughput
+from benchmarks import cells, comparison, figures, rounds, sections, tables, throughput
 from configs import base
 
 
@@ -37,7 +37,7 @@ def test_an_outdated_page_or_plot_is_found(tmp_path: Path):
   for page in tables.PAGES:
     shutil.copy(page, tmp_path)
   outdated = ["README.md", "tables.md", "throughput.md", "mine-memory.png", "mine-speed.png"]
-  made = measured("--rows=fsdp,peer,input", "--devices=2,8")
+  made = measured("--rows=fsdp,peer", "--devices=2,8")
   file = results / "mine.json"
   file.write_text(json.dumps(made))
   (results / "other.json").write_text(json.dumps({"kind": "something else"}))
@@ -126,7 +126,7 @@ def test_every_strategy_has_a_row_at_every_number_of_devices():
   asked = cells.select(base.get_config("lm", "single"), cells.rows(), cells.DEVICES, "python", "cpu", "float32")
   names = [cell.name for cell in asked]
   expected = {f"{name}/{n}" for name in strategies.names() for n in (1, 2, 4, 8)} - {f"single/{n}" for n in (2, 4, 8)}
-  assert set(names) == expected | {"input/text", "input/cifar10", "peer/eager", "peer/sdpa", "peaks"}
+  assert set(names) == expected | {"peer/eager", "peer/sdpa", "peaks"}
   assert names[0] == "single/1"
   assert {cell.spec["config"]["data"]["name"] for cell in asked if cell.compiled} == {"synthetic"}
 
@@ -177,6 +177,14 @@ def test_rounds_in_which_the_reference_failed_are_not_compared():
   assert figures.row(made, "fsdp/8").relative == figures.Figure(0.8, 0.8, 0.8)
 
 
+def test_the_input_cells_of_older_records_are_left_out():
+  made = measured("--rows=fsdp", "--devices=8")
+  part = {"turn": 0, "place": 1, "gather": {"batches": 10, "seconds": 0.1}}
+  older = made | {"cells": {"input/text": {"rounds": [part]}, **made["cells"]}}
+  assert tables.parts({"mine": older}) == tables.parts({"mine": made})
+  assert comparison.compare(older, made) == comparison.compare(made, made)
+
+
 def test_a_nan_loss_counts_as_a_difference():
   made = measured("--rows=fsdp,two_d", "--devices=8")
   assert figures.loss_spread(made) == 0
@@ -192,7 +200,7 @@ def test_a_stopped_run_keeps_its_complete_rounds(tmp_path: Path, monkeypatch: py
       return super().__call__(command, spec)
 
   Stopped.at = 2  # in the third round
-  made = measured("--rows=fsdp,input", "--devices=8", "--rounds=5", run=Stopped())
+  made = measured("--rows=fsdp", "--devices=8", "--rounds=5", run=Stopped())
   assert made["rounds"] == 2
   assert {turn["turn"] for cell in made["cells"].values() for turn in cell["rounds"]} == {0, 1}
   assert len(made["cells"]["fsdp/8"]["rounds"]) == 2

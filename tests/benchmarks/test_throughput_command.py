@@ -158,6 +158,8 @@ def test_a_peer_that_cannot_do_the_same_work_is_left_out(fields: dict[str, Any],
     (["benchmarks.pipeline_schedules", "--rounds=0"], "error: rounds=0 must be at least 1"),
     (["benchmarks.checkpoint_cost", "--rounds=0"], "error: rounds=0 must be at least 1"),
     (["benchmarks.tpu_predictions", "--cases=99"], "error: cases='99' does not exist"),
+    (["benchmarks.input_pipeline", "--rounds=0"], "error: rounds=0 must be at least 1"),
+    (["benchmarks.preparation", "--size=10"], "error: size=10 must be a finite number of bytes"),
   ],
 )
 def test_a_mistake_on_the_command_line_ends_with_one_line(command: list[str], error: str):
