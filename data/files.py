@@ -18,7 +18,7 @@ import numpy as np
 
 from errors import ConfigError
 
-MAPPED = 64 << 20  # bytes of all mapped files
+MAPPED = 192 << 20  # bytes of all mapped files; enough for CIFAR-10
 
 
 class _Room:
