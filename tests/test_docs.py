@@ -1,9 +1,20 @@
 """The generated parts of the guide are up to date with the code and the records."""
 
 import json
+from types import ModuleType
+
+import pytest
 
 import strategies.pipeline
-from benchmarks import checkpoint_cost, guide, pages, pipeline_schedules, tpu_predictions
+from benchmarks import (
+  checkpoint_cost,
+  guide,
+  input_pipeline,
+  pages,
+  pipeline_schedules,
+  preparation,
+  tpu_predictions,
+)
 
 
 def test_the_pipeline_page_shows_the_schedules_and_the_record():
@@ -21,16 +32,12 @@ def test_the_pipeline_docstring_quotes_the_record():
     assert f"{name} {ratios[name]}" in text
 
 
-def test_the_checkpoints_page_shows_the_record():
-  page = checkpoint_cost.PAGE.read_text()
-  assert pages.fill(page, checkpoint_cost.tables(json.loads(checkpoint_cost.RECORD.read_text()))) == page
+@pytest.mark.parametrize("benchmark", [checkpoint_cost, input_pipeline, preparation, tpu_predictions])
+def test_a_page_shows_its_benchmarks_record(benchmark: ModuleType):
+  page = benchmark.PAGE.read_text()
+  assert pages.fill(page, benchmark.tables(json.loads(benchmark.RECORD.read_text()))) == page
 
 
 def test_the_strategies_page_shows_the_golden_pages_and_the_records():
   page = guide.PAGE.read_text()
   assert pages.fill(page, guide.parts()) == page
-
-
-def test_the_explain_page_shows_the_record():
-  page = tpu_predictions.PAGE.read_text()
-  assert pages.fill(page, tpu_predictions.tables(json.loads(tpu_predictions.RECORD.read_text()))) == page

@@ -23,10 +23,11 @@ from data.dataset import HostBatch
 from data.files import ArrayFile, array_file
 from data.images.decode import pixels
 from data.images.examples import Examples, Form, Opened, held_out, readable
-from data.images.journal import SPLITS, Journal, restored, save
+from data.journal import Journal
 from errors import ConfigError
 
-FORMAT = 1  # version of the prepared files; increase it when they change
+FORMAT = 2  # version of the prepared files; increase it when they change
+SPLITS = ("train", "validation")
 CHUNK_IMAGES, CHUNK_BYTES = 128, 8 << 20  # images are decoded in chunks of at most so many
 THREADS = os.cpu_count() or 1
 JOURNAL_SECONDS = 5.0  # how much work a kill may undo
@@ -104,21 +105,21 @@ def _write(folder: Path, form: Form, key: Any, resize: int) -> None:
     opened = form.open()
   groups = _groups(opened, form.said)
   decoder = _decoder(opened, resize, form.said)
-  begin = hashlib.sha256(repr((decoder.shape, opened.classes)).encode()).hexdigest()
-  journal = _decode(folder, groups, decoder, begin, form.said)
+  decoded = _decode(folder, groups, decoder, form.said)
   with readable(form.said):
     changed = form.key() != key
   if changed:
     raise ConfigError(f"{form.said} has changed while it was read; leave it unchanged and run again")
+  content = hashlib.sha256(repr((decoder.shape, opened.classes, decoded["files"])).encode())
   for split, of_split in zip(SPLITS, (lambda g: ~g.held, lambda g: g.held), strict=True):
-    labels = np.concatenate([g.examples.labels[of_split(g)] for g in groups])
-    (folder / f"{split}.labels").write_bytes(labels.astype("<i4").tobytes())
+    labels = np.concatenate([g.examples.labels[of_split(g)] for g in groups]).astype("<i4").tobytes()
+    (folder / f"{split}.labels").write_bytes(labels)
+    content.update(labels)
   meta = {
     "shape": decoder.shape, "labels": np.unique(opened.train.labels).tolist(), "classes": opened.classes,
-    "sums": journal.sums, "squares": journal.squares, "fingerprint": journal.digest, "note": opened.note,
+    "sums": decoded["sums"], "squares": decoded["squares"], "fingerprint": content.hexdigest(), "note": opened.note,
   }  # fmt: skip
   (folder / "meta.json").write_text(json.dumps(meta))
-  (folder / "journal.json").unlink(missing_ok=True)
 
 
 def _groups(opened: Opened, said: str) -> list[Group]:
@@ -188,26 +189,41 @@ def _decoder(opened: Opened, resize: int, said: str) -> Decoder:
   return Decoder((height, width, channels), resize, where)
 
 
-def _decode(folder: Path, groups: list[Group], decode: Decoder, begin: str, said: str) -> Journal:
-  """Decodes all images into `SPLIT.images`, from where the journal in the folder ends. Returns the last journal."""
-  journal = restored(folder, decode.shape) or Journal(begin, [0] * decode.shape[2], [0] * decode.shape[2])
+def _decode(folder: Path, groups: list[Group], decode: Decoder, said: str) -> dict[str, Any]:
+  """Decodes all images into `SPLIT.images`, from where the journal in the folder ends.
+
+  Returns a hash of each file, and `sums` and `squares` as in `Stored`.
+  """
   size = min(CHUNK_IMAGES, max(1, CHUNK_BYTES // math.prod(decode.shape)))
   chunks = [(group, start) for group in groups for start in range(0, len(group.held), size)]
   total, saved = sum(len(group.held) for group in groups), time.monotonic()
   with contextlib.ExitStack() as stack:
-    files = [stack.enter_context((folder / f"{split}.images").open("ab")) for split in SPLITS]
+    journal = stack.enter_context(Journal(folder, tuple(f"{split}.images" for split in SPLITS)))
+    channels, files, done = decode.shape[2], list(journal.files.values()), journal.state
+    if not done:
+      done |= {"chunks": 0, "sums": [0] * channels, "squares": [0] * channels}
     pool = stack.enter_context(ThreadPoolExecutor(THREADS))
-    bar = stack.enter_context(
-      tqdm.tqdm(total=total, initial=sum(journal.counts), desc=said, unit=" images", disable=None)
-    )
-    for group, start in chunks[journal.chunks :]:
+    initial = sum(file.size for file in files) // math.prod(decode.shape)
+    bar = stack.enter_context(tqdm.tqdm(total=total, initial=initial, desc=said, unit=" images", disable=None))
+    for group, start in chunks[done["chunks"] :]:
       stop = min(start + size, len(group.held))
       images, held = decode(pool, group.examples, start, stop), group.held[start:stop]
       for file, of_split in zip(files, (~held, held), strict=True):
-        file.write(images[of_split].tobytes())
-      journal.add(images, group.examples.labels[start:stop], held)
+        file.write(images[of_split])
+      _add(done, images[~held])
       bar.update(stop - start)
       if time.monotonic() - saved >= JOURNAL_SECONDS:
-        save(folder, journal, files)
+        journal.save()
         saved = time.monotonic()
-  return journal
+    journal.remove()
+    return done | {"files": [file.fingerprint() for file in files]}
+
+
+def _add(done: dict[str, Any], images: np.ndarray) -> None:
+  """Counts a chunk of training images uint8 [N, S, S, C], N at most 128."""
+  # Adding up whole images first is much faster than adding up channels, and it cannot overflow.
+  squared = np.multiply(images, images, dtype=np.uint16)
+  for name, values in (("sums", images), ("squares", squared)):
+    new = values.sum(0, dtype=np.uint32).sum((0, 1), dtype=np.int64)
+    done[name] = [before + int(x) for before, x in zip(done[name], new, strict=True)]
+  done["chunks"] += 1

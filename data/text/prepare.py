@@ -4,7 +4,7 @@ The folder then holds, for each split s: `s.tokens`, all documents in a row, eac
 position just after each document, int64; and with classes `s.labels`, int32. `pairs.npy` counts the pairs of bytes in
 the training text, int64 [256, 256]. `meta.json` holds the rest.
 
-A preparation that was killed goes on where it was (journal.py). The result is the same as without that.
+A preparation that was killed goes on where it was (data/journal.py). The result is the same as without that.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from data.journal import Journal, write_atomically
 from data.text.classes import Classes
 from data.text.files import TRAIN, Files, check_unchanged
-from data.text.journal import Journal, write_atomically
 from data.text.readers import Piece, Position, read
 from data.text.rows import Fields
 from data.text.tokenizers import Tokenizer, room, units

@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import config, one_sentence
 
-from data import text
-from data.text import journal, prepare, readers
+from data import journal, text
+from data.text import prepare, readers
 
 LINES = [f"line {i * i} of größe {i}, and it's that long" for i in range(2000)]
 ROWS = [{"text": " ".join(LINES[i : i + i % 7]), "label": ("a", "b")[i % 2]} for i in range(1000)]

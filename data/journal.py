@@ -24,7 +24,10 @@ class GrowingFile:
 
   def write(self, data: Any) -> None:
     """Appends bytes, or the bytes of an array."""
-    data = memoryview(data).cast("B")
+    data = memoryview(data)
+    if not data.nbytes:
+      return
+    data = data.cast("B")
     self._file.write(data)
     self.size += len(data)
     self._rest += data
@@ -75,14 +78,19 @@ class Journal:
 
   def remove(self) -> None:
     """Ends the journal; the files stay."""
-    self._path.unlink(missing_ok=True)
+    for path in (self._path, _unfinished(self._path)):  # a kill may have left the second
+      path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, value: Any) -> None:
   """Writes JSON. After a kill or a power failure the file is as before, or whole."""
-  unfinished = path.with_name(f".{path.name}")
+  unfinished = _unfinished(path)
   with unfinished.open("w") as file:
     file.write(json.dumps(value))
     file.flush()
     os.fsync(file.fileno())
   unfinished.replace(path)
+
+
+def _unfinished(path: Path) -> Path:
+  return path.with_name(f".{path.name}")
