@@ -49,9 +49,10 @@ def train(config: Any, workdir: Path | None) -> dict[str, float]:
     workdir = Path(processes.on_process_zero(lambda: str(workdir or default_workdir(config)))).expanduser()
     fields = record.flat(config.to_dict())
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
-  with signals.Requests() as requests, folders.owned(workdir):
-    run = set_up(config, workdir, devices, clock)
-    with run.writer, run.checkpoints:  # the writer last: only process 0 can raise there
+  with folders.owned(workdir):
+    run = set_up(config, workdir, devices, clock)  # a signal ends it at once; a preparation goes on in the next run
+    # The writer last: only process 0 can raise there.
+    with signals.Requests() as requests, run.writer, run.checkpoints:
       announce(run, devices)
       ended = loop(run, requests)
       with clock("checkpoint"):

@@ -2,7 +2,8 @@
 
 With one set of sources, the step alone gives the position in each of them. If a resumed run has other sources or
 weights (`data.on_change="continue"`), the counts at that step are written down, and the new shares hold from there on.
-A source that is in both goes on where it was, and one that left is remembered in case it returns.
+A source that is in both goes on where it was, and one that left is remembered in case it returns. If the content of a
+source has changed, it is another source.
 """
 
 from typing import Any
@@ -49,7 +50,10 @@ def continued(saved: Section, now: Section, step: int) -> Section:
 
 def change(saved: Section, now: Section) -> str:
   """One line on how the sources or their shares have changed."""
-  return f"data was {_shares(saved)} and is now {_shares(now)}"
+  known = {*_keys(saved), *saved["left"]}
+  new = [name for name, key in zip(now["names"], _keys(now), strict=True) if key not in known]
+  begins = f"; {', '.join(new)} begins with its first example" if new else ""
+  return f"data was {_shares(saved)} and is now {_shares(now)}{begins}"
 
 
 def _shares(part: Section) -> str:

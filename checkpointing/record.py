@@ -26,9 +26,30 @@ from strategies import Strategy
 VERSION = 3  # the version of the record's format
 Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what `Checkpoints.save` adds
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
-FREE_TO_CHANGE = ("attention", "remat", "dtype", "dropout")  # fields of config.model that a resumed run may change
-DATA = ("data.name", "data.path", "data.validation_path", "data.tokenizer", "data.packing", "data.resize")
-REPORTED_CHANGES = ("strategy", "mesh", "pipeline", "optimizer", "steps", "accumulation", "model", "data.augment")
+FREE_TO_CHANGE = (
+  "attention",
+  "remat",
+  "dtype",
+  "dropout",
+  "pixel_mean",
+  "pixel_std",
+)  # fields of config.model that a resumed run may change
+DATA = tuple(  # fields that may change the examples
+  f"data.{name}" for name in (
+    "name", "path", "validation_path", "text_field", "label_field", "tokenizer", "packing", "resize", "dir",
+  )
+)  # fmt: skip
+REPORTED_CHANGES = (
+  "strategy",
+  "mesh",
+  "pipeline",
+  "optimizer",
+  "steps",
+  "accumulation",
+  "model",
+  "data.augment",
+  *DATA,
+)
 
 
 def make(config: ConfigDict, dataset: Dataset, strategy: Strategy) -> Record:

@@ -84,8 +84,8 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       },
       "data": {
         "name": "text",  # "text", "images" or "synthetic" (docs/data.md lists the forms of files)
-        # Files or folders, several with commas. {"FOLDER": 0.7, "FILE": 0.3} mixes sources, each with its share of the
-        # examples. For images also tfds:NAME. "": for text, Python's standard library.
+        # A file or folder; for text also several with commas, for images also tfds:NAME. {"FOLDER": 0.7, "FILE": 0.3}
+        # mixes sources, each with its share of the examples. "": for text, Python's standard library.
         "path": FieldReference("", field_type=object),
         "validation_path": "",  # files to validate on; "": one in 20 examples of `path`, or its own validation split
         "text_field": "text",  # the field, or column, that holds the text
@@ -95,7 +95,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "resize": 0,  # images: scale the shorter side to so many pixels and cut out the middle; 0: as they are
         "dir": "",  # images: the folder of TensorFlow Datasets; "": TFDS_DATA_DIR, else ~/tensorflow_datasets
         "augment": False,  # images: random crop and flip
-        "read_ahead": 2,  # batches that are read before they are needed
+        "read_ahead": 2,  # batches that are read before they are needed, and at least one a thread
         "threads": 1,  # threads that read them
         "on_change": "error",  # sources or weights of a resumed run: "error" if they changed, or "continue" with them
         "cache_dir": "~/.cache/meshwright/data",  # tokenized text and decoded images

@@ -115,5 +115,8 @@ def batches(config: ConfigDict, place: Place | None = None, step: int = 0) -> It
   def make(step: int) -> Any:
     return place.shard(source.read(step, place.rows(size)), size) if place else source.read(step)
 
-  with prefetch(make, itertools.count(step), config.data.read_ahead, config.data.threads) as reader:
-    yield from reader
+  def read() -> Iterator[Any]:
+    with prefetch(make, itertools.count(step), config.data.read_ahead, config.data.threads) as reader:
+      yield from reader
+
+  return read()  # not a generator itself, so that bad input raises here

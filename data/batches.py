@@ -44,6 +44,12 @@ class Mixture:
     """The number of each source's first example, and the number of all examples, int64 [sources + 1]."""
     return np.cumsum([0, *(len(source) for source in self.sources)])
 
+  @functools.cached_property
+  def streams(self) -> list[int]:
+    """For each source, how many sources before it have the same size."""
+    sizes = [len(source) for source in self.sources]
+    return [sizes[:s].count(size) for s, size in enumerate(sizes)]
+
   def counts(self, position: int) -> np.ndarray:
     """How many examples each source has given in the run before a position, int64 [sources]."""
     return turns_taken(self.turns, position - self.first) + (np.array(self.given) if self.given else 0)
@@ -63,7 +69,7 @@ class Mixture:
       place = period[mine] * self.turns[s] + before[turn[mine]] + (self.given[s] if self.given else 0)
       epoch, place = np.divmod(place, size)
       out[mine] = self.starts[s] + np.concatenate(
-        [shuffled(place[epoch == e], size, seed, e) for e in range(epoch[0], epoch[-1] + 1)]
+        [shuffled(place[epoch == e], size, seed, e, self.streams[s]) for e in range(epoch[0], epoch[-1] + 1)]
       )
     return out
 
@@ -96,6 +102,8 @@ class Batches:
 
   def ids(self, step: int) -> np.ndarray:
     """The numbers of the examples in the global batch at a step, int64 [size]. A batch may span two epochs."""
+    if step * self.size < self.mixture.first:
+      raise ValueError(f"step {step} is before the step from which on this mixture holds")
     together = max(1, TOGETHER // self.size)
     first = step - step % together
     return self._ids(first, together)[(step - first) * self.size :][: self.size]
@@ -106,6 +114,7 @@ class Batches:
 
     def compute(step: int, count: int) -> np.ndarray:
       positions = step * self.size + np.arange(count * self.size)
+      # A change of the mixture may be in the middle of these batches. Nobody asks for those before it.
       return self.mixture.ids(np.maximum(positions, self.mixture.first), self.seed)
 
     return functools.lru_cache(maxsize=2)(compute)

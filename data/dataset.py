@@ -69,7 +69,7 @@ class Dataset:
     model: the fields of config.model that the data determines, such as `classes`.
     tokenizer: the name of the tokenizer, empty for images. Equal names mean equal tokenizers.
     text: None without a tokenizer.
-    labels: the names of the classes, if the data has classes with names.
+    class_names: of the classes 0, 1, ..., if they have names.
   """
 
   parts: tuple[Part, ...]
@@ -78,7 +78,7 @@ class Dataset:
   model: dict[str, Any] = dataclasses.field(default_factory=dict)
   tokenizer: str = ""
   text: Text | None = None
-  labels: tuple[str, ...] = ()
+  class_names: tuple[str, ...] = ()
 
 
 def sources_of(path: Any) -> list[tuple[str, float]]:
@@ -87,6 +87,8 @@ def sources_of(path: Any) -> list[tuple[str, float]]:
   Raises ConfigError for weights that are not numbers, negative, or all 0. Sources with weight 0 are left out.
   """
   if not isinstance(path, dict):
+    if str(path).startswith("{"):
+      raise ConfigError(f'data.path={path!r} is not complete; write a mixture as \'{{"FOLDER": 0.7, "FILE": 0.3}}\'')
     return [(str(path), 1.0)]
   for name, weight in path.items():
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:

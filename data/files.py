@@ -59,7 +59,8 @@ class ArrayFile:
     if not len(starts) or not length:
       return np.empty((len(starts), length), self.dtype)
     file, numbers = self._opened
-    if file.seek(0, io.SEEK_END) < self.offset + self.count * self.dtype.itemsize:  # then the system would kill us
+    size_now = file.size() if isinstance(file, mmap.mmap) else file.seek(0, io.SEEK_END)
+    if size_now < self.offset + self.count * self.dtype.itemsize:  # the system kills a process that reads a map there
       raise ConfigError(
         f"{str(self.path)!r} has become shorter while it was read; leave the data as it is during a run"
       )
@@ -67,6 +68,7 @@ class ArrayFile:
       shape, strides = (self.count - length + 1, length), 2 * numbers.strides
       return np.lib.stride_tricks.as_strided(numbers, shape, strides, writeable=False)[starts]
     size, places = length * self.dtype.itemsize, self.offset + starts * self.dtype.itemsize
+    assert isinstance(file, io.FileIO)
     pread, descriptor = os.pread, file.fileno()
     rows = b"".join([pread(descriptor, size, place) for place in places.tolist()])
     return np.frombuffer(rows, self.dtype).reshape(len(starts), length)
@@ -76,14 +78,15 @@ class ArrayFile:
     return self.read(np.array([start]), stop - start)[0]
 
   @functools.cached_property
-  def _opened(self) -> tuple[io.FileIO, np.ndarray | None]:
-    """The open file, and its numbers if it is mapped."""
+  def _opened(self) -> tuple[io.FileIO | mmap.mmap, np.ndarray | None]:
+    """The open file; or the mapped one, and its numbers."""
     file, size = io.FileIO(self.path), self.count * self.dtype.itemsize
     if not size or not _room.take(size):
       return file, None
     weakref.finalize(self, _room.give_back, size)
-    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return file, np.frombuffer(mapped, self.dtype, self.count, self.offset)
+    with file:
+      mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return mapped, np.frombuffer(mapped, self.dtype, self.count, self.offset)
 
 
 def array_file(path: Path, dtype: np.dtype | type | str, offset: int = 0) -> ArrayFile:

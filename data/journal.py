@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+NAME = "journal.json"
 BLOCK = 1 << 20  # bytes of a file that are hashed at a time
 
 
@@ -59,7 +60,7 @@ class Journal:
   """
 
   def __init__(self, folder: Path, names: tuple[str, ...]):
-    self._path = folder / "journal.json"
+    self._path = folder / NAME
     saved = json.loads(self._path.read_text()) if self._path.exists() else {"state": {}, "files": {}}
     self.state: dict[str, Any] = saved["state"]
     self.files = {name: GrowingFile(folder / name, *saved["files"].get(name, ())) for name in names}
@@ -76,10 +77,11 @@ class Journal:
     files = {name: file.sync() for name, file in self.files.items()}
     write_atomically(self._path, {"state": self.state, "files": files})
 
-  def remove(self) -> None:
-    """Ends the journal; the files stay."""
-    for path in (self._path, _unfinished(self._path)):  # a kill may have left the second
-      path.unlink(missing_ok=True)
+
+def remove(folder: Path) -> None:
+  """Ends the journal of a folder; the files stay."""
+  for path in (folder / NAME, _unfinished(folder / NAME)):  # a kill may have left the second
+    path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, value: Any) -> None:

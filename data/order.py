@@ -14,15 +14,17 @@ import numpy as np
 MAX_PERIOD = 100_000  # the longest table of turns
 
 
-def shuffled(place: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
+def shuffled(place: np.ndarray, size: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
   """The numbers of the examples at places [N] of an epoch's order, a permutation of range(size). Stores no table.
+
+  `stream` gives sources of the same size orders of their own.
 
   It is a Feistel network over the smallest even number of bits that can hold every place. A result outside the range is
   permuted again (cycle walking; Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
   """
   half = max(1, ((size - 1).bit_length() + 1) // 2)
   low = np.uint64((1 << half) - 1)
-  keys = np.random.Philox(key=[seed, epoch]).random_raw(6)
+  keys = np.random.Philox(key=[seed, epoch + (stream << 32)]).random_raw(6)
 
   def permute(x: np.ndarray) -> np.ndarray:
     left, right = x >> np.uint64(half), x & low

@@ -3,7 +3,7 @@
     python -m tools.prepare PATH... [--config=configs/STRATEGY.py[:PRESET]] [--config.FIELD=VALUE ...] [--picture=FILE]
 
 Reads the same fields as train.py, so a run with the same `data.*` finds the data prepared. Without --config it guesses
-from the first path whether there are texts or images. Several paths are one source.
+from the paths whether there are texts or images. Several paths of text are one source.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import numpy as np
 
 import data
 from data.images import holds_images
+from errors import ConfigError
 from runtime import command_line, folders
 
 EXAMPLES, LETTERS = 3, 240  # texts to show, and the most that is shown of each
@@ -51,7 +52,7 @@ def texts(dataset: data.Dataset, batch: dict[str, np.ndarray]) -> str:
   assert dataset.text
   lines = []
   for i, tokens in enumerate(batch["tokens"][:EXAMPLES]):
-    kept = tokens[batch["segments"][i] > 0] if "segments" in batch else tokens
+    kept = tokens[batch["segments"][i] == 1] if "segments" in batch else tokens  # its first document
     shown = dataset.text.decode(kept.tolist())
     name = f"example {batch['id'][i, 0]}" + (f", {_label(dataset, batch['label'][i])}" if "label" in batch else "")
     more = "…" if len(shown) > LETTERS else ""
@@ -70,7 +71,9 @@ def grid(images: np.ndarray) -> Any:
   return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
-def main(config: Any, paths: list[str], picture: str) -> None:
+def main(config: Any, paths: list[str], picture: Path) -> None:
+  if picture.suffix.lower() not in (".png", ".jpg", ".jpeg"):
+    raise ConfigError(f"picture={str(picture)!r} has no suffix of a picture; use a name such as examples.png")
   if paths:
     config.data.path = ",".join(paths)
   dataset = data.load(config)
@@ -80,7 +83,7 @@ def main(config: Any, paths: list[str], picture: str) -> None:
     print("\n" + "\n".join(f"model.{name} = {value}" for name, value in found.items()))
   batch = data.Batches(data.mixture(dataset), GRID * GRID, config.seed).read(0)
   if "image" in batch:
-    file = folders.writable_file(Path(picture), "picture")
+    file = folders.writable_file(picture, "picture")
     grid(batch["image"]).save(file)
     shown = ", ".join(_label(dataset, label) for label in batch["label"][:GRID])
     print(f"\n{GRID * GRID} examples are in {file}; the first row shows {shown}")
@@ -89,20 +92,23 @@ def main(config: Any, paths: list[str], picture: str) -> None:
 
 
 def _label(dataset: data.Dataset, number: int) -> str:
-  return dataset.labels[number] if dataset.labels else f"class {number}"
+  return dataset.class_names[number] if dataset.class_names else f"class {number}"
 
 
-def guessed(path: str) -> str:
-  """The value of --config for data at a path."""
-  return "configs/single.py:images" if holds_images(path) else "configs/single.py"
+def guessed(paths: list[str]) -> str:
+  """The value of --config for data at these paths."""
+  return "configs/single.py:images" if any(map(holds_images, paths)) else "configs/single.py"
 
 
 if __name__ == "__main__":
+  # Split by hand: argparse takes an argument with a space, such as a mixture, for a path.
+  fields = [argument for argument in sys.argv[1:] if argument.startswith("--config")]
   parser = argparse.ArgumentParser(prog="python -m tools.prepare", description=__doc__.partition("\n")[0])
   parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (default: config.data.path)")
-  parser.add_argument("--picture", default="examples.png", help="where to draw examples of images")
-  own, rest = parser.parse_known_args()
-  if not any(argument.lstrip("-").startswith("config=") for argument in rest):
-    rest.insert(0, f"--config={guessed(own.paths[0] if own.paths else '')}")
-  sys.argv[1:] = rest
+  parser.add_argument("--picture", default="examples.png", type=Path, help="where to draw examples of images")
+  own = parser.parse_args([argument for argument in sys.argv[1:] if argument not in fields])
+  if not any(field.startswith("--config=") for field in fields):
+    given = [field.partition("=")[2] for field in fields if field.startswith("--config.data.path=")]
+    fields.insert(0, f"--config={guessed(own.paths or given)}")
+  sys.argv[1:] = fields
   command_line.run(lambda config: main(config, own.paths, own.picture))

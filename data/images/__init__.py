@@ -50,7 +50,7 @@ def load(config: ConfigDict) -> Dataset:
     model={
       "image_size": side, "channels": channels, "classes": max(counts), "pixel_mean": mean, "pixel_std": std,
     },
-    labels=next((one.classes for one in stored if one.classes), ()),
+    class_names=next((one.classes for one in stored if one.classes), ()),
   )  # fmt: skip
 
 

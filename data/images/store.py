@@ -23,7 +23,7 @@ from data.dataset import HostBatch
 from data.files import ArrayFile, array_file
 from data.images.decode import pixels
 from data.images.examples import Examples, Form, Opened, held_out, readable
-from data.journal import Journal
+from data.journal import Journal, remove
 from errors import ConfigError
 
 FORMAT = 2  # version of the prepared files; increase it when they change
@@ -120,6 +120,7 @@ def _write(folder: Path, form: Form, key: Any, resize: int) -> None:
     "sums": decoded["sums"], "squares": decoded["squares"], "fingerprint": content.hexdigest(), "note": opened.note,
   }  # fmt: skip
   (folder / "meta.json").write_text(json.dumps(meta))
+  remove(folder)
 
 
 def _groups(opened: Opened, said: str) -> list[Group]:
@@ -215,7 +216,7 @@ def _decode(folder: Path, groups: list[Group], decode: Decoder, said: str) -> di
       if time.monotonic() - saved >= JOURNAL_SECONDS:
         journal.save()
         saved = time.monotonic()
-    journal.remove()
+    journal.save()
     return done | {"files": [file.fingerprint() for file in files]}
 
 

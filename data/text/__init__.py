@@ -33,7 +33,7 @@ from errors import ConfigError, one_of
 
 __all__ = ["PreparedText", "find_files", "find_sources", "load", "pair_counts", "prepare_text", "tokenizer_of"]
 
-FORMAT = 4  # version of the prepared files; increase it when they change
+FORMAT = 5  # version of the prepared files; increase it when they change
 Sources = dict[str, Files | TokenFiles]  # by the path that the user gave
 
 
@@ -65,7 +65,7 @@ def load(config: ConfigDict) -> Dataset:
       texts.append(prepare_text(config, name, files, tokenizer))
       parts.append(_part(texts[-1], tokenizer, config))
       lines.append(_describe(texts[-1], config))
-  labels = _labels(texts) if config.model.objective == "class" else {}
+  labels = _labels(texts, config.model.classes) if config.model.objective == "class" else {}
   vocabulary = {"vocab_size": tokenizer.size} if tokenizer and not config.model.vocab_size else {}
   weights = tuple(weight for _, weight in sources_of(config.data.path))
   return Dataset(
@@ -75,7 +75,7 @@ def load(config: ConfigDict) -> Dataset:
     model=vocabulary | ({"classes": labels["classes"]} if labels else {}),
     tokenizer=tokenizer.name if tokenizer else "",
     text=tokenizer.text if tokenizer else None,
-    labels=tuple(labels.get("labels", ())),
+    class_names=tuple(labels.get("labels", ())),
   )
 
 
@@ -207,19 +207,33 @@ def _title(name: str) -> str:
 def _describe(text: PreparedText, config: ConfigDict) -> str:
   """One line for the user."""
   meta, unit = text.meta, "documents" if config.model.objective == "class" else "tokens"
+  files = "1 file" if meta["files"] == 1 else f"{meta['files']} files"
+  files = "1 file" if meta["files"] == 1 else f"{meta['files']} files"
   return (
-    f"text of {_title(text.name)}: {meta['files']} files, {meta['bytes'] / 1e6:.1f} MB, {meta[unit]['train']:,} {unit} "
-    f"to train on and {meta[unit]['validation']:,} to validate on ({Path(config.data.tokenizer).stem})"
+    f"text of {_title(text.name)}: {files}, {meta['bytes'] / 1e6:.1f} MB, {meta[unit]['train']:,} {unit} to train on "
+    f"and {meta[unit]['validation']:,} to validate on ({Path(config.data.tokenizer).stem})"
   )
 
 
-def _labels(texts: list[PreparedText]) -> dict[str, Any]:
-  """The number of `classes`, and their names, `labels`, which all texts must share."""
+def _labels(texts: list[PreparedText], given: int) -> dict[str, Any]:
+  """The number of `classes`, and their names, `labels`, which all texts must share. `given` is model.classes."""
   first = texts[0]
-  for other in texts[1:]:
-    if other.meta["labels"] != first.meta["labels"]:
+  for text in texts:
+    where, classes, distinct = f"data.path={text.name!r}", text.meta["classes"], text.meta["distinct"]
+    if distinct < 2:
+      raise ConfigError(f"{where} has a single class; add texts of another one, or name another data.label_field")
+    if classes > distinct and not given:
       raise ConfigError(
-        f"data.path mixes {first.name!r} with the classes {first.meta['labels'][:9]} and {other.name!r} with the "
-        f"classes {other.meta['labels'][:9]}; use sources with the same classes"
+        f"{where} has {distinct} classes with numbers up to {classes - 1}; number them from 0 without gaps, or set "
+        f"model.classes={classes}"
+      )
+    if (text.meta["labels"], given or classes) != (first.meta["labels"], given or first.meta["classes"]):
+      raise ConfigError(
+        f"data.path mixes {first.name!r} with the classes {_shown(first)} and {text.name!r} with the classes "
+        f"{_shown(text)}; use sources with the same classes"
       )
   return {"classes": max(text.meta["classes"] for text in texts), "labels": first.meta["labels"]}
+
+
+def _shown(text: PreparedText) -> str:
+  return ", ".join(text.meta["labels"][:9]) or f"0 to {text.meta['classes'] - 1}"

@@ -35,7 +35,9 @@ class Classes:
     return number
 
   def finish(self, folder: Path, splits: tuple[str, ...], files: Files) -> dict[str, Any]:
-    """Writes `s.labels` from `s.numbers`, for each split s. Returns how many `classes` there are, and their `labels`.
+    """Writes `s.labels` from `s.numbers`, for each split s.
+
+    Returns how many `classes` there are, their `labels`, and how many are `distinct`: fewer, if the numbers have gaps.
 
     Integers stay as they are. Names are sorted and numbered. Raises ConfigError if the training text lacks a class.
     """
@@ -53,7 +55,8 @@ class Classes:
         while len(block := np.fromfile(numbers, "<i4", BLOCK)):
           out.write(final[block].tobytes())
     classes = max(int(final.max(initial=-1)) + 1, len(names))
-    return {"classes": classes, "labels": names if len(names) == classes else []}
+    distinct = max(len(set(labels)), len(names))  # named classes may have no text
+    return {"classes": classes, "labels": names if len(names) == classes else [], "distinct": distinct}
 
   def _error(self, what: str) -> ConfigError:
     return ConfigError(f"data.label_field={self._field!r} {what}")

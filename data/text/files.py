@@ -104,9 +104,9 @@ def find_files(path: str) -> tuple[Path, list[Path]]:
   return Path(_root(found)), [Path(file) for file in found]
 
 
-def stamps(files: Files) -> list[tuple[str, int, int, int | None]]:
+def stamps(files: Files) -> list[tuple[str, str, int, int, int | None]]:
   """What identifies the content of files without reading them."""
-  return [(file.name, file.size, file.changed, file.split) for file in files]
+  return [(os.path.abspath(file.path), file.name, file.size, file.changed, file.split) for file in files]
 
 
 def check_unchanged(files: Files) -> None:
@@ -161,6 +161,11 @@ def _search(path: str, field: str) -> Found:
     place = os.path.abspath(os.path.expanduser(name))
     if not os.path.exists(place):
       raise ConfigError(f"{field}={name!r} does not exist; use a text file, a folder, or several separated by commas")
+    if os.path.isfile(place) and not _is_text(place):
+      raise ConfigError(
+        f"{field}={name!r} is not text (it holds zero bytes); use UTF-8 text, plain or as .gz or .zst, or for images a "
+        "preset such as --config=configs/fsdp.py:images"
+      )
     found |= _files_in(place) if os.path.isdir(place) else {place: None}
   if not any(os.path.getsize(file) for file in found):
     raise ConfigError(f"{field}={path!r} holds no text; use a file or folder with text")

@@ -21,13 +21,9 @@ from errors import ConfigError
 
 __all__ = ["TokenFile", "TokenFiles", "describe", "find", "part"]
 
-BESIDE = {"train.bin", "val.bin", "train.idx", "val.idx", "meta.pkl", "prepare.py", "readme.md", "input.txt"}
-
 
 def find(path: str) -> TokenFiles | None:
   """The token files at a path: X.bin, X.idx, X for both, or a folder with train.bin and val.bin. None if it has none.
-
-  Where a folder also holds files that nanoGPT's data folders do not have, it is a folder of text.
 
   Raises ConfigError if one of two files is missing, or for several token files with commas. `TokenFiles.validation` can
   be replaced by another's `train`.
@@ -36,8 +32,7 @@ def find(path: str) -> TokenFiles | None:
     return None
   place = Path(path.strip()).expanduser()
   if place.is_dir():
-    names = {file.name for file in place.iterdir() if not file.name.startswith((".", "_"))}
-    if {"train.bin", "val.bin"} <= names <= BESIDE:
+    if (place / "train.bin").exists() and (place / "val.bin").exists():
       return TokenFiles(_pair(path, place / "train", ".bin"), _pair(path, place / "val", ".bin"))
     return None
   if "," in path and not place.exists():
@@ -102,7 +97,10 @@ def part(name: str, files: TokenFiles, config: ConfigDict, end: int | None = Non
     )
   train, validation = (_source(name, found, split, config) for split in ("train", "validation"))
   identity = f"{found.fingerprint} {config.data.packing} {found.documents if documents else ''}"
-  return Part(name, train, validation, hashlib.sha256(identity.encode()).hexdigest())
+  counts = {"tokens": (len(found.tokens["train"]), len(found.tokens["validation"]))}
+  if found.ends:
+    counts["documents"] = (len(found.ends["train"]), len(found.ends["validation"]))
+  return Part(name, train, validation, hashlib.sha256(identity.encode()).hexdigest(), counts=counts)
 
 
 def _source(name: str, found: Scan, split: str, config: ConfigDict) -> Source:

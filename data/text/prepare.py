@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from data.journal import Journal, write_atomically
+from data.journal import Journal, remove, write_atomically
 from data.text.classes import Classes
 from data.text.files import TRAIN, Files, check_unchanged
 from data.text.readers import Piece, Position, read
@@ -46,11 +46,12 @@ def write(folder: Path, files: Files, tokenizer: Tokenizer, fields: Fields, name
         bar.update(batch[-1].done - bar.n)
         unsaved += sum(room(piece.text) for piece in batch)
         if unsaved >= SAVE_EVERY and batch[-1].position:
+          check_unchanged(files[batch[-1].position.file :][:1])
           writer.save(batch[-1])
           unsaved = 0
     check_unchanged(files)
     writer.finish(folder, files)
-    journal.remove()
+  remove(folder)
   for numbers in folder.glob("*.numbers"):
     numbers.unlink()
 

@@ -40,6 +40,12 @@ def test_sources_with_the_same_content_are_counted_apart():
   assert continued["given"] == turns_taken((2, 1), 30).tolist() == [20, 10]
 
 
+def test_a_source_with_new_content_begins_anew_and_the_run_says_so():
+  saved, now = section({"a": 1, "b": 1}), section({"a": 1, "b": 1}, fingerprints=["a", "grown"])
+  assert history.continued(saved, now, step=2)["given"] == [10, 0]
+  assert history.change(saved, now) == "data was a 0.5, b 0.5 and is now a 0.5, b 0.5; b begins with its first example"
+
+
 def test_another_order_or_share_is_a_change():
   saved = section({"a": 7, "b": 3})
   assert not history.same(saved, section({"a": 3, "b": 7}))

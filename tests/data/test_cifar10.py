@@ -57,7 +57,7 @@ def test_the_real_data_set_is_complete():
     "image_size": 32, "channels": 3, "classes": 10,
     "pixel_mean": (0.4914, 0.4822, 0.4465), "pixel_std": (0.2470, 0.2435, 0.2616),
   }  # fmt: skip
-  assert dataset.labels == cifar10.LABELS
+  assert dataset.class_names == cifar10.LABELS
 
 
 @real

@@ -75,11 +75,11 @@ class TestForms:
 
     found = load(str(tmp_path / "set"), tmp_path / "cache")
     (part,) = found.parts
-    assert found.labels == ("ant", "cat", "dog")
+    assert found.class_names == ("ant", "cat", "dog")
     assert {name: found.model[name] for name in ("image_size", "channels", "classes")} == {
       "image_size": 8, "channels": 3, "classes": 3,
     }  # fmt: skip
-    used, validation = content(part.train, found.labels), content(part.validation, found.labels)
+    used, validation = content(part.train, found.class_names), content(part.validation, found.class_names)
     assert len(validation) == 3  # 1 in 20
     assert used | validation == written
     assert "62 to train on and 3 to validate on (8×8, color, 3 classes; " in found.description
@@ -90,8 +90,8 @@ class TestForms:
     written = make_folder(tmp_path / "set/train", ant=3, bee=3, cat=3)
     validation = make_folder(tmp_path / "set" / name, bee=1, cat=2)  # other numbers than in training
     found = load(str(tmp_path / "set"), tmp_path / "cache")
-    assert content(found.parts[0].train, found.labels) == written
-    assert content(found.parts[0].validation, found.labels) == validation
+    assert content(found.parts[0].train, found.class_names) == written
+    assert content(found.parts[0].validation, found.class_names) == validation
 
   def test_validation_path_replaces_the_split_of_the_data(self, tmp_path: Path):
     written = make_folder(tmp_path / "set/train", ant=2, bee=2)
@@ -101,8 +101,8 @@ class TestForms:
     (tmp_path / "other").rename(tmp_path / "split/val")
     for path, other in (("set", "split/val"), ("set/train", "split/val"), ("set", "split")):
       found = load(str(tmp_path / path), tmp_path / "cache", validation_path=str(tmp_path / other))
-      assert content(found.parts[0].train, found.labels) == written
-      assert content(found.parts[0].validation, found.labels) == validation
+      assert content(found.parts[0].train, found.class_names) == written
+      assert content(found.parts[0].validation, found.class_names) == validation
 
   @pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
   @pytest.mark.parametrize("shape", [(60, 6, 6), (60, 6, 6, 1), (60, 6, 6, 3)])
@@ -114,7 +114,7 @@ class TestForms:
     write(tmp_path / "a.npz", image=images, label=labels.astype(np.uint8))
     found = load(str(tmp_path / "a.npz"), tmp_path / "cache")
     (part,) = found.parts
-    assert found.labels == ()
+    assert found.class_names == ()
     assert (found.model["classes"], found.model["channels"]) == (3, 3 if shape[3:] == (3,) else 1)
     assert part.train.read(np.arange(2))["image"].shape == (2, 6, 6, found.model["channels"])
     expected = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
@@ -138,7 +138,7 @@ class TestForms:
     assert found.weights == (1, 3)
     assert len(found.description.splitlines()) == 2
     for part, expected in zip(found.parts, written, strict=True):
-      assert content(part.train, found.labels) | content(part.validation, found.labels) == expected
+      assert content(part.train, found.class_names) | content(part.validation, found.class_names) == expected
     mixture = Mixture(tuple(part.train for part in found.parts), found.weights)
     pixel = (
       mixture.read(np.arange(19 + 57))["image"] / 255
@@ -312,7 +312,7 @@ class TestTensorFlowDatasets:
     found = load("tfds:like_mnist", tmp_path, dir=str(prepared))
     (part,) = found.parts
     assert (len(part.train), len(part.validation)) == (40, 20)
-    assert found.labels == tuple(map(str, range(10)))
+    assert found.class_names == tuple(map(str, range(10)))
     assert (found.model["image_size"], found.model["channels"], found.model["classes"]) == (28, 1, 10)
     for source, first in ((part.train, 0), (part.validation, 100)):
       read = source.read(np.arange(len(source)))
@@ -464,7 +464,7 @@ class TestBadInput:
       with one_sentence(*(f"data.path={str(tmp_path / name)!r}" for name in names), *parts):
         load(both(*names), tmp_path / "cache")
     assert load(both("a.npz", "more.npz"), tmp_path / "cache", model__classes=3).model["classes"] == 3
-    assert load(both("a.npz", "x"), tmp_path / "cache").labels == ("ant", "bee")
+    assert load(both("a.npz", "x"), tmp_path / "cache").class_names == ("ant", "bee")
     with one_sentence("data.validation_path='v'", "single source"):
       load(both("a.npz", "same.npz"), tmp_path / "cache", validation_path="v")
 

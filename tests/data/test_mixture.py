@@ -81,6 +81,21 @@ def test_each_source_is_shuffled_by_itself_and_has_epochs_of_its_own():
     assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
 
 
+def test_sources_of_the_same_size_have_orders_of_their_own():
+  order = Batches(mixture((0.5, 0.5), sizes=(100, 100)), 200, seed=1)
+  batch = order.read(0)
+  first, second = (batch["number"][batch["source"] == s] for s in (0, 1))
+  assert sorted(first) == sorted(second) == list(range(100))
+  assert (first == second).mean() < 0.1
+  alone = Batches(mixture((1.0,), sizes=(100,)), 100, seed=1).read(0)["number"]
+  np.testing.assert_array_equal(first, alone)
+
+
+def test_a_step_before_the_mixture_began_is_an_error():
+  with pytest.raises(ValueError, match="step 2 is before"):
+    Batches(mixture((0.5, 0.5), first=24), 8).ids(2)
+
+
 def test_ids_tell_the_examples_of_all_sources_apart():
   mixed = mixture((0.5, 0.5), sizes=(10, 20))
   order = Batches(mixed, 8)
@@ -143,6 +158,8 @@ def test_forty_sources_need_no_more_threads_and_hardly_more_memory_than_one(tmp_
 def test_weights_that_are_no_shares_are_refused():
   assert sources_of("a,b") == [("a,b", 1.0)]
   assert sources_of({"b": 1, "a": 0.5, "c": 0}) == [("a", 0.5), ("b", 1.0)]
+  with one_sentence("data.path='{\"a\": 0.7'", "is not complete"):
+    sources_of('{"a": 0.7')
   with one_sentence("data.path", "'a'", "-1"):
     sources_of({"a": -1, "b": 2})
   with one_sentence("data.path", "'many'"):

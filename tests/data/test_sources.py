@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -223,7 +224,7 @@ def test_names_of_classes_are_sorted_and_numbered(tmp_path: Path, name: str):
   KINDS[name](tmp_path / name)
   dataset = load(tmp_path, tmp_path / name, **CLASS)
   assert dataset.model["classes"] == 2
-  assert dataset.labels == ("no", "yes")
+  assert dataset.class_names == ("no", "yes")
   assert labels_of(dataset.parts[0]) == [row["id"] % 2 for row in TRAIN]
   assert labels_of(dataset.parts[0], "validation") == [row["id"] % 2 for row in VALIDATION]
   batch = dataset.parts[0].train.read(np.array([0]))
@@ -234,15 +235,19 @@ def test_names_of_classes_are_sorted_and_numbered(tmp_path: Path, name: str):
 def test_integer_classes_stay_as_they_are(tmp_path: Path):
   rows = [{"text": f"text {i}", "grade": (5, 1, 3)[i % 3]} for i in range(100)]
   (tmp_path / "a.jsonl").write_bytes(as_json(rows))
-  dataset = load(tmp_path, tmp_path / "a.jsonl", data__label_field="grade", **CLASS)
+  with one_sentence("3 classes with numbers up to 5", "model.classes=6"):
+    load(tmp_path, tmp_path / "a.jsonl", data__label_field="grade", **CLASS)
+  dataset = load(tmp_path, tmp_path / "a.jsonl", data__label_field="grade", **CLASS | {"model__classes": 6})
   assert dataset.model["classes"] == 6
-  assert dataset.labels == ()
+  assert dataset.class_names == ()
   assert labels_of(dataset.parts[0]) == [row["grade"] for i, row in enumerate(rows) if not held_out(i)]
 
 
 def test_a_class_may_appear_in_validation_text_first(tmp_path: Path):
   first = VALIDATION[0]["id"]
-  (tmp_path / "a.jsonl").write_bytes(as_json([row | {"label": int(row["id"] >= first)} for row in ROWS]))
+  (tmp_path / "a.jsonl").write_bytes(
+    as_json([row | {"label": int(row["id"] == first or row["id"] % 2)} for row in ROWS])
+  )
   assert load(tmp_path, tmp_path / "a.jsonl", **CLASS).model["classes"] == 2
 
 
@@ -253,7 +258,7 @@ def test_names_that_a_saved_dataset_has_for_its_classes_are_used(tmp_path: Path)
   saved_dataset(tmp_path / "saved", rows, schema)
   pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "a.parquet")
   for name in ("saved", "a.parquet"):
-    assert load(tmp_path, tmp_path / name, **CLASS).labels == ("bad", "good")
+    assert load(tmp_path, tmp_path / name, **CLASS).class_names == ("bad", "good")
 
 
 def test_labelled_documents_may_be_empty(tmp_path: Path):
@@ -277,14 +282,30 @@ def test_labels_that_do_not_work_are_refused(tmp_path: Path):
   only = [{"text": "x", "label": int(held_out(i))} for i in range(100)]
   check(only, "data.label_field='label' is 1 in validation text only")
   check(fine, "data.label_field='class' is not in line 1", "text, label", data__label_field="class")
+  check(fine, "has a single class", "data.label_field")
   (tmp_path / "plain.txt").write_text("text\n" * 100)
   with one_sentence("plain text, which has no classes", ".jsonl"):
     load(tmp_path, tmp_path / "plain.txt", **CLASS)
   for name in ("a", "b"):
     rows = [{"text": "x", "label": f"{name}{i % 2}"} for i in range(100)]
     (tmp_path / f"{name}.jsonl").write_bytes(as_json(rows))
-  with one_sentence("data.path mixes", "['a0', 'a1']", "['b0', 'b1']"):
+  with one_sentence("data.path mixes", "a0, a1", "b0, b1"):
     load(tmp_path, {str(tmp_path / "a.jsonl"): 1, str(tmp_path / "b.jsonl"): 1}, **CLASS)
+
+
+def test_files_with_the_same_name_size_and_time_are_told_apart(tmp_path: Path):
+  for letter in "ab":
+    (tmp_path / letter).mkdir()
+    (tmp_path / letter / "x.txt").write_text(f"{letter}\n" * 500)
+    os.utime(tmp_path / letter / "x.txt", (1, 1))
+  both = load(tmp_path, {str(tmp_path / letter): 1.0 for letter in "ab"})
+  assert [chr(part.train.read(np.array([0]))["tokens"][0, 0]) for part in both.parts] == ["a", "b"]
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
+  np.savez(tmp_path / "digits.npz", image=np.zeros((4, 8, 8), np.uint8))
+  with one_sentence("digits.npz", "is not text", "configs/fsdp.py:images"):
+    load(tmp_path, tmp_path / "digits.npz")
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "saved"])
