@@ -50,10 +50,10 @@ class Requests:
 
   def _on_signal(self, number: int, _: FrameType | None) -> None:
     self.signal = signal.Signals(number).name
+    for each in self._before:  # before the message says so
+      signal.signal(each, signal.SIG_DFL)
     # Not print(): the signal may have interrupted one.
     os.write(2, f"{self.signal}: will save and end after this step; a second signal ends it immediately\n".encode())
-    for each in self._before:
-      signal.signal(each, signal.SIG_DFL)
 
   def decide(self, save: bool) -> Decision:
     """What all processes do now; `save` is this process's own request. Call it once after each step is dispatched.
