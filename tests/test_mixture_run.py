@@ -35,11 +35,12 @@ def saved(workdir: Path, step: int) -> dict:
 WEIGHTS = {"code": 0.7, "prose": 0.3}
 
 
-def test_a_stopped_run_on_a_mixture_resumes_bit_for_bit(corpora: dict[str, str], tmp_path: Path, capsys):
-  train.train(mixed(corpora, WEIGHTS), tmp_path / "whole")
+@pytest.mark.parametrize("packing", ["windows", "documents"])
+def test_a_stopped_run_on_a_mixture_resumes_bit_for_bit(packing: str, corpora: dict[str, str], tmp_path: Path, capsys):
+  train.train(mixed(corpora, WEIGHTS, data__packing=packing), tmp_path / "whole")
   lines = measured(tmp_path / "whole")
   for stop in (6, 0):
-    train.train(mixed(corpora, WEIGHTS, stop_after=stop, data__threads=3), tmp_path / "parts")
+    train.train(mixed(corpora, WEIGHTS, stop_after=stop, data__threads=3, data__packing=packing), tmp_path / "parts")
   assert measured(tmp_path / "parts") == lines
   printed = capsys.readouterr().out
   last = lines[-1]
@@ -47,15 +48,15 @@ def test_a_stopped_run_on_a_mixture_resumes_bit_for_bit(corpora: dict[str, str],
     path = corpora[name]
     assert f"{path}" in printed
     assert last[f"loss/{path}"] > 0
-    assert last[f"epochs/{path}"] == pytest.approx(share * 96 / lengths(corpora, name), abs=1 / 50)
+    assert last[f"epochs/{path}"] == pytest.approx(share * 96 / lengths(corpora, name, packing), abs=1 / 50)
   assert last["loss"] == pytest.approx(0.7 * last[f"loss/{corpora['code']}"] + 0.3 * last[f"loss/{corpora['prose']}"])
 
 
-def lengths(corpora: dict[str, str], name: str) -> int:
-  """How many training examples a text has: windows of 8 tokens, of all but the last twentieth."""
+def lengths(corpora: dict[str, str], name: str, packing: str = "windows") -> int:
+  """How many training examples a text has."""
   from data import text
 
-  return len(text.load(config(data__path=corpora[name], **SMALL)).parts[0].train)
+  return len(text.load(config(data__path=corpora[name], data__packing=packing, **SMALL)).parts[0].train)
 
 
 def test_a_changed_mixture_is_refused_or_goes_on_with_honest_counts(corpora: dict[str, str], tmp_path: Path, capsys):
