@@ -26,30 +26,15 @@ from strategies import Strategy
 VERSION = 3  # the version of the record's format
 Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what `Checkpoints.save` adds
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
-FREE_TO_CHANGE = (
-  "attention",
-  "remat",
-  "dtype",
-  "dropout",
-  "pixel_mean",
-  "pixel_std",
-)  # fields of config.model that a resumed run may change
+# The fields of config.model that a resumed run may change.
+FREE_TO_CHANGE = ("attention", "remat", "dtype", "dropout", "pixel_mean", "pixel_std")
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
     "name", "path", "validation_path", "text_field", "label_field", "tokenizer", "packing", "resize", "dir",
   )
 )  # fmt: skip
-REPORTED_CHANGES = (
-  "strategy",
-  "mesh",
-  "pipeline",
-  "optimizer",
-  "steps",
-  "accumulation",
-  "model",
-  "data.augment",
-  *DATA,
-)
+RUN = ("strategy", "mesh", "pipeline", "optimizer", "steps", "accumulation", "model", "data.augment")
+REPORTED_CHANGES = (*RUN, *DATA)  # beginnings of the names of fields
 
 
 def make(config: ConfigDict, dataset: Dataset, strategy: Strategy) -> Record:
