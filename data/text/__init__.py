@@ -20,18 +20,18 @@ from data.cache import prepared
 from data.dataset import Dataset, Part, Source, sources_of
 from data.files import array_file
 from data.text import foreign, prepare, tokenizers
-from data.text.files import TRAIN, Files, find, find_files, stamps
+from data.text.files import TRAIN, Files, find, stamps
 from data.text.foreign import TokenFiles
 from data.text.labels import Labelled
-from data.text.packing import packed
 from data.text.prepare import SPLITS, bar_of, pair_counts
 from data.text.readers import read
 from data.text.rows import Fields
+from data.text.sequences import more, sequences
 from data.text.tokenizers import BYTES, Tokenizer
-from data.text.tokens import Windows
 from errors import ConfigError, one_of
+from models.settings import PACKINGS
 
-__all__ = ["PreparedText", "find_files", "find_sources", "load", "pair_counts", "prepare_text", "tokenizer_of"]
+__all__ = ["PreparedText", "find", "find_sources", "load", "pair_counts", "prepare_text", "tokenizer_of"]
 
 FORMAT = 5  # version of the prepared files; increase it when they change
 Sources = dict[str, Files | TokenFiles]  # by the path that the user gave
@@ -51,27 +51,26 @@ def load(config: ConfigDict) -> Dataset:
 
   Raises ConfigError if a source is missing or damaged, does not fit the model, or is shorter than one sequence.
   """
-  one_of("data.packing", config.data.packing, ("windows", "documents"))
+  one_of("data.packing", config.data.packing, PACKINGS)
   sources = find_sources(config)
   tokenizer = tokenizer_of(config, sources)
   parts, lines, texts = [], [], []
   for name, files in sources.items():
     if isinstance(files, TokenFiles):
       end, size = (tokenizer.end, tokenizer.size) if tokenizer else (None, 0)
-      parts.append(foreign.part(name, files, config, end, size))
-      lines.append(foreign.describe(name, files, config, end))
+      part, line = foreign.load(name, files, config, end, size)
     else:
       assert tokenizer
       texts.append(prepare_text(config, name, files, tokenizer))
-      parts.append(_part(texts[-1], tokenizer, config))
-      lines.append(_describe(texts[-1], config))
+      part, line = _part(texts[-1], tokenizer, config), _describe(texts[-1], config)
+    parts.append(part)
+    lines.append(line)
   labels = _labels(texts, config.model.classes) if config.model.objective == "class" else {}
   vocabulary = {"vocab_size": tokenizer.size} if tokenizer and not config.model.vocab_size else {}
-  weights = tuple(weight for _, weight in sources_of(config.data.path))
   return Dataset(
     parts=tuple(parts),
     description="\n".join(lines),
-    weights=weights if len(parts) > 1 else (),
+    weights=tuple(weight for _, weight in sources_of(config.data.path)),
     model=vocabulary | ({"classes": labels["classes"]} if labels else {}),
     tokenizer=tokenizer.name if tokenizer else "",
     text=tokenizer.text if tokenizer else None,
@@ -180,24 +179,11 @@ def _part(text: PreparedText, tokenizer: Tokenizer, config: ConfigDict) -> Part:
 def _source(text: PreparedText, split: str, config: ConfigDict) -> Source:
   tokens = array_file(text.folder / f"{split}.tokens", text.meta["dtype"])
   ends = array_file(text.folder / f"{split}.ends", "<i8")
-  length, where = config.model.seq_len, f"data.path={text.name!r}"
-  fix = "give more text" if split == "train" else "give more text, or validation text in data.validation_path"
-  if config.model.objective == "class":
-    if not len(ends):
-      raise ConfigError(f"{where} has no document for {split}; {fix}")
-    return Labelled(tokens, ends, array_file(text.folder / f"{split}.labels", "<i4"), length)
-  if config.data.packing == "documents":
-    key = (text.meta["fingerprint"], split)
-    source: Source = packed(tokens, ends, length, config.data.cache_dir, key)
-    if not len(source):
-      raise ConfigError(f"{where} has no document of 2 tokens or more for {split}; {fix}")
-    return source
-  if len(tokens) <= length:
-    raise ConfigError(
-      f"{where} is shorter than one sequence: {len(tokens)} tokens for {split}, but model.seq_len={length} needs "
-      f"{length + 1}; {fix}, or use a smaller model.seq_len"
-    )
-  return Windows(tokens, length)
+  if config.model.objective != "class":
+    return sequences(text.name, split, tokens, ends, (text.meta["fingerprint"], split), config)
+  if not len(ends):
+    raise ConfigError(f"data.path={text.name!r} has no document for {split}; {more(split)}")
+  return Labelled(tokens, ends, array_file(text.folder / f"{split}.labels", "<i4"), config.model.seq_len)
 
 
 def _title(name: str) -> str:

@@ -11,7 +11,6 @@ import json
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from errors import ConfigError
@@ -73,6 +72,9 @@ def kind_of(name: str) -> str:
 def find(path: str, validation_path: str = "") -> Files:
   """The files of a text, each with its split, in the order in which they are read.
 
+  `path` is a file, a folder, several of these separated by commas, or empty for the standard library. In a folder,
+  hidden files and files that are not text (with a zero byte in the first 8 KiB) are skipped.
+
   Raises ConfigError for a path that does not exist or holds no text.
   """
   found = _search(path, "data.path")
@@ -92,16 +94,6 @@ def find(path: str, validation_path: str = "") -> Files:
     stat = os.stat(file)
     files.append(TextFile(file, root, stat.st_size, stat.st_mtime_ns, split))
   return tuple(files)
-
-
-def find_files(path: str) -> tuple[Path, list[Path]]:
-  """Finds the files of a text. Returns the folder that contains all of them, and the files, sorted.
-
-  `path` is a file, a folder, several of these separated by commas, or empty for the standard library. In a folder,
-  hidden files and files that are not text (with a zero byte in the first 8 KiB) are skipped.
-  """
-  found = _search(path, "data.path")
-  return Path(_root(found)), [Path(file) for file in found]
 
 
 def stamps(files: Files) -> list[tuple[str, str, int, int, int | None]]:

@@ -13,13 +13,12 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from data.dataset import Part, Source
-from data.text.packing import packed
-from data.text.scan import Scan, TokenFile, TokenFiles, scan
-from data.text.tokens import Windows
+from data.dataset import Part
+from data.text.scan import TokenFile, TokenFiles, scan
+from data.text.sequences import sequences
 from errors import ConfigError
 
-__all__ = ["TokenFile", "TokenFiles", "describe", "find", "part"]
+__all__ = ["TokenFile", "TokenFiles", "find", "load"]
 
 
 def find(path: str) -> TokenFiles | None:
@@ -70,8 +69,10 @@ def _with(stem: Path, suffix: str) -> Path:
   return stem.with_name(stem.name + suffix)
 
 
-def part(name: str, files: TokenFiles, config: ConfigDict, end: int | None = None, vocab_size: int = 0) -> Part:
-  """The token files as a part of a dataset.
+def load(
+  name: str, files: TokenFiles, config: ConfigDict, end: int | None = None, vocab_size: int = 0
+) -> tuple[Part, str]:
+  """The token files as a part of a dataset, and one line on them for the user.
 
   Args:
     name: the path that the user gave.
@@ -95,38 +96,20 @@ def part(name: str, files: TokenFiles, config: ConfigDict, end: int | None = Non
       f"data.packing='documents' needs to know where documents end, but data.path={name!r} has no index; name its "
       "tokenizer in data.tokenizer, or use data.packing='windows'"
     )
-  train, validation = (_source(name, found, split, config) for split in ("train", "validation"))
+  train, validation = (
+    sequences(name, split, found.tokens[split], found.ends.get(split), (found.documents, split), config)
+    for split in ("train", "validation")
+  )
   identity = f"{found.fingerprint} {config.data.packing} {found.documents if documents else ''}"
   counts = {"tokens": (len(found.tokens["train"]), len(found.tokens["validation"]))}
   if found.ends:
     counts["documents"] = (len(found.ends["train"]), len(found.ends["validation"]))
-  return Part(name, train, validation, hashlib.sha256(identity.encode()).hexdigest(), counts=counts)
-
-
-def _source(name: str, found: Scan, split: str, config: ConfigDict) -> Source:
-  tokens, length = found.tokens[split], config.model.seq_len
-  if config.data.packing == "documents":
-    source: Source = packed(tokens, found.ends[split], length, config.data.cache_dir, (found.documents, split))
-    if not len(source):
-      raise ConfigError(f"data.path={name!r} has no document of 2 tokens or more for {split}; give more text")
-    return source
-  if len(tokens) <= length:
-    raise ConfigError(
-      f"data.path={name!r} is shorter than one sequence: {len(tokens)} tokens for {split}, but model.seq_len={length} "
-      f"needs {length + 1}; give more text or use a smaller model.seq_len"
-    )
-  return Windows(tokens, length)
-
-
-def describe(name: str, files: TokenFiles, config: ConfigDict, end: int | None = None) -> str:
-  """One line for the user. Call `part` first: it makes the pass, and this reads what it found."""
-  found = scan(files, config.data.cache_dir, end if config.data.packing == "documents" else None)
-  train, validation = found.tokens["train"], found.tokens["validation"]
-  made_by = "Megatron-LM" if files.train.index else "nanoGPT"
-  return (
-    f"tokens of {name}: {len(train):,} tokens to train on and {len(validation):,} to validate on "
-    f"({made_by}, {train.dtype.name})"
+  made_by, dtype = "Megatron-LM" if files.train.index else "nanoGPT", found.tokens["train"].dtype.name
+  line = (
+    f"tokens of {name}: {counts['tokens'][0]:,} tokens to train on and {counts['tokens'][1]:,} to validate on "
+    f"({made_by}, {dtype})"
   )
+  return Part(name, train, validation, hashlib.sha256(identity.encode()).hexdigest(), counts=counts), line
 
 
 def _check_vocabulary(name: str, largest_id: int, of_model: int, of_tokenizer: int) -> None:

@@ -98,13 +98,13 @@ def test_decoding_bytes_skips_ids_above_255(tmp_path: Path, corpus: Path):
 
 
 def test_an_empty_name_between_commas_is_not_the_current_folder(tmp_path: Path, corpus: Path):
-  _, files = text.find_files(f"{corpus / '00.txt'},")
+  files = text.find(f"{corpus / '00.txt'},")
   assert len(files) == 1
 
 
 def test_several_paths_are_joined(tmp_path: Path, corpus: Path):
   paths = [corpus / "00.txt", corpus / "sub"]
-  _, files = text.find_files(",".join(map(str, paths)))
+  files = text.find(",".join(map(str, paths)))
   assert len(files) == 21
 
 
@@ -114,8 +114,8 @@ def test_files_are_read_folder_by_folder(tmp_path: Path):
   for name in names:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(b"some text")
-  root, files = text.find_files(str(tmp_path))
-  assert [file.relative_to(root).as_posix() for file in files] == [
+  files = text.find(str(tmp_path))
+  assert [Path(file.path).relative_to(file.root).as_posix() for file in files] == [
     "a/x.txt", "a/y.txt.gz", "a/y.txt.b", "a-b/x.txt",
   ]  # fmt: skip
 
@@ -298,7 +298,7 @@ def test_the_default_text_is_the_standard_library(tmp_path: Path):
   dataset = load(tmp_path, data__path="", data__cache_dir="~/.cache/meshwright/tests")
   assert b"def " in text_of(dataset)[:100_000]
   assert "standard library" in dataset.description
-  _, files = text.find_files("")
+  files = [Path(file.path) for file in text.find("")]
   assert Path(sys.modules["json"].__file__) in files
   assert not any("test" in file.parts for file in files)
 

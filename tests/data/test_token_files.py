@@ -27,7 +27,7 @@ def settings(tmp_path: Path, **fields: Any) -> ConfigDict:
 def load(tmp_path: Path, path: Path, end: int | None = None, vocab_size: int = 0, **fields: Any) -> foreign.Part:
   files = foreign.find(str(path))
   assert files
-  return foreign.part(str(path), files, settings(tmp_path, **fields), end, vocab_size)
+  return foreign.load(str(path), files, settings(tmp_path, **fields), end, vocab_size)[0]
 
 
 def write_megatron(
@@ -106,11 +106,11 @@ def test_other_token_files_can_be_for_validation(tmp_path: Path):
   assert train
   assert validation
   both = dataclasses.replace(train, validation=validation.train)
-  part = foreign.part("both", both, settings(tmp_path))
+  part, _ = foreign.load("both", both, settings(tmp_path))
   assert tokens_of(part.train) == IDS.tolist()[: 3999 // LENGTH * LENGTH + 1]
   assert tokens_of(part.validation) == IDS[::-1].tolist()[: 3999 // LENGTH * LENGTH + 1]
   with one_sentence("data.packing='documents'", "data.tokenizer"):  # the ends are known of the second only
-    foreign.part("both", both, settings(tmp_path, data__packing="documents"))
+    foreign.load("both", both, settings(tmp_path, data__packing="documents"))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_the_pass_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   with monkeypatch.context() as patched:
     patched.setattr(scan, "_write", lambda *_: pytest.fail("the pass was made again"))
     assert load(tmp_path, prefix).fingerprint == before.fingerprint
-    line = foreign.describe("corpus", files, settings(tmp_path))
+    _, line = foreign.load("corpus", files, settings(tmp_path))
   tokens = joined(megatron_documents())
   train, validation = before.train.tokens.count, before.validation.tokens.count
   assert train + validation == len(tokens)
