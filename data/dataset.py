@@ -65,7 +65,7 @@ class Dataset:
   Attributes:
     parts: the sources.
     description: for the user, one line a part.
-    weights: the share of each part in training, in any unit; () for a single part.
+    weights: the share of each part in training, in any unit; () for equal shares.
     model: the fields of config.model that the data determines, such as `classes`.
     tokenizer: the name of the tokenizer, empty for images. Equal names mean equal tokenizers.
     text: None without a tokenizer.

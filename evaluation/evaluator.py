@@ -22,7 +22,8 @@ class Evaluator:
     self._batches = [
       EvaluationBatches(part.validation, config.eval_batch_size, config.eval_examples) for part in dataset.parts
     ]
-    self._shares = np.array(mixture(dataset).turns) / sum(mixture(dataset).turns)
+    turns = np.array(mixture(dataset).turns)
+    self._shares = turns / turns.sum()
 
   def __call__(self, state: TrainState) -> dict[str, float]:
     """Returns `loss`; for a classifier also `accuracy` and `examples`, for a text model `bits_per_byte`.
@@ -97,8 +98,8 @@ def rows_of_tokens(batch: dict[str, np.ndarray]) -> list[np.ndarray]:
   tokens, mask = batch["tokens"], batch["mask"]
   if "segments" not in batch:
     return list(tokens[mask])
-  cut = [
-    np.split(row, np.flatnonzero(np.diff(s)) + 1) for row, s in zip(tokens[mask], batch["segments"][mask], strict=True)
-  ]
-  first = [np.split(s, np.flatnonzero(np.diff(s)) + 1) for s in batch["segments"][mask]]
-  return [piece for row, ids in zip(cut, first, strict=True) for piece, s in zip(row, ids, strict=True) if s[0] > 0]
+  found = []
+  for row, segments in zip(tokens[mask], batch["segments"][mask], strict=True):
+    borders = np.flatnonzero(np.diff(segments)) + 1
+    found += [row[ids > 0] for row, ids in zip(np.split(row, borders), np.split(segments, borders), strict=True)]
+  return [piece for piece in found if len(piece)]

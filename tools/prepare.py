@@ -1,4 +1,4 @@
-"""Prepares data before a run, and shows what is there.
+"""Prepares data for a run, counts it, and shows some examples.
 
     python -m tools.prepare PATH... [--config=configs/STRATEGY.py[:PRESET]] [--config.FIELD=VALUE ...] [--picture=FILE]
 

@@ -46,7 +46,7 @@ def load(config: ConfigDict) -> Dataset:
       for name, one in zip(names, stored, strict=True)
     ),
     description="\n".join(lines),
-    weights=tuple(weight for _, weight in sources) if isinstance(config.data.path, dict) else (),
+    weights=tuple(weight for _, weight in sources),
     model={
       "image_size": side, "channels": channels, "classes": max(counts), "pixel_mean": mean, "pixel_std": std,
     },
@@ -75,9 +75,10 @@ def holds_images(path: str) -> bool:
   at = Path(path).expanduser()
   if path.startswith(tfds.PREFIX) or at.suffix == ".npz":
     return True
-  inside = itertools.islice(at.glob("*/*"), SOME) if path and at.is_dir() else ()
-  deeper = itertools.islice(at.glob("*/*/*"), SOME) if path and at.is_dir() else ()
-  return any(file.suffix.lower() in folder.SUFFIXES for file in (*inside, *deeper))
+  if not path or not at.is_dir():
+    return False
+  names = itertools.chain.from_iterable(itertools.islice(at.glob(pattern), SOME) for pattern in ("*/*", "*/*/*"))
+  return any(name.suffix.lower() in folder.SUFFIXES for name in names)
 
 
 def class_count(stored: Stored, given: int) -> int:

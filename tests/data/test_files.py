@@ -1,4 +1,4 @@
-"""Arrays in files: what is read is what is there, mapped or not, and memory does not grow with the file."""
+"""ArrayFile reads the numbers that a file holds, whether it maps the file or not, and limits how much is mapped."""
 
 import gc
 from pathlib import Path
