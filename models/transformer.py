@@ -22,7 +22,7 @@ from models.dimensions import UNSHARDED, Dims, Sharding
 from models.layers import RMSNorm, SwiGLU, dropout, fold_in, weight
 
 # The gather of a weight, and views of the result. None may outlive the block, so the backward pass repeats them.
-VIEWS = frozenset({"sharding_constraint", "reshape", "transpose", "convert_element_type"})
+VIEWS = frozenset({"sharding_constraint", "optimization_barrier", "reshape", "transpose", "convert_element_type"})
 
 # Cheap to recompute from values that the backward pass reads anyway; saving them would cost more.
 ELEMENTWISE = frozenset({"mul", "div", "sub", "logistic"})
@@ -111,13 +111,18 @@ class Transformer(nnx.Module):
       segments: [B, T], the document of each token (`ModelConfig.example_shapes`); without them a row is one document.
       keys: [B], a dropout key for each example; without them nothing is dropped.
     """
-    x = self.embed(inputs, sharding)
-    x, _ = self.run_blocks(x, segments=segments, keys=keys, sharding=sharding)
-    return self.logits(x, sharding, segments)
-
-  def embed(self, inputs: jax.Array, sharding: Sharding = UNSHARDED) -> jax.Array:
-    """Tokens [B, T] or normalized images [B, S, S, C] → [B, T, D] in the compute dtype."""
     table = self._ready(self.embedding, sharding)
+    x = self.embed(inputs, sharding, table)
+    x, _ = self.run_blocks(x, segments=segments, keys=keys, sharding=sharding)
+    return self.logits(x, sharding, segments, table if self.config.tied_embedding else None)
+
+  def embed(self, inputs: jax.Array, sharding: Sharding = UNSHARDED, table: jax.Array | None = None) -> jax.Array:
+    """Tokens [B, T] or normalized images [B, S, S, C] → [B, T, D] in the compute dtype.
+
+    Args:
+      table: the embedding, gathered already.
+    """
+    table = self._ready(self.embedding, sharding) if table is None else table
     x = self.config.reads.embed(self.config, table, inputs, sharding)
     return sharding.activation(x, "batch", None, None)
 
@@ -159,13 +164,22 @@ class Transformer(nnx.Module):
     body = jax.checkpoint(body, policy=policy or REMAT_POLICIES[self.config.remat], prevent_cse=False)
     return jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
 
-  def logits(self, x: jax.Array, sharding: Sharding = UNSHARDED, segments: jax.Array | None = None) -> jax.Array:
-    """[B, T, D] and segments [B, T] → float32 logits: [B, T, V] of the next token, or [B, classes]."""
-    dtype = self.config.predicts.head_dtype(self.config)
+  def logits(
+    self,
+    x: jax.Array,
+    sharding: Sharding = UNSHARDED,
+    segments: jax.Array | None = None,
+    table: jax.Array | None = None,
+  ) -> jax.Array:
+    """[B, T, D] and segments [B, T] → float32 logits: [B, T, V] of the next token, or [B, classes].
+
+    Args:
+      table: a tied embedding, gathered already.
+    """
     if self.config.tied_embedding:
-      head = self._ready(self.embedding, sharding, dtype).T
+      head = (self._ready(self.embedding, sharding) if table is None else table).T
     else:
-      head = self._ready(self.head, sharding, dtype)
+      head = self._ready(self.head, sharding, self.config.predicts.head_dtype(self.config))
     return self.config.predicts.logits(self.norm(x), head, sharding, segments)
 
   def empty_cache(self, batch: int, length: int) -> Cache:

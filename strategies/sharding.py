@@ -37,8 +37,10 @@ class MeshSharding:
     if self.layout.shards("embed") == 1 or "embed" not in dims:
       return w
     gathered = self.layout.spec(None if dim == "embed" else dim for dim in dims)
-    use = jax.custom_vjp(lambda w: constrain(w, gathered))
-    use.defvjp(lambda w: (constrain(w, gathered), None), lambda _, gradient: (self._scatter(gradient, dims, gathered),))
+    # Without the barrier, the GPU compiler gathers the head in float32 and casts it afterwards: twice the bytes.
+    whole = lambda w: constrain(jax.lax.optimization_barrier(w), gathered)
+    use = jax.custom_vjp(whole)
+    use.defvjp(lambda w: (whole(w), None), lambda _, gradient: (self._scatter(gradient, dims, gathered),))
     return use(w)
 
   def _scatter(self, gradient: jax.Array, dims: Dims, gathered: P) -> jax.Array:
