@@ -4,6 +4,7 @@ All implementations compute the same function; `plain` is the reference. `auto` 
 shapes, `blockwise` on a CPU, and `plain` elsewhere (`resolve`).
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -121,6 +122,7 @@ def same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 IMPLEMENTATIONS = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn}
+KERNELS = frozenset({"cudnn"})  # which the compiler cannot split
 
 
 class Attention(nnx.Module):
@@ -132,9 +134,10 @@ class Attention(nnx.Module):
     self.key = weight(rngs, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
     self.value = weight(rngs, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
     self.out = weight(rngs, (n, h, d), ("heads", None, "embed"), std=(2 * config.depth * d) ** -0.5, dtype=dtype)
-    self.core = IMPLEMENTATIONS[config.attention]
-    self.causal = config.predicts.causal
+    self.core = functools.partial(IMPLEMENTATIONS[config.attention], causal=config.predicts.causal)
+    self.is_kernel = config.attention in KERNELS
 
+  @jax.named_scope("attention")
   def __call__(
     self,
     x: jax.Array,  # [B, T, D]
@@ -150,7 +153,7 @@ class Attention(nnx.Module):
     )
     q, k = rotate(q, angles), rotate(k, angles)
     if cache is None:
-      attended = self.core(q, k, v, causal=self.causal, segments=segments)
+      attended = self._attend(q, k, v, segments, sharding)
     else:
       cache = Cache(
         jax.lax.dynamic_update_slice_in_dim(cache.k, k, start, axis=1),
@@ -160,3 +163,13 @@ class Attention(nnx.Module):
     attended = sharding.activation(attended, "batch", None, "heads", None)  # [B, T, N, H]
     out = linear(attended, self.out[...], inputs=2)
     return sharding.activation(out, "batch", None, None), cache
+
+  def _attend(
+    self, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None, sharding: Sharding
+  ) -> jax.Array:
+    """Queries [B, T, N, H], keys and values [B, T, K, H], segments [B, T] → [B, T, N, H]."""
+    if not self.is_kernel:
+      return self.core(q, k, v, segments=segments)
+    kernel = lambda q, k, v, *rest: self.core(q, k, v, segments=rest[0] if rest else None)
+    heads, rest = ("batch", None, "heads", None), () if segments is None else (segments,)
+    return sharding.local(kernel, q, k, v, *rest, dims=(heads, heads, heads, ("batch", None))[: 3 + len(rest)])

@@ -14,6 +14,7 @@ activations have separate names, so that `embed` (weights) can be split over the
 Strategies use `strategies.sharding.MeshSharding`. Without one the model runs on a single device.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import jax
@@ -38,6 +39,14 @@ class Sharding(Protocol):
     """Looks up ids [B, T] in a table [V, D] → [B, T, D]."""
     ...
 
+  def local(self, kernel: Callable[..., jax.Array], *arrays: jax.Array, dims: Sequence[Dims]) -> jax.Array:
+    """Calls a kernel that the compiler cannot split, on each device's own part of the arrays.
+
+    Args:
+      dims: names the dimensions of each array. The result has those of the first.
+    """
+    ...
+
 
 class Unsharded:
   """For a single device, and for code that shards by itself. Ignores the names."""
@@ -50,6 +59,9 @@ class Unsharded:
 
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
     return table[ids]
+
+  def local(self, kernel: Callable[..., jax.Array], *arrays: jax.Array, dims: Sequence[Dims]) -> jax.Array:
+    return kernel(*arrays)
 
 
 UNSHARDED = Unsharded()

@@ -6,6 +6,7 @@ automatic sharding mode: the layout constrains some arrays, and the compiler cho
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,15 @@ class MeshSharding:
     found = self.activation(found, "vocab", "batch", None, None)
     found = jnp.where(((local >= 0) & (local < rows))[..., None], found, 0)
     return jax.lax.reduce(found, np.zeros((), found.dtype), jax.lax.add, (0,))  # jnp.sum would send float32
+
+  def local(self, kernel: Callable[..., jax.Array], *arrays: jax.Array, dims: Sequence[Dims]) -> jax.Array:
+    """Calls a kernel on each device's own part of the arrays. In a pipeline, `stage` is manual already."""
+    if self.layout.device_count == 1:
+      return kernel(*arrays)
+    mesh, specs = jax.sharding.get_abstract_mesh(), tuple(map(self.layout.spec, dims))
+    axes = frozenset(mesh.axis_names) - frozenset(mesh.manual_axes)
+    mapped = jax.shard_map(kernel, in_specs=specs, out_specs=specs[0], axis_names=axes, check_vma=False)
+    return mapped(*arrays)
 
 
 @dataclasses.dataclass(frozen=True)

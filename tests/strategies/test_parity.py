@@ -1,6 +1,7 @@
 """Promise 1: every strategy equals a single device, in 20 losses and in every parameter's gradient."""
 
 import functools
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from helpers import IMAGES, PARITY, assert_trees_close, config, initial_state, random_batch, strategy
 
 import strategies
+from models import attention, transformer
 from training import settings
 from training.program import Params, Program, TrainState
 
@@ -95,6 +97,36 @@ def test_packed_documents_equal_the_same_documents_alone(name: str):
   loss, expected = documents_alone()
   assert losses[0, 0] == pytest.approx(loss, rel=PARITY)
   assert_trees_close(gradients, expected, PARITY)
+
+
+@pytest.fixture
+def models_made_anew() -> Iterator[None]:
+  """Clears the cache of models, which hold their implementation of attention."""
+  transformer.definition.cache_clear()
+  yield
+  transformer.definition.cache_clear()
+
+
+@pytest.mark.usefixtures("models_made_anew")
+@pytest.mark.parametrize("name", ["hsdp", "tensor_parallel", "two_d", "pipeline", "three_d"])
+def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(name: str, monkeypatch: pytest.MonkeyPatch):
+  """Attention runs on each device's own rows and heads, as cuDNN's does on GPUs. Here the kernel is `blockwise`."""
+  shapes: list[tuple[int, ...]] = []
+
+  def kernel(q: jax.Array, *given: jax.Array, **named: object) -> jax.Array:
+    shapes.append(q.shape)
+    return attention.blockwise(q, *given, **named)
+
+  monkeypatch.setattr(attention, "KERNELS", frozenset({"blockwise"}))
+  monkeypatch.setitem(attention.IMPLEMENTATIONS, "blockwise", kernel)
+  fields = SMALL | VARIANTS[DOCUMENTS]
+  program = settings.program(config(**fields), "cpu")
+  batch, moments = random_batch(program, BATCH), []
+  for runner in (strategy("single", program), strategy(name, program, **MICROBATCHES)):
+    state, _ = runner.train_step(initial_state(runner), runner.shard(batch, BATCH))
+    moments.append(jax.device_get(state.opt_state[1].mu))
+  assert_trees_close(moments[1], moments[0], PARITY)
+  assert len(set(shapes)) == 2  # of a whole microbatch, and of the part on one device
 
 
 @pytest.mark.parametrize("variant", ["text", "images"])
