@@ -53,6 +53,7 @@ class SwiGLU(nnx.Module):
     self.up = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
     self.down = weight(rngs, (f, d), ("mlp", "embed"), std=(2 * config.depth * f) ** -0.5, dtype=dtype)
 
+  @jax.named_scope("mlp")
   def __call__(self, x: jax.Array, sharding: Sharding) -> jax.Array:  # [B, T, D] → [B, T, D]
     h = jax.nn.silu(linear(x, self.gate[...])) * linear(x, self.up[...])
     h = sharding.activation(h, "batch", None, "mlp")  # [B, T, F]

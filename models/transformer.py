@@ -116,6 +116,7 @@ class Transformer(nnx.Module):
     x, _ = self.run_blocks(x, segments=segments, keys=keys, sharding=sharding)
     return self.logits(x, sharding, segments, table if self.config.tied_embedding else None)
 
+  @jax.named_scope("embed")
   def embed(self, inputs: jax.Array, sharding: Sharding = UNSHARDED, table: jax.Array | None = None) -> jax.Array:
     """Tokens [B, T] or normalized images [B, S, S, C] → [B, T, D] in the compute dtype.
 
@@ -164,6 +165,7 @@ class Transformer(nnx.Module):
     body = jax.checkpoint(body, policy=policy or REMAT_POLICIES[self.config.remat], prevent_cse=False)
     return jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
 
+  @jax.named_scope("head")
   def logits(
     self,
     x: jax.Array,
@@ -188,6 +190,7 @@ class Transformer(nnx.Module):
     zeros = jnp.zeros((c.depth, batch, length, c.kv_heads, c.head_dim), c.dtype)
     return Cache(zeros, zeros)
 
+  @jax.named_scope("weights")
   def _ready(self, w: nnx.Param, sharding: Sharding, dtype: str | None = None) -> jax.Array:
     """Makes a weight ready to use: casts it to `dtype` (by default the compute dtype), then gathers it.
 

@@ -122,6 +122,7 @@ class Program:
     """A key for each example [B]; None if nothing is dropped."""
     return self._example_keys(batch["id"], step, _DROPOUT) if self.model.dropout and step is not None else None
 
+  @jax.named_scope("loss")
   def cross_entropy_sums(self, logits: jax.Array, targets: jax.Array, counted: jax.Array) -> tuple[jax.Array, Sums]:
     """Cross-entropy of logits [B, ..., V] against targets [B, ...], over those that `counted` [B] or [B, ...] selects.
 
@@ -155,6 +156,7 @@ class Program:
     grads, sums = jax.grad(self.loss_sums, has_aux=True)(params, batch, step, sharding)
     return sums, grads
 
+  @jax.named_scope("optimizer")
   def apply_gradients(self, state: TrainState, sums: Sums, grads: Params) -> tuple[TrainState, Metrics]:
     """Updates the state with the gradient of the summed loss. Skips the update if loss or gradient is not finite."""
     grads = jax.tree.map(lambda g: g / sums["count"], grads)
