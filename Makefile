@@ -9,7 +9,7 @@ VENV ?= .venv
 INSTALLED := $(VENV)/.installed
 TRAIN := train.py --config=configs/fsdp.py
 
-.PHONY: train test test-topology test-cluster lint format lock clean
+.PHONY: train test test-topology test-cluster accelerator lint format lock clean
 
 train: $(INSTALLED)
 	@echo "python $(TRAIN)"
@@ -18,15 +18,22 @@ train: $(INSTALLED)
 test: $(INSTALLED)
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -q
 
-# Compiles every strategy for a TPU slice and compares what it sends with theory; also tests the tools that use the TPU
-# compiler. Installs the TPU compiler for the installed jax (Linux on x86-64). pip does not change jax itself.
+# Compiles every strategy for a TPU slice and for a host of GPUs, and compares what it sends with theory; also tests the
+# tools that use the TPU compiler. Installs both compilers for the installed jax (Linux on x86-64; a download of 130 MB
+# for GPUs and more for TPUs). pip does not change jax itself.
 test-topology: $(INSTALLED)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check 'jax[tpu]'
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -q tests/analysis/test_topology.py tests/tools/test_with_tpu_compiler.py
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check 'jax[tpu]' 'jax[cuda13-local]'
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -q tests/analysis/test_topology.py \
+	  tests/analysis/test_gpu_topology.py tests/tools/test_with_tpu_compiler.py
 
 # A real SLURM of one node on this machine, and a job that is requeued in mid-run; needs Debian, and root to install it.
 test-cluster: $(INSTALLED)
 	tests/cluster/slurm.sh
+
+# On a machine with GPUs or TPUs: checks and measures them in steps of under ten minutes each, and fails where there are
+# none. `make accelerator STEP=parity` runs one step; docs/accelerator.md says what to install first.
+accelerator: $(INSTALLED)
+	$(VENV)/bin/python -m benchmarks.accelerator $(if $(STEP),--step=$(STEP))
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -61,7 +61,7 @@ class Case:
   Attributes:
     layout: resolved.
     schedule: that of a pipeline with several stages; None without one.
-    compiler: a key of `compilers.COMPILERS`: "cpu" for XLA:CPU, "tpu" for libtpu, which also stands for GPUs' compiler.
+    compiler: a key of `compilers.COMPILERS`: the platform, "cpu", "gpu" or "tpu".
     reduces_once: whether gradients are all-reduced once a step even if the batch runs in parts.
   """
 
@@ -82,7 +82,7 @@ class Case:
       batch_size,
       program.accumulation,
       strategy.schedule,
-      compiler="cpu" if platform == "cpu" else "tpu",
+      compiler=platform if platform in ("cpu", "gpu") else "tpu",
       reduces_once=strategy.reduces_once,
     )
 
@@ -126,7 +126,7 @@ class Case:
     return math.prod(self.layout.mesh[axis] for axis in axes)
 
   def item_of(self, weight: Weight) -> int:
-    """Bytes of an element of a weight's gradient. A classifier uses its head in float32."""
+    """Bytes of an element of a weight as the model uses it, and of its gradient. A classifier's head is in float32."""
     is_head = "head" in weight.roles
     return jnp.dtype(self.model.predicts.head_dtype(self.model)).itemsize if is_head else self.item
 

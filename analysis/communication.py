@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from analysis.hlo import Instruction, Module, Shape, Visit
+from analysis.hlo import Computation, Instruction, Module, Shape, Visit
 
+BESIDE = "async_collective_fusion"  # how the names of kernels begin that run a part of a collective beside a product
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
@@ -20,6 +21,7 @@ class Collective:
   """One collective of a compiled program.
 
   Attributes:
+    name: that of its instruction. A program has two collectives of a name if it calls a function twice.
     kind: one of KINDS.
     axes: the mesh axes along which the devices of a group differ.
     devices: the number of devices in a group.
@@ -28,6 +30,7 @@ class Collective:
     op_name: its origin in the Python program (`hlo.Instruction.op_name`).
   """
 
+  name: str
   kind: str
   axes: tuple[str, ...]
   devices: int
@@ -74,14 +77,16 @@ def collectives(module: Module, mesh: Mapping[str, int], rounds: Mapping[str, in
     mesh: axis → size, outermost first.
     rounds: as in `Module.walk`.
   """
-  found = []
-  for visit in module.walk(rounds):
-    kind = visit.instruction.operation.removesuffix("-start")
-    if kind in KINDS and not _continues(visit):
-      collective = _read(visit, kind, mesh)
-      if collective.devices > 1:
-        found.append(collective)
-  return found
+  return [found for visit in module.walk(rounds) if (found := collective(visit, mesh))]
+
+
+def collective(visit: Visit, mesh: Mapping[str, int]) -> Collective | None:
+  """The collective that an instruction starts; None if it starts none, or one whose groups are single devices."""
+  kind = visit.instruction.operation.removesuffix("-start")
+  if kind not in KINDS or _continues(visit):
+    return None
+  found = _read(visit, kind, mesh)
+  return found if found.devices > 1 else None
 
 
 def _continues(visit: Visit) -> bool:
@@ -91,8 +96,12 @@ def _continues(visit: Visit) -> bool:
   `async_collective_fusion` runs a part of it beside a product, and the last waits. Their channel_id does not identify a
   collective, because several calls of one function share it.
   """
-  waits = any(i.attribute("custom_call_target") == '"AsyncCollectiveDone"' for i in visit.computation.values())
-  return visit.name.startswith("async_collective_fusion") or waits
+  return visit.name.startswith(BESIDE) or is_called(visit.computation, "AsyncCollectiveDone")
+
+
+def is_called(computation: Computation, name: str) -> bool:
+  """Whether a computation has a custom call of this function."""
+  return any(instruction.attribute("custom_call_target") == f'"{name}"' for instruction in computation.values())
 
 
 def _read(visit: Visit, kind: str, mesh: Mapping[str, int]) -> Collective:
@@ -108,7 +117,7 @@ def _read(visit: Visit, kind: str, mesh: Mapping[str, int]) -> Collective:
   if visit.name.startswith("all-reduce-scatter"):  # TPU: an all-reduce fused with a slice of its result
     kind = "reduce-scatter"
   operands = tuple(shape for name in instruction.operands for shape in visit.computation[name].shapes)
-  return Collective(kind, axes, devices, operands, visit.times, instruction.op_name)
+  return Collective(instruction.name, kind, axes, devices, operands, visit.times, instruction.op_name)
 
 
 def groups(instruction: Instruction, devices: int) -> np.ndarray:

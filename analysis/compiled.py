@@ -7,11 +7,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
-from analysis import calls, communication, hlo, work
+from analysis import calls, communication, gpus, hlo, overlap, work
+from analysis.links import Links
 from analysis.timeline import unit_rounds
+from runtime.hardware import Chip
 from runtime.stderr import silenced
 from strategies.base import Strategy
 
@@ -48,6 +52,11 @@ class Step:
   def traffic(self) -> float:
     return work.traffic(self.module, self.rounds)
 
+  def overlap(self, chip: Chip, links: Links) -> overlap.Overlap:
+    """What the step's kernels and links do at the same time."""
+    to_send = lambda collective: collective.sent / links.bandwidth(collective.axes)
+    return overlap.overlap(self.module, self.mesh, self.rounds, chip, to_send)
+
   def left_out(self) -> list[str]:
     """What `flops` and `traffic` cannot count: unknown custom calls, and loops with an unknown number of rounds."""
     called = [f"custom call {name}" for name in calls.unknown(self.module, self.rounds)]
@@ -82,7 +91,7 @@ def compile_step(strategy: Strategy, batch_size: int) -> Step:
   start = time.perf_counter()
   try:
     with silenced(), _metadata_in_cache_key():
-      compiled, text = _compile(lowered)
+      compiled, text = _compile(lowered, options_of(strategy))
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" in str(error) or "Ran out of memory" in str(error):
       raise DoesNotFit(str(error)) from error
@@ -121,12 +130,18 @@ def _metadata_in_cache_key() -> Iterator[None]:
     jax.config.update(name, before)
 
 
-def _compile(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, str]:
-  compiled = lowered.compile()
+def options_of(strategy: Strategy) -> dict[str, Any]:
+  """Compiler options for devices that are not there, beside those of the strategy."""
+  device = next(iter(strategy.mesh.devices.flat)) if isinstance(strategy.mesh, Mesh) else None
+  return gpus.OPTIONS if device and device.platform == "gpu" and jax.default_backend() != "gpu" else {}
+
+
+def _compile(lowered: jax.stages.Lowered, options: dict[str, Any]) -> tuple[jax.stages.Compiled, str]:
+  compiled = lowered.compile(compiler_options=options)
   with contextlib.suppress(Exception):  # JAX cannot print some of libtpu's asynchronous collectives
     if text := compiled.as_text():
       return compiled, text
   with tempfile.TemporaryDirectory() as folder:  # but the compiler can dump them
-    lowered.compile(compiler_options={"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+    lowered.compile(compiler_options=options | {"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
     (file,) = Path(folder).glob("*after_optimizations.txt")
     return compiled, file.read_text()

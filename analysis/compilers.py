@@ -1,8 +1,9 @@
 """What XLA's compilers do where theory leaves them a choice, and constants fitted to their memory and traffic.
 
-theory.py asks a `Compiler` at each choice. The base class chooses what sends least; `XlaCpu` and `LibTpu` override it
-with what their compiled programs show (XLA:CPU of jax 0.10.2 and 0.12.0.1, libtpu 0.0.42 and 0.0.50). Tests compare
-both with compiled programs, so a new version that behaves differently fails a test and needs a change here.
+theory.py asks a `Compiler` at each choice. The base class chooses what sends least; `XlaCpu`, `LibTpu` and `XlaGpu`
+override it with what their compiled programs show (XLA of jax 0.10.2 and 0.12.0.1, libtpu 0.0.42 and 0.0.50). Tests
+compare all three with compiled programs, so a new version that behaves differently fails a test and needs a change
+here.
 """
 
 import dataclasses
@@ -25,12 +26,16 @@ class Fitted(NamedTuple):
     block: working memory of a block's backward pass, in units of one block's values, by remat policy. It holds values,
       their cotangents and copies; what never leaves a kernel does not count.
     sums: the same unit: extra memory where tensor parallelism all-reduces activations.
+    cast: the share of the weights that exist in the compute dtype as well, as a whole.
+    head: copies of the gathered head that exist beside the logits.
     passes: how often a block's values are read or written, by remat policy.
   """
 
   block: Mapping[str, float]
   sums: float
   passes: Mapping[str, float]
+  cast: float = 1.0
+  head: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +52,14 @@ class Compiler:
     """Whether a tied embedding's gradients, as table and as head, are reduced separately."""
     return False
 
+  def scatters_tables(self, case: Case) -> bool:
+    """Whether the gradient of an embedding table is reduced as those of other weights are, not all-reduced."""
+    return False
+
+  def hides(self, kind: str) -> bool:
+    """Whether collectives of this kind, for the weights of blocks, are sent while kernels run."""
+    return False
+
   def gathers_rows(self, case: Case) -> bool:
     """Whether an embedding's gradient is all-gathered as rows, not all-reduced as a table.
 
@@ -61,6 +74,10 @@ class Compiler:
   def block_gathers(self, case: Case) -> int:
     """How often a block's weights are gathered in a step: for the forward and the backward pass of each part."""
     return 2 * case.units
+
+  def gathered_item(self, case: Case, weight: Weight) -> int:
+    """Bytes of an element of a weight when it is gathered."""
+    return case.item_of(weight)
 
   def edge_gathers(self, case: Case, weight: Weight) -> int:
     """How often a pipeline gathers a weight outside the blocks in a step.
@@ -113,7 +130,7 @@ class XlaCpu(Compiler):
 
 @dataclasses.dataclass(frozen=True)
 class LibTpu(Compiler):
-  """The TPU compiler. It also stands for the GPU compiler, which nothing here is compared with."""
+  """The TPU compiler."""
 
   def scatters(self, case: Case, weight: Weight) -> bool:
     """It all-reduces the gradients of small weights, and in pipelines those whose pieces are one tile wide.
@@ -137,9 +154,33 @@ class LibTpu(Compiler):
     is_class_head = "vocab" not in case.model.predicts.head(case.model)[1]
     return 1 if is_class_head and JAX_0_12 else case.units
 
+  def gathered_item(self, case: Case, weight: Weight) -> int:
+    """A classifier's head too: products round float32 operands to bfloat16, so it gathers them rounded."""
+    return case.item
+
+  def hides(self, kind: str) -> bool:
+    """It runs all-reduces by themselves."""
+    return kind in ("all-gather", "reduce-scatter")
+
   def maximum_bytes(self, case: Case) -> float:
     """Outside of pipelines it all-reduces the maximum in the dtype that the logits had before their cast to float32."""
     return super().maximum_bytes(case) if case.schedule else case.item
+
+
+@dataclasses.dataclass(frozen=True)
+class XlaGpu(Compiler):
+  """XLA's GPU backend."""
+
+  def scatters_tables(self, case: Case) -> bool:
+    """It scatters them except in a pipeline's units, where all compilers gather rows instead."""
+    return not self.gathers_rows(case)
+
+  def hides(self, kind: str) -> bool:
+    return True
+
+  def head_gathers(self, case: Case) -> int:
+    """The gather of the head stays in the unit that uses it."""
+    return case.units
 
 
 COMPILERS: dict[str, Compiler] = {
@@ -152,9 +193,18 @@ COMPILERS: dict[str, Compiler] = {
   ),
   "tpu": LibTpu(
     Fitted(
-      block={"minimal": 1.15, "dots": 1.4, "full": 0.8},
-      sums=0.4,
-      passes={"minimal": 5.5, "dots": 4.7, "full": 4.2},
+      block={"minimal": 1.3, "dots": 1.45, "full": 0.85},
+      sums=0.2,
+      passes={"minimal": 5.2, "dots": 4.6, "full": 4.1},
+    )
+  ),
+  "gpu": XlaGpu(
+    Fitted(
+      block={"minimal": 0.35, "dots": 1.3, "full": 1.1},
+      sums=0.0,
+      passes={"minimal": 7.0, "dots": 6.2, "full": 7.0},
+      cast=0.0,
+      head=1.0,
     )
   ),
 }

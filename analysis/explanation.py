@@ -3,27 +3,28 @@
 tools/explain.py prints it. Sizes are bytes on one device; times are seconds.
 """
 
-import collections
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-import strategies
-from analysis import predict, roofline, theory
+from analysis import gpus, predict, theory
 from analysis.case import Case, weights
 from analysis.compiled import DoesNotFit, Step, compile_step
+from analysis.fixes import fixes
+from analysis.links import leaves, of_devices
+from analysis.overlap import Overlap
+from analysis.roofline import Roofline
 from analysis.timeline import timeline
-from errors import ConfigError
+from analysis.topology import Cluster, Machine
 from models.dimensions import Dims
 from runtime.hardware import Chip, chip, peak_flops
 from strategies.base import Strategy
 from strategies.layout import Layout
-from strategies.mesh import resolve
 
 # Activations by their dimensions.
 ACTIVATIONS = {
@@ -53,9 +54,16 @@ class Recorder:
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
     return table[ids]
 
+  def local(self, kernel: Callable[..., jax.Array], *arrays: jax.Array, dims: Sequence[Dims]) -> jax.Array:
+    return kernel(*arrays)
 
-def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
-  """Compiles the strategy's step for a global batch and reports its placement, memory, communication and time."""
+
+def explain(name: str, strategy: Strategy, batch_size: int, where: Machine | None = None) -> dict[str, Any]:
+  """Compiles the strategy's step for a global batch and reports its placement, memory, communication and time.
+
+  Args:
+    where: the slice or cluster of the strategy's devices, if they are not those of this machine.
+  """
   device = strategy.mesh.devices.flat[0]
   figures = chip(device.device_kind)
   case = Case.of(strategy, batch_size, device.platform)
@@ -63,6 +71,10 @@ def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
     step, error = compile_step(strategy, batch_size), None
   except DoesNotFit as caught:
     step, error = None, caught
+  mesh = strategy.mesh
+  assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
+  links = figures and (where.links_of(mesh) if where else of_devices(figures, mesh))
+  timed = step.overlap(figures, links) if step and figures and links and peak_flops(device, case.model.dtype) else None
   return {
     "strategy": name,
     "about": strategy.describe(name),
@@ -72,11 +84,12 @@ def explain(name: str, strategy: Strategy, batch_size: int) -> dict[str, Any]:
     "weights": _weights(strategy),
     "activations": _activations(strategy, case),
     "memory": _memory(name, case, step, error, figures, device.platform == "tpu"),
-    "communication": _communication(step) if step else None,
+    "communication": _communication(step, timed) if step else None,
     "theory": [row._asdict() for row in theory.sent(case)],
     "timeline": timeline(strategy.schedule) if strategy.schedule else None,
     "bubble": strategy.schedule.bubble if strategy.schedule else None,
-    "time": _time(strategy, case, step, figures) if step and figures and peak_flops(device, case.model.dtype) else None,
+    "time": _time(strategy, case, step, figures, timed) if step and figures and timed else None,
+    "guessed": gpus.NOT_KNOWN if isinstance(where, Cluster) else "",
     "compile_seconds": step.seconds if step else None,
   }
 
@@ -142,51 +155,9 @@ def _memory(
   }
 
 
-def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
-  """Changes to the config that are predicted to make a step fit into `capacity` bytes, with the predicted bytes."""
-  remat = lambda policy: dataclasses.replace(case, model=dataclasses.replace(case.model, remat=policy))
-  stronger = {"minimal": ("dots", "full"), "dots": ("full",), "full": ()}[case.model.remat]
-  changes = [(f"model.remat={policy}", remat(policy)) for policy in stronger]
-  full, also = remat("full"), "" if case.model.remat == "full" else "model.remat=full "
-  for parts in (2, 4, 8, 16, 32):
-    if case.examples >= parts and case.examples % parts == 0:
-      accumulation = case.accumulation * parts
-      changes.append((f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
-  for fields, layout in _layouts(name, case):
-    changed = dataclasses.replace(full, layout=layout, schedule=case.schedule if layout.axes("layers") else None)
-    if full.batch_size % (layout.shards("batch") * changed.units) == 0:
-      changes.append((f"{also}{fields}", changed))
-  totals = [(change, predict.memory(changed).total) for change, changed in changes]
-  return [{"change": change, "total": total} for change, total in totals if total <= capacity]
-
-
-def _layouts(name: str, case: Case) -> Iterator[tuple[str, Layout]]:
-  """Other layouts of the same devices, each with the config fields that select it.
-
-  They are this strategy on its default mesh or with another size of `model`, and other strategies without stages.
-  """
-  seen = {str(case.layout)}
-  for other in strategies.names():
-    template = strategies.layout_of(other)
-    for size in (None, 2, 4, 8, 16) if "model" in template.mesh else (None,):
-      try:
-        layout = resolve(template, case.layout.device_count, {"model": size})
-        layout.check_divides(case.model.sizes())
-      except ConfigError:
-        continue
-      same_stages = other == name and layout.shards("layers") == case.layout.shards("layers")
-      other_stages = layout.axes("layers") and not same_stages
-      if str(layout) not in seen and layout.uses_every_axis() and not other_stages:
-        seen.add(str(layout))
-        if other == name:
-          fields = [f"mesh.{axis}={n}" for axis, n in layout.mesh.items() if n != case.layout.mesh.get(axis)]
-        else:
-          fields = [f"strategy={other}", *([f"mesh.model={size}"] if size else [])]
-        yield " ".join(fields), layout
-
-
-def _communication(step: Step) -> list[dict[str, Any]]:
-  """The step's collectives, grouped by kind, mesh axes, and how often they run."""
+def _communication(step: Step, timed: Overlap | None) -> list[dict[str, Any]]:
+  """The step's collectives, grouped by kind, mesh axes, and how often they run; with seconds where they are known."""
+  seconds = {one.name: one for one in timed.collectives} if timed else {}
   rows: dict[tuple, dict[str, Any]] = {}
   for collective in step.collectives():
     key = (collective.kind, collective.axes, collective.times, collective.ring)
@@ -199,27 +170,30 @@ def _communication(step: Step) -> list[dict[str, Any]]:
         "count": 0,
         "sent": 0.0,
         "sent_in_step": 0.0,
+        "seconds": 0.0 if timed else None,
+        "exposed": 0.0 if timed else None,
       },
     )
     row["count"] += 1
     row["sent"] += collective.sent
     row["sent_in_step"] += collective.sent_in_step
+    if one := seconds.pop(collective.name, None):
+      row["seconds"] += one.sent
+      row["exposed"] += one.exposed
   return sorted(rows.values(), key=lambda row: -row["sent_in_step"])
 
 
-def _time(strategy: Strategy, case: Case, step: Step, figures: Chip) -> dict[str, Any]:
-  sent: dict[tuple[str, ...], float] = collections.defaultdict(float)
-  for collective in step.collectives():
-    sent[collective.axes] += collective.sent_in_step
-  flops, traffic, mesh = step.flops(), step.traffic(), strategy.mesh
-  assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
-  times = roofline.Roofline(
+def _time(strategy: Strategy, case: Case, step: Step, figures: Chip, timed: Overlap) -> dict[str, Any]:
+  flops, traffic = step.flops(), step.traffic()
+  times = Roofline(
     compute=flops / figures.flops,
     memory=traffic / figures.bandwidth,
-    communication=roofline.seconds_to_send(figures, mesh, sent),
+    communication=timed.sent,
+    exposed=timed.exposed,
     idle=case.idle,
   )
-  model, devices = strategy.program.model, strategy.layout.device_count
+  model, devices, mesh = strategy.program.model, strategy.layout.device_count, strategy.mesh
+  assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
   unit, items = model.unit
   model_flops = case.batch_size * model.train_flops_per_example() / devices
   return {
@@ -233,7 +207,7 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip) -> dict[str
     "traffic": traffic,
     "backward": case.backward,
     "left_out": step.left_out(),
-    "beyond": [axes for axes in sent if roofline.leaves_links(mesh, axes)],
+    "beyond": sorted({c.axes for c in step.collectives() if figures.torus and leaves(mesh, c.axes)}),
     "per_second": case.batch_size * items / times.seconds,
     "unit": unit,
   }

@@ -11,6 +11,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+KERNELS = (
+  "fusion",
+  "fusion-start",
+)  # several instructions as one; XLA:GPU of jax 0.12 starts some to run by themselves
 BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s64": 8, "u64": 8, "f64": 8, "c64": 8}
 
 # NAME = TYPE OPERATION(OPERANDS), ATTRIBUTES. A TYPE may be a nested tuple with layouts: ((f32[2]{0:T(128)}), s32[]).
@@ -109,11 +113,11 @@ class Module:
     for instruction in computation.values():
       yield Visit(instruction, computation, name, times, fused)
       if instruction.operation == "while":
-        inside = self._times(instruction, computation, times, rounds)
+        inside = self.rounds(instruction, computation, times, rounds)
         yield from self._walk(instruction.attribute("body"), inside, fused, rounds)
       else:
-        within = fused or instruction.operation == "fusion"
-        for called in self._called(instruction):
+        within = fused or instruction.operation in KERNELS
+        for called in self.called(instruction):
           yield from self._walk(called, times, within, rounds)
 
   def unknown_loops(self, rounds: Mapping[str, int] | None = None) -> list[str]:
@@ -123,11 +127,12 @@ class Module:
       {
         loop.op_name or loop.name
         for visit, loop in loops
-        if visit.times is not None and self._times(loop, visit.computation, visit.times, rounds or {}) is None
+        if visit.times is not None and self.rounds(loop, visit.computation, visit.times, rounds or {}) is None
       }
     )
 
-  def _called(self, instruction: Instruction) -> list[str]:
+  def called(self, instruction: Instruction) -> list[str]:
+    """The computations that an instruction runs once each. Every branch of a conditional counts as run."""
     # `call-start` is a call on another core, such as a TPU7x's cores for communication. In other instructions,
     # `to_apply` names the scalar function of a reduction, which does not count.
     wanted = ("to_apply", "calls") if instruction.operation in ("call", "call-start") else ("calls",)
@@ -137,9 +142,10 @@ class Module:
     branches = _BRANCHES.search(instruction.attributes)
     return called + ([name.strip().lstrip("%") for name in branches.group(1).split(",")] if branches else [])
 
-  def _times(
+  def rounds(
     self, loop: Instruction, around: Computation, outside: int | None, rounds: Mapping[str, int]
   ) -> int | None:
+    """How often a loop's body runs in total, if the loop itself runs `outside` times. None if unknown."""
     trips = self._trips(loop, around)
     if trips is not None:
       return None if outside is None else outside * trips

@@ -5,7 +5,6 @@ nothing.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 from analysis import theory
 from analysis.case import Case, weights
 from analysis.compilers import COMPILERS
+from analysis.links import Links
 from analysis.roofline import Roofline
 from analysis.saved import bytes_per_example
 from models.attention import QUERY_BLOCK
@@ -66,13 +66,16 @@ def memory(case: Case) -> Memory:
     blocks += fitted.sums  # an all-reduced activation exists twice: before and after the all-reduce
   block = blocks * case.examples * bytes_per_example(model, *shards, 1, "all")
   logits = case.examples * _logits(case) * 4
-  cast = held * case.item if model.dtype != model.param_dtype else 0
+  cast = fitted.cast * held * case.item if model.dtype != model.param_dtype else 0
+  gathered = [
+    case.used(w) * case.item_of(w) for w in weights(model) if "head" in w.roles and case.used(w) > case.held(w)
+  ]
   return Memory(
     parameters=held * param,
     optimizer=2 * held * param,
     gradients=held * param * (2 if case.units > 1 else 1),  # the sum so far, and the current part's
     saved=case.examples * saved,
-    working=max(block, logits) + cast,
+    working=max(block, logits + fitted.head * sum(gathered)) + cast,
   )
 
 
@@ -173,13 +176,19 @@ def traffic(case: Case) -> float:
   return case.units * (activations + weight_passes * used + 2 * held) + 6 * held
 
 
-def times(case: Case, chip: Chip, to_send: Callable[[theory.Sent], float]) -> Roofline:
-  """Seconds of a step at a device's peaks. `to_send` gives the seconds that the collectives of a row take."""
+def times(case: Case, chip: Chip, links: Links) -> Roofline:
+  """Seconds of a step at a device's peaks.
+
+  Kernels hide what the blocks' weights and gradients send, for as long as they take, if the compiler can hide this kind
+  of collective. All other communication is exposed.
+  """
   rows = theory.sent(case)
-  return Roofline(
-    compute=flops(case) / chip.flops,
-    memory=traffic(case) / chip.bandwidth,
-    communication=sum((to_send(row) for row in rows if not row.waits), 0.0),
-    waiting=sum((to_send(row) for row in rows if row.waits), 0.0),
-    idle=case.idle,
-  )
+  compute, memory = flops(case) / chip.flops, traffic(case) / chip.bandwidth
+  doubled = lambda row: links.doubles(row.kind, row.axes)
+  bandwidth = lambda row: links.bandwidth(row.axes) / (2 if doubled(row) else 1)
+  compiled = lambda row: "all-reduce" if doubled(row) else row.kind
+  can_hide = lambda row: not row.waits and COMPILERS[case.compiler].hides(compiled(row))
+  hidden = sum((row.bytes - row.edges) / bandwidth(row) for row in rows if can_hide(row))
+  sent = sum(row.bytes / bandwidth(row) for row in rows)
+  exposed = sent - min(hidden, max(compute, memory))
+  return Roofline(compute, memory, communication=sent, exposed=exposed, idle=case.idle)

@@ -10,6 +10,7 @@ import functools
 import jax
 from flax import nnx
 
+from analysis import gpus
 from models.config import ModelConfig
 from models.transformer import REMAT_POLICIES, VIEWS, Transformer, bind, save_all_but
 
@@ -61,9 +62,10 @@ def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, layers:
     segments = jax.ShapeDtypeStruct((examples, model.positions), "int32") if model.segments else None
     blocks = lambda params, x, given: bind(part, params).run_blocks(x, **given, policy=policy)[0]
     vjp = lambda params, x, given: jax.vjp(functools.partial(blocks, given=given), params, x)[1]
-    leaves = jax.eval_shape(
-      lambda *given: jax.tree.leaves(vjp(*given)), shapes, x, {"keys": keys, "segments": segments}
-    )
+    with gpus.assumed():
+      leaves = jax.eval_shape(
+        lambda *given: jax.tree.leaves(vjp(*given)), shapes, x, {"keys": keys, "segments": segments}
+      )
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
   return kept(2) - kept(1)  # leaves out the weights and the angles of positions, which examples share

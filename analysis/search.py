@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import strategies
-from analysis import predict, theory
+from analysis import predict
 from analysis.case import Case
-from analysis.roofline import Roofline, bandwidth
-from analysis.topology import Slice
+from analysis.roofline import Roofline
+from analysis.topology import Machine
 from errors import ConfigError
 from models.config import REMAT, ModelConfig
 from models.dimensions import DIMENSIONS
@@ -43,24 +43,48 @@ class Candidate:
   times: Roofline
 
 
-def search(model: ModelConfig, batch_size: int, where: Slice, names: Sequence[str] = ()) -> list[Candidate]:
+def model_of(params: float, length: int) -> dict[str, int]:
+  """The sizes of a Llama-shaped model with about this many parameters, for sequences of this length.
+
+  The proportions are Llama's (Touvron et al. 2023, arXiv:2302.13971): heads of 128, width = 128 × depth, and an MLP of
+  8/3 the width. Raises ConfigError if no such model has about this many parameters.
+  """
+  if not 1e7 <= params <= 1e13:
+    raise ConfigError(f"params={params:g} does not fit a model with Llama's proportions; use 1e8 to 1e12")
+  sizes = []
+  for heads in (*range(4, 16, 4), *range(16, 257, 8)):  # common numbers of devices divide these
+    width = 128 * heads
+    mlp = round(8 / 3 * width / 256) * 256
+    per_block = 4 * width * width + 3 * width * mlp
+    depth = max(1, round((params - 2 * width * 32_000) / per_block))
+    depth = max(4, round(depth / 4) * 4)  # stages can divide this
+    count = 2 * width * 32_000 + depth * per_block
+    sizes.append((abs(count / params - 1) + abs(math.log(depth / heads)), heads, depth, mlp, count))
+  _, heads, depth, mlp, count = min(sizes)
+  if abs(count / params - 1) > 0.2:
+    raise ConfigError(f"params={params:g} does not fit a model with Llama's proportions; use 1e8 to 1e12")
+  named = {"width": 128 * heads, "depth": depth, "heads": heads, "kv_heads": heads, "mlp_width": mlp}
+  return named | {"seq_len": length, "vocab_size": 32_000}
+
+
+def search(model: ModelConfig, batch_size: int, where: Machine, names: Sequence[str] = ()) -> list[Candidate]:
   """Every candidate that fits into memory, the fastest first; among equally fast ones, the one that sends least first.
 
   Args:
     names: the strategies to try; all if not given.
   """
   found = []
-  for name, layout in _layouts(names or strategies.names(), model, where.devices):
+  for name, layout in _layouts(names or strategies.names(), model, where.count):
     for remat, accumulation, pipeline in itertools.product(REMAT, (1, 2, 4, 8, 16), _pipelines(layout, model.depth)):
       schedule = _schedule(*pipeline) if pipeline else None
       units = accumulation * (schedule.microbatches if schedule else 1)
       if batch_size % (units * layout.shards("batch")) or (schedule and accumulation > 1):
         continue
-      case = Case(layout, dataclasses.replace(model, remat=remat), batch_size, accumulation, schedule)
+      case = Case(layout, dataclasses.replace(model, remat=remat), batch_size, accumulation, schedule, where.platform)
       candidate = _candidate(name, case, where, pipeline)
       if candidate.memory <= USABLE * where.chip.memory:
         found.append(candidate)
-  return sorted(found, key=lambda c: (c.times.seconds, c.times.communication + c.times.waiting, c.memory))
+  return sorted(found, key=lambda c: (c.times.seconds, c.times.communication, c.memory))
 
 
 def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candidate]:
@@ -128,15 +152,8 @@ def _schedule(name: str, stages: int, microbatches: int, chunks: int) -> schedul
   return schedules.build(schedules.ORDERS[name], stages, microbatches, chunks)
 
 
-def _candidate(name: str, case: Case, where: Slice, pipeline: tuple[str, int, int, int] | None) -> Candidate:
+def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, int, int] | None) -> Candidate:
   """A case with its predictions."""
-  spans = spread(case.layout.mesh, (*where.shape, where.cores))
-
-  def to_send(row: theory.Sent) -> float:
-    reaches = [math.prod(spans[axis][i] for axis in row.axes) for i in range(len(where.shape))]
-    twice = 2 if row.kind in ("all-gather", "reduce-scatter") and where.is_whole(reaches) else 1
-    return twice * row.bytes / bandwidth(where.chip, reaches, where.shape)
-
   fields: dict[str, object] = {f"mesh.{axis}": size for axis, size in case.layout.mesh.items()}
   fields |= {"model.remat": case.model.remat}
   if case.accumulation > 1:
@@ -150,37 +167,5 @@ def _candidate(name: str, case: Case, where: Slice, pipeline: tuple[str, int, in
     fields=fields,
     case=case,
     memory=predict.memory(case).total,
-    times=predict.times(case, where.chip, to_send),
+    times=predict.times(case, where.chip, where.links(case.layout.mesh)),
   )
-
-
-def spread(mesh: Mapping[str, int], shape: Sequence[int]) -> dict[str, list[int]]:
-  """The extent of each mesh axis along each dimension of a torus.
-
-  Approximates how `mesh_utils.create_device_mesh` arranges devices. The innermost axis comes first. Each axis gets
-  whole dimensions if its size allows, and otherwise parts of dimensions.
-  """
-  left = list(shape)
-  spans = {axis: [1] * len(shape) for axis in mesh}
-  for axis in reversed(list(mesh)):
-    size = mesh[axis]
-    whole = next(
-      (
-        chosen
-        for count in range(1, len(left) + 1)
-        for chosen in itertools.combinations(range(len(left)), count)
-        if math.prod(left[i] for i in chosen) == size
-      ),
-      (),
-    )
-    for i in whole:
-      spans[axis][i], left[i] = left[i], 1
-    size = 1 if whole else size
-    while size > 1:
-      i = max(range(len(left)), key=lambda i: left[i])
-      part = next(n for n in range(min(size, left[i]), 0, -1) if left[i] % n == 0 and size % n == 0)
-      if part == 1:  # no common factor: the axis wraps around the end of one dimension
-        spans[axis][i] *= size
-        break
-      spans[axis][i], left[i], size = spans[axis][i] * part, left[i] // part, size // part
-  return spans

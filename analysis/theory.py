@@ -18,6 +18,7 @@ class Sent(NamedTuple):
   Attributes:
     what: the purpose.
     waits: whether the next computation needs the result, so that nothing can hide the collective.
+    edges: the part of `bytes` for weights outside the blocks. They are sent where little else is left to do.
   """
 
   kind: str
@@ -25,6 +26,7 @@ class Sent(NamedTuple):
   bytes: float
   what: str
   waits: bool = False
+  edges: float = 0.0
 
 
 def sent(case: Case) -> list[Sent]:
@@ -36,9 +38,12 @@ def sent(case: Case) -> list[Sent]:
 def _weights(case: Case) -> list[Sent]:
   """Gathers along `embed`. Weights are cast before they are gathered."""
   matrices = [weight for weight in weights(case.model) if weight.is_matrix]
-  gathered = sum(_gathers(case, weight) * case.used(weight) * case.item for weight in matrices)
-  bytes_sent = gathered * _part(case.layout.shards("embed"))
-  return [Sent("all-gather", case.axes("embed"), bytes_sent, "weights, for the forward and for the backward pass")]
+  item = COMPILERS[case.compiler].gathered_item
+  of = lambda some: sum(_gathers(case, weight) * case.used(weight) * item(case, weight) for weight in some)
+  part = _part(case.layout.shards("embed"))
+  edges = part * of(weight for weight in matrices if not weight.in_blocks)
+  what = "weights, for the forward and for the backward pass"
+  return [Sent("all-gather", case.axes("embed"), part * of(matrices), what, edges=edges)]
 
 
 def _gathers(case: Case, weight: Weight) -> int:
@@ -63,32 +68,42 @@ def _gradients(case: Case) -> list[Sent]:
   sharded = tuple(axis for axis in batch if axis in case.axes("embed"))
   whole = tuple(axis for axis in batch if axis not in sharded)
   apart = compiler.reduces_tied_gradients_apart(case)
-  as_product = lambda weight: not weight.is_table or (apart and "head" in weight.roles)
+  tables = compiler.scatters_tables(case)
+  as_product = lambda weight: not weight.is_table or tables or (apart and "head" in weight.roles)
   matrices = [weight for weight in weights(case.model) if weight.is_matrix and as_product(weight)]
   scales = [weight for weight in weights(case.model) if not weight.is_matrix]
-  size = lambda chosen: sum(case.used(weight) * case.item_of(weight) for weight in chosen)
-  scattered = size(weight for weight in matrices if compiler.scatters(case, weight))
-  sliced = size(weight for weight in matrices if not compiler.scatters(case, weight))
+  scattered = [weight for weight in matrices if compiler.scatters(case, weight)]
+  sliced = [weight for weight in matrices if not compiler.scatters(case, weight)]
   n, r, b = map(case.devices, (sharded, whole, batch))
   float32 = 4 * sum(map(case.used, scales))
-  times = case.reductions
+  times, to_shards = case.reductions, "gradients, to the weight shards"
+
+  def row(kind: str, axes: tuple[str, ...], chosen: list[Weight], each: float, what: str) -> Sent:
+    size = lambda some: times * each * sum(case.used(weight) * case.item_of(weight) for weight in some)
+    return Sent(kind, axes, size(chosen), what, edges=size(weight for weight in chosen if not weight.in_blocks))
+
   return [
-    Sent("reduce-scatter", sharded, times * scattered * _part(n), "gradients, to the weight shards"),
-    Sent("all-reduce", sharded, times * 2 * sliced * _part(n), "gradients, to the weight shards"),
-    Sent("all-reduce", whole, times * 2 * size(matrices) / n * _part(r), "gradients of weights"),
+    row("reduce-scatter", sharded, scattered, _part(n), to_shards),
+    row("all-reduce", sharded, sliced, 2 * _part(n), to_shards),
+    row("all-reduce", whole, matrices, 2 * _part(r) / n, "gradients of weights"),
     Sent("all-reduce", batch, times * 2 * float32 * _part(b), "gradients of the norms' scales"),
   ]
 
 
 def _table_gradients(case: Case) -> list[Sent]:
-  """The gradient of a lookup consists of rows. Either they are gathered, or added to a table that is all-reduced."""
+  """The gradient of a lookup consists of rows. Either they are gathered, or added to a table that is reduced.
+
+  A compiler that scatters this table treats it as any other gradient.
+  """
   batch, b, times = case.axes("batch"), case.layout.shards("batch"), case.reductions
   tables = [weight for weight in weights(case.model) if weight.is_table]
   if COMPILERS[case.compiler].gathers_rows(case):
     rows = case.examples * case.model.positions * (case.model.width * case.item + 4)  # with their ids, int32
     return [Sent("all-gather", batch, times * (b - 1) * rows, "rows of the embedding's gradient") for _ in tables]
-  table = case.item * sum(map(case.used, tables))
-  return [Sent("all-reduce", batch, times * 2 * table * _part(b), "gradient of the embedding")]
+  if COMPILERS[case.compiler].scatters_tables(case):
+    return []
+  table = times * 2 * _part(b) * case.item * sum(map(case.used, tables))
+  return [Sent("all-reduce", batch, table, "gradient of the embedding", edges=table)]
 
 
 def _activations(case: Case) -> list[Sent]:

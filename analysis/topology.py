@@ -1,76 +1,141 @@
-"""TPU slices of any size, to compile for on this machine with the real TPU compiler (libtpu). No TPU is needed."""
+"""TPU slices and GPU clusters of any size, to plan for and to compile for on this machine. None of them is needed.
+
+The compilers are the real ones: libtpu for TPUs (`devices`), and that of JAX's CUDA plugin for GPUs (gpus.py).
+"""
 
 import dataclasses
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
+from analysis import gpus, links
+from analysis.links import Links, Switched, Torus
 from errors import ConfigError
 from runtime import hardware
 from runtime.hardware import Chip
 from runtime.stderr import silenced
 
-KINDS = {"v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "tpu7x": "TPU7x"}  # version → device kind
+TPUS = {"v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "tpu7x": "TPU7x"}  # version → device kind
 
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-  """Chips arranged in a torus of this shape. Each chip has `cores` devices."""
+  """TPU chips arranged in a torus of this shape. Each chip has `cores` devices."""
 
+  version: str
   chip: Chip
   shape: tuple[int, ...]
   cores: int = 1
+  platform = "tpu"
 
   @property
-  def devices(self) -> int:
+  def count(self) -> int:
+    """The number of devices."""
     return math.prod(self.shape) * self.cores
 
-  def is_whole(self, reaches: Sequence[int]) -> bool:
-    """Whether a group of devices with these extents fills a closed torus of three dimensions.
+  def links(self, mesh: Mapping[str, int]) -> Torus:
+    """The links of a mesh, as its devices are probably arranged."""
+    spans = links.spread(mesh, (*self.shape, self.cores))
+    extents = lambda axes: tuple(math.prod(spans[axis][i] for axis in axes) for i in range(len(self.shape)))
+    return Torus(self.chip, self.shape, extents)
 
-    There the TPU compiler (libtpu 0.0.42) writes an all-gather and a reduce-scatter as an all-reduce, which sends twice
-    the bytes.
+  def links_of(self, mesh: Mesh) -> Links:
+    """The links of a mesh of this slice's devices."""
+    return links.of_devices(self.chip, mesh)
+
+  def devices(self) -> list[jax.Device]:
+    """The devices, to lower and compile programs for (jax.experimental.topologies).
+
+    Raises ConfigError for a slice that does not exist, and if libtpu is not installed.
     """
-    return len(self.shape) == 3 and all(self.chip.closed(self.shape)) and tuple(reaches) == self.shape
+    from jax.experimental import topologies
+
+    name = f"{self.version}:{'x'.join(map(str, self.shape))}"
+    try:
+      import libtpu  # noqa: F401
+    except ImportError:
+      raise ConfigError(
+        f"topology={name!r} needs the TPU compiler, which is not installed; pip install '.[topology]'"
+      ) from None
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # libtpu would query a cloud for the machine type, for minutes
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # it would lock out other processes, as on a real TPU
+    try:
+      with silenced():
+        jax.devices()  # now, because the first request makes other plugins complain about missing devices
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
+    except Exception as error:
+      reason = str(error).splitlines()[0]
+      raise ConfigError(f"topology={name!r} is not a slice that the TPU compiler knows ({reason})") from error
 
 
-def slice_of(topology: str | None) -> Slice:
-  """The slice with a name such as "v5p:8x8x16". Raises ConfigError for a name that is not valid."""
-  found = re.fullmatch(rf"({'|'.join(KINDS)}):(\d+(?:x\d+)*)", topology or "")
-  chip = hardware.chip(KINDS[found.group(1)]) if found else None
-  shape = tuple(int(size) for size in found.group(2).split("x")) if found else ()
-  if found is None or chip is None or len(shape) != chip.torus or 0 in shape:
-    raise ConfigError(
-      f"topology={topology!r} is not a valid slice; use {', '.join(KINDS)}, a colon, and two (v5e, v6e) or three "
-      "sizes, as in v5p:8x8x16"
-    )
-  return Slice(chip, shape, cores=2 if found.group(1) == "tpu7x" else 1)
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+  """NVIDIA GPUs: hosts, and GPUs of each host.
 
-
-def devices(topology: str) -> list[jax.Device]:
-  """The devices of a slice such as "v5p:8x8x16", to lower and compile programs for (jax.experimental.topologies).
-
-  Raises ConfigError for a slice that does not exist, and if libtpu is not installed.
+  Attributes:
+    network: bytes/s from each GPU to GPUs that NVLink does not connect to it.
   """
-  from jax.experimental import topologies
 
-  slice_of(topology)
-  try:
-    import libtpu  # noqa: F401
-  except ImportError:
+  version: str
+  chip: Chip
+  hosts: int
+  per_host: int
+  network: float
+  platform = "gpu"
+
+  @property
+  def count(self) -> int:
+    """The number of devices."""
+    return self.hosts * self.per_host
+
+  def links(self, mesh: Mapping[str, int]) -> Switched:
+    """The links of a mesh. Its innermost axes are within a host, or within hosts that NVLink connects."""
+    domains = np.arange(self.count) // (self.per_host * self.chip.hosts)
+    sizes = tuple(mesh.values())
+    return Switched(self.chip, domains[: math.prod(sizes)].reshape(sizes), tuple(mesh), self.network)
+
+  def links_of(self, mesh: Mesh) -> Links:
+    """The links of a mesh of this cluster's devices."""
+    return self.links(dict(mesh.shape))
+
+  def devices(self) -> list[jax.Device]:
+    """The devices, to lower and compile programs for. Raises ConfigError if the CUDA plugin is not installed."""
+    return gpus.devices(self.version, self.hosts, self.per_host)
+
+
+Machine = Slice | Cluster
+
+
+def machine_of(topology: str | None, network: str | None = None) -> Machine:
+  """The slice or cluster with a name such as "v5p:8x8x16" or "h100:16x8". Raises ConfigError for one that is not valid.
+
+  Args:
+    network: the bandwidth between hosts for each GPU, such as "400Gb"; by default that of the maker's systems.
+  """
+  version, _, sizes = (topology or "").partition(":")
+  shape = tuple(int(size) for size in sizes.split("x")) if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes) else ()
+  kind = TPUS.get(version) or (gpus.TARGETS[version].kind if version in gpus.TARGETS else "")
+  chip = hardware.chip(kind)
+  if chip is None or len(shape) != (chip.torus or 2):
     raise ConfigError(
-      f"topology={topology!r} needs the TPU compiler, which is not installed; pip install '.[topology]'"
-    ) from None
-  os.environ.setdefault(
-    "TPU_SKIP_MDS_QUERY", "1"
-  )  # otherwise libtpu spends minutes querying a cloud for the machine type
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # otherwise it locks out other processes, as on a real TPU
-  try:
-    with silenced():
-      return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
-  except Exception as error:
-    reason = str(error).splitlines()[0]
-    raise ConfigError(f"topology={topology!r} is not a slice that the TPU compiler knows ({reason})") from error
+      f"topology={topology!r} is not valid; use {', '.join(TPUS)} with two (v5e, v6e) or three sizes of a slice, as in "
+      f"v5p:8x8x16, or {', '.join(gpus.TARGETS)} with the number of hosts and of GPUs in a host, as in h100:16x8"
+    )
+  if version in gpus.TARGETS:
+    return Cluster(version, chip, *shape, network=chip.network if network is None else bytes_of(network))
+  if network is not None:
+    raise ConfigError(f"network={network!r} is for GPUs, and topology={topology!r} has TPUs; leave it out")
+  return Slice(version, chip, shape, cores=2 if version == "tpu7x" else 1)
+
+
+def bytes_of(network: str) -> float:
+  """The bytes/s of a bandwidth such as "400Gb" (gigabits per second). Raises ConfigError if it is not valid."""
+  found = re.fullmatch(r"(\d+(?:\.\d+)?)([GT])b", network)
+  if not found or not float(found.group(1)):
+    raise ConfigError(f"network={network!r} is not valid; give the bits per second for each GPU, such as 400Gb")
+  return float(found.group(1)) * {"G": 1e9, "T": 1e12}[found.group(2)] / 8

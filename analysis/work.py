@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from analysis import calls
-from analysis.hlo import Computation, Instruction, Module, Shape
+from analysis.communication import KINDS
+from analysis.hlo import KERNELS, Computation, Instruction, Module, Shape
 
 # Instructions that move no data: they name values, group them or control the flow.
 _FREE = {
@@ -27,13 +28,30 @@ def flops(module: Module, rounds: Mapping[str, int] | None = None) -> float:
   Args:
     rounds: as in `Module.walk`.
   """
-  called = lambda call, computation: calls.flops(call, computation) or 0.0
-  counted = {"dot": _dot, "convolution": _convolution, "custom-call": called}
-  return sum(
-    (visit.times or 0) * counted[visit.instruction.operation](visit.instruction, visit.computation)
-    for visit in module.walk(rounds)
-    if visit.instruction.operation in counted
-  )
+  return sum((visit.times or 0) * _products(visit.instruction, visit.computation) for visit in module.walk(rounds))
+
+
+def _products(instruction: Instruction, computation: Computation) -> float:
+  """FLOPs of an instruction, without the computations that it calls."""
+  counted = {"dot": _dot, "convolution": _convolution, "custom-call": calls.flops}
+  return (instruction.operation in counted and counted[instruction.operation](instruction, computation)) or 0.0
+
+
+def kernel(module: Module, instruction: Instruction, computation: Computation) -> tuple[float, float]:
+  """FLOPs and bytes of memory traffic of an instruction that is not part of a kernel, each time that it runs."""
+  if instruction.operation in _FREE or instruction.operation.endswith("-done"):
+    return 0.0, 0.0
+  return _with_inside(module, instruction, computation), _moved(module, instruction, computation)
+
+
+def _with_inside(module: Module, instruction: Instruction, computation: Computation) -> float:
+  """FLOPs of an instruction and of all that it calls."""
+  inside = [
+    (part, module.computations[name])
+    for name in module.called(instruction)
+    for part in module.computations[name].values()
+  ]
+  return _products(instruction, computation) + sum(_with_inside(module, *part) for part in inside)
 
 
 def _dot(product: Instruction, computation: Computation) -> float:
@@ -85,19 +103,16 @@ def traffic(module: Module, rounds: Mapping[str, int] | None = None) -> float:
   A kernel reads its operands once and writes its result once. If it only slices an array, the slice counts. If it
   updates an array in place, the update counts.
   """
-  total = 0.0
-  for visit in module.walk(rounds):
-    if (
-      not visit.fused and visit.instruction.operation not in _FREE and not visit.instruction.operation.endswith("-done")
-    ):
-      total += (visit.times or 0) * _moved(module, visit.instruction, visit.computation)
-  return total
+  unfused = (visit for visit in module.walk(rounds) if not visit.fused)
+  return sum((visit.times or 0) * kernel(module, visit.instruction, visit.computation)[1] for visit in unfused)
 
 
 def _moved(module: Module, instruction: Instruction, computation: Computation) -> int:
   operands = [computation[name].shapes for name in instruction.operands if name in computation]
-  if instruction.operation == "fusion":
-    return _moved_by_kernel(module, instruction.attribute("calls"), operands, instruction.shapes)
+  if instruction.operation in KERNELS:
+    starts = instruction.operation == "fusion-start"  # result: the operands again, the results, a flag
+    result = instruction.shapes[sum(map(len, operands)) : -1] if starts else instruction.shapes
+    return _moved_by_kernel(module, instruction.attribute("calls"), operands, result)
   if instruction.operation == "custom-call":
     return calls.traffic(instruction, computation)
   if instruction.operation == "dynamic-update-slice":
@@ -106,9 +121,9 @@ def _moved(module: Module, instruction: Instruction, computation: Computation) -
     return 2 * _bytes(instruction.shapes)
   if instruction.operation in ("copy-start", "slice-start"):  # result: the copy, the operand again, a flag
     return _bytes(operands[0]) + _bytes(instruction.shapes[:1])
-  if instruction.operation.endswith("-start"):  # result: the operands again, the outputs, flags
+  if instruction.operation.endswith("-start"):  # result: the operands again, the outputs, flags; or the outputs alone
     given = sum(map(len, operands))
-    return sum(map(_bytes, operands)) + _bytes(instruction.shapes[given : 2 * given])
+    return sum(map(_bytes, operands)) + _bytes(instruction.shapes[given : 2 * given] or instruction.shapes)
   return sum(map(_bytes, operands)) + _bytes(instruction.shapes)
 
 
@@ -127,7 +142,7 @@ def _written(module: Module, kernel: Computation, name: str, whole: Shape) -> in
   instruction = kernel[name]
   while instruction.operation in _VIEWS and instruction.operands:
     instruction = kernel[instruction.operands[0]]
-  if whole.on_chip:
+  if whole.on_chip or _passes(instruction):
     return 0
   if instruction.operation == "dynamic-update-slice":
     return kernel[instruction.operands[1]].shapes[0].size * whole.bytes // max(whole.size, 1)
@@ -152,6 +167,8 @@ def _read(module: Module, name: str, number: int) -> int:
     for reader in kernel.values():
       if value not in reader.operands:
         continue
+      if _passes(reader):
+        continue
       if reader.operation in _SLICES:
         read += _bytes(reader.shapes)
       elif reader.operation in ("bitcast", "reshape", "tuple"):
@@ -161,6 +178,12 @@ def _read(module: Module, name: str, number: int) -> int:
       elif not (reader.operation == "dynamic-update-slice" and reader.operands[0] == value):
         return _bytes(parameter.shapes)
   return read
+
+
+def _passes(instruction: Instruction) -> bool:
+  """Whether an instruction in a kernel is part of a collective that runs beside it, or passes its buffers on."""
+  beside = instruction.operation == "custom-call" and calls.target(instruction).startswith("AsyncCollective")
+  return beside or instruction.operation in (*KINDS, "parameter")
 
 
 def _bytes(shapes: tuple[Shape, ...]) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from analysis import predict, roofline
+from analysis import links, predict
 from analysis.case import Case
 from runtime.hardware import chip, peak_flops
 from strategies import Strategy
@@ -24,8 +24,7 @@ def expected_step(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | N
   figures = chip(device.device_kind)
   seconds = None
   if figures and peak_flops(device, case.model.dtype):
-    to_send = lambda row: roofline.seconds_to_send(figures, strategy.mesh, {row.axes: row.bytes})
-    seconds = predict.times(case, figures, to_send).seconds
+    seconds = predict.times(case, figures, links.of_devices(figures, strategy.mesh)).seconds
   elif peaks:
     real = strategy.layout.device_count if device.platform != "cpu" else 1
     seconds = batch_size * strategy.program.model.train_flops_per_example() / peaks["flops"] / real

@@ -40,6 +40,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "timeout": 300,  # seconds to wait for all processes at the start
       },
       "compilation_cache_dir": "~/.cache/meshwright/compiled",  # keeps programs that took over 0.5 s; "": off
+      "compiler_options": "recommended",  # on GPU and TPU: "recommended" (strategies/compiler_options.py) or "default"
       "pipeline": {  # for strategies with a stage axis
         "schedule": "1f1b",  # "gpipe", "1f1b" or "interleaved"
         "microbatches": 8,  # parts of a batch; with 4 per stage, stages are idle in less than a fifth of the ticks
@@ -117,6 +118,10 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "sample_length": 100,  # tokens of text to generate at the end; 0: none
       "sample_prompt": "def ",
       "sample_temperature": 0.8,
+      "profile": {  # a trace of some steps, in WORKDIR/profile (docs/profile.md)
+        "start": 10,  # record from the step that follows this many steps
+        "steps": 0,  # how many steps to record; 0: none
+      },
     }
   )
   PRESETS[one_of("preset", preset, PRESETS)](config)

@@ -22,21 +22,26 @@ def start_jax(config: Any) -> list[jax.Device]:
   if jax.config.jax_num_cpu_devices != count:  # type: ignore[attr-defined]  # jax adds its options at run time
     jax.config.update("jax_num_cpu_devices", count)
   processes.join(config.distributed)
-  # The first request for devices makes libtpu look for TPUs, with pages of messages where there are none.
-  with silenced() if _has_tpu_compiler_without_tpus() else contextlib.nullcontext():
+  # The first request for devices makes libtpu and the CUDA plugin look for theirs, and complain at length if there are
+  # none.
+  with silenced() if _has_compiler_alone() else contextlib.nullcontext():
     devices = jax.devices()
   if config.compilation_cache_dir:
     with processes.raise_together():
       folder = writable(Path(config.compilation_cache_dir).expanduser(), "compilation_cache_dir")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    # Otherwise the cache may return an equal program that names other scopes, and a trace would show those.
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", config.profile.steps > 0)
   return devices
 
 
-def _has_tpu_compiler_without_tpus() -> bool:
-  """Whether libtpu is installed on a machine without TPUs, which is enough to compile for TPU slices."""
+def _has_compiler_alone() -> bool:
+  """Whether libtpu or JAX's CUDA plugin is installed on a machine without TPUs or GPUs, to compile for them."""
   has_tpus = any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
-  return importlib.util.find_spec("libtpu") is not None and not has_tpus
+  has_gpus = any(Path("/dev").glob("nvidia*")) or Path("/dev/dxg").exists()  # dxg: Windows Subsystem for Linux
+  installed = lambda name: importlib.util.find_spec(name) is not None
+  return (installed("libtpu") and not has_tpus) or (installed("jax_cuda13_plugin") and not has_gpus)
 
 
 def _keep_freed_memory() -> None:

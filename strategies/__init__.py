@@ -16,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from errors import ConfigError, one_of
 from strategies.base import Strategy
+from strategies.compiler_options import CHOICES, options
 from strategies.layout import Layout
 from strategies.mesh import make_mesh, resolve
 from strategies.sharding import OnMesh
@@ -40,7 +41,10 @@ def layout_of(name: str) -> Layout:
 
 
 def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.Device]) -> Strategy:
-  """The strategy of a config, on these devices. Reads `strategy`, `mesh` and the strategy's own section."""
+  """The strategy of a config, on these devices.
+
+  Reads `strategy`, `mesh`, `compiler_options` and the strategy's own section.
+  """
   resolved = resolve(layout_of(config["strategy"]), len(devices), config["mesh"])
   mesh = make_mesh(resolved, list(devices))
   used = len({device.process_index for device in mesh.devices.flat})
@@ -49,7 +53,10 @@ def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.De
       f"strategy={config['strategy']!r} uses the devices of {used} process, but the job has {jax.process_count()} "
       "processes; start one, or use a mesh over all devices"
     )
-  return build(config, resolved, program, mesh)
+  strategy = build(config, resolved, program, mesh)
+  choice = one_of("compiler_options", config.get("compiler_options", "recommended"), CHOICES)
+  strategy.compile_with(options(choice, mesh.devices.flat[0].platform))
+  return strategy
 
 
 def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mesh | AbstractMesh) -> Strategy:

@@ -67,12 +67,14 @@ class Strategy:
       lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, self.state_sharding
     )
     self._init = jax.jit(program.init, out_shardings=self.state_sharding)
-    self._train_step = jax.jit(
+    self._jit_train_step = functools.partial(
+      jax.jit,
       functools.partial(program.train_step, sharding=sharding),
       in_shardings=(self.state_sharding, self.batch_sharding),
       out_shardings=(self.state_sharding, replicated),
       donate_argnums=0,
     )
+    self._train_step = self._jit_train_step()
     self._eval_step = jax.jit(
       functools.partial(program.eval_step, sharding=sharding),
       in_shardings=(params, self.batch_sharding),
@@ -88,6 +90,10 @@ class Strategy:
       static_argnames=("length", "temperature"),
       out_shardings=replicated,
     )
+
+  def compile_with(self, options: dict[str, Any]) -> None:
+    """Sets the compiler options of the training step (compiler_options.py)."""
+    self._train_step = self._jit_train_step(compiler_options=options)
 
   def init(self, seed: int) -> TrainState:
     """The state at step 0. It is created sharded: no device ever holds more than its part."""

@@ -3,12 +3,11 @@
     state   [ W ] [ W ] [ W ] [ W ]     replicated; psum of the gradients, then every device makes the same update
     batch   [ 0 ] [ 1 ] [ 2 ] [ 3 ]     a leading dimension of devices, one slice each
 
-Since jax 0.8, pmap is a `jit` of a fully manual `shard_map`. The state needs no leading dimension (`replicate`): with
-`in_axes=None` and `out_axes=None` it is replicated, over a process's own devices, and `train_step` makes it global.
+Since jax 0.8, pmap is a `jit` of a fully manual `shard_map`. The state is replicated (`None` in `in_axes`) over a
+process's own devices, and `train_step` makes it global.
 
-Communication: as in data_parallel, but once a step even with `accumulation`. Use it to understand old code, not for new
-code. Migrate to data_parallel, or to `jax.shard_map` with in_specs=(P(), P("data")), out_specs=P() and a plain batch.
-
+Communication: as in data_parallel, but once a step even with `accumulation`. Use it to understand old code. Migrate to
+data_parallel, or to `jax.shard_map` with in_specs=(P(), P("data")), out_specs=P() and a plain batch.
 Source: https://docs.jax.dev/en/latest/migrate_pmap.html; Li et al. 2020 (PyTorch DDP), arXiv:2006.15704.
 """
 
@@ -36,11 +35,12 @@ class PmapDDP(Strategy):
     if not isinstance(mesh, jax.sharding.Mesh) or not set(mesh.devices.flat) <= set(jax.devices()):
       raise ConfigError("strategy='pmap_ddp' needs devices of this machine; use 'data_parallel', which does the same")
     sums = lambda s, b: jax.lax.psum(program.gradient_sums(s.params, b, s.step), "data")
-    devices = list(mesh.devices.flat)
-    pmap = functools.partial(jax.pmap, axis_name="data", in_axes=(None, 0), out_axes=None, devices=devices)
-    self._train_step = pmap(lambda s, b: program.apply_gradients(s, *sums(s, b)), donate_argnums=0)
-    self._gradients = pmap(lambda s, b: program.mean(*sums(s, b)))
-    self._eval_step = pmap(lambda p, b: jax.lax.psum(program.eval_step(p, b), "data"))
+    run = functools.partial(jax.pmap, axis_name="data", in_axes=(None, 0), out_axes=None, devices=[*mesh.devices.flat])
+    self._train_step = run(lambda s, b: program.apply_gradients(s, *sums(s, b)), donate_argnums=0)
+    self._gradients = run(lambda s, b: program.mean(*sums(s, b)))
+    self._eval_step = run(lambda p, b: jax.lax.psum(program.eval_step(p, b), "data"))
+
+  def compile_with(self, options: dict[str, Any]) -> None: ...  # pmap takes none
 
   def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> Batch:
     """The batch with a leading dimension of devices: [n, B/n, ...]."""

@@ -12,8 +12,9 @@ from benchmarks import (
   input_pipeline,
   pages,
   pipeline_schedules,
+  predictions,
   preparation,
-  tpu_predictions,
+  published,
 )
 
 
@@ -32,10 +33,21 @@ def test_the_pipeline_docstring_quotes_the_record():
     assert f"{name} {ratios[name]}" in text
 
 
-@pytest.mark.parametrize("benchmark", [checkpoint_cost, input_pipeline, preparation, tpu_predictions])
+@pytest.mark.parametrize("benchmark", [checkpoint_cost, input_pipeline, preparation])
 def test_a_page_shows_its_benchmarks_record(benchmark: ModuleType):
   page = benchmark.PAGE.read_text()
   assert pages.fill(page, benchmark.tables(json.loads(benchmark.RECORD.read_text()))) == page
+
+
+@pytest.mark.parametrize("platform", predictions.RECORDS)
+def test_the_explain_page_shows_the_predictions(platform: str):
+  page, record = predictions.PAGE.read_text(), json.loads(predictions.RECORDS[platform].read_text())
+  assert pages.fill(page, predictions.tables(record)) == page
+
+
+def test_the_explain_page_shows_published_speeds():
+  page = predictions.PAGE.read_text()
+  assert pages.fill(page, {"published": published.table()}) == page
 
 
 def test_the_strategies_page_shows_the_golden_pages_and_the_records():

@@ -1,9 +1,11 @@
 """Reports a training step's placement, communication, memory and best possible time, without running it.
 
     python -m tools.explain --config=configs/fsdp.py [--config.FIELD=...] [--topology=v5p:8x8x16] [--json=FILE]
+    python -m tools.explain --config=configs/fsdp.py --topology=h100:16x8 [--network=400Gb]
 
 Compiles the step for this machine's devices and reads the compiled program. With --topology it compiles for a TPU slice
-that you need not have (pip install '.[topology]'). analysis/explanation.py computes the figures that are printed here.
+(pip install '.[topology]') or a cluster of GPUs (pip install '.[gpu-topology]') that you need not have.
+analysis/explanation.py computes the figures that are printed here.
 """
 
 import json
@@ -15,7 +17,8 @@ from absl import flags
 
 import strategies
 from analysis.explanation import explain
-from analysis.topology import devices as devices_of
+from analysis.topology import Machine, machine_of
+from errors import ConfigError
 from runtime import command_line, folders
 from runtime.devices import start_jax
 from runtime.hardware import chip
@@ -23,10 +26,12 @@ from strategies.base import Strategy
 from tools.pictures import picture
 from training import settings
 
+NETWORK = "Of a GPU cluster: the bandwidth between hosts for each GPU, such as 400Gb (default: its maker's systems)."
 
-def create(config: Any, topology: str | None) -> Strategy:
-  """The strategy of a config, on the devices of a TPU slice or on this machine's devices."""
-  devices = devices_of(topology) if topology else start_jax(config)
+
+def create(config: Any, where: Machine | None) -> Strategy:
+  """The strategy of a config, on the devices of a TPU slice or GPU cluster, or on this machine's devices."""
+  devices = where.devices() if where else start_jax(config)
   program = settings.program(config, devices[0].platform)
   strategy = strategies.create(config, program, devices)
   strategy.check_batch("batch_size", config.batch_size, config.accumulation)
@@ -41,6 +46,7 @@ def text(found: dict[str, Any], strategy: Strategy) -> str:
     _picture(strategy),
     _memory(found["memory"]),
     communication(found),
+    _waits(found),
     _timeline(found),
     _time(found),
   ]
@@ -119,6 +125,19 @@ def communication(found: dict[str, Any]) -> str:
   return f"{table(rows)}\n\n{table(theory)}"
 
 
+def _waits(found: dict[str, Any]) -> str:
+  """The table of how long the collectives take, and how much of that the device waits for."""
+  timed = [row for row in found["communication"] or [] if row["seconds"]]
+  if not timed:
+    return ""
+  rows = [("time of the links in a step", "over", "sent", "hidden", "exposed")]
+  total = {"kind": "total", "axes": (), **{what: sum(row[what] for row in timed) for what in ("seconds", "exposed")}}
+  for row in [*sorted(timed, key=lambda row: -row["seconds"]), total]:
+    seconds = (row["seconds"], row["seconds"] - row["exposed"], row["exposed"])
+    rows.append((row["kind"], "+".join(row["axes"]), *map(duration, seconds)))
+  return table(rows)
+
+
 def _timeline(found: dict[str, Any]) -> str:
   if not found["timeline"]:
     return ""
@@ -132,14 +151,14 @@ def _time(found: dict[str, Any]) -> str:
     if found["memory"]["fits"] is False:
       return ""
     known = chip(found["device"])
-    fix = "Use model.dtype='bfloat16'." if known else "Use --topology to see the times on a TPU slice."
+    fix = "Use model.dtype='bfloat16'." if known else "Use --topology to see the times on TPUs or GPUs."
     precision = " in this precision" if known else ""
     return f"No times: the peak speeds of {found['device']!r}{precision} are not known. {fix}"
   rows = [
     (f"a step on {found['device']} at best", "", ""),
     ("arithmetic", duration(time["compute"]), f"{time['flops'] / 1e12:,.3f} TFLOP a device"),
     ("memory", duration(time["memory"]), f"{time['traffic'] / 1e9:,.2f} GB read and written"),
-    ("communication", duration(time["communication"]), ""),
+    ("communication", duration(time["communication"]), f"{duration(time['exposed'])} of it exposed"),
   ]
   if time["idle"]:
     assumed = f"of the time, if a backward unit takes {time['backward']:g} times as long as a forward unit"
@@ -147,9 +166,11 @@ def _time(found: dict[str, Any]) -> str:
   best = f"{time['per_second']:,.0f} {time['unit']}/s, {time['mfu']:.1%} MFU"
   lines = [table(rows), f"{time['binds']} binds: at least {duration(time['seconds'])} a step, at most {best}"]
   for axes in time["beyond"]:
-    lines.append(f"{'+'.join(axes)} spans several slices or hosts, but the times assume the links within one.")
+    lines.append(f"{'+'.join(axes)} spans several slices, but the times assume the links within one.")
   if time["left_out"]:
     lines.append(f"The times leave out what cannot be counted: {', '.join(time['left_out'])}.")
+  if found["guessed"]:
+    lines.append(found["guessed"])
   return "\n".join(lines)
 
 
@@ -174,12 +195,15 @@ def amount(number: float) -> str:
 
 
 def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
-  topology, file = asked.topology, asked.json and Path(asked.json)
+  where = machine_of(asked.topology, asked.network) if asked.topology else None
+  if asked.network and not where:
+    raise ConfigError(f"network={asked.network!r} needs a topology; add --topology=h100:16x8 or another cluster")
+  file = asked.json and Path(asked.json)
   if file:
     folders.writable_file(file, "json")
-  strategy = create(config, topology)
-  found = explain(config.strategy, strategy, config.batch_size)
-  if not topology and jax.process_index():
+  strategy = create(config, where)
+  found = explain(config.strategy, strategy, config.batch_size, where)
+  if not where and jax.process_index():
     return  # with several processes, only the first one prints
   print(text(found, strategy), end="")
   if file:
@@ -189,9 +213,9 @@ def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
 def define(into: flags.FlagValues = flags.FLAGS) -> None:
   """Defines the command's flags other than `config`."""
   named = {"flag_values": into}
-  flags.DEFINE_string(
-    "topology", None, "A TPU slice to compile for, such as v5p:8x8x16 (default: this machine).", **named
-  )
+  to_compile_for = "A TPU slice or GPU cluster to compile for, such as v5p:8x8x16 or h100:16x8 (default: this machine)."
+  flags.DEFINE_string("topology", None, to_compile_for, **named)
+  flags.DEFINE_string("network", None, NETWORK, **named)
   flags.DEFINE_string("json", None, "A JSON file to write all figures to.", **named)
 
 

@@ -1,11 +1,13 @@
-"""Plans how to train a model on a TPU slice: finds the strategy, mesh, remat and microbatches that fit and are fastest.
+"""Plans how to train a model on TPUs or GPUs: which strategy, mesh, remat and microbatches fit and are fastest.
 
     python -m tools.plan --params=7e9 --topology=v5p:8x8x16 --batch-tokens=4e6 [--seq-len=4096] [--compile]
+    python -m tools.plan --params=70e9 --topology=h100:32x8 --batch-tokens=4e6 [--network=400Gb]
     python -m tools.plan --config=configs/fsdp.py --config.FIELD=... --topology=v5e:4x8    # the model of a config
 
 Ranks plans by their predicted step time, and shows at most two plans of a strategy if there are enough others. It
-compiles nothing and needs no TPU. With --compile, the TPU compiler checks the best three (pip install '.[topology]').
-analysis/search.py searches. docs/explain.md says how far to trust the predictions.
+compiles nothing and needs no TPU or GPU. With --compile, the compiler of these devices checks the best three (pip
+install '.[topology]' or '.[gpu-topology]'). analysis/search.py searches. docs/explain.md says how far to trust the
+predictions.
 """
 
 import math
@@ -17,8 +19,8 @@ from absl import flags
 
 from analysis import explanation
 from analysis.case import weights
-from analysis.search import Candidate, best, search
-from analysis.topology import Slice, slice_of
+from analysis.search import Candidate, best, model_of, search
+from analysis.topology import Machine, machine_of
 from checkpointing import record
 from configs import base
 from errors import ConfigError, positive
@@ -30,31 +32,7 @@ from training import settings
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
-def model_of(params: float, length: int) -> dict[str, int]:
-  """The sizes of a Llama-shaped model with about this many parameters, for sequences of this length.
-
-  The proportions are Llama's (Touvron et al. 2023, arXiv:2302.13971): heads of 128, width = 128 × depth, and an MLP of
-  8/3 the width. Raises ConfigError if no such model has about this many parameters.
-  """
-  if not 1e7 <= params <= 1e13:
-    raise ConfigError(f"params={params:g} does not fit a model with Llama's proportions; use 1e8 to 1e12")
-  sizes = []
-  for heads in (*range(4, 16, 4), *range(16, 257, 8)):  # common numbers of devices divide these
-    width = 128 * heads
-    mlp = round(8 / 3 * width / 256) * 256
-    per_block = 4 * width * width + 3 * width * mlp
-    depth = max(1, round((params - 2 * width * 32_000) / per_block))
-    depth = max(4, round(depth / 4) * 4)  # stages can divide this
-    count = 2 * width * 32_000 + depth * per_block
-    sizes.append((abs(count / params - 1) + abs(math.log(depth / heads)), heads, depth, mlp, count))
-  _, heads, depth, mlp, count = min(sizes)
-  if abs(count / params - 1) > 0.2:
-    raise ConfigError(f"params={params:g} does not fit a model with Llama's proportions; use 1e8 to 1e12")
-  named = {"width": 128 * heads, "depth": depth, "heads": heads, "kv_heads": heads, "mlp_width": mlp}
-  return named | {"seq_len": length, "vocab_size": 32_000}
-
-
-def table(found: list[Candidate], model: ModelConfig, where: Slice, batch_size: int) -> str:
+def table(found: list[Candidate], model: ModelConfig, where: Machine, batch_size: int) -> str:
   """The candidates as text, one in a line."""
   unit, items = model.unit
   rows = [("", "strategy", "mesh", "remat, parts", "step", f"{unit}/s", "MFU", "memory", "binds")]
@@ -62,7 +40,7 @@ def table(found: list[Candidate], model: ModelConfig, where: Slice, batch_size: 
     mesh = " × ".join(f"{axis}={size}" for axis, size in candidate.case.layout.mesh.items())
     parts = [f"{candidate.fields['model.remat']}"]
     parts += [f"{name.split('.')[-1]}={value}" for name, value in candidate.fields.items() if name in PARTS]
-    ideal = batch_size * model.train_flops_per_example() / where.devices / where.chip.flops
+    ideal = batch_size * model.train_flops_per_example() / where.count / where.chip.flops
     rows.append(
       (
         f"{number}",
@@ -121,23 +99,23 @@ def config_of(candidate: Candidate, config: Any) -> Any:
 
 
 def main(asked: flags.FlagValues) -> None:
-  where = slice_of(asked.topology)
+  where = machine_of(asked.topology, asked.network)
   if (asked.config is None) == (asked.params is None):
     raise ConfigError("give either params=SIZE or config=FILE: the size of a model, or the config of one")
   if asked.config is None:
     config = base.get_config("lm", "fsdp")
     config.model.update(model_of(asked.params, asked["seq-len"].value))
     tokens = asked["batch-tokens"].value
-    config.batch_size = batch_of(4e6 if tokens is None else tokens, config.model.seq_len, where.devices)
+    config.batch_size = batch_of(4e6 if tokens is None else tokens, config.model.seq_len, where.count)
   else:
     config = asked.config
-  model = settings.program(config, "tpu").model
+  model = settings.program(config, where.platform).model
   if asked.config is not None and asked["batch-tokens"].value is not None:
-    config.batch_size = batch_of(asked["batch-tokens"].value, model.positions, where.devices)
+    config.batch_size = batch_of(asked["batch-tokens"].value, model.positions, where.count)
   positive("batch_size", config.batch_size)
   if model.dtype != "bfloat16":
     raise ConfigError(f"model.dtype={model.dtype!r} has no known peak speed; use 'bfloat16' or 'auto'")
-  count = f"{where.devices} device{'s' * (where.devices > 1)}"
+  count = f"{where.count} device{'s' * (where.count > 1)}"
   print(
     f"{sum(weight.size for weight in weights(model)) / 1e9:.4g} B parameters, batches of {config.batch_size} × "
     f"{model.positions} {'tokens' if model.inputs == 'tokens' else 'patches'}, on {count} of {asked.topology}\n"
@@ -150,8 +128,8 @@ def main(asked: flags.FlagValues) -> None:
     )
   print(table(found, model, where, config.batch_size))
   print(
-    "\nThe times assume that everything overlaps that can. These commands train the plans; use tools.explain with the "
-    "same flags and --topology for details:"
+    "\nThe times are those at the peaks, and count the communication that nothing hides. These commands train the "
+    "plans; use tools.explain with the same flags and --topology for details:"
   )
   for number, candidate in enumerate(found, 1):
     arguments = [f"--config.{name}={value}" for name, value in fields_of(candidate, config).items()]
@@ -164,8 +142,8 @@ def main(asked: flags.FlagValues) -> None:
   if asked.compile:
     print("\nBy the compiler:")
     for number, candidate in enumerate(found[:3], 1):
-      strategy = explain.create(config_of(candidate, config), asked.topology)
-      seen = explanation.explain(candidate.strategy, strategy, config.batch_size)
+      strategy = explain.create(config_of(candidate, config), where)
+      seen = explanation.explain(candidate.strategy, strategy, config.batch_size, where)
       time, memory = seen["time"], seen["memory"]
       at_best = f", at least {explain.duration(time['seconds'])} a step ({time['binds']} binds)" if time else ""
       total = explain.amount(memory["total"]) if memory["total"] else "refused"
@@ -180,11 +158,12 @@ def define(into: flags.FlagValues = flags.FLAGS) -> None:
   """Defines the command's flags other than `config`."""
   named = {"flag_values": into}
   flags.DEFINE_float("params", None, "Parameters of a Llama-shaped model; use this or --config.", **named)
-  flags.DEFINE_string("topology", None, "A TPU slice, such as v5p:8x8x16.", **named)
+  flags.DEFINE_string("topology", None, "A TPU slice or GPU cluster, such as v5p:8x8x16 or h100:16x8.", **named)
+  flags.DEFINE_string("network", None, explain.NETWORK, **named)
   tokens = "Tokens of a global batch (default: 4e6, or with --config its batch_size)."
   flags.DEFINE_float("batch-tokens", None, tokens, **named)
   flags.DEFINE_integer("seq-len", 4096, "Tokens of a sequence, with --params.", lower_bound=1, **named)
-  flags.DEFINE_bool("compile", False, "Let the TPU compiler check the best three.", **named)
+  flags.DEFINE_bool("compile", False, "Let the compiler check the best three.", **named)
   flags.DEFINE_integer("best", 10, "How many plans to print.", lower_bound=1, **named)
   flags.DEFINE_list("strategies", [], "Strategies to try, separated by commas (default: all).", **named)
 

@@ -8,6 +8,7 @@ from helpers import model_config, program, strategy
 from analysis import calls, explanation, hlo, predict, work
 from analysis.case import Case
 from analysis.compiled import Step
+from analysis.links import of_devices
 from runtime.hardware import chip
 from tools import explain
 
@@ -128,7 +129,9 @@ def test_explain_reports_the_calls_that_its_times_leave_out():
   pages = []
   for computation in (known, known | {"other": other["c"]}):
     step = Step(hlo.Module({"main": computation}, "main"), 0, 0, 0.0, runner.layout.mesh, {})
-    time = explanation._time(runner, case, step, chip("NVIDIA H200"))
+    figures = chip("NVIDIA H200")
+    timed = step.overlap(figures, of_devices(figures, runner.mesh))
+    time = explanation._time(runner, case, step, figures, timed)
     assert time["flops"] == 2 * 2 * 3 * 4
-    pages.append(explain._time({"time": time, "device": "NVIDIA H200"}))
+    pages.append(explain._time({"time": time, "device": "NVIDIA H200", "guessed": ""}))
   assert pages[1] == f"{pages[0]}\nThe times leave out what cannot be counted: custom call another."

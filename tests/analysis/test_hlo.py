@@ -150,7 +150,7 @@ def test_groups_of_devices_in_each_notation(written: str, groups: list[list[int]
   ],
 )
 def test_bytes_that_a_device_sends(kind: str, bytes_sent: float):
-  collective = communication.Collective(kind, ("data",), 4, (hlo.Shape("s8", (10, 10)),), 2, "")
+  collective = communication.Collective("it", kind, ("data",), 4, (hlo.Shape("s8", (10, 10)),), 2, "")
   assert collective.sent == bytes_sent
   assert collective.sent_in_step == 2 * bytes_sent
 

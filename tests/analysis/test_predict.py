@@ -10,7 +10,7 @@ from analysis import predict
 from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.saved import bytes_per_example, traced
-from benchmarks import tpu_predictions
+from benchmarks import predictions, published
 from training import settings
 from training.program import Program
 
@@ -78,26 +78,48 @@ def four_layers_keep(remat: str, dropout: float) -> int:
   return bytes_per_example(model, 1, 1, 8) - bytes_per_example(model, 1, 1, 4)
 
 
-RECORDED = json.loads(tpu_predictions.RECORD.read_text())["cases"]
+RECORDED = {name: json.loads(file.read_text())["cases"] for name, file in predictions.RECORDS.items()}
+CASES_OF_BOTH = [found for cases in RECORDED.values() for found in cases]
 
 
-@pytest.mark.parametrize("found", RECORDED, ids=lambda found: "-".join(map(str, found["case"][:6])))
-def test_predictions_for_tpus_hold(found: dict):
-  """Memory within 15% of the TPU compiler's figure, arithmetic within 1%."""
-  ours = tpu_predictions.by_formula(found["case"])
+@pytest.mark.parametrize("found", CASES_OF_BOTH, ids=lambda found: "-".join(map(str, found["case"][:6])))
+def test_predictions_for_accelerators_hold(found: dict):
+  """Memory within 15% of the compiler's figure, arithmetic within 1%."""
+  ours = predictions.by_formula(found["case"])
   assert ours["memory"] == pytest.approx(found["memory"], rel=MEMORY)
   assert ours["flops"] == pytest.approx(found["flops"], rel=0.01)
 
 
+def test_gpus_send_what_theory_says():
+  for found in RECORDED["gpu"]:
+    assert sum(found["sent"].values()) == pytest.approx(predictions.by_formula(found["case"])["sent"], rel=1e-3)
+
+
 def test_there_are_enough_cases():
-  assert len(RECORDED) >= 12
-  assert {found["case"][5] for found in RECORDED} == {"minimal", "dots", "full"}
+  for name, found in RECORDED.items():
+    assert len(found) == len(predictions.CASES[name]) >= 12
+    assert {one["case"][5] for one in found} == {"minimal", "dots", "full"}
 
 
-def test_7_billion_parameters_on_1024_chips_compile_within_two_minutes():
+@pytest.mark.parametrize("name, topology", [("tpu", "v5p:8x8x16"), ("gpu", "h100:128x8")])
+def test_a_thousand_devices_are_compiled_for_within_two_minutes(name: str, topology: str):
   """By the record: a test that times anything fails whenever the machine has something else to do."""
-  (found,) = (found for found in RECORDED if found["case"][1:3] == ["v5p:8x8x16", "7B"])
+  (found,) = (found for found in RECORDED[name] if found["case"][1] == topology)
   assert found["compile_seconds"] < 120
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_recommended_options_expose_less(name: str):
+  """In sum over the cases. A few cases are better off without them."""
+  exposed = {choice: sum(found["exposed"][choice] for found in RECORDED[name]) for choice in ("default", "recommended")}
+  assert exposed["recommended"] < 0.9 * exposed["default"]
+
+
+@pytest.mark.parametrize("row", published.ROWS, ids=lambda row: row.what)
+def test_nobody_has_measured_more_than_the_bound(row: published.Published):
+  ours = published.bound(row)
+  assert row.tokens < ours["tokens"]
+  assert row.flops < ours["flops"]
 
 
 def test_what_remat_keeps():

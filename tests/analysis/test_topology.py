@@ -98,6 +98,23 @@ def test_data_parallel_all_reduces_its_gradients():
   )
 
 
+@pytest.mark.parametrize("name", SENDERS)
+def test_the_links_send_all_bytes_and_expose_a_part_of_them(name: str):
+  """On 2×4 chips a group along one dimension can use one link of 50 GB/s, and a group along both can use two."""
+  found = golden.explained(name, golden.SLICE, "tokens")
+  rows, time = found["communication"], found["time"]
+  for row in rows:
+    assert row["sent_in_step"] / 100e9 <= row["seconds"] * 1.000001
+    assert row["seconds"] <= row["sent_in_step"] / 50e9 * 1.000001
+    assert 0 <= row["exposed"] <= row["seconds"]
+    if row["kind"] == "all-reduce":  # libtpu runs nearly all of them by themselves
+      assert row["exposed"] >= 0.9 * row["seconds"]
+  assert time["communication"] == pytest.approx(sum(row["seconds"] for row in rows))
+  assert time["exposed"] == pytest.approx(sum(row["exposed"] for row in rows))
+  busy = max(time["compute"] / (1 - time["idle"]), time["memory"])
+  assert time["seconds"] == pytest.approx(busy + time["exposed"])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_strategy_on_tpus_matches_its_golden_page(name: str):
   file = golden.file(name, golden.SLICE)

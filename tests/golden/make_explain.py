@@ -34,13 +34,15 @@ INPUTS = {
 def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
   """explain's figures for a strategy on 8 simulated CPU devices or on a slice."""
   from analysis.explanation import explain
+  from analysis.topology import machine_of
   from configs import base
   from tools import explain as tool
 
   config = base.get_config("tiny", name)
   config.update_from_flattened_dict(FIELDS | (TPU_FIELDS if topology else {}) | INPUTS[inputs])
   config.compilation_cache_dir = "~/.cache/meshwright/tests"
-  return explain(name, tool.create(config, topology), config.batch_size)
+  where = machine_of(topology) if topology else None
+  return explain(name, tool.create(config, where), config.batch_size, where)
 
 
 def page(name: str, topology: str | None = None) -> str:

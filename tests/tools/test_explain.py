@@ -10,7 +10,7 @@ from golden import make_explain as golden
 from helpers import command_line_of, config, one_sentence, program, strategy
 
 import strategies
-from analysis import explanation
+from analysis import explanation, gpus
 from analysis.case import Case
 from analysis.compiled import DoesNotFit
 from analysis.timeline import timeline
@@ -54,7 +54,8 @@ def test_the_command_prints_all_parts_and_writes_json(
 ):
   """The page and the JSON file show all figures. Here `explain` returns figures that were compiled before."""
   given = []
-  monkeypatch.setattr(explain, "explain", lambda name, runner, batch_size: given.append((name, batch_size)) or found)
+  seen = lambda name, runner, batch_size, where: given.append((name, batch_size, where)) or found
+  monkeypatch.setattr(explain, "explain", seen)
   asked = command_line_of(
     explain.define,
     f"--config={ROOT}/configs/fsdp.py:tiny",
@@ -64,7 +65,7 @@ def test_the_command_prints_all_parts_and_writes_json(
   )
   explain.main(asked.config, asked)
   text = capsys.readouterr().out
-  assert given == [("fsdp", 16)]
+  assert given == [("fsdp", 16, None)]
   for part in ("weight", "activation", "on the devices", "memory of a device", "sent in a step", "by theory"):
     assert part in text
   written = json.loads((tmp_path / "new" / "found.json").read_text())
@@ -146,10 +147,30 @@ def test_a_refusal_of_the_compiler_holds_the_bytes():
   assert "\n" not in str(DoesNotFit(message))
 
 
-@pytest.mark.parametrize("topology", ["v5p", "v5p:", "v9:2x2", "v5p:2x2x", "8x8"])
+def asked_for(*arguments: str) -> tuple:
+  asked = command_line_of(explain.define, f"--config={ROOT}/configs/fsdp.py:tiny", *arguments)
+  return asked.config, asked
+
+
+@pytest.mark.parametrize("topology", ["v5p", "v5p:", "v9:2x2", "v5p:2x2x", "8x8", "h100", "h100:8", "h100:0x8"])
 def test_an_invalid_topology_is_refused(topology: str):
-  with one_sentence(f"topology={topology!r}", "v5p:8x8x16"):
-    explain.create(config("fsdp"), topology)
+  with one_sentence(f"topology={topology!r}", "v5p:8x8x16", "h100:16x8"):
+    explain.main(*asked_for(f"--topology={topology}"))
+
+
+def test_a_network_without_a_cluster_or_without_a_unit_is_refused():
+  with one_sentence("network='400Gb'", "--topology=h100:16x8"):
+    explain.main(*asked_for("--network=400Gb"))
+  with one_sentence("network='400Gb'", "topology='v5e:2x4'", "leave it out"):
+    explain.main(*asked_for("--network=400Gb", "--topology=v5e:2x4"))
+  with one_sentence("network='400'", "400Gb"):
+    explain.main(*asked_for("--network=400", "--topology=h100:1x8"))
+
+
+def test_a_cluster_needs_the_gpu_compiler(monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.setattr(gpus, "_is_installed", lambda plugin: False)
+  with one_sentence("topology='h100:1x8'", "pip install '.[gpu-topology]'"):
+    explain.main(*asked_for("--topology=h100:1x8"))
 
 
 def test_every_kind_of_device_has_plausible_figures():
@@ -184,11 +205,29 @@ def test_a_part_of_a_gpu_does_not_have_the_figures_of_the_gpu():
 def test_without_times_the_page_says_why_and_what_to_do(found: dict):
   unknown = found | {"time": None, "device": "abacus"}
   assert explain._time(unknown) == (
-    "No times: the peak speeds of 'abacus' are not known. Use --topology to see the times on a TPU slice."
+    "No times: the peak speeds of 'abacus' are not known. Use --topology to see the times on TPUs or GPUs."
   )
   assert explain._time(unknown | {"device": "TPU v5"}) == (
     "No times: the peak speeds of 'TPU v5' in this precision are not known. Use model.dtype='bfloat16'."
   )
+
+
+def test_the_page_shows_how_long_each_collective_is_sent_hidden_and_exposed():
+  """The row that takes longest comes first, and the last row is the sum. Unknown times are not shown."""
+  row = lambda kind, axes, seconds, exposed: {"kind": kind, "axes": axes, "seconds": seconds, "exposed": exposed}
+  communication = [
+    row("all-reduce", ("replica", "data"), 0.002, 0.002),
+    row("all-gather", ("data",), 0.007, 0.001),
+  ]
+  lines = [line.split() for line in explain._waits({"communication": communication}).splitlines()]
+  assert lines[0][-3:] == ["sent", "hidden", "exposed"]
+  assert lines[2:] == [
+    ["all-gather", "data", "7.0", "ms", "6.0", "ms", "1.0", "ms"],
+    ["all-reduce", "replica+data", "2.0", "ms", "0.0", "µs", "2.0", "ms"],
+    ["total", "9.0", "ms", "6.0", "ms", "3.0", "ms"],
+  ]
+  for unknown in (None, [], [row("all-gather", ("data",), None, None)]):
+    assert explain._waits({"communication": unknown}) == ""
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_compiling(tmp_path: Path):

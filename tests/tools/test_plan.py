@@ -12,7 +12,8 @@ from helpers import command_line_of, one_sentence
 
 import strategies
 from analysis import predict, search
-from analysis.topology import slice_of
+from analysis.case import Case
+from analysis.topology import Cluster, machine_of
 from configs import base
 from models.config import ModelConfig
 from runtime import command_line
@@ -24,19 +25,19 @@ SLICE = "v5p:4x4x4"
 ROOT = Path(__file__).parents[2]
 
 
-def model(params: float = 7e9, length: int = 2048) -> ModelConfig:
+def model(params: float = 7e9, length: int = 2048, platform: str = "tpu") -> ModelConfig:
   config = base.get_config("lm", "fsdp")
   config.model.update(tool.model_of(params, length))
-  return settings.program(config, "tpu").model
+  return settings.program(config, platform).model
 
 
 @pytest.fixture(scope="module")
 def found() -> list[search.Candidate]:
-  return search.search(model(), 256, slice_of(SLICE))
+  return search.search(model(), 256, machine_of(SLICE))
 
 
 def test_all_plans_fit_and_the_fastest_comes_first(found: list[search.Candidate]):
-  chip = slice_of(SLICE).chip
+  chip = machine_of(SLICE).chip
   assert len(found) > 50
   assert all(candidate.memory <= search.USABLE * chip.memory for candidate in found)
   assert all(a.times.seconds <= b.times.seconds for a, b in itertools.pairwise(found))
@@ -48,7 +49,7 @@ def test_a_candidate_has_the_memory_and_flops_of_its_config(
   found: list[search.Candidate], topology: str, batch_size: int
 ):
   """The printed fields, given to train.py, make the case that was judged. train.py accepts them."""
-  where = slice_of(topology)
+  where = machine_of(topology)
   if topology != SLICE:
     found = search.search(model(), batch_size, where)
   asked = base.get_config("lm", "fsdp")
@@ -56,7 +57,7 @@ def test_a_candidate_has_the_memory_and_flops_of_its_config(
   asked.batch_size = batch_size
   for candidate in search.best(found, 10):
     config = tool.config_of(candidate, asked)
-    layout = resolve(strategies.layout_of(config.strategy), where.devices, config.mesh)
+    layout = resolve(strategies.layout_of(config.strategy), where.count, config.mesh)
     runner = strategies.build(config, layout, settings.program(config, "tpu"), abstract_mesh(layout))
     runner.check_batch("batch_size", config.batch_size, config.accumulation)
     runner.check_batch("eval_batch_size", config.eval_batch_size)
@@ -67,18 +68,18 @@ def test_a_candidate_has_the_memory_and_flops_of_its_config(
 
 def test_a_strategy_that_does_not_fit_is_dropped():
   """Data parallelism needs 16 bytes a parameter on each device, so 7 B do not fit into 32 GB."""
-  names = {candidate.strategy for candidate in search.search(model(), 256, slice_of("v6e:8x8"))}
+  names = {candidate.strategy for candidate in search.search(model(), 256, machine_of("v6e:8x8"))}
   assert "data_parallel" not in names
   assert "fsdp" in names
 
 
 def test_a_model_that_fits_nowhere_has_no_plans():
-  assert search.search(model(70e9), 64, slice_of("v5e:2x2")) == []
+  assert search.search(model(70e9), 64, machine_of("v5e:2x2")) == []
 
 
 def test_one_device_is_planned_as_single():
   """On one device all strategies equal `single`, the simplest. On more devices `single` would leave some idle."""
-  one, two = slice_of("v5e:1x1"), slice_of("v5e:1x2")
+  one, two = machine_of("v5e:1x1"), machine_of("v5e:1x2")
   assert {candidate.strategy for candidate in search.search(model(1e8), 8, one)} == {"single"}
   assert "single" not in {candidate.strategy for candidate in search.search(model(1e8), 8, two)}
   assert search.search(model(1e8), 8, two, ["single"]) == []
@@ -94,12 +95,68 @@ def test_at_most_two_of_a_strategy_are_shown(found: list[search.Candidate]):
   assert search.best([*alike, other], 4) == [*alike[:3], other]  # more of one strategy if there are too few others
 
 
-def test_gathers_over_a_whole_closed_torus_cost_twice():
-  """On such a torus the compiler writes them as all-reduces."""
-  where = slice_of(SLICE)
-  assert where.is_whole([4, 4, 4])
-  assert not where.is_whole([4, 4, 2])
-  assert not slice_of("v5e:16x16").is_whole([16, 16])
+CLUSTER = "h100:2x8"
+
+
+def cluster(name: str, network: str | None = None) -> Cluster:
+  found = machine_of(name, network)
+  assert isinstance(found, Cluster)
+  return found
+
+
+def on_gpus(network: str | None = None, names: tuple[str, ...] = ()) -> list[search.Candidate]:
+  """Plans for 7 B parameters and few sequences, so that the gathers of weights are long beside the kernels."""
+  return search.search(model(7e9, 512, "gpu"), 64, cluster(CLUSTER, network), names)
+
+
+def test_tensor_parallelism_stays_inside_a_host():
+  """`model` is the innermost axis: NVLink connects it. `data` goes over the adapters of a group's GPUs in each host."""
+  found = [candidate for candidate in on_gpus(names=("two_d",)) if candidate.case.layout.mesh["model"] in (2, 4, 8)]
+  assert {candidate.case.layout.mesh["model"] for candidate in found} == {2, 4, 8}
+  where = cluster(CLUSTER)
+  for candidate in found:
+    mesh = candidate.case.layout.mesh
+    links = where.links(mesh)
+    assert links.bandwidth(("model",)) == where.chip.link
+    assert links.bandwidth(("data",)) == min(where.chip.link, 8 // mesh["model"] * where.network)
+
+
+def test_a_slower_network_makes_plans_slower_and_prefers_those_that_send_less_over_it():
+  fast, slow = on_gpus("400Gb"), on_gpus("10Gb")
+  assert len(fast) == len(slow)  # what fits does not depend on the network
+  of = lambda found, case: next(candidate.times for candidate in found if candidate.case == case)
+  best = fast[0].case
+  assert of(slow, best).exposed > of(fast, best).exposed
+  assert of(slow, best).compute == of(fast, best).compute
+  assert slow[0].case != best
+  assert slow[0].times.seconds < of(slow, best).seconds
+
+
+def test_one_host_has_the_same_plans_on_every_network():
+  few = ("fsdp", "two_d")
+  plans = lambda network: search.search(model(1e9, platform="gpu"), 64, cluster("h100:1x8", network), few)
+  times = [candidate.times for candidate in plans("400Gb")]
+  assert times == [candidate.times for candidate in plans("1Gb")] != []
+
+
+def test_a_rack_of_gb200_is_one_domain():
+  """18 hosts of 4 GPUs share NVLink, so the network does not matter; on 19 hosts it does."""
+  seconds = lambda hosts, network: search._candidate(
+    "fsdp", Case(strategies.layout_of("fsdp").on(data=4 * hosts), model(), 4 * hosts, compiler="gpu"),
+    cluster(f"gb200:{hosts}x4", network), None,
+  ).times.communication  # fmt: skip
+  assert seconds(18, "400Gb") == seconds(18, "1Gb")
+  assert seconds(19, "400Gb") < seconds(19, "1Gb")
+
+
+def test_plans_for_gpus_count_what_their_compiler_does_and_what_they_hold():
+  """Data parallelism needs 16 bytes a parameter, so 1 B parameters fit into 80 GB, and 7 B do not."""
+  where = cluster("h100:1x8")
+  plans = lambda params: search.search(model(params, platform="gpu"), 64, where, ("data_parallel", "fsdp"))
+  assert {candidate.case.compiler for candidate in plans(1e9)} == {"gpu"}
+  assert {candidate.case.model.attention for candidate in plans(1e9)} == {"cudnn"}
+  assert {candidate.strategy for candidate in plans(1e9)} == {"data_parallel", "fsdp"}
+  assert {candidate.strategy for candidate in plans(7e9)} == {"fsdp"}
 
 
 @pytest.mark.parametrize("params", [1e8, 1e9, 7e9, 70e9, 405e9])
@@ -108,10 +165,30 @@ def test_a_model_made_for_a_size_has_about_that_size(params: float):
   assert sum(weight.size for weight in predict.weights(made)) == pytest.approx(params, rel=0.2)
 
 
-@pytest.mark.parametrize("topology", [None, "v5p", "v5p:8x8", "v5p:0x4x4", "v5e:2x2x2", "h100:8"])
-def test_an_invalid_slice_is_refused(topology: str):
-  with one_sentence(f"topology={topology!r}", "sizes"):
-    slice_of(topology)
+@pytest.mark.parametrize(
+  "topology",
+  [None, "v5p", "v5p:8x8", "v5p:0x4x4", "v5e:2x2x2", "h100", "h100:8", "h100:0x8", "h100:2x", "h100:2x8x2", "x100:2x8"],
+)
+def test_an_invalid_topology_is_refused(topology: str):
+  with one_sentence(f"topology={topology!r}", "v5p:8x8x16", "h100:16x8"):
+    machine_of(topology)
+
+
+@pytest.mark.parametrize("network", ["400", "0Gb", "400GB", "-4Gb", "fast", ""])
+def test_an_invalid_network_is_refused(network: str):
+  with one_sentence(f"network={network!r}", "400Gb"):
+    machine_of(CLUSTER, network)
+
+
+def test_a_network_is_given_in_bits_for_each_gpu():
+  assert [cluster(CLUSTER, network).network for network in ("400Gb", "1.6Tb", None)] == [50e9, 200e9, 50e9]
+
+
+def test_a_network_is_for_gpus():
+  with one_sentence("network='400Gb'", f"topology={SLICE!r}", "leave it out"):
+    machine_of(SLICE, "400Gb")
+  with one_sentence("network='400'", "400Gb"):
+    tool.main(command_line_of(tool.define, "--params=7e9", f"--topology={CLUSTER}", "--network=400"))
 
 
 @pytest.mark.parametrize("params", [0, 10, -1, 1e15])
@@ -150,7 +227,7 @@ def test_meshes_of_stages_alone_and_of_stages_with_model_are_planned():
   meshes = [dict(layout.mesh) for _, layout in search._layouts(strategies.names(), model(), 16)]
   assert {"stage": 16, "data": 1} in meshes
   assert {"stage": 4, "data": 1, "model": 4} in meshes
-  assert search.search(model(1e8, 128), 8, slice_of("v5e:1x1"))
+  assert search.search(model(1e8, 128), 8, machine_of("v5e:1x1"))
 
 
 def test_the_command_prints_ten_commands_that_train_its_plans(
@@ -159,7 +236,7 @@ def test_the_command_prints_ten_commands_that_train_its_plans(
   """Each is parsed as train.py parses it."""
   monkeypatch.chdir(ROOT)
   tool.main(command_line_of(tool.define, "--params=7e9", f"--topology={SLICE}", "--batch-tokens=5e5", "--seq-len=2048"))
-  table, printed = capsys.readouterr().out.split("The times assume")
+  table, printed = capsys.readouterr().out.split("The times are those at the peaks")
   rows = table.split("---\n")[1].splitlines()
   lines = [line.split(maxsplit=1)[1] for line in printed.splitlines()[1:]]
   assert len(lines) == 10

@@ -1,0 +1,55 @@
+"""Changes to a config that make a step fit into a device's memory."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import strategies
+from analysis import predict
+from analysis.case import Case
+from errors import ConfigError
+from strategies.layout import Layout
+from strategies.mesh import resolve
+
+
+def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
+  """Changes to the config that are predicted to make a step fit into `capacity` bytes, with the predicted bytes."""
+  remat = lambda policy: dataclasses.replace(case, model=dataclasses.replace(case.model, remat=policy))
+  stronger = {"minimal": ("dots", "full"), "dots": ("full",), "full": ()}[case.model.remat]
+  changes = [(f"model.remat={policy}", remat(policy)) for policy in stronger]
+  full, also = remat("full"), "" if case.model.remat == "full" else "model.remat=full "
+  for parts in (2, 4, 8, 16, 32):
+    if case.examples >= parts and case.examples % parts == 0:
+      accumulation = case.accumulation * parts
+      changes.append((f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
+  for fields, layout in _layouts(name, case):
+    changed = dataclasses.replace(full, layout=layout, schedule=case.schedule if layout.axes("layers") else None)
+    if full.batch_size % (layout.shards("batch") * changed.units) == 0:
+      changes.append((f"{also}{fields}", changed))
+  totals = [(change, predict.memory(changed).total) for change, changed in changes]
+  return [{"change": change, "total": total} for change, total in totals if total <= capacity]
+
+
+def _layouts(name: str, case: Case) -> Iterator[tuple[str, Layout]]:
+  """Other layouts of the same devices, each with the config fields that select it.
+
+  They are this strategy on its default mesh or with another size of `model`, and other strategies without stages.
+  """
+  seen = {str(case.layout)}
+  for other in strategies.names():
+    template = strategies.layout_of(other)
+    for size in (None, 2, 4, 8, 16) if "model" in template.mesh else (None,):
+      try:
+        layout = resolve(template, case.layout.device_count, {"model": size})
+        layout.check_divides(case.model.sizes())
+      except ConfigError:
+        continue
+      same_stages = other == name and layout.shards("layers") == case.layout.shards("layers")
+      other_stages = layout.axes("layers") and not same_stages
+      if str(layout) not in seen and layout.uses_every_axis() and not other_stages:
+        seen.add(str(layout))
+        if other == name:
+          fields = [f"mesh.{axis}={n}" for axis, n in layout.mesh.items() if n != case.layout.mesh.get(axis)]
+        else:
+          fields = [f"strategy={other}", *([f"mesh.model={size}"] if size else [])]
+        yield " ".join(fields), layout

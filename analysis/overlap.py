@@ -1,0 +1,200 @@
+"""What a step waits for: which collectives are hidden behind kernels, and which are exposed.
+
+Follows a compiled program in the order in which the device runs it, with two clocks: one for the kernels and one for
+the links. A kernel takes the time of its arithmetic or that of its memory traffic at the peak, whichever is longer. If
+a program starts a collective at one place and awaits it at another, the kernels in between hide it. What is left of the
+collective when they end is exposed, as are all other collectives. Collectives are sent one after another.
+
+Real kernels are slower than the peak, so they hide more, but they also take longer by at least that much. So the sum of
+both is still the least time that a step can take.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from analysis import work
+from analysis.communication import BESIDE, KINDS, Collective, collective, is_called
+from analysis.hlo import Computation, Instruction, Module, Visit
+from runtime.hardware import Chip
+
+
+class Timed(NamedTuple):
+  """A collective of a compiled program, with the seconds that it takes in a whole step.
+
+  Attributes:
+    name: that of its instruction in the program.
+    sent: how long it occupies the links.
+    exposed: how long kernels wait while it is sent.
+  """
+
+  name: str
+  collective: Collective
+  sent: float
+  exposed: float
+
+  @property
+  def hidden(self) -> float:
+    return self.sent - self.exposed
+
+
+@dataclasses.dataclass(frozen=True)
+class Overlap:
+  """The collectives of a step, in the order in which they start, and the seconds of all its kernels."""
+
+  collectives: tuple[Timed, ...]
+  kernels: float
+
+  @property
+  def sent(self) -> float:
+    return sum(timed.sent for timed in self.collectives)
+
+  @property
+  def exposed(self) -> float:
+    return sum(timed.exposed for timed in self.collectives)
+
+
+def overlap(
+  module: Module,
+  mesh: Mapping[str, int],
+  rounds: Mapping[str, int],
+  chip: Chip,
+  to_send: Callable[[Collective], float],
+) -> Overlap:
+  """Follows a step.
+
+  Args:
+    mesh, rounds: as for `communication.collectives`.
+    to_send: the seconds that a collective takes each time.
+  """
+  follower = _Follower(module, mesh, rounds, chip, to_send)
+  follower.run(module.entry, 1)
+  exposed = lambda name: min(follower.exposed[name], follower.sent[name])  # the clocks' rounding can add a little
+  timed = (Timed(name, found, follower.sent[name], exposed(name)) for name, found in follower.found.items())
+  return Overlap(tuple(timed), follower.kernels)
+
+
+class _Sending(NamedTuple):
+  """A collective on the links, from one time to another; `times` is how often it is sent in the step."""
+
+  name: str
+  begin: float
+  end: float
+  times: int
+
+
+class _Follower:
+  """Follows a program. The body of a loop is followed once, and its times are multiplied."""
+
+  def __init__(
+    self,
+    module: Module,
+    mesh: Mapping[str, int],
+    rounds: Mapping[str, int],
+    chip: Chip,
+    to_send: Callable[[Collective], float],
+  ) -> None:
+    self.module, self.mesh, self.rounds, self.chip, self.to_send = module, mesh, rounds, chip, to_send
+    self.now = 0.0  # when the kernels so far have ended
+    self.links: list[_Sending] = []  # one after another
+    self.ends: dict[str, float] = {}  # when a started collective has been sent, by the instruction that started it
+    self.kernels = 0.0
+    self.found: dict[str, Collective] = {}
+    self.sent: collections.Counter[str] = collections.Counter()
+    self.exposed: collections.Counter[str] = collections.Counter()
+
+  def run(self, name: str, times: int) -> None:
+    """Follows a computation that runs `times` times in the step."""
+    computation = self.module.computations[name]
+    for instruction in computation.values():
+      self._step(Visit(instruction, computation, name, times, fused=False))
+
+  def _step(self, visit: Visit) -> None:
+    instruction, times = visit.instruction, visit.times or 0
+    if instruction.operation == "while":
+      inside = self.module.rounds(instruction, visit.computation, times, self.rounds)
+      if inside:
+        self._loop(instruction.attribute("body"), inside, inside / times)
+    elif instruction.operation in ("call", "conditional"):
+      for name in self.module.called(instruction):
+        self.run(name, times)
+    elif self._awaits(instruction):
+      self._wait(self._end(instruction, visit.computation))
+    elif sent := self._sends(visit):
+      for name, found in sent:
+        self._send(name, found, instruction.name, times)
+      if not self._is_started(instruction):
+        self._wait(self.ends[instruction.name])
+    else:
+      flops, traffic = work.kernel(self.module, instruction, visit.computation)
+      seconds = max(flops / self.chip.flops, traffic / self.chip.bandwidth)
+      self.now += seconds
+      self.kernels += times * seconds
+
+  def _loop(self, body: str, times: int, trips: float) -> None:
+    """Follows a loop's body once, and moves the clocks on by the other trips."""
+    began, before = self.now, self.links
+    self.run(body, times)
+    later = (trips - 1) * (self.now - began)
+    self.now += later
+    self.links = [
+      sending if sending in before else sending._replace(begin=sending.begin + later, end=sending.end + later)
+      for sending in self.links
+      if sending.end > self.now - later
+    ]
+
+  def _sends(self, visit: Visit) -> list[tuple[str, Collective]]:
+    """The collectives that an instruction starts or runs, with the names of their own instructions."""
+    if visit.instruction.operation.removesuffix("-start") in KINDS:
+      found = collective(visit, self.mesh)
+      return [(visit.instruction.name, found)] if found else []
+    sent = []
+    for name in self.module.called(visit.instruction):
+      computation = self.module.computations[name]
+      for instruction in computation.values():
+        sent += self._sends(Visit(instruction, computation, name, visit.times, fused=True))
+    return sent
+
+  def _is_started(self, instruction: Instruction) -> bool:
+    """Whether an instruction only starts what it sends. A `call-start` runs on a core for communication."""
+    inside = (self.module.computations[name] for name in self.module.called(instruction))
+    return instruction.operation.endswith("-start") or any(is_called(part, "AsyncCollectiveStart") for part in inside)
+
+  def _awaits(self, instruction: Instruction) -> bool:
+    inside = (self.module.computations[name] for name in self.module.called(instruction))
+    return instruction.operation.endswith("-done") or any(is_called(part, "AsyncCollectiveDone") for part in inside)
+
+  def _end(self, awaits: Instruction, computation: Computation) -> float:
+    """When the collective that an instruction waits for has been sent. Kernels that ran beside it pass it on."""
+    seen, names = set(), list(awaits.operands)
+    while names:
+      name = names.pop()
+      if name in self.ends:
+        return self.ends[name]
+      if name in computation and name not in seen and _passes_on(computation[name]):
+        names += computation[name].operands
+      seen.add(name)
+    return self.now
+
+  def _send(self, name: str, found: Collective, started_by: str, times: int) -> None:
+    seconds = self.to_send(found)
+    begin = max([self.now, *(sending.end for sending in self.links)])
+    self.links = [sending for sending in self.links if sending.end > self.now]
+    self.links.append(_Sending(name, begin, begin + seconds, times))
+    self.ends[started_by] = begin + seconds
+    self.found[name] = found
+    self.sent[name] += times * seconds
+
+  def _wait(self, until: float) -> None:
+    """Moves the kernels' clock on, and notes what is sent meanwhile."""
+    for name, begin, end, times in self.links:
+      self.exposed[name] += times * max(0.0, min(end, until) - max(begin, self.now))
+    self.now = max(self.now, until)
+
+
+def _passes_on(instruction: Instruction) -> bool:
+  """Whether an instruction hands on the buffers of a collective under way."""
+  return instruction.operation in ("get-tuple-element", "bitcast", "tuple") or instruction.attribute(
+    "calls"
+  ).startswith(BESIDE)

@@ -1,0 +1,221 @@
+"""Compares our formulas with the compilers for TPUs and GPUs: a step's memory, operations, traffic and bytes sent.
+
+    python -m benchmarks.predictions tpu              # compiles all cases (40 minutes), writes docs/explain.md's tables
+    python -m benchmarks.predictions gpu              # the same for NVIDIA GPUs (5 minutes)
+    python -m benchmarks.predictions tpu --cases=0,3  # compiles these cases again
+    python -m benchmarks.predictions tpu --tables     # writes the tables from the existing record
+
+Also compiles each case without the recommended options, to show what they hide. Needs no TPU or GPU, only their
+compilers: pip install '.[topology]' or '.[gpu-topology]'. A test compares the formulas with the records.
+"""
+
+import argparse
+import collections
+import json
+import os
+from importlib import metadata
+from typing import Any
+
+import jax
+
+import strategies
+from analysis import predict, theory
+from analysis.case import Case
+from analysis.compiled import compile_step
+from analysis.topology import machine_of
+from benchmarks.pages import ROOT, cpu, rewrite, source
+from configs import base
+from errors import ConfigError, one_of
+from runtime import command_line
+from strategies.compiler_options import CHOICES
+from strategies.mesh import abstract_mesh, resolve
+from training import settings
+
+PAGE = ROOT / "docs" / "explain.md"
+RECORDS = {name: ROOT / "benchmarks" / "results" / f"predictions-{name}.json" for name in ("tpu", "gpu")}
+COMPILER = {"tpu": "libtpu", "gpu": "jax-cuda13-pjrt"}  # the package that the compiler is part of
+
+MODELS = {
+  "1B": {"width": 2048, "depth": 16, "heads": 16, "kv_heads": 16, "mlp_width": 5632, "vocab_size": 32_000},
+  "2B, GQA": {"width": 2048, "depth": 24, "heads": 32, "kv_heads": 8, "mlp_width": 8192, "vocab_size": 128_000},
+  "7B": {"width": 4096, "depth": 32, "heads": 32, "kv_heads": 32, "mlp_width": 11_008, "vocab_size": 32_000},
+  "8B, GQA": {"width": 4096, "depth": 32, "heads": 32, "kv_heads": 8, "mlp_width": 14_336, "vocab_size": 128_256},
+  "70B, GQA": {"width": 8192, "depth": 80, "heads": 64, "kv_heads": 8, "mlp_width": 28_672, "vocab_size": 128_256},
+}
+# Strategy, slice or cluster, model, sequence length, batch size, remat, other fields of the config.
+Row = tuple[str, str, str, int, int, str, dict[str, Any]]
+TPU: list[Row] = [
+  ("fsdp", "v5p:2x2x4", "1B", 2048, 32, "full", {}),
+  ("fsdp", "v5p:2x2x4", "1B", 2048, 32, "dots", {}),
+  ("fsdp", "v5p:2x2x4", "1B", 2048, 16, "minimal", {}),
+  ("data_parallel", "v5p:2x2x1", "1B", 1024, 8, "full", {}),
+  ("data_parallel", "v5p:2x2x1", "1B", 1024, 8, "dots", {}),
+  ("data_parallel", "v5p:2x2x1", "1B", 1024, 4, "minimal", {}),
+  ("two_d", "v5p:4x4x4", "7B", 4096, 64, "full", {"mesh.model": 4}),
+  ("two_d", "v5p:4x4x4", "7B", 2048, 64, "dots", {"mesh.model": 4}),
+  ("two_d", "v5p:4x4x4", "7B", 2048, 32, "minimal", {"mesh.model": 4}),
+  ("tensor_parallel", "v5p:2x2x2", "1B", 2048, 8, "full", {}),
+  ("tensor_parallel", "v5p:2x2x2", "1B", 2048, 8, "dots", {}),
+  ("hsdp", "v5e:4x8", "1B", 2048, 32, "full", {}),
+  ("fsdp", "v6e:4x4", "2B, GQA", 2048, 16, "full", {}),
+  ("fsdp", "v6e:4x4", "2B, GQA", 2048, 16, "dots", {}),
+  ("fsdp", "tpu7x:2x2x2", "7B", 2048, 32, "dots", {}),
+  ("fsdp", "v5p:8x8x16", "7B", 4096, 1024, "full", {}),
+  ("pipeline", "v5p:2x2x4", "1B", 2048, 64, "full", {"pipeline.microbatches": 16}),
+  ("three_d", "v5p:2x2x4", "1B", 2048, 64, "full", {"pipeline.microbatches": 16}),
+]
+GPU: list[Row] = [
+  ("fsdp", "h100:1x8", "1B", 2048, 32, "full", {}),
+  ("fsdp", "h100:1x8", "1B", 2048, 32, "dots", {}),
+  ("fsdp", "h100:1x8", "1B", 2048, 32, "minimal", {}),
+  ("data_parallel", "h100:1x8", "1B", 2048, 32, "full", {}),
+  ("data_parallel", "h100:1x8", "1B", 2048, 16, "minimal", {}),
+  ("tensor_parallel", "h100:1x8", "1B", 2048, 8, "full", {}),
+  ("tensor_parallel", "h100:1x8", "1B", 2048, 8, "minimal", {}),
+  ("hsdp", "h100:2x8", "1B", 2048, 64, "minimal", {"mesh.replica": 2}),
+  ("two_d", "a100:2x8", "2B, GQA", 2048, 32, "full", {"mesh.model": 4}),
+  ("fsdp", "h200:1x8", "8B, GQA", 8192, 16, "full", {}),
+  ("fsdp", "h100:1x8", "8B, GQA", 8192, 8, "full", {}),
+  ("fsdp", "h100:128x8", "8B, GQA", 8192, 1024, "full", {}),
+  ("two_d", "h100:16x8", "70B, GQA", 4096, 128, "full", {"mesh.model": 8}),
+  ("two_d", "gb200:16x4", "70B, GQA", 4096, 64, "full", {"mesh.model": 8}),
+  ("pipeline", "h100:1x8", "1B", 2048, 64, "full", {"pipeline.microbatches": 16}),
+  ("three_d", "h100:2x8", "7B", 2048, 64, "full", {"pipeline.microbatches": 16, "mesh.stage": 2, "mesh.model": 4}),
+  ("fsdp", "b200:1x8", "7B", 4096, 32, "dots", {}),
+]
+CASES = {"tpu": TPU, "gpu": GPU}
+
+
+def config(case: list | tuple) -> Any:
+  """The config of a case."""
+  name, _, model, length, batch_size, remat, fields = case
+  asked = base.get_config("lm", name)
+  asked.model.update(MODELS[model] | {"seq_len": length, "remat": remat})
+  asked.batch_size = batch_size
+  asked.update_from_flattened_dict(fields)
+  return asked
+
+
+def measure(case: list | tuple) -> dict[str, Any]:
+  """Compiles a case. Returns the compiler's figures for one device, with the bytes sent over each mesh axis.
+
+  `exposed` has the seconds of exposed communication, with each choice of compiler options.
+  """
+  asked, where = config(case), machine_of(case[1])
+  program, found = settings.program(asked, where.platform), where.devices()
+  steps, exposed = {}, {}
+  for choice in CHOICES:
+    asked.compiler_options = choice
+    runner = strategies.create(asked, program, found)
+    steps[choice] = compile_step(runner, asked.batch_size)
+    exposed[choice] = steps[choice].overlap(where.chip, where.links_of(runner.mesh)).exposed
+  step = steps["recommended"]
+  sent: collections.Counter = collections.Counter()
+  for collective in step.collectives():
+    sent["+".join(collective.axes)] += collective.sent_in_step
+  overlap = step.overlap(where.chip, where.links_of(runner.mesh))
+  return {
+    "case": list(case),
+    "memory": step.bytes,
+    "flops": step.flops(),
+    "traffic": step.traffic(),
+    "sent": dict(sent),
+    "kernels": overlap.kernels,
+    "communication": overlap.sent,
+    "exposed": exposed,
+    "compile_seconds": step.seconds,
+    "machine": f"{os.cpu_count()} cores of {cpu()}",
+  }
+
+
+def by_formula(case: list | tuple) -> dict[str, float]:
+  """The same figures by our formulas, without the compiler and without devices."""
+  asked, where = config(case), machine_of(case[1])
+  layout = resolve(strategies.layout_of(asked.strategy), where.count, asked.mesh)
+  runner = strategies.build(asked, layout, settings.program(asked, where.platform), abstract_mesh(layout))
+  step = Case.of(runner, asked.batch_size, where.platform)
+  times = predict.times(step, where.chip, where.links(layout.mesh))
+  return {
+    "memory": predict.memory(step).total,
+    "flops": predict.flops(step),
+    "traffic": predict.traffic(step),
+    "sent": sum(row.bytes for row in theory.sent(step)),
+    "communication": times.communication,
+    "exposed": times.exposed,
+  }
+
+
+def tables(record: dict[str, Any]) -> dict[str, str]:
+  """The generated parts of docs/explain.md that come from one record."""
+  platform = machine_of(record["cases"][0]["case"][1]).platform
+  memory = [
+    "| Strategy | Devices | Model, sequence | Batch | Remat "
+    "| Memory by the compiler | Memory, ratio | FLOPs, ratio | Traffic, ratio | Sent, ratio | Compile time |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
+  ]
+  exposed = [
+    "| Strategy | Devices | Model, sequence | Remat | Kernels | Communication "
+    "| Exposed, default options | Exposed, recommended | By formula |",
+    "|---|---|---|---|---|---|---|---|---|",
+  ]
+  for found in record["cases"]:
+    name, topology, model, length, batch_size, remat, _ = found["case"]
+    ours = by_formula(found["case"])
+    theirs = found | {"sent": sum(found["sent"].values())}
+    ratios = [f"{ours[what] / theirs[what]:.2f}" for what in ("memory", "flops", "traffic", "sent")]
+    memory.append(
+      f"| {name} | {topology} | {model}, {length} | {batch_size} | {remat} | {theirs['memory'] / 1e9:.2f} GB "
+      f"| {' | '.join(ratios)} | {found['compile_seconds']:.0f} s |"
+    )
+    times = [found["kernels"], found["communication"], *map(found["exposed"].get, ("default", "recommended"))]
+    exposed.append(
+      f"| {name} | {topology} | {model}, {length} | {remat} | "
+      f"{' | '.join(f'{1e3 * seconds:,.1f} ms' for seconds in (*times, ours['exposed']))} |"
+    )
+  end = ["", source(record)]
+  return {f"predictions-{platform}": "\n".join(memory + end), f"exposed-{platform}": "\n".join(exposed + end)}
+
+
+def compile_cases(platform: str, asked: str | None) -> None:
+  """Compiles the cases with these numbers, or all cases, and writes each into the record when it is done.
+
+  Raises ConfigError for an unknown number, and if the record's other cases were compiled with other versions.
+  """
+  file, known_cases, package = RECORDS[platform], CASES[platform], COMPILER[platform]
+  numbers = [str(number) for number in range(len(known_cases))]
+  chosen = [int(one_of("cases", number, numbers)) for number in asked.split(",")] if asked else range(len(known_cases))
+  versions = {"jax": jax.__version__, package: metadata.version(package)}
+  known = json.loads(file.read_text()) if file.exists() else {"versions": versions, "cases": []}
+  same = known["versions"] == versions
+  if asked and not same:
+    raise ConfigError(
+      f"cases={asked!r} cannot be added to a record of other versions, {known['versions']}; leave out --cases"
+    )
+  cases = {json.dumps(found["case"]): found for found in known["cases"] if same}
+  for number in chosen:
+    cases[json.dumps(list(known_cases[number]))] = measure(known_cases[number])
+    kept = [cases[key] for case in known_cases if (key := json.dumps(list(case))) in cases]
+    record = {
+      "command": f"python -m benchmarks.predictions {platform}",
+      "machine": f"compiled for {platform.upper()}s on {' and '.join(sorted({found['machine'] for found in kept}))}",
+      "versions": versions,
+      "cases": kept,
+    }
+    file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("platform", choices=RECORDS, help="whose compiler to use")
+  parser.add_argument("--tables", action="store_true", help="write the tables from the existing record")
+  parser.add_argument("--cases", help="numbers of the cases to compile, separated by commas (default: all)")
+  options = parser.parse_args()
+  if not options.tables:
+    with command_line.bad_input_ends_the_program():
+      compile_cases(options.platform, options.cases)
+  for table in rewrite(PAGE, RECORDS[options.platform], tables).values():
+    print(table)
+
+
+if __name__ == "__main__":
+  main()

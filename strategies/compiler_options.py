@@ -1,0 +1,36 @@
+"""Compiler options for the training step on GPUs and TPUs: they let communication run while kernels do.
+
+Compilers do much of this by default. These options are the ones that made a difference in compiled programs;
+docs/explain.md shows how much of the communication remains exposed with them and without. The sources are
+https://docs.jax.dev/en/latest/gpu_performance_tips.html and the flags that MaxText sets for its TPU runs.
+
+They are passed with the program, not in XLA_FLAGS. So other options in the user's environment stay as they are.
+"""
+
+import jax
+
+_RENAMED = jax.__version_info__ >= (0, 12)  # with XLA's options for pipelined collectives
+_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+
+RECOMMENDED: dict[str, dict[str, str | bool]] = {
+  # Moves the collectives of a scan over blocks by one round, so that they run beside another block.
+  "gpu": {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _KINDS}
+  if _RENAMED
+  else {f"xla_gpu_enable_pipelined_{kind}": True for kind in _KINDS},
+  # Runs all-gathers and all-reduces in pieces beside products.
+  "tpu": {
+    "xla_enable_async_all_gather": True,
+    "xla_enable_async_all_reduce": True,
+    "xla_tpu_enable_async_collective_fusion": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
+    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+    "xla_tpu_overlap_compute_collective_tc": True,
+  },
+}
+CHOICES = ("recommended", "default")
+
+
+def options(choice: str, platform: str) -> dict[str, str | bool]:
+  """The options of one of CHOICES for a platform ("cpu", "gpu" or "tpu")."""
+  return RECOMMENDED.get(platform, {}) if choice == "recommended" else {}

@@ -1,0 +1,220 @@
+"""Compiles every strategy with the GPU compiler, without GPUs. `make test-topology` installs the compiler.
+
+Compares what each strategy sends and computes with the formulas, as test_communication.py does on CPU and
+test_topology.py for TPUs. The models have the widths of test_topology.py, in bfloat16 and with cuDNN's attention.
+"""
+
+import collections
+import functools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from golden import make_explain as golden
+
+import strategies
+from analysis import calls, gpus, predict, theory
+from analysis.case import Case, weights
+from analysis.compiled import Step, compile_step
+from analysis.topology import Machine, machine_of
+from benchmarks import predictions
+from configs import base
+from strategies.base import Strategy
+from tools import explain as tool
+from training import settings
+
+pytestmark = pytest.mark.skipif(
+  not any(map(gpus._is_installed, ("xla_cuda12", "xla_cuda13"))),
+  reason="the GPU compiler is not installed; make test-topology",
+)
+HOST = "h100:1x8"
+NAMES = [name for name in strategies.names() if golden.lowers_for(name, HOST)]
+SENDERS = [name for name in NAMES if strategies.layout_of(name).uses_every_axis()]
+ROOT = Path(__file__).parents[2]
+
+# Losses, counts and norms, which the formulas leave out: a few bytes each.
+SCALARS = 512
+
+
+@functools.cache
+def compiled(name: str, inputs: str) -> tuple[Strategy, Case, Step]:
+  """A strategy on 8 GPUs of one host, what is predicted of its step, and the compiled step."""
+  config, where = base.get_config("tiny", name), machine_of(HOST)
+  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS | golden.INPUTS[inputs])
+  runner = tool.create(config, where)
+  return runner, Case.of(runner, config.batch_size, "gpu"), compile_step(runner, config.batch_size)
+
+
+@functools.cache
+def grouped(name: str, inputs: str) -> tuple[collections.Counter, collections.Counter]:
+  """Bytes that a device sends in a step, by (kind, axes): in the compiled program, and according to the formulas."""
+  _, case, step = compiled(name, inputs)
+  ours, wanted = collections.Counter(), collections.Counter()
+  for collective in step.collectives():
+    assert collective.times, f"unknown how often {collective} runs"
+    ours[collective.kind, collective.axes] += collective.sent_in_step
+  for row in theory.sent(case):
+    wanted[row.kind, row.axes] += row.bytes
+  return ours, wanted
+
+
+@pytest.mark.parametrize("inputs", ["tokens", "images"])
+@pytest.mark.parametrize("name", SENDERS)
+def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, inputs: str):
+  ours, wanted = grouped(name, inputs)
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+
+
+@pytest.mark.parametrize("inputs", ["tokens", "images"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_flop_is_done_twice_and_none_is_left_out(name: str, inputs: str):
+  """Also where cuDNN computes the scores again, and where remat or a pipeline repeats products."""
+  _, case, step = compiled(name, inputs)
+  assert case.model.dtype == "bfloat16"
+  assert step.left_out() == []
+  assert step.flops() == round(predict.flops(case))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_is_cudnns_forward_and_backward(name: str):
+  """Both calls run in the loops over blocks, so `flops` counts them as often as there are layers and parts."""
+  _, case, step = compiled(name, "tokens")
+  assert case.model.attention == "cudnn"
+  visits = [visit for visit in step.module.walk(step.rounds) if visit.instruction.operation == "custom-call"]
+  runs: collections.Counter[str] = collections.Counter()
+  for visit in visits:
+    if "fmha" in (target := calls.target(visit.instruction)):
+      assert calls.flops(visit.instruction, visit.computation)
+      runs["Backward" in target] += visit.times
+  each = case.units * case.model.depth // case.layout.shards("layers")
+  assert runs == {False: each, True: each}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_strategy_uses_all_to_all(name: str):
+  for inputs in ("tokens", "images"):
+    assert "all-to-all" not in {kind for kind, _ in grouped(name, inputs)[0]}
+
+
+def size(name: str, wanted: str = "") -> int:
+  """Bytes of the matrices in bfloat16, or of those with one role."""
+  found = weights(compiled(name, "tokens")[0].program.model)
+  return 2 * sum(weight.size for weight in found if weight.is_matrix and (not wanted or wanted in weight.roles))
+
+
+def test_fsdp_gathers_its_weights_in_bfloat16_and_scatters_all_gradients():
+  """Blocks are gathered twice, embedding and head once. In float32 they would send twice as much."""
+  ours, _ = grouped("fsdp", "tokens")
+  assert (
+    ours["all-gather", ("data",)]
+    == (2 * size("fsdp", "block") + size("fsdp", "head") + size("fsdp", "embedding")) * 7 / 8
+  )
+  assert ours["reduce-scatter", ("data",)] == size("fsdp") * 7 / 8
+
+
+@pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d", "three_d"])
+def test_all_weights_are_gathered_in_bfloat16(name: str):
+  """Also the head and the embedding, whose casts the compiler could move behind their gathers."""
+  _, case, step = compiled(name, "tokens")
+  gathered = {
+    (shape.dtype, shape.size)
+    for one in step.collectives()
+    if one.kind == "all-gather" and one.axes == case.axes("embed")
+    for shape in one.operands
+  }
+  edges = {case.held(weight) for weight in weights(case.model) if weight.is_matrix and not weight.in_blocks}
+  assert edges <= {size for _, size in gathered}
+  assert {dtype for dtype, size in gathered if size >= min(edges)} == {"bf16"}
+
+
+def test_data_parallel_all_reduces_its_gradients():
+  """2·P·(n−1)/n numbers, those of the norms in float32."""
+  _, case, _ = compiled("data_parallel", "tokens")
+  norms = 4 * (2 * case.model.depth + 1) * case.model.width
+  ours, _ = grouped("data_parallel", "tokens")
+  assert ours.keys() == {("all-reduce", ("data",))}
+  expected = 2 * (size("data_parallel") + norms) * 7 / 8
+  assert ours["all-reduce", ("data",)] == pytest.approx(expected, abs=SCALARS)
+
+
+@pytest.mark.parametrize("name", SENDERS)
+def test_the_links_send_all_bytes_and_expose_a_part_of_them(name: str):
+  runner, _, step = compiled(name, "tokens")
+  where = machine_of(HOST)
+  found = step.overlap(where.chip, where.links_of(runner.mesh))
+  assert found.sent == pytest.approx(sum(one.sent_in_step for one in step.collectives()) / where.chip.link)
+  assert all(0 <= one.exposed <= one.sent for one in found.collectives)
+  assert 0 < found.exposed <= found.sent
+  assert found.kernels >= step.flops() / where.chip.flops
+  assert (found.exposed < found.sent) or not {"all-gather", "reduce-scatter"} & {
+    one.collective.kind for one in found.collectives
+  }
+
+
+@pytest.mark.skipif(bool(list(Path("/dev").glob("nvidia*"))), reason="this machine has GPUs")
+def test_a_machine_without_gpus_compiles_a_plan_and_prints_nothing_about_them():
+  """The plugin complains at length if there is no GPU or no cuDNN."""
+  command = [sys.executable, "-m", "tools.plan", "--config=configs/fsdp.py:tiny", "--topology=h100:1x4"]
+  command += ["--config.batch_size=32", "--strategies=fsdp", "--best=1", "--compile"]
+  free = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+  done = subprocess.run(command, cwd=ROOT, env=free, capture_output=True, text=True, timeout=100)
+  assert (done.returncode, done.stderr) == (0, "")
+  assert re.search(r"By the compiler:\n 1  [\d.]+ MB \(predicted [\d.]+ MB\): fits, at least ", done.stdout)
+
+
+@functools.cache
+def realistic(number: int) -> tuple[Machine, Strategy, Step]:
+  """A case of the benchmark, compiled here."""
+  case = predictions.GPU[number]
+  config, where = predictions.config(case), machine_of(case[1])
+  runner = strategies.create(config, settings.program(config, where.platform), where.devices())
+  return where, runner, compile_step(runner, config.batch_size)
+
+
+REALISTIC = [
+  number
+  for number, case in enumerate(predictions.GPU)
+  if case[:6] in (("fsdp", HOST, "1B", 2048, 32, "minimal"), ("tensor_parallel", HOST, "1B", 2048, 8, "full"))
+]
+
+
+@pytest.mark.parametrize("number", REALISTIC)
+def test_memory_is_predicted_within_15_percent_of_the_compiler(number: int):
+  _, runner, step = realistic(number)
+  predicted = predict.memory(Case.of(runner, predictions.GPU[number][4], "gpu"))
+  assert predicted.total == pytest.approx(step.bytes, rel=0.15)
+  assert predicted.state == pytest.approx(step.arguments, rel=0.02)  # and the batch
+
+
+def test_there_is_a_realistic_case_of_both_kinds():
+  assert len(REALISTIC) == 2
+
+
+def test_a_model_of_8_billion_on_1024_gpus_is_explained_in_8_gb(tmp_path: Path):
+  """Runs the command as a user would. All bytes cross the network, since `data` spans all hosts."""
+  sizes = predictions.MODELS["8B, GQA"] | {"seq_len": 8192, "remat": "full"}
+  fields = {f"model.{name}": size for name, size in sizes.items()} | {"batch_size": 1024}
+  file = tmp_path / "found.json"
+  command = [sys.executable, "-m", "tools.explain", "--config=configs/fsdp.py", "--topology=h100:128x8"]
+  command += ["--network=200Gb", f"--json={file}", *(f"--config.{name}={value}" for name, value in fields.items())]
+  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+  _, status, usage = os.wait4(process.pid, 0)
+  process.returncode = os.waitstatus_to_exitcode(status)
+  assert process.returncode == 0
+  found = json.loads(file.read_text())
+  assert sum(math.prod(weight["shape"]) for weight in found["weights"]) > 7.5e9
+  assert found["mesh"] == {"data": 1024}
+  assert found["guessed"] == gpus.NOT_KNOWN
+  rows, time = found["communication"], found["time"]
+  assert time["communication"] == pytest.approx(sum(row["sent_in_step"] for row in rows) / (8 * 25e9))
+  assert time["communication"] == pytest.approx(sum(row["seconds"] for row in rows))
+  assert time["exposed"] == pytest.approx(sum(row["exposed"] for row in rows))
+  assert 0 < time["exposed"] < time["communication"]
+  assert time["seconds"] == pytest.approx(max(time["compute"], time["memory"]) + time["exposed"])
+  assert usage.ru_maxrss < 8e6  # kB
