@@ -26,6 +26,7 @@ from reporting.progress import Diverged, Progress
 from runtime import command_line, folders, processes, signals
 from runtime.devices import start_jax
 from runtime.hardware import peak_flops
+from runtime.profiling import Profiler
 from training import settings
 from training.loop import StepPlan
 from training.program import TrainState
@@ -46,13 +47,14 @@ def train(config: Any, workdir: Path | None) -> dict[str, float]:
   clock = Clock()
   with clock("set-up"):
     devices = start_jax(config)
-    workdir = Path(processes.on_process_zero(lambda: str(workdir or default_workdir(config)))).expanduser()
+    default = f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
+    workdir = Path(processes.on_process_zero(lambda: str(workdir or default))).expanduser()
     fields = record.flat(config.to_dict())
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
   with folders.owned(workdir):
     run = set_up(config, workdir, devices, clock)  # a signal ends it at once; a preparation goes on in the next run
     # The writer last: only process 0 can raise there.
-    with signals.Requests() as requests, run.writer, run.checkpoints:
+    with signals.Requests() as requests, run.writer, run.checkpoints, run.profiler:
       announce(run, devices)
       ended = loop(run, requests)
       with clock("checkpoint"):
@@ -78,6 +80,7 @@ class Run:
   progress: Progress
   evaluator: Evaluator
   checkpoints: Checkpoints
+  profiler: Profiler
 
   def evaluate(self, state: TrainState, step: int) -> dict[str, float]:
     """Loss and accuracy on the validation examples, written as the evaluation of `step`."""
@@ -139,6 +142,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
     checkpoints=Checkpoints(
       workdir / restore.FOLDER, config.checkpoint.keep, config.checkpoint.keep_best, writer.say, warn
     ),
+    profiler=Profiler(workdir, config.profile, start.loop.step, writer.say, warn),
   )  # fmt: skip
 
 
@@ -166,8 +170,9 @@ def loop(run: Run, requests: signals.Requests) -> Ended:
     for step in range(first, plan.last):
       with clock("data"):
         batch = next(reader)
-      with clock("compile" if step == first else "train"):
+      with clock("compile" if step == first else "train"), run.profiler.step(step):
         state, metrics = run.strategy.train_step(state, batch)  # dispatched, not awaited
+      run.profiler.after(step, metrics)
       if step == first:
         run.meter.restart(step)
       if pending:
@@ -231,10 +236,6 @@ def write_sample(run: Run, state: TrainState, prompt: np.ndarray) -> str:
   length = min(config.sample_length, seq_len - prompt.shape[1])
   tokens = run.strategy.generate(state, prompt, length=length, seed=config.seed, temperature=config.sample_temperature)
   return run.dataset.text.decode(np.asarray(tokens)[0].tolist())
-
-
-def default_workdir(config: Any) -> str:
-  return f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def main(config: Any, workdir: Path | None) -> None:

@@ -7,17 +7,23 @@ Compiled programs
     work.py           its FLOPs and memory traffic; calls.py: those of library calls on GPUs
     communication.py  its collectives: mesh axes, counts and bytes
     compiled.py       compiles a step and collects these figures
-    topology.py       TPU slices to compile for, without TPUs
+    overlap.py        which communication is hidden behind kernels, and which is exposed
+    topology.py       TPU slices and GPU clusters to compile for, without having them; gpus.py: the kinds of GPUs
+    links.py          how fast their devices can send to one another
 
 Formulas
     case.py           a step to predict: layout, model and batch
     theory.py         what the step must send
-    compilers.py      where XLA:CPU and libtpu differ from theory, and constants fitted to them
+    compilers.py      where the compilers differ from theory, and constants fitted to them
     predict.py        memory, FLOPs and traffic; saved.py: activations saved for the backward pass
     timeline.py       pipeline schedules: timeline, idle time, and how often each unit runs
 
 Both
     roofline.py       the least time of a step, from either
-    explanation.py    all figures of one step, for tools/explain.py
+    explanation.py    all figures of one step, for tools/explain.py; fixes.py: changes that make it fit into memory
     search.py         searches for the fastest configuration, for tools/plan.py
+
+Recorded steps, for tools/profile.py
+    trace.py          what each device ran, and when
+    profile.py        where the time went: operations, collectives, waiting
 """

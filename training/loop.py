@@ -4,7 +4,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from errors import not_negative, positive
+from errors import ConfigError, not_negative, positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,24 @@ class StepPlan:
     positive("checkpoint.keep", config.checkpoint.keep)
     for name in ("every", "minutes", "keep_best"):
       not_negative(f"checkpoint.{name}", config.checkpoint[name])
+    for name in ("start", "steps"):
+      not_negative(f"profile.{name}", config.profile[name])
     fields = {"save_every": config.checkpoint.every, "learning_rate": config.optimizer.learning_rate} | dict(config)
-    return StepPlan(**{field.name: fields[field.name] for field in dataclasses.fields(StepPlan)})
+    plan = StepPlan(**{field.name: fields[field.name] for field in dataclasses.fields(StepPlan)})
+    plan.check_profile(config.profile.start, config.profile.steps)
+    return plan
+
+  def check_profile(self, start: int, steps: int) -> None:
+    """Raises ConfigError unless the run makes all of the steps to record."""
+    if steps and start + steps > self.last:
+      fix = (
+        f"use profile.start={self.last - steps} or less"
+        if steps <= self.last
+        else f"use profile.steps={self.last} or less"
+      )
+      raise ConfigError(
+        f"profile.start={start} and profile.steps={steps} go beyond the run's last step, {self.last}; {fix}"
+      )
 
   @property
   def last(self) -> int:
