@@ -74,7 +74,7 @@ def measure(
   asked = [cell for cell in asked if among is None or cell.name in among]
   reason = cells.without_peer(config, hardware["platform"], program.model.dtype)
   state = jax.eval_shape(program.init, jax.random.key(0))
-  (commit, dirty), load = _commit(), os.getloadavg()[0]  # the load shows whether the machine was idle
+  (commit, dirty), load = checked_out(), os.getloadavg()[0]  # the load shows whether the machine was idle
   say = functools.partial(print, flush=True)
   with tempfile.TemporaryDirectory() as cache:
     measured = rounds.measure(asked, options.rounds, options.steps, Path(cache), say, run)
@@ -83,7 +83,7 @@ def measure(
   return {
     "kind": "throughput",
     "command": options.command,
-    "machine": _machine(hardware),
+    "machine": described(hardware),
     "hardware": hardware | {"peak_flops": hardware["peak_flops"] if program.model.dtype == "bfloat16" else None},
     "versions": found["versions"],
     "commit": commit,
@@ -110,14 +110,15 @@ def _devices(asked: Sequence[int], available: int | None) -> list[int]:
   return sorted(set(asked)) or [count for count in cells.DEVICES if available is None or count <= available]
 
 
-def _machine(hardware: dict[str, Any]) -> str:
+def described(hardware: dict[str, Any]) -> str:
+  """One line about a machine."""
   host = f"{hardware['cores']} cores of {hardware['cpu']}, {hardware['memory_bytes'] / 2**30:.0f} GiB"
   return (
     f"devices simulated on {host}" if hardware["simulated"] else f"{hardware['devices']} × {hardware['kind']}; {host}"
   )
 
 
-def _commit() -> tuple[str | None, bool]:
+def checked_out() -> tuple[str | None, bool]:
   """The commit of the repository, and whether any file differs from it."""
   try:
     git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -3,8 +3,9 @@
     echo SPEC | python benchmarks/torch_llama.py        # SPEC as in worker.py; needs pip install '.[peer]'
 
 Sizes, global batch, cross-entropy, AdamW, clipping and precision are the same as ours. On a CPU it runs eagerly in
-float32 on all cores. On a GPU it has float32 weights, computes in bfloat16 and uses torch.compile. It imports nothing
-of this repository, so that any Python with PyTorch can run it. Tests compare its sizes with our model's.
+float32 on all cores. On a GPU it has float32 weights, computes in bfloat16, and torch.compile compiles the model with
+its loss. It imports nothing of this repository, so that any Python with PyTorch can run it. Tests compare its sizes
+with our model's. With the task "device" it only reports what it would run on.
 """
 
 import json
@@ -71,15 +72,20 @@ def measure(spec: dict) -> dict:
     eps=optimizer_fields["eps"],
     fused=True,  # PyTorch's fastest, on CPUs too
   )
-  run = torch.compile(model) if device == "cuda" else model
+  torch.set_float32_matmul_precision("high")  # for what autocast leaves in float32; has no effect on a CPU
   tokens = torch.randint(0, fields["vocab_size"], (asked["batch_size"], asked["model"]["seq_len"] + 1), device=device)
   inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous().flatten()
 
+  def loss_of(inputs: "torch.Tensor", targets: "torch.Tensor") -> "torch.Tensor":
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+      logits = model(input_ids=inputs).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets)
+
+  run = torch.compile(loss_of) if device == "cuda" else loss_of
+
   def step() -> "torch.Tensor":
     optimizer.zero_grad(set_to_none=True)
-    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-      logits = run(input_ids=inputs).logits
-    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets)
+    loss = run(inputs, targets)
     loss.backward()
     if optimizer_fields["clip_norm"]:
       torch.nn.utils.clip_grad_norm_(model.parameters(), optimizer_fields["clip_norm"])
@@ -98,16 +104,28 @@ def measure(spec: dict) -> dict:
   return {
     "seconds": seconds[spec["warmup"] :],
     "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
-    "versions": {name: metadata.version(name) for name in ("torch", "transformers")},
+    "versions": versions(),
     "precision": "bfloat16, compiled" if device == "cuda" else "float32, eager",
     "parameters": count,
   }
 
 
+def find_device() -> dict:
+  """The device that `measure` uses, "cuda" or "cpu", and the versions."""
+  import torch
+  import transformers  # noqa: F401  # to find out whether it is there
+
+  return {"device": "cuda" if torch.cuda.is_available() else "cpu", "versions": versions()}
+
+
+def versions() -> dict:
+  return {name: metadata.version(name) for name in ("torch", "transformers")}
+
+
 def main() -> None:
   spec = json.load(sys.stdin)
   try:
-    result = measure(spec)
+    result = find_device() if spec.get("task") == "device" else measure(spec)
   except ModuleNotFoundError as error:
     result = {"error": f"{error.name} is not installed; pip install '.[peer]', or name a Python with --peer-python"}
   except Exception as error:  # reported in the peer's row of the table

@@ -5,12 +5,13 @@ A preset is a function that changes the defaults of configs/base.py. Apply it wi
 
 from configs.experiments.cifar10 import cifar10, cifar10_gpu
 from configs.experiments.images import images
-from configs.experiments.language_model import lm
+from configs.experiments.language_model import lm, lm_1b
 from configs.experiments.throughput import throughput, throughput_gpu
 from configs.experiments.tiny import tiny
 
 PRESETS = {
   "lm": lm,
+  "lm_1b": lm_1b,
   "cifar10": cifar10,
   "cifar10_gpu": cifar10_gpu,
   "images": images,

@@ -1,0 +1,190 @@
+"""Step `attention`: the kernels that training uses, in bfloat16, against `plain` in float32."""
+
+import dataclasses
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.accelerator.step import Step, Values, Verdict, Where, largest, reason, say
+from configs import base
+from models.attention import IMPLEMENTATIONS, plain
+from runtime.devices import start_jax
+
+BATCH, LENGTH, DOCUMENTS = 4, 2048, 4
+ROUNDS, CALLS = 9, 5  # each round times each kernel once, over so many calls
+PARTS = ("output", "query gradient", "key gradient", "value gradient")
+# The largest error allowed, relative to the largest entry. A bfloat16 has 8 bits, so one rounding is up to 0.4% of a
+# value, and a few add up. A key that is wrongly seen or hidden, or a wrong scale, changes entries by tens of percents.
+BOUND = 0.03
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A kind of attention."""
+
+  heads: int
+  kv_heads: int
+  head_dim: int
+  causal: bool
+  segments: bool
+
+  @property
+  def name(self) -> str:
+    words = ["causal" if self.causal else "bidirectional", f"{self.heads}/{self.kv_heads} heads of {self.head_dim}"]
+    return ", ".join([*words, "documents"] if self.segments else words)
+
+
+CASES = [
+  Case(heads, kv_heads, head_dim, causal, segments)
+  for (heads, kv_heads), head_dim, causal, segments in itertools.product(
+    ((16, 16), (16, 4)), (64, 128), (True, False), (False, True)
+  )
+]
+
+Kernel = Callable[..., jax.Array]
+
+
+def kernels(platform: str) -> dict[str, Kernel]:
+  """The implementations to check on a platform. `plain` in bfloat16 is among them, and what the others are timed by."""
+  fused = {"gpu": "cudnn", "cpu": "blockwise"}.get(platform)
+  return {name: IMPLEMENTATIONS[name] for name in (fused, "plain") if name}
+
+
+def inputs(case: Case, batch: int, length: int) -> tuple[list[jax.Array], jax.Array | None]:
+  """Random q, k, v and the output's cotangent [B, T, N or K, H], all exact in bfloat16; and segments [B, T] or None."""
+  keys = jax.random.split(jax.random.key(0), 5)
+  heads = (case.heads, case.kv_heads, case.kv_heads, case.heads)
+  arrays = [
+    jax.random.normal(key, (batch, length, n, case.head_dim), jnp.bfloat16)
+    for key, n in zip(keys[:4], heads, strict=True)
+  ]
+  if not case.segments:
+    return arrays, None
+  starts = jax.random.bernoulli(keys[4], DOCUMENTS / length, (batch, length)).at[:, 0].set(True)
+  return arrays, jnp.cumsum(starts, axis=1, dtype=jnp.int32)
+
+
+def program(kernel: Kernel, case: Case, dtype: Any) -> Callable[..., tuple[jax.Array, ...]]:
+  """A jitted function of the inputs that returns the output and the three gradients (`PARTS`), computed in `dtype`."""
+
+  @jax.jit
+  def run(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, segments: jax.Array | None) -> tuple[jax.Array, ...]:
+    core = lambda q, k, v: kernel(q, k, v, causal=case.causal, segments=segments)
+    out, vjp = jax.vjp(core, *(x.astype(dtype) for x in (q, k, v)))
+    return (out, *vjp(g.astype(dtype)))
+
+  return run
+
+
+def check(case: Case, among: dict[str, Kernel], batch: int = BATCH, length: int = LENGTH) -> Values:
+  """The errors of each kernel by `PARTS`, and its median seconds for a forward and backward pass."""
+  arrays, segments = inputs(case, batch, length)
+  with jax.default_matmul_precision("highest"):
+    exact = jax.device_get(program(plain, case, jnp.float32)(*arrays, segments))
+  errors: dict[str, Values] = {}
+  runs: dict[str, Callable[[], Any]] = {}
+  for name, kernel in among.items():
+    run = program(kernel, case, jnp.bfloat16)
+    got = jax.device_get(run(*arrays, segments))
+    errors[name] = {part: error(a, b) for part, a, b in zip(PARTS, got, exact, strict=True)}
+    runs[name] = functools.partial(run, *arrays, segments)
+  return {"case": dataclasses.asdict(case) | {"name": case.name}, "errors": errors, "seconds": timed(runs)}
+
+
+def error(got: np.ndarray, exact: np.ndarray) -> float | None:
+  """The largest error relative to the largest entry; None if something is not finite."""
+  got = np.asarray(got, np.float64)
+  return float(np.abs(got - exact).max() / np.abs(exact).max()) if np.isfinite(got).all() else None
+
+
+def timed(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+  """The median seconds of a call of each function. The functions take turns, so that a slow moment slows all."""
+  seconds: dict[str, list[float]] = {name: [] for name in runs}
+  for turn in range(ROUNDS):
+    names = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
+    for name in names:
+      start = time.perf_counter()
+      jax.block_until_ready([runs[name]() for _ in range(CALLS)])
+      seconds[name].append((time.perf_counter() - start) / CALLS)
+  return {name: statistics.median(taken) for name, taken in seconds.items()}
+
+
+def check_all(among: dict[str, Kernel], cases: Iterable[Case] = CASES, **sizes: int) -> list[Values]:
+  """A row for each case. A kernel that raises makes its case an error."""
+  rows = []
+  for case in cases:
+    try:
+      made = check(case, among, **sizes)
+      shown = [f"{name} {_show(worst([made], name))} in {made['seconds'][name] * 1e3:.2f} ms" for name in among]
+    except Exception as failed:  # one case that fails must not hide the others
+      made = {"case": dataclasses.asdict(case) | {"name": case.name}, "error": reason(failed)}
+      shown = [made["error"]]
+    rows.append(made)
+    say(f"{case.name:<50} {'; '.join(shown)}")
+  return rows
+
+
+def measure(where: Where) -> Values:
+  asked = base.get_config("tiny", "single")
+  asked.compilation_cache_dir = ""
+  devices = start_jax(asked)
+  return {"batch": BATCH, "length": LENGTH, "bound": BOUND, "rows": check_all(kernels(devices[0].platform))}
+
+
+def worst(rows: Sequence[Values], kernel: str, parts: Sequence[str] = PARTS) -> float | None:
+  """The largest error of a kernel over rows and parts; None if something is not finite."""
+  return largest(row["errors"][kernel][part] for row in rows for part in parts)
+
+
+def judge(values: Values) -> Verdict:
+  broken = []
+  for row in values["rows"]:
+    name = row["case"]["name"]
+    if "error" in row:
+      broken.append(f"{name}: {row['error']}")
+      continue
+    for kernel in row["errors"]:
+      found = worst([row], kernel)
+      if found is None or found > values["bound"]:
+        broken.append(f"{kernel}, {name}: an error of {_show(found)}, more than {values['bound']:.1%}")
+  return Verdict(tuple(broken))
+
+
+def row(values: Values) -> list[str]:
+  """The cells of the table: cases, errors of each kernel, and how many times faster than `plain` the fused one is."""
+  rows = [row for row in values["rows"] if "errors" in row]
+  names = list(rows[0]["errors"]) if rows else []
+  shown = [
+    f"{name}: output {_show(worst(rows, name, PARTS[:1]))}, gradients {_show(worst(rows, name, PARTS[1:]))}"
+    for name in names
+  ]
+  faster = [row["seconds"]["plain"] / row["seconds"][name] for row in rows for name in names if name != "plain"]
+  speed = f"{statistics.median(faster):.1f} ({min(faster):.1f}–{max(faster):.1f})" if faster else "–"
+  return [f"{len(rows)} of {len(values['rows'])}", "; ".join(shown) or "–", speed]
+
+
+def _show(value: float | None) -> str:
+  return "not finite" if value is None else f"{value:.2%}"
+
+
+STEP = Step(
+  name="attention",
+  about=(
+    f"each attention kernel in bfloat16 against `plain` in float32, on {BATCH} sequences of {LENGTH:,} tokens: output, "
+    "gradients and time; causal and not, grouped heads, heads of 64 and 128, documents"
+  ),
+  promise=f"an error is above {BOUND:.0%} of the largest entry, or a kernel fails",
+  aim="",
+  measure=measure,
+  judge=judge,
+  columns=("Cases", "Largest errors", "Times faster than plain: median (range)"),
+  row=row,
+  uses_devices=True,
+)
