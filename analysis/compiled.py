@@ -54,7 +54,7 @@ class Step:
 
   def overlap(self, chip: Chip, links: Links) -> overlap.Overlap:
     """What the step's kernels and links do at the same time."""
-    to_send = lambda collective: collective.sent / links.bandwidth(collective.axes)
+    to_send = lambda one: one.sent / links.bandwidth(one.kind, one.axes)
     return overlap.overlap(self.module, self.mesh, self.rounds, chip, to_send)
 
   def left_out(self) -> list[str]:

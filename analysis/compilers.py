@@ -63,7 +63,7 @@ class Compiler:
   def gathers_rows(self, case: Case) -> bool:
     """Whether an embedding's gradient is all-gathered as rows, not all-reduced as a table.
 
-    Both compilers do so in a pipeline's units and nowhere else. They do not compare the sizes of rows and table.
+    All compilers do so in a pipeline's units and nowhere else. They do not compare the sizes of rows and table.
     """
     return case.schedule is not None
 
@@ -123,10 +123,6 @@ class XlaCpu(Compiler):
       return 2
     return super().block_gathers(case)
 
-  def edge_gathers(self, case: Case, weight: Weight) -> int:
-    """XLA of jax 0.12 gathers all of them before the units, once, also where a tied weight has two roles."""
-    return 1 if JAX_0_12 else super().edge_gathers(case, weight)
-
 
 @dataclasses.dataclass(frozen=True)
 class LibTpu(Compiler):
@@ -159,7 +155,7 @@ class LibTpu(Compiler):
     return case.item
 
   def hides(self, kind: str) -> bool:
-    """It runs all-reduces by themselves."""
+    """It hides little of all-reduces."""
     return kind in ("all-gather", "reduce-scatter")
 
   def maximum_bytes(self, case: Case) -> float:

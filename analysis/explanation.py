@@ -16,8 +16,9 @@ from analysis import gpus, predict, theory
 from analysis.case import Case, weights
 from analysis.compiled import DoesNotFit, Step, compile_step
 from analysis.fixes import fixes
-from analysis.links import leaves, of_devices
+from analysis.links import of_devices, spans_slices
 from analysis.overlap import Overlap
+from analysis.profile import scope
 from analysis.roofline import Roofline
 from analysis.timeline import timeline
 from analysis.topology import Cluster, Machine
@@ -58,11 +59,14 @@ class Recorder:
     return kernel(*arrays)
 
 
-def explain(name: str, strategy: Strategy, batch_size: int, where: Machine | None = None) -> dict[str, Any]:
+def explain(
+  name: str, strategy: Strategy, batch_size: int, where: Machine | None = None, network: float | None = None
+) -> dict[str, Any]:
   """Compiles the strategy's step for a global batch and reports its placement, memory, communication and time.
 
   Args:
     where: the slice or cluster of the strategy's devices, if they are not those of this machine.
+    network: of this machine's GPUs: bytes/s from each to GPUs that NVLink does not connect to it.
   """
   device = strategy.mesh.devices.flat[0]
   figures = chip(device.device_kind)
@@ -73,13 +77,14 @@ def explain(name: str, strategy: Strategy, batch_size: int, where: Machine | Non
     step, error = None, caught
   mesh = strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
-  links = figures and (where.links_of(mesh) if where else of_devices(figures, mesh))
+  links = figures and (where.links_of(mesh) if where else of_devices(figures, mesh, network))
   timed = step.overlap(figures, links) if step and figures and links and peak_flops(device, case.model.dtype) else None
   return {
     "strategy": name,
     "about": strategy.describe(name),
     "mesh": dict(strategy.layout.mesh),
     "device": device.device_kind,
+    "network": where.described if where else "",
     "batch_size": batch_size,
     "weights": _weights(strategy),
     "activations": _activations(strategy, case),
@@ -89,7 +94,8 @@ def explain(name: str, strategy: Strategy, batch_size: int, where: Machine | Non
     "timeline": timeline(strategy.schedule) if strategy.schedule else None,
     "bubble": strategy.schedule.bubble if strategy.schedule else None,
     "time": _time(strategy, case, step, figures, timed) if step and figures and timed else None,
-    "guessed": gpus.NOT_KNOWN if isinstance(where, Cluster) else "",
+    "links_known": links is not None,
+    "not_known": gpus.NOT_KNOWN if isinstance(where, Cluster) else "",
     "compile_seconds": step.seconds if step else None,
   }
 
@@ -172,8 +178,11 @@ def _communication(step: Step, timed: Overlap | None) -> list[dict[str, Any]]:
         "sent_in_step": 0.0,
         "seconds": 0.0 if timed else None,
         "exposed": 0.0 if timed else None,
+        "scopes": [],
       },
     )
+    if (named := scope(collective.op_name)) and named not in row["scopes"]:
+      row["scopes"].append(named)
     row["count"] += 1
     row["sent"] += collective.sent
     row["sent_in_step"] += collective.sent_in_step
@@ -207,7 +216,7 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip, timed: Over
     "traffic": traffic,
     "backward": case.backward,
     "left_out": step.left_out(),
-    "beyond": sorted({c.axes for c in step.collectives() if figures.torus and leaves(mesh, c.axes)}),
+    "beyond": sorted({c.axes for c in step.collectives() if figures.torus and spans_slices(mesh, c.axes)}),
     "per_second": case.batch_size * items / times.seconds,
     "unit": unit,
   }

@@ -37,6 +37,7 @@ class Target:
     bandwidth: bytes/s of its memory.
     units: float32 units of a core.
     shared: bytes of shared memory of a core; a block can have 1 kB less.
+    per_host: the most GPUs that a host has.
   """
 
   kind: str
@@ -48,6 +49,7 @@ class Target:
   bandwidth: int
   units: int = 128
   shared: int = 233_472
+  per_host: int = 16
 
   @property
   def config(self) -> str:
@@ -77,7 +79,7 @@ TARGETS = {
   "h100": Target("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 52_428_800, 84_942_979_072, 3_352_320_000_000),
   "h200": Target("NVIDIA H200", 9, 132, 1.98, 52_428_800, 151_397_597_184, 4_800_000_000_000),
   "b200": Target("NVIDIA B200", 10, 148, 1.965, 132_644_864, 191_514_411_008, 7_672_320_000_000),
-  "gb200": Target("NVIDIA GB200", 10, 152, 2.062, 135_528_448, 197_897_748_480, 7_928_064_000_000),
+  "gb200": Target("NVIDIA GB200", 10, 152, 2.062, 135_528_448, 197_897_748_480, 7_928_064_000_000, per_host=4),
 }
 
 

@@ -21,7 +21,7 @@ Axes = tuple[str, ...]
 class Links(Protocol):
   """The links of a mesh of devices."""
 
-  def bandwidth(self, axes: Axes) -> float:
+  def bandwidth(self, kind: str, axes: Axes) -> float:
     """Bytes/s that a device can send in a collective along these mesh axes, with the best ring algorithms."""
     ...
 
@@ -43,7 +43,7 @@ class Torus:
   shape: tuple[int, ...]
   extents: Callable[[Axes], Sequence[int]]
 
-  def bandwidth(self, axes: Axes) -> float:
+  def bandwidth(self, kind: str, axes: Axes) -> float:
     """If a group spans a whole dimension of a closed torus, a device sends both ways along it.
 
     Otherwise the ring folds back on itself, which leaves half of the bandwidth.
@@ -74,19 +74,21 @@ class Switched:
   names: Axes
   network: float
 
-  def bandwidth(self, axes: Axes) -> float:
-    """Within a domain, that of NVLink. Beyond it, a ring leaves each domain over all adapters of its GPUs there.
+  def bandwidth(self, kind: str, axes: Axes) -> float:
+    """Within a domain, that of NVLink. Across domains, traffic uses the adapters of all the group's GPUs in a domain.
 
-    If the groups differ, the slowest counts, because the next collective waits for it.
+    Permutes send straight to one other GPU, so they use one adapter. If groups differ, the slowest counts, because the
+    next collective waits for it.
     """
-    return min(self._bandwidth(group) for group in groups(self.domains, self.names, axes))
+    return min(self._bandwidth(kind, group) for group in groups(self.domains, self.names, axes))
 
   def doubles(self, kind: str, axes: Axes) -> bool:
     return False
 
-  def _bandwidth(self, group: np.ndarray) -> float:
+  def _bandwidth(self, kind: str, group: np.ndarray) -> float:
     _, gpus = np.unique(group, return_counts=True)
-    return self.chip.link if len(gpus) == 1 else min(self.chip.link, gpus.min() * self.network)
+    adapters = 1 if kind == "collective-permute" else int(gpus.min())
+    return self.chip.link if len(gpus) == 1 else min(self.chip.link, adapters * self.network)
 
 
 def groups(numbers: np.ndarray, names: Iterable[str], axes: Iterable[str]) -> np.ndarray:
@@ -96,10 +98,10 @@ def groups(numbers: np.ndarray, names: Iterable[str], axes: Iterable[str]) -> np
   return last.reshape(-1, math.prod(numbers.shape[i] for i in along))
 
 
-def of_devices(chip: Chip, mesh: Mesh, network: float | None = None) -> Links:
+def of_devices(chip: Chip, mesh: Mesh, network: float | None = None) -> Links | None:
   """The links of the devices of this machine or job: by their coordinates in a torus, or by their slices.
 
-  JAX counts GPUs that NVLink connects as a slice.
+  JAX counts GPUs that NVLink connects as a slice. None if GPUs are in several slices and the network is not known.
 
   Args:
     network: bytes/s from each GPU to other domains; by default that of its maker's systems.
@@ -107,24 +109,26 @@ def of_devices(chip: Chip, mesh: Mesh, network: float | None = None) -> Links:
   if chip.torus:
     return Torus(chip, spans(mesh, mesh.axis_names), functools.partial(spans, mesh))
   slices = [getattr(device, "slice_index", 0) for device in mesh.devices.flat]
-  return Switched(chip, np.reshape(slices, mesh.devices.shape), tuple(mesh.axis_names), network or chip.network)
+  network = network or chip.network
+  if len(set(slices)) > 1 and not network:
+    return None
+  return Switched(chip, np.reshape(slices, mesh.devices.shape), tuple(mesh.axis_names), network)
 
 
 def spans(mesh: Mesh, axes: Iterable[str]) -> tuple[int, ...]:
   """The extents along the torus of the mesh's first group of devices along these mesh axes."""
-  coordinates = np.array([device.coords for device in first_group(mesh, axes)])
+  coordinates = np.array([device.coords for device in _group(mesh, axes)])
   return tuple(len(set(column)) for column in coordinates.T.tolist())
 
 
-def first_group(mesh: Mesh, axes: Iterable[str]) -> np.ndarray:
+def spans_slices(mesh: Mesh, axes: Iterable[str]) -> bool:
+  """Whether a group along these axes is in several TPU slices. `Chip.link` does not connect those."""
+  return len({getattr(device, "slice_index", 0) for device in _group(mesh, axes)}) > 1
+
+
+def _group(mesh: Mesh, axes: Iterable[str]) -> np.ndarray:
   """The mesh's first group of devices along these axes."""
-  index = tuple(slice(None) if axis in set(axes) else 0 for axis in mesh.axis_names)
-  return np.asarray(mesh.devices[index], object).reshape(-1)
-
-
-def leaves(mesh: Mesh, axes: Iterable[str]) -> bool:
-  """Whether a group along these axes spans several TPU slices. `Chip.link` does not connect those."""
-  return len({getattr(device, "slice_index", 0) for device in first_group(mesh, axes)}) > 1
+  return groups(np.asarray(mesh.devices, object), mesh.axis_names, axes)[0]
 
 
 def spread(mesh: Mapping[str, int], shape: Sequence[int]) -> dict[str, list[int]]:
@@ -140,7 +144,7 @@ def spread(mesh: Mapping[str, int], shape: Sequence[int]) -> dict[str, list[int]
     whole = next(
       (
         chosen
-        for count in range(1, len(left) + 1)
+        for count in range(len(left), 0, -1)
         for chosen in itertools.combinations(range(len(left)), count)
         if math.prod(left[i] for i in chosen) == size
       ),

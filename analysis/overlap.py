@@ -5,8 +5,8 @@ the links. A kernel takes the time of its arithmetic or that of its memory traff
 a program starts a collective at one place and awaits it at another, the kernels in between hide it. What is left of the
 collective when they end is exposed, as are all other collectives. Collectives are sent one after another.
 
-Real kernels are slower than the peak, so they hide more, but they also take longer by at least that much. So the sum of
-both is still the least time that a step can take.
+A real kernel is slower than its peak. It may then hide more communication, but never more than the extra time that it
+takes. So the sum stays a lower bound.
 """
 
 import collections

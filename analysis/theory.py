@@ -1,7 +1,8 @@
 """What a step must send, byte by byte, from the layout and the model alone.
 
 The formulas hold for any layout. Where a compiler has a choice, they ask compilers.py. Tests compare them with the
-compiled program of every strategy: tests/analysis/test_communication.py on CPU, test_topology.py for TPUs.
+compiled program of every strategy, in tests/analysis: test_communication.py on CPU, test_topology.py for TPUs and
+test_gpu_topology.py for GPUs.
 """
 
 from typing import NamedTuple
@@ -18,7 +19,7 @@ class Sent(NamedTuple):
   Attributes:
     what: the purpose.
     waits: whether the next computation needs the result, so that nothing can hide the collective.
-    edges: the part of `bytes` for weights outside the blocks. They are sent where little else is left to do.
+    edges: the part of `bytes` that is sent before or after the blocks run, where little can hide it.
   """
 
   kind: str
@@ -98,8 +99,8 @@ def _table_gradients(case: Case) -> list[Sent]:
   batch, b, times = case.axes("batch"), case.layout.shards("batch"), case.reductions
   tables = [weight for weight in weights(case.model) if weight.is_table]
   if COMPILERS[case.compiler].gathers_rows(case):
-    rows = case.examples * case.model.positions * (case.model.width * case.item + 4)  # with their ids, int32
-    return [Sent("all-gather", batch, times * (b - 1) * rows, "rows of the embedding's gradient") for _ in tables]
+    rows = times * (b - 1) * case.examples * case.model.positions * (case.model.width * case.item + 4)  # and ids, int32
+    return [Sent("all-gather", batch, rows, "rows of the embedding's gradient", edges=rows) for _ in tables]
   if COMPILERS[case.compiler].scatters_tables(case):
     return []
   table = times * 2 * _part(b) * case.item * sum(map(case.used, tables))
@@ -151,18 +152,14 @@ def _stages(case: Case) -> list[Sent]:
   blocks = sum(case.held(weight) for weight in weights(case.model) if weight.in_blocks)
   ticks = case.accumulation * case.schedule.ticks
   exchanged = "activations to the next stage, cotangents to the one before"
+  summed = case.accumulation * 2 * max(param, 4) * outside * _part(stages)  # in float32 at least (pipeline/program.py)
   rows = [
     Sent("collective-permute", axes, ticks * 2 * stream, exchanged, waits=True),
-    Sent(  # in float32 at least (pipeline/program.py)
-      "all-reduce",
-      axes,
-      case.accumulation * 2 * max(param, 4) * outside * _part(stages),
-      "gradients outside the blocks",
-    ),
+    Sent("all-reduce", axes, summed, "gradients outside the blocks", edges=summed),
   ]
   if case.schedule.chunks > 1:
     moved = case.accumulation * 2 * blocks * param
-    rows.append(Sent("collective-permute", axes, moved, "weights to their chunks, gradients back"))
+    rows.append(Sent("collective-permute", axes, moved, "weights to their chunks, gradients back", edges=moved))
   return rows
 
 

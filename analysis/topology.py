@@ -44,9 +44,13 @@ class Slice:
     extents = lambda axes: tuple(math.prod(spans[axis][i] for axis in axes) for i in range(len(self.shape)))
     return Torus(self.chip, self.shape, extents)
 
-  def links_of(self, mesh: Mesh) -> Links:
+  def links_of(self, mesh: Mesh) -> Links | None:
     """The links of a mesh of this slice's devices."""
     return links.of_devices(self.chip, mesh)
+
+  @property
+  def described(self) -> str:
+    return ""
 
   def devices(self) -> list[jax.Device]:
     """The devices, to lower and compile programs for (jax.experimental.topologies).
@@ -95,13 +99,22 @@ class Cluster:
 
   def links(self, mesh: Mapping[str, int]) -> Switched:
     """The links of a mesh. Its innermost axes are within a host, or within hosts that NVLink connects."""
-    domains = np.arange(self.count) // (self.per_host * self.chip.hosts)
+    count = -(-self.hosts // self.chip.hosts)  # of domains, which have as many hosts as one another, if possible
+    hosts = np.arange(self.count) // self.per_host
+    domains = hosts // -(-self.hosts // count)
     sizes = tuple(mesh.values())
     return Switched(self.chip, domains[: math.prod(sizes)].reshape(sizes), tuple(mesh), self.network)
 
-  def links_of(self, mesh: Mesh) -> Links:
+  def links_of(self, mesh: Mesh) -> Links | None:
     """The links of a mesh of this cluster's devices."""
     return self.links(dict(mesh.shape))
+
+  @property
+  def described(self) -> str:
+    """The network, where it matters."""
+    if self.hosts <= self.chip.hosts:
+      return ", all connected by NVLink"
+    return f", each with {self.network * 8 / 1e9:g} Gb/s to hosts that NVLink does not connect"
 
   def devices(self) -> list[jax.Device]:
     """The devices, to lower and compile programs for. Raises ConfigError if the CUDA plugin is not installed."""
@@ -127,6 +140,11 @@ def machine_of(topology: str | None, network: str | None = None) -> Machine:
       f"v5p:8x8x16, or {', '.join(gpus.TARGETS)} with the number of hosts and of GPUs in a host, as in h100:16x8"
     )
   if version in gpus.TARGETS:
+    if shape[1] > gpus.TARGETS[version].per_host:
+      raise ConfigError(
+        f"topology={topology!r} has {shape[1]} GPUs in a host, but hosts of {version} have at most "
+        f"{gpus.TARGETS[version].per_host}; use {version}:HOSTSxGPUS"
+      )
     return Cluster(version, chip, *shape, network=chip.network if network is None else bytes_of(network))
   if network is not None:
     raise ConfigError(f"network={network!r} is for GPUs, and topology={topology!r} has TPUs; leave it out")

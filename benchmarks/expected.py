@@ -11,8 +11,9 @@ from strategies import Strategy
 def expected_step(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | None) -> dict[str, float | None]:
   """The expected `bytes` of a device and `seconds` of a step, from the layout and the model alone.
 
-  Seconds are a lower bound. On accelerators everything overlaps that can, at the maker's peaks. On simulated devices it
-  is the arithmetic of all devices at the speed that the machine measured. None if the speed is unknown.
+  On accelerators the seconds are those at the maker's peaks, plus the communication that nothing is expected to hide.
+  On simulated devices they are the arithmetic of all devices at the speed that the machine measured. None if the speed
+  is unknown.
 
   Args:
     batch_size: the size of the global batch.
@@ -24,7 +25,8 @@ def expected_step(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | N
   figures = chip(device.device_kind)
   seconds = None
   if figures and peak_flops(device, case.model.dtype):
-    seconds = predict.times(case, figures, links.of_devices(figures, strategy.mesh)).seconds
+    between = links.of_devices(figures, strategy.mesh)
+    seconds = predict.times(case, figures, between).seconds if between else None
   elif peaks:
     real = strategy.layout.device_count if device.platform != "cpu" else 1
     seconds = batch_size * strategy.program.model.train_flops_per_example() / peaks["flops"] / real

@@ -1,7 +1,8 @@
 """Compares our bounds with speeds that other projects have published: python -m benchmarks.published
 
-Needs no devices: the bounds come from the formulas of analysis/predict.py. No step can be faster than a correct bound,
-so a bound below a published speed would be wrong. A test checks this. Writes its table into docs/explain.md.
+Needs no devices: the bounds come from the formulas of analysis/predict.py. Each is the longest of the times that
+arithmetic, memory and communication take alone, as if a perfect program overlapped all three. So a bound below a
+published speed would be wrong. A test checks this. Writes its table into docs/explain.md.
 """
 
 import dataclasses
@@ -87,7 +88,8 @@ def bound(row: Published) -> dict[str, float]:
   layout = resolve(strategies.layout_of(row.strategy), where.count, config.mesh)
   program = settings.program(config, where.platform)
   case = Case.of(strategies.build(config, layout, program, abstract_mesh(layout)), config.batch_size, where.platform)
-  examples = config.batch_size / where.count / predict.times(case, where.chip, where.links(layout.mesh)).seconds
+  times = predict.times(case, where.chip, where.links(layout.mesh))
+  examples = config.batch_size / where.count / max(times.compute, times.memory, times.communication)
   return {
     "tokens": examples * program.model.positions,
     "flops": examples * program.model.train_flops_per_example(),

@@ -41,7 +41,9 @@ def _has_compiler_alone() -> bool:
   has_tpus = any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
   has_gpus = any(Path("/dev").glob("nvidia*")) or Path("/dev/dxg").exists()  # dxg: Windows Subsystem for Linux
   installed = lambda name: importlib.util.find_spec(name) is not None
-  return (installed("libtpu") and not has_tpus) or (installed("jax_cuda13_plugin") and not has_gpus)
+  return (installed("libtpu") and not has_tpus) or (
+    any(map(installed, ("jax_cuda13_plugin", "jax_cuda12_plugin"))) and not has_gpus
+  )
 
 
 def _keep_freed_memory() -> None:

@@ -74,7 +74,7 @@ class Strategy:
       out_shardings=(self.state_sharding, replicated),
       donate_argnums=0,
     )
-    self._train_step = self._jit_train_step()
+    self._train_step = self._plain_train_step = self._jit_train_step()
     self._eval_step = jax.jit(
       functools.partial(program.eval_step, sharding=sharding),
       in_shardings=(params, self.batch_sharding),
@@ -92,8 +92,9 @@ class Strategy:
     )
 
   def compile_with(self, options: dict[str, Any]) -> None:
-    """Sets the compiler options of the training step (compiler_options.py)."""
-    self._train_step = self._jit_train_step(compiler_options=options)
+    """Sets the compiler options of the training step (compiler_options.py), unless a subclass has a step of its own."""
+    if options and self._train_step is self._plain_train_step:
+      self._train_step = self._jit_train_step(compiler_options=options)
 
   def init(self, seed: int) -> TrainState:
     """The state at step 0. It is created sharded: no device ever holds more than its part."""

@@ -62,17 +62,20 @@ def fitted(layout: Layout, devices: int) -> Layout:
 def make_mesh(layout: Layout, devices: list[jax.Device]) -> Mesh:
   """A mesh of the first `device_count` of these devices, with neighbours along its axes linked directly if possible.
 
-  With several slices, the outermost mesh axis spans them. Raises ConfigError if the devices cannot be arranged so.
+  With several slices, the outer mesh axes span them. Raises ConfigError if the devices cannot be arranged so.
   """
   shape, devices = tuple(layout.mesh.values()), devices[: layout.device_count]
   slices = len({getattr(device, "slice_index", 0) for device in devices})
-  across = [1] * len(shape)
-  if slices > 1:
-    outermost = next(i for i, size in enumerate(shape) if size > 1)
-    if shape[outermost] % slices:
-      axis = tuple(layout.mesh)[outermost]
-      raise ConfigError(f"mesh.{axis}={shape[outermost]} does not divide over {slices} slices; use a multiple")
-    across[outermost] = slices
+  across, left = [], slices  # how many slices each mesh axis spans
+  for size in shape:
+    across.append(math.gcd(size, left))
+    left //= across[-1]
+    if left > 1 and size > across[-1]:
+      named = ", ".join(f"mesh.{axis}={n}" for axis, n in layout.mesh.items())
+      raise ConfigError(
+        f"{named} cannot be laid out over {slices} slices: the outer sizes must divide the slices, or be multiples of "
+        "what is left of them; use other sizes"
+      )
   within = [size // n for size, n in zip(shape, across, strict=True)]
   split = {"allow_split_physical_axes": True}  # a mesh axis may take only a part of a torus dimension
   try:

@@ -40,8 +40,6 @@ class PmapDDP(Strategy):
     self._gradients = run(lambda s, b: program.mean(*sums(s, b)))
     self._eval_step = run(lambda p, b: jax.lax.psum(program.eval_step(p, b), "data"))
 
-  def compile_with(self, options: dict[str, Any]) -> None: ...  # pmap takes none
-
   def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> Batch:
     """The batch with a leading dimension of devices: [n, B/n, ...]."""
     n = self.layout.device_count

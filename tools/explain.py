@@ -17,7 +17,7 @@ from absl import flags
 
 import strategies
 from analysis.explanation import explain
-from analysis.topology import Machine, machine_of
+from analysis.topology import Machine, bytes_of, machine_of
 from errors import ConfigError
 from runtime import command_line, folders
 from runtime.devices import start_jax
@@ -40,8 +40,9 @@ def create(config: Any, where: Machine | None) -> Strategy:
 
 def text(found: dict[str, Any], strategy: Strategy) -> str:
   """The page that the command prints."""
+  devices = f"{len(strategy.mesh.devices.flat)} × {found['device']}{found['network']}"
   parts = [
-    f"{found['about']}\nfor {len(strategy.mesh.devices.flat)} × {found['device']}, batches of {found['batch_size']}",
+    f"{found['about']}\nfor {devices}; batches of {found['batch_size']}",
     placement(found),
     _picture(strategy),
     _memory(found["memory"]),
@@ -49,6 +50,7 @@ def text(found: dict[str, Any], strategy: Strategy) -> str:
     _waits(found),
     _timeline(found),
     _time(found),
+    found["not_known"],
   ]
   return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -130,18 +132,20 @@ def _waits(found: dict[str, Any]) -> str:
   timed = [row for row in found["communication"] or [] if row["seconds"]]
   if not timed:
     return ""
-  rows = [("time of the links in a step", "over", "sent", "hidden", "exposed")]
-  total = {"kind": "total", "axes": (), **{what: sum(row[what] for row in timed) for what in ("seconds", "exposed")}}
+  rows = [("time of the links in a step", "over", "sent", "hidden", "exposed", "scope")]
+  total = {"kind": "total", "axes": (), "scopes": []}
+  total |= {what: sum(row[what] for row in timed) for what in ("seconds", "exposed")}
   for row in [*sorted(timed, key=lambda row: -row["seconds"]), total]:
     seconds = (row["seconds"], row["seconds"] - row["exposed"], row["exposed"])
-    rows.append((row["kind"], "+".join(row["axes"]), *map(duration, seconds)))
+    scopes = ", ".join(row["scopes"])
+    rows.append((row["kind"], "+".join(row["axes"]), *map(duration, seconds), cut(scopes, 60)))
   return table(rows)
 
 
 def _timeline(found: dict[str, Any]) -> str:
   if not found["timeline"]:
     return ""
-  lines = [line if len(line) <= 150 else line[:147] + "..." for line in found["timeline"].splitlines()]
+  lines = [cut(line, 150) for line in found["timeline"].splitlines()]
   return f"pipeline: a bubble of {found['bubble']:.1%} of the ticks\n" + "\n".join(lines)
 
 
@@ -151,6 +155,8 @@ def _time(found: dict[str, Any]) -> str:
     if found["memory"]["fits"] is False:
       return ""
     known = chip(found["device"])
+    if known and not found["links_known"]:
+      return f"No times: the bandwidth between hosts of {found['device']} is not known. Use --network=400Gb."
     fix = "Use model.dtype='bfloat16'." if known else "Use --topology to see the times on TPUs or GPUs."
     precision = " in this precision" if known else ""
     return f"No times: the peak speeds of {found['device']!r}{precision} are not known. {fix}"
@@ -169,8 +175,6 @@ def _time(found: dict[str, Any]) -> str:
     lines.append(f"{'+'.join(axes)} spans several slices, but the times assume the links within one.")
   if time["left_out"]:
     lines.append(f"The times leave out what cannot be counted: {', '.join(time['left_out'])}.")
-  if found["guessed"]:
-    lines.append(found["guessed"])
   return "\n".join(lines)
 
 
@@ -181,6 +185,11 @@ def table(rows: list[tuple[str, ...]]) -> str:
   align = lambda cell, i: cell.rjust(widths[i]) if is_number[i] else cell.ljust(widths[i])
   lines = ["  ".join(align(cell, i) for i, cell in enumerate(row)).rstrip() for row in rows]
   return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def cut(text: str, length: int) -> str:
+  """A text of at most this length."""
+  return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def duration(seconds: float) -> str:
@@ -196,13 +205,14 @@ def amount(number: float) -> str:
 
 def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
   where = machine_of(asked.topology, asked.network) if asked.topology else None
-  if asked.network and not where:
-    raise ConfigError(f"network={asked.network!r} needs a topology; add --topology=h100:16x8 or another cluster")
+  network = bytes_of(asked.network) if asked.network else None
   file = asked.json and Path(asked.json)
   if file:
     folders.writable_file(file, "json")
   strategy = create(config, where)
-  found = explain(config.strategy, strategy, config.batch_size, where)
+  if network and not where and strategy.mesh.devices.flat[0].platform != "gpu":
+    raise ConfigError(f"network={asked.network!r} is for GPUs; add --topology=h100:16x8 or another cluster")
+  found = explain(config.strategy, strategy, config.batch_size, where, network)
   if not where and jax.process_index():
     return  # with several processes, only the first one prints
   print(text(found, strategy), end="")

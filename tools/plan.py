@@ -115,10 +115,10 @@ def main(asked: flags.FlagValues) -> None:
   positive("batch_size", config.batch_size)
   if model.dtype != "bfloat16":
     raise ConfigError(f"model.dtype={model.dtype!r} has no known peak speed; use 'bfloat16' or 'auto'")
-  count = f"{where.count} device{'s' * (where.count > 1)}"
+  count = f"{where.count} device{'s' * (where.count > 1)} of {asked.topology}{where.described}"
   print(
     f"{sum(weight.size for weight in weights(model)) / 1e9:.4g} B parameters, batches of {config.batch_size} × "
-    f"{model.positions} {'tokens' if model.inputs == 'tokens' else 'patches'}, on {count} of {asked.topology}\n"
+    f"{model.positions} {'tokens' if model.inputs == 'tokens' else 'patches'}, on {count}\n"
   )
   found = best(search(model, config.batch_size, where, asked.strategies), asked.best)
   if not found:

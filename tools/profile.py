@@ -28,7 +28,7 @@ from runtime import command_line, profiling
 from runtime.devices import start_jax
 from runtime.hardware import chip
 from strategies.base import Strategy
-from tools.explain import create, duration, table
+from tools.explain import create, cut, duration, table
 
 
 class Expected(NamedTuple):
@@ -70,10 +70,10 @@ def predicted(config: ConfigDict, devices: tuple[trace.Device, ...]) -> tuple[di
   kind = {"cpu": "CPU", "tpu": "TPU"}.get(here[0].platform, here[0].device_kind)
   if (kind, len(here)) != (devices[0].kind, len(devices)):
     return {}, f"the run had {len(devices)} × {devices[0].kind}, and this machine has {len(here)} × {kind}"
-  strategy = create(config, None)
   try:
+    strategy = create(config, None)
     step = compile_step(strategy, config.batch_size)
-  except DoesNotFit as error:
+  except (ConfigError, DoesNotFit) as error:
     return {}, f"the step could not be compiled here ({error})"
   figures = chip(here[0].device_kind)
   missing = "" if figures else f"the peak speeds of {here[0].device_kind!r} are not known"
@@ -92,7 +92,7 @@ def _expected(step: Step, strategy: Strategy) -> dict[str, Expected]:
     if collective := communication.collective(visit, step.mesh):
       name = kernels.get(visit.name, visit.instruction.name)
       before = (found[name].seconds if name in found else 0.0) or 0.0
-      seconds = before + collective.sent_in_step / links.bandwidth(collective.axes) if links else None
+      seconds = before + collective.sent_in_step / links.bandwidth(collective.kind, collective.axes) if links else None
       found[name] = Expected(collective.kind, collective.axes, seconds)
   return found
 
@@ -123,8 +123,9 @@ def _operations(figures: profile.Profile, found: trace.Trace, top: int) -> str:
   rows: list[tuple[str, ...]] = [("operation", "scope", "a step", "time a step", "of the step")]
   for name, cost in list(figures.operations.items())[:top]:
     origin = profile.scope(figures.origins[name].op_name) if name in figures.origins else ""
-    origin = origin if len(origin) <= 60 else origin[:57] + "..."
-    rows.append((name, origin, f"{cost.count:g}", duration(cost.seconds), f"{cost.seconds / figures.mean:.1%}"))
+    rows.append(
+      (name, cut(origin, 60), f"{cost.count:g}", duration(cost.seconds), f"{cost.seconds / figures.mean:.1%}")
+    )
   rest = list(figures.operations.values())[top:]
   if rest:
     seconds = sum(cost.seconds for cost in rest)
@@ -140,10 +141,13 @@ def _collectives_table(found: trace.Trace, expected: Mapping[str, Expected], mis
   sums: dict[Any, float] = collections.defaultdict(float)
   for one in expected.values():
     sums[one.kind, one.axes] += one.seconds or 0
-  rows: list[tuple[str, ...]] = [("collective", "over", "a step", "measured", *([] if missing else ["predicted"]))]
+  known = any(one.axes for one in expected.values())
+  rows: list[tuple[str, ...]] = [
+    ("collective", *(["over"] if known else []), "a step", "measured", *([] if missing else ["predicted"]))
+  ]
   for (kind, over), cost in sorted(measured.items(), key=lambda item: -item[1].seconds):
     prediction = duration(sums[kind, over]) if (kind, over) in sums else ""
-    cells = (kind, "+".join(over), f"{cost.count:g}", duration(cost.seconds))
+    cells = (kind, *(["+".join(over)] if known else []), f"{cost.count:g}", duration(cost.seconds))
     rows.append(cells if missing else (*cells, prediction))
   return table(rows) + (f"\nNo times are predicted: {missing}." if missing else "")
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from benchmarks.accelerator.step import Step, Values, Verdict, Where, largest, reason, say
+from benchmarks.accelerator.step import Step, Values, Verdict, Where, difference, largest, reason, say
 from configs import base
 from models.attention import IMPLEMENTATIONS, plain
 from runtime.devices import start_jax
@@ -93,15 +92,9 @@ def check(case: Case, among: dict[str, Kernel], batch: int = BATCH, length: int 
   for name, kernel in among.items():
     run = program(kernel, case, jnp.bfloat16)
     got = jax.device_get(run(*arrays, segments))
-    errors[name] = {part: error(a, b) for part, a, b in zip(PARTS, got, exact, strict=True)}
+    errors[name] = {part: difference(a, b) for part, a, b in zip(PARTS, got, exact, strict=True)}
     runs[name] = functools.partial(run, *arrays, segments)
   return {"case": dataclasses.asdict(case) | {"name": case.name}, "errors": errors, "seconds": timed(runs)}
-
-
-def error(got: np.ndarray, exact: np.ndarray) -> float | None:
-  """The largest error relative to the largest entry; None if something is not finite."""
-  got = np.asarray(got, np.float64)
-  return float(np.abs(got - exact).max() / np.abs(exact).max()) if np.isfinite(got).all() else None
 
 
 def timed(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import rounds
 
 LIMIT = 540  # seconds for a step; the process is ended then
@@ -113,6 +115,14 @@ class Step:
 def say(text: str) -> None:
   """Prints a line at once, so that the log of a step that is ended holds it."""
   print(text, flush=True)
+
+
+def difference(a: Any, b: Any) -> float | None:
+  """The largest difference between two arrays, relative to the largest entry of `b`; None if one is not finite."""
+  a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+  if not (np.isfinite(a).all() and np.isfinite(b).all()):
+    return None
+  return float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny))
 
 
 def largest(values: Iterable[float | None]) -> float | None:

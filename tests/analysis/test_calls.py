@@ -133,5 +133,5 @@ def test_explain_reports_the_calls_that_its_times_leave_out():
     timed = step.overlap(figures, of_devices(figures, runner.mesh))
     time = explanation._time(runner, case, step, figures, timed)
     assert time["flops"] == 2 * 2 * 3 * 4
-    pages.append(explain._time({"time": time, "device": "NVIDIA H200", "guessed": ""}))
+    pages.append(explain._time({"time": time, "device": "NVIDIA H200"}))
   assert pages[1] == f"{pages[0]}\nThe times leave out what cannot be counted: custom call another."

@@ -210,7 +210,7 @@ def test_a_model_of_8_billion_on_1024_gpus_is_explained_in_8_gb(tmp_path: Path):
   found = json.loads(file.read_text())
   assert sum(math.prod(weight["shape"]) for weight in found["weights"]) > 7.5e9
   assert found["mesh"] == {"data": 1024}
-  assert found["guessed"] == gpus.NOT_KNOWN
+  assert found["not_known"] == gpus.NOT_KNOWN
   rows, time = found["communication"], found["time"]
   assert time["communication"] == pytest.approx(sum(row["sent_in_step"] for row in rows) / (8 * 25e9))
   assert time["communication"] == pytest.approx(sum(row["seconds"] for row in rows))

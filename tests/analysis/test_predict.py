@@ -90,6 +90,13 @@ def test_predictions_for_accelerators_hold(found: dict):
   assert ours["flops"] == pytest.approx(found["flops"], rel=0.01)
 
 
+@pytest.mark.parametrize("name, within", [("gpu", 1e-3), ("tpu", 0.1)])
+def test_the_links_are_busy_as_long_as_predicted(name: str, within: float):
+  """On TPUs, rings send a little more than theory, and the model of a TPU7x leaves out a link (docs/explain.md)."""
+  for found in RECORDED[name]:
+    assert predictions.by_formula(found["case"])["communication"] == pytest.approx(found["communication"], rel=within)
+
+
 def test_gpus_send_what_theory_says():
   for found in RECORDED["gpu"]:
     assert sum(found["sent"].values()) == pytest.approx(predictions.by_formula(found["case"])["sent"], rel=1e-3)

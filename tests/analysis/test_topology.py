@@ -124,7 +124,7 @@ def test_a_strategy_on_tpus_matches_its_golden_page(name: str):
 
 
 def test_a_model_of_7_billion_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):
-  """Runs the command as a user would. It takes about 2 GB; benchmarks.tpu_predictions measures the time."""
+  """Runs the command as a user would. It takes about 2 GB; benchmarks.predictions measures the time."""
   model = {"width": 4096, "depth": 32, "heads": 32, "kv_heads": 32, "mlp_width": 11008, "vocab_size": 32000}
   fields = {f"model.{name}": size for name, size in (model | {"seq_len": 4096, "remat": "full"}).items()}
   fields |= {"batch_size": 1024}

@@ -1,13 +1,16 @@
-"""Layouts: how they join, how their meshes resolve and are arranged, and which are refused."""
+"""Layouts: how they join, how their meshes resolve and are arranged, which are refused, and what compiles a step."""
 
 import dataclasses
 import sys
 
+import jax
+import numpy as np
 import pytest
-from helpers import model_config, one_sentence
+from helpers import model_config, one_sentence, program, strategy
 from jax.sharding import PartitionSpec as P
 
 import strategies
+from strategies.base import Strategy
 from strategies.layout import Layout
 from strategies.mesh import fitted, make_mesh, resolve
 from strategies.sharding import OnMesh
@@ -160,9 +163,68 @@ def test_a_mesh_axis_may_span_part_of_a_dimension_of_the_torus(slices: int):
 
 
 @pytest.mark.usefixtures("without_jax_mesh")
+def test_many_slices_are_spread_over_the_outer_axes():
+  """32 slices of 8 chips. Where the outer axis is too small for all of them, the next one spans the rest."""
+  devices = torus(32, 2, 4)
+  arranged, names = make_mesh(strategies.layout_of("hsdp").on(replica=2, data=128), devices)
+  assert (names, arranged.shape) == (("replica", "data"), (2, 128))
+  assert numbers(arranged).tolist() == np.arange(32).repeat(8).reshape(2, 128).tolist()
+  arranged, names = make_mesh(strategies.layout_of("two_d").on(data=16, model=16), devices)
+  assert (names, arranged.shape) == (("data", "model"), (16, 16))
+  assert numbers(arranged).tolist() == [[2 * i] * 8 + [2 * i + 1] * 8 for i in range(16)]
+  assert len({device.id for device in arranged.flat}) == 256
+
+
+@pytest.mark.usefixtures("without_jax_mesh")
+def test_an_outer_axis_of_size_one_leaves_all_slices_to_the_next():
+  arranged, _ = make_mesh(strategies.layout_of("two_d").on(data=1, model=48), torus(6, 2, 4))
+  assert numbers(arranged).tolist() == [np.arange(6).repeat(8).tolist()]
+
+
+@pytest.mark.usefixtures("without_jax_mesh")
+def test_sizes_that_slices_cannot_be_spread_over_are_refused():
+  """An axis of 4 spans 2 of 6 slices, and has 2 devices in each. So the next axis cannot span the other 3."""
+  with one_sentence("mesh.data=4, mesh.model=6", "6 slices", "use other sizes"):
+    make_mesh(strategies.layout_of("two_d").on(data=4, model=6), torus(6, 2, 2))
+
+
+def numbers(arranged: np.ndarray) -> np.ndarray:
+  """The number of the slice of each device, in the shape of the mesh."""
+  return np.reshape([device.slice_index for device in arranged.flat], arranged.shape)
+
+
+@pytest.mark.usefixtures("without_jax_mesh")
 def test_devices_that_form_no_mesh_are_refused():
   holes, uneven = torus(1, 3, 2), torus(2, 2, 2)
   with one_sentence("mesh.data=4, mesh.model=1", "these 4 devices", "all devices of each slice"):
     make_mesh(strategies.layout_of("two_d").on(data=4, model=1), [*holes[:3], holes[5]])
   with one_sentence("mesh.data=6, mesh.model=1", "these 6 devices", "all devices of each slice"):
     make_mesh(strategies.layout_of("two_d").on(data=6, model=1), uneven)
+
+
+def test_compiler_options_reach_the_plain_training_step():
+  """The compiler refuses an option that it does not have, so it got it."""
+  runner = strategy("fsdp", program())
+  plain = runner._train_step
+  runner.compile_with({})
+  assert runner._train_step is plain
+  runner.compile_with({"xla_is_fast": True})
+  with pytest.raises(jax.errors.JaxRuntimeError, match="xla_is_fast"):
+    runner.lower_train_step(16).compile()
+
+
+class OwnStep(Strategy):
+  """Has a training step of its own, as a user's strategy may."""
+
+  def __init__(self, *arguments: object):
+    super().__init__(*arguments)
+    self._train_step = jax.jit(lambda state, batch: (state, {"loss": 2.0}))
+
+
+def test_compiler_options_leave_the_training_step_of_a_subclass_alone():
+  fsdp = strategy("fsdp", program())
+  for runner in (OwnStep(fsdp.layout, fsdp.program, fsdp.mesh), strategy("pmap_ddp", program())):
+    own = runner._train_step
+    runner.compile_with({"xla_is_fast": True})
+    assert runner._train_step is own
+    runner.lower_train_step(16)  # still works

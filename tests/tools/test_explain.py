@@ -2,18 +2,22 @@
 
 import json
 import math
+import re
+import types
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from golden import make_explain as golden
 from helpers import command_line_of, config, one_sentence, program, strategy
 
 import strategies
-from analysis import explanation, gpus
+from analysis import explanation, gpus, links
 from analysis.case import Case
 from analysis.compiled import DoesNotFit
 from analysis.timeline import timeline
+from analysis.topology import machine_of
 from runtime import hardware
 from tools import explain
 
@@ -54,7 +58,7 @@ def test_the_command_prints_all_parts_and_writes_json(
 ):
   """The page and the JSON file show all figures. Here `explain` returns figures that were compiled before."""
   given = []
-  seen = lambda name, runner, batch_size, where: given.append((name, batch_size, where)) or found
+  seen = lambda name, _, batch_size, where, network: given.append((name, batch_size, where, network)) or found
   monkeypatch.setattr(explain, "explain", seen)
   asked = command_line_of(
     explain.define,
@@ -65,7 +69,8 @@ def test_the_command_prints_all_parts_and_writes_json(
   )
   explain.main(asked.config, asked)
   text = capsys.readouterr().out
-  assert given == [("fsdp", 16, None)]
+  assert given == [("fsdp", 16, None, None)]
+  assert "\nfor 8 × cpu; batches of 16\n" in text
   for part in ("weight", "activation", "on the devices", "memory of a device", "sent in a step", "by theory"):
     assert part in text
   written = json.loads((tmp_path / "new" / "found.json").read_text())
@@ -158,13 +163,69 @@ def test_an_invalid_topology_is_refused(topology: str):
     explain.main(*asked_for(f"--topology={topology}"))
 
 
-def test_a_network_without_a_cluster_or_without_a_unit_is_refused():
-  with one_sentence("network='400Gb'", "--topology=h100:16x8"):
-    explain.main(*asked_for("--network=400Gb"))
+def test_a_network_without_gpus_or_without_a_unit_is_refused():
+  with one_sentence("network='400Gb'", "is for GPUs", "--topology=h100:16x8"):
+    explain.main(*asked_for("--network=400Gb"))  # this machine has CPUs
   with one_sentence("network='400Gb'", "topology='v5e:2x4'", "leave it out"):
     explain.main(*asked_for("--network=400Gb", "--topology=v5e:2x4"))
-  with one_sentence("network='400'", "400Gb"):
-    explain.main(*asked_for("--network=400", "--topology=h100:1x8"))
+  for where in ([], ["--topology=h100:1x8"]):
+    with one_sentence("network='400'", "400Gb"):
+      explain.main(*asked_for("--network=400", *where))
+
+
+def test_the_network_of_the_gpus_that_are_there_can_be_given(found: dict, monkeypatch: pytest.MonkeyPatch):
+  """In bits for each second; the times are computed with bytes."""
+  given = []
+  gpu = types.SimpleNamespace(platform="gpu", device_kind="NVIDIA H200")
+  runner = types.SimpleNamespace(mesh=types.SimpleNamespace(devices=np.array([gpu])))
+  monkeypatch.setattr(explain, "create", lambda config, where: runner)
+  monkeypatch.setattr(explain, "explain", lambda *arguments: given.append(arguments[3:]) or found)
+  monkeypatch.setattr(explain, "text", lambda found, strategy: "")
+  explain.main(*asked_for("--network=400Gb"))
+  assert given == [(None, 50e9)]
+
+
+@pytest.mark.parametrize("network, is_timed", [(None, False), (5e9, True)])
+def test_no_times_are_shown_if_gpus_are_in_several_slices_and_the_network_is_unknown(
+  network: float | None, is_timed: bool, monkeypatch: pytest.MonkeyPatch
+):
+  """Cards on PCIe. The CPU's devices stand for them, in two slices."""
+  runner = strategy("fsdp", program())
+  cards = hardware.chip("NVIDIA H100 PCIe")
+  assert cards.network == 0
+  in_slices = types.SimpleNamespace(
+    devices=np.array([types.SimpleNamespace(slice_index=i // 4) for i in range(8)]), axis_names=("data",)
+  )
+  of_devices = lambda figures, mesh, network: links.of_devices(figures, in_slices, network)
+  monkeypatch.setattr(explanation, "of_devices", of_devices)
+  monkeypatch.setattr(explanation, "chip", lambda kind: cards)
+  monkeypatch.setattr(explanation, "peak_flops", lambda device, dtype: cards.flops)
+  found = explanation.explain("fsdp", runner, 16, network=network)
+  text = explain.text(found, runner)
+  assert bool(found["time"]) == is_timed
+  assert ("No times" in text) != is_timed
+  assert ("time of the links in a step" in text) == is_timed
+  assert not re.search(r"\b(inf|nan)\b", text)
+  assert any("mlp" in scope for row in found["communication"] for scope in row["scopes"])
+  seconds = [row["seconds"] for row in found["communication"]]
+  if is_timed:  # a ring leaves a slice over four adapters
+    assert sum(seconds) == pytest.approx(sum(row["sent_in_step"] for row in found["communication"]) / (4 * 5e9))
+  else:
+    assert set(seconds) == {None}
+
+
+def test_the_page_names_the_network_of_a_cluster(found: dict):
+  runner = strategy("fsdp", program())
+  line = lambda network: explain.text(found | {"network": network}, runner).splitlines()[1]
+  described = machine_of("h100:2x8").described
+  assert line(described) == ("for 8 × cpu, each with 400 Gb/s to hosts that NVLink does not connect; batches of 16")
+  assert line("") == "for 8 × cpu; batches of 16"
+
+
+def test_the_page_ends_with_what_is_not_known(found: dict):
+  runner = strategy("fsdp", program())
+  assert found["not_known"] == ""
+  assert explain.text(found | {"not_known": gpus.NOT_KNOWN}, runner).endswith(f"\n\n{gpus.NOT_KNOWN}\n")
 
 
 def test_a_cluster_needs_the_gpu_compiler(monkeypatch: pytest.MonkeyPatch):
@@ -214,19 +275,22 @@ def test_without_times_the_page_says_why_and_what_to_do(found: dict):
 
 def test_the_page_shows_how_long_each_collective_is_sent_hidden_and_exposed():
   """The row that takes longest comes first, and the last row is the sum. Unknown times are not shown."""
-  row = lambda kind, axes, seconds, exposed: {"kind": kind, "axes": axes, "seconds": seconds, "exposed": exposed}
+  names = ("kind", "axes", "seconds", "exposed", "scopes")
+  row = lambda *cells: dict(zip(names, cells, strict=True))
   communication = [
-    row("all-reduce", ("replica", "data"), 0.002, 0.002),
-    row("all-gather", ("data",), 0.007, 0.001),
+    row("all-reduce", ("replica", "data"), 0.002, 0.002, []),
+    row("all-gather", ("data",), 0.007, 0.001, ["attention", "mlp"]),
+    row("all-to-all", ("data",), 0.001, 0.0, ["x" * 50, "y" * 50]),
   ]
   lines = [line.split() for line in explain._waits({"communication": communication}).splitlines()]
-  assert lines[0][-3:] == ["sent", "hidden", "exposed"]
+  assert lines[0][-4:] == ["sent", "hidden", "exposed", "scope"]
   assert lines[2:] == [
-    ["all-gather", "data", "7.0", "ms", "6.0", "ms", "1.0", "ms"],
+    ["all-gather", "data", "7.0", "ms", "6.0", "ms", "1.0", "ms", "attention,", "mlp"],
     ["all-reduce", "replica+data", "2.0", "ms", "0.0", "µs", "2.0", "ms"],
-    ["total", "9.0", "ms", "6.0", "ms", "3.0", "ms"],
+    ["all-to-all", "data", "1.0", "ms", "1.0", "ms", "0.0", "µs", "x" * 50 + ",", "y" * 5 + "..."],
+    ["total", "10.0", "ms", "7.0", "ms", "3.0", "ms"],
   ]
-  for unknown in (None, [], [row("all-gather", ("data",), None, None)]):
+  for unknown in (None, [], [row("all-gather", ("data",), None, None, [])]):
     assert explain._waits({"communication": unknown}) == ""
 
 

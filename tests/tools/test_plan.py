@@ -117,8 +117,8 @@ def test_tensor_parallelism_stays_inside_a_host():
   for candidate in found:
     mesh = candidate.case.layout.mesh
     links = where.links(mesh)
-    assert links.bandwidth(("model",)) == where.chip.link
-    assert links.bandwidth(("data",)) == min(where.chip.link, 8 // mesh["model"] * where.network)
+    assert links.bandwidth("all-gather", ("model",)) == where.chip.link
+    assert links.bandwidth("all-gather", ("data",)) == min(where.chip.link, 8 // mesh["model"] * where.network)
 
 
 def test_a_slower_network_makes_plans_slower_and_prefers_those_that_send_less_over_it():
@@ -236,7 +236,9 @@ def test_the_command_prints_ten_commands_that_train_its_plans(
   """Each is parsed as train.py parses it."""
   monkeypatch.chdir(ROOT)
   tool.main(command_line_of(tool.define, "--params=7e9", f"--topology={SLICE}", "--batch-tokens=5e5", "--seq-len=2048"))
-  table, printed = capsys.readouterr().out.split("The times are those at the peaks")
+  heading, rest = capsys.readouterr().out.split("\n", 1)
+  assert heading.endswith(f"batches of 256 × 2048 tokens, on 64 devices of {SLICE}")
+  table, printed = rest.split("The times are those at the peaks")
   rows = table.split("---\n")[1].splitlines()
   lines = [line.split(maxsplit=1)[1] for line in printed.splitlines()[1:]]
   assert len(lines) == 10
@@ -253,6 +255,19 @@ def test_the_command_prints_ten_commands_that_train_its_plans(
     if candidate.case.schedule:
       assert config.pipeline.microbatches == candidate.case.schedule.microbatches
     assert f"{candidate.memory / 1e9:.2f} GB" in row
+
+
+@pytest.mark.parametrize(
+  "topology, heading",
+  [
+    ("h100:1x1", "on 1 device of h100:1x1, all connected by NVLink"),
+    (CLUSTER, f"on 16 devices of {CLUSTER}, each with 100 Gb/s to hosts that NVLink does not connect"),
+  ],
+)
+def test_plans_for_gpus_name_the_network(topology: str, heading: str, capsys: pytest.CaptureFixture):
+  fields = ["--params=1e8", "--strategies=fsdp", "--seq-len=128", "--batch-tokens=8192", "--network=100Gb"]
+  tool.main(command_line_of(tool.define, f"--topology={topology}", *fields))
+  assert capsys.readouterr().out.splitlines()[0].endswith(heading)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
