@@ -94,7 +94,7 @@ def explain(
     "timeline": timeline(strategy.schedule) if strategy.schedule else None,
     "bubble": strategy.schedule.bubble if strategy.schedule else None,
     "time": _time(strategy, case, step, figures, timed) if step and figures and timed else None,
-    "links_known": links is not None,
+    "network_known": figures is None or links is not None,
     "not_known": gpus.NOT_KNOWN if isinstance(where, Cluster) else "",
     "compile_seconds": step.seconds if step else None,
   }

@@ -155,7 +155,7 @@ def _time(found: dict[str, Any]) -> str:
     if found["memory"]["fits"] is False:
       return ""
     known = chip(found["device"])
-    if known and not found["links_known"]:
+    if known and not found["network_known"]:
       return f"No times: the bandwidth between hosts of {found['device']} is not known. Use --network=400Gb."
     fix = "Use model.dtype='bfloat16'." if known else "Use --topology to see the times on TPUs or GPUs."
     precision = " in this precision" if known else ""

@@ -271,6 +271,9 @@ def test_without_times_the_page_says_why_and_what_to_do(found: dict):
   assert explain._time(unknown | {"device": "TPU v5"}) == (
     "No times: the peak speeds of 'TPU v5' in this precision are not known. Use model.dtype='bfloat16'."
   )
+  assert explain._time(unknown | {"device": "NVIDIA L4", "network_known": False}) == (
+    "No times: the bandwidth between hosts of NVIDIA L4 is not known. Use --network=400Gb."
+  )
 
 
 def test_the_page_shows_how_long_each_collective_is_sent_hidden_and_exposed():
