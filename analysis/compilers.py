@@ -10,12 +10,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import jax
-
 from analysis.case import Case, Weight
 from strategies.pipeline.stage import UNROLL
 
-JAX_0_12 = jax.__version_info__ >= (0, 12)  # whose extras install libtpu 0.0.50
 LANES = 128  # elements along one dimension of a tile in a TPU's memory
 
 
@@ -146,9 +143,8 @@ class LibTpu(Compiler):
     return weight.shape[weight.dims.index("embed")] / case.layout.shards("embed") != LANES
 
   def head_gathers(self, case: Case) -> int:
-    """The gather of the head stays in the unit that uses it. libtpu 0.0.50 moves a classifier's out of the units."""
-    is_class_head = "vocab" not in case.model.predicts.head(case.model)[1]
-    return 1 if is_class_head and JAX_0_12 else case.units
+    """The gather of the head stays in the unit that uses it."""
+    return case.units
 
   def gathered_item(self, case: Case, weight: Weight) -> int:
     """A classifier's head too: products round float32 operands to bfloat16, so it gathers them rounded."""

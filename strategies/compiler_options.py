@@ -18,8 +18,11 @@ RECOMMENDED: dict[str, dict[str, str | bool]] = {
   "gpu": {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _KINDS}
   if _RENAMED
   else {f"xla_gpu_enable_pipelined_{kind}": True for kind in _KINDS},
-  # Runs all-gathers, and a little of all-reduces, in pieces beside products.
-  "tpu": {
+  # Runs all-gathers, and a little of all-reduces, in pieces beside products. libtpu 0.0.50, which goes with jax 0.12,
+  # refuses these options on most TPUs.
+  "tpu": {}
+  if _RENAMED
+  else {
     "xla_enable_async_all_gather": True,
     "xla_enable_async_all_reduce": True,
     "xla_tpu_enable_async_collective_fusion": True,
