@@ -15,7 +15,7 @@ from flax import nnx
 from analysis.timeline import idle_time
 from models.config import ModelConfig
 from models.dimensions import Dims
-from models.transformer import definition, logical_dims
+from models.parameters import definition, logical_dims, used_dtypes
 from strategies.base import Strategy
 from strategies.layout import Layout
 from strategies.pipeline.schedule import Schedule
@@ -27,12 +27,14 @@ class Weight(NamedTuple):
   Attributes:
     shape: global, with all layers.
     dims: the logical dimensions of `shape`.
+    dtype: in which the model uses it: float32 for a classifier's head, `param_dtype` for norms, else the compute dtype.
     roles: how the model uses it: "block", "embedding", "head" or "norm". A tied embedding is also the head.
   """
 
   name: str
   shape: tuple[int, ...]
   dims: Dims
+  dtype: str
   roles: tuple[str, ...]
 
   @property
@@ -62,7 +64,9 @@ class Case:
     layout: resolved.
     schedule: that of a pipeline with several stages; None without one.
     compiler: a key of `compilers.COMPILERS`: the platform, "cpu", "gpu" or "tpu".
-    reduces_once: whether gradients are all-reduced once a step even if the batch runs in parts.
+    gathers_once: whether weights that `embed` splits are gathered, and their gradients scattered, once a step and not
+      for each part of the batch. A pipeline always does so.
+    sums_by_hand: whether gradients are summed over devices by hand even if the batch runs as one part.
   """
 
   layout: Layout
@@ -71,7 +75,8 @@ class Case:
   accumulation: int = 1
   schedule: Schedule | None = None
   compiler: str = "tpu"
-  reduces_once: bool = False
+  gathers_once: bool = False
+  sums_by_hand: bool = False
 
   @staticmethod
   def of(strategy: Strategy, batch_size: int, platform: str) -> "Case":
@@ -83,7 +88,8 @@ class Case:
       program.accumulation,
       strategy.schedule,
       compiler=platform if platform in ("cpu", "gpu") else "tpu",
-      reduces_once=strategy.reduces_once,
+      gathers_once=strategy.gathers_once,
+      sums_by_hand=bool(strategy.axes_by_hand),
     )
 
   @property
@@ -92,9 +98,14 @@ class Case:
     return self.accumulation * (self.schedule.microbatches if self.schedule else 1)
 
   @property
-  def reductions(self) -> int:
-    """How often a step reduces gradients over devices: for each part, or once if the strategy does it by hand."""
-    return 1 if self.reduces_once else self.units
+  def once(self) -> bool:
+    """Whether weights are gathered, and their gradients scattered, once a step. Pipelines always do so."""
+    return self.gathers_once or self.schedule is not None
+
+  @property
+  def by_hand(self) -> tuple[str, ...]:
+    """The mesh axes over which gradients are summed by hand (strategies/sums.py)."""
+    return self.layout.axes_by_hand(self.once) if self.sums_by_hand or self.units > 1 else ()
 
   @property
   def backward(self) -> float:
@@ -126,9 +137,8 @@ class Case:
     return math.prod(self.layout.mesh[axis] for axis in axes)
 
   def item_of(self, weight: Weight) -> int:
-    """Bytes of an element of a weight as the model uses it, and of its gradient. A classifier's head is in float32."""
-    is_head = "head" in weight.roles
-    return jnp.dtype(self.model.predicts.head_dtype(self.model)).itemsize if is_head else self.item
+    """Bytes of an element of a weight as the model uses it, and of its gradient (`models.parameters.used_dtypes`)."""
+    return jnp.dtype(weight.dtype).itemsize
 
   def held(self, weight: Weight) -> float:
     """Elements of a weight that one device stores."""
@@ -138,6 +148,11 @@ class Case:
     """Elements of a weight that one device computes with: gathered along `embed`."""
     return self.held(weight) * (self.layout.shards("embed") if "embed" in weight.dims else 1)
 
+  def kept(self, weight: Weight) -> float:
+    """Elements of a weight, and of its gradient, that one device keeps from one part of the batch to the next."""
+    gathered = tuple(axis for axis in self.axes("embed") if axis in self.by_hand and self.once)
+    return self.held(weight) * (self.devices(gathered) if "embed" in weight.dims else 1)
+
 
 @functools.cache
 def weights(model: ModelConfig) -> tuple[Weight, ...]:
@@ -145,10 +160,11 @@ def weights(model: ModelConfig) -> tuple[Weight, ...]:
   _, params = definition(model)
   found = jax.tree.leaves_with_path(nnx.to_pure_dict(params))
   named = jax.tree.leaves(logical_dims(model), is_leaf=lambda x: isinstance(x, tuple))
+  dtypes = jax.tree.leaves(used_dtypes(model))
   name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
   return tuple(
-    Weight(name(path), tuple(param.shape), dims, _roles(model, dims))
-    for (path, param), dims in zip(found, named, strict=True)
+    Weight(name(path), tuple(param.shape), dims, dtype, _roles(model, dims))
+    for (path, param), dims, dtype in zip(found, named, dtypes, strict=True)
   )
 
 

@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from analysis.case import Case, Weight
-from strategies.pipeline.stage import UNROLL
-
-LANES = 128  # elements along one dimension of a tile in a TPU's memory
 
 
 class Fitted(NamedTuple):
@@ -45,6 +42,10 @@ class Compiler:
     """Whether a weight's gradient is reduce-scattered along `embed`. Otherwise it is all-reduced and then sliced."""
     return True
 
+  def scatters_by_hand(self, case: Case, axes: tuple[str, ...]) -> bool:
+    """Whether a reduce-scatter that the program asks for stays one. Otherwise it is an all-reduce and a slice."""
+    return True
+
   def reduces_tied_gradients_apart(self, case: Case) -> bool:
     """Whether a tied embedding's gradients, as table and as head, are reduced separately."""
     return False
@@ -57,37 +58,17 @@ class Compiler:
     """Whether collectives of this kind, for the weights of blocks, are sent while kernels run."""
     return False
 
-  def gathers_rows(self, case: Case) -> bool:
-    """Whether an embedding's gradient is all-gathered as rows, not all-reduced as a table.
-
-    All compilers do so in a pipeline's units and nowhere else. They do not compare the sizes of rows and table.
-    """
-    return case.schedule is not None
+  def edge_gathers(self, case: Case) -> int:
+    """How often weights outside the blocks are gathered. They do not change from part to part, so once can do."""
+    return 1
 
   def cotangent_sums(self, products: int) -> int:
     """How many all-reduces the cotangents of an input take if `products` matrix products share this input."""
     return 1
 
-  def block_gathers(self, case: Case) -> int:
-    """How often a block's weights are gathered in a step: for the forward and the backward pass of each part."""
-    return 2 * case.units
-
   def gathered_item(self, case: Case, weight: Weight) -> int:
     """Bytes of an element of a weight when it is gathered."""
     return case.item_of(weight)
-
-  def edge_gathers(self, case: Case, weight: Weight) -> int:
-    """How often a pipeline gathers a weight outside the blocks in a step.
-
-    Such weights do not change from part to part, so one gather could serve all parts. But only the first stage uses the
-    embedding, so its gather stays in this stage's units.
-    """
-    times = {"embedding": case.units, "head": self.head_gathers(case)}
-    return sum(times[role] for role in weight.roles)
-
-  def head_gathers(self, case: Case) -> int:
-    """How often a pipeline gathers the head."""
-    return 1
 
   def maximum_bytes(self, case: Case) -> float:
     """Bytes that the loss all-reduces for each prediction to find the largest logit.
@@ -108,17 +89,11 @@ class XlaCpu(Compiler):
 
   def reduces_tied_gradients_apart(self, case: Case) -> bool:
     """It reduces both gradients as soon as they exist, unless the strategy sums gradients by hand after adding them."""
-    return not case.reduces_once
+    return not case.by_hand
 
   def cotangent_sums(self, products: int) -> int:
     """It all-reduces each product's cotangent separately, and adds them up afterwards."""
     return products
-
-  def block_gathers(self, case: Case) -> int:
-    """If a pipeline's chunks are so short that they are unrolled, it gathers their weights before the loop, once."""
-    if case.schedule and case.model.depth / case.layout.shards("layers") / case.schedule.chunks <= UNROLL:
-      return 2
-    return super().block_gathers(case)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,25 +101,21 @@ class LibTpu(Compiler):
   """The TPU compiler."""
 
   def scatters(self, case: Case, weight: Weight) -> bool:
-    """It all-reduces the gradients of small weights, and in pipelines those whose pieces are one tile wide.
-
-    The same holds for all weights if `embed` is also over a mesh axis that does not split the batch.
+    """It all-reduces the gradients of small weights, and all if `embed` is also over an axis that is not the batch's.
 
     Small weights are those that only `embed` can split, such as those of an image's patches and of classes. It scatters
-    some of them, but theory counts none. A piece is one tile wide if `embed` is the innermost dimension of the gradient
-    and the piece has `LANES` elements along it. Outside of pipelines `MeshSharding.gather` avoids this layout, but in a
-    pipeline's unit the compiler transposes the gradient back.
+    some of them, but theory counts none.
     """
-    dims = [dim for dim in weight.dims if dim != "layers"]
-    if set(dims) == {"embed", None} or not set(case.axes("embed")) <= set(case.axes("batch")):
-      return False
-    if not case.schedule or dims[0] != "embed":
-      return True
-    return weight.shape[weight.dims.index("embed")] / case.layout.shards("embed") != LANES
+    dims = {dim for dim in weight.dims if dim != "layers"}
+    return dims != {"embed", None} and set(case.axes("embed")) <= set(case.axes("batch"))
 
-  def head_gathers(self, case: Case) -> int:
-    """The gather of the head stays in the unit that uses it."""
-    return case.units
+  def scatters_by_hand(self, case: Case, axes: tuple[str, ...]) -> bool:
+    """Only in groups of some devices. With all devices in one group it all-reduces over all links at once."""
+    return case.devices(axes) < case.layout.device_count
+
+  def edge_gathers(self, case: Case) -> int:
+    """For each part, where the program says so by hand."""
+    return case.units if case.by_hand else 1
 
   def gathered_item(self, case: Case, weight: Weight) -> int:
     """A classifier's head too: products round float32 operands to bfloat16, so it gathers them rounded."""
@@ -164,14 +135,13 @@ class XlaGpu(Compiler):
   """XLA's GPU backend."""
 
   def scatters_tables(self, case: Case) -> bool:
-    """It scatters them except in a pipeline's units, where all compilers gather rows instead."""
-    return not self.gathers_rows(case)
+    return True
 
   def hides(self, kind: str) -> bool:
     return True
 
-  def head_gathers(self, case: Case) -> int:
-    """The gather of the head stays in the unit that uses it."""
+  def edge_gathers(self, case: Case) -> int:
+    """For each part."""
     return case.units
 
 

@@ -157,24 +157,32 @@ class Module:
     if noted := _TRIPS.search(loop.attributes):
       return int(noted.group(1))
     condition, body = (self.computations[loop.attribute(name)] for name in ("condition", "body"))
-    root = next(instruction for instruction in condition.values() if instruction.is_root)
+    root, compared = self._unfused(next(found for found in condition.values() if found.is_root), condition)
     if root.operation != "compare" or root.attribute("direction") != "LT":
       return None
-    counter, limit = (condition[name] for name in root.operands)
-    if counter.operation != "get-tuple-element":
-      return None
+    counter, limit = compared
     end = next(instruction for instruction in body.values() if instruction.is_root)
-    if end.operation != "tuple":
+    start = around[loop.operands[0]]
+    if counter.operation != "get-tuple-element" or {start.operation, end.operation} != {"tuple"}:
       return None
-    index, start = int(counter.attribute("index")), around[loop.operands[0]]
-    if start.operation != "tuple":
-      return None
+    index = int(counter.attribute("index"))
     first, until = _constant(_source(around[start.operands[index]], around)), _constant(limit)
-    following = _source(body[end.operands[index]], body)
-    added = [n for name in following.operands if (n := _constant(body[name])) is not None]
+    following, terms = self._unfused(_source(body[end.operands[index]], body), body)
+    added = [n for term in terms if (n := _constant(term)) is not None]
     if following.operation != "add" or not added or added[0] < 1 or first is None or until is None:
       return None
     return max(0, -((first - until) // added[0]))
+
+  def _unfused(self, instruction: Instruction, computation: Computation) -> tuple[Instruction, list[Instruction]]:
+    """An instruction and its operands; of a fusion, the last instruction inside."""
+    given = [computation[name] for name in instruction.operands]
+    if instruction.operation != "fusion":
+      return instruction, given
+    inside = self.computations[instruction.attribute("calls")]
+    root = next(found for found in inside.values() if found.is_root)
+    number = lambda found: int(found.attributes.split(")")[0])
+    operands = [inside[name] for name in root.operands]
+    return root, [given[number(found)] if found.operation == "parameter" else found for found in operands]
 
 
 def _source(instruction: Instruction, computation: Computation) -> Instruction:

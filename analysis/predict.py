@@ -49,7 +49,7 @@ def memory(case: Case) -> Memory:
   """Bytes on one device. `saved` is read from JAX's trace (saved.py); `working` is fitted (`compilers.Fitted`)."""
   layout, model = case.layout, case.model
   param = jnp.dtype(model.param_dtype).itemsize
-  held = sum(map(case.held, weights(model)))
+  held, kept = (sum(map(count, weights(model))) for count in (case.held, case.kept))
   shards = (layout.shards("heads"), layout.shards("mlp"))
   layers = model.depth // layout.shards("layers")
   fitted = COMPILERS[case.compiler].fitted
@@ -67,13 +67,15 @@ def memory(case: Case) -> Memory:
   block = blocks * case.examples * bytes_per_example(model, *shards, 1, "all")
   logits = case.examples * _logits(case) * 4
   cast = fitted.cast * held * case.item if model.dtype != model.param_dtype else 0
+  if case.by_hand:  # the weights as they are sent, for the whole step
+    cast = kept * case.item if kept > held or model.dtype != model.param_dtype else 0
   gathered = [
     case.used(w) * case.item_of(w) for w in weights(model) if "head" in w.roles and case.used(w) > case.held(w)
   ]
   return Memory(
     parameters=held * param,
     optimizer=2 * held * param,
-    gradients=held * param * (2 if case.units > 1 else 1),  # the sum so far, and the current part's
+    gradients=kept * param * (2 if case.units > 1 else 1),  # the sum so far, and the current part's
     saved=case.examples * saved,
     working=max(block, logits + fitted.head * sum(gathered)) + cast,
   )

@@ -12,7 +12,8 @@ from flax import nnx
 
 from analysis import gpus
 from models.config import ModelConfig
-from models.transformer import REMAT_POLICIES, VIEWS, Transformer, bind, save_all_but
+from models.parameters import bind
+from models.transformer import REMAT_POLICIES, VIEWS, Transformer, save_all_but
 
 SAVE_ALL = save_all_but(VIEWS)  # every value of a block
 

@@ -81,9 +81,11 @@ def search(model: ModelConfig, batch_size: int, where: Machine, names: Sequence[
       if batch_size % (units * layout.shards("batch")) or (schedule and accumulation > 1):
         continue
       case = Case(layout, dataclasses.replace(model, remat=remat), batch_size, accumulation, schedule, where.platform)
-      candidate = _candidate(name, case, where, pipeline)
-      if candidate.memory <= USABLE * where.chip.memory:
-        found.append(candidate)
+      gathers_each_part = accumulation > 1 and set(layout.axes("embed")) & set(layout.axes("batch"))
+      for once in (False, True) if gathers_each_part else (False,):
+        candidate = _candidate(name, dataclasses.replace(case, gathers_once=once), where, pipeline)
+        if candidate.memory <= USABLE * where.chip.memory:
+          found.append(candidate)
   return sorted(found, key=lambda c: (c.times.seconds, c.times.communication, c.memory))
 
 
@@ -158,6 +160,8 @@ def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, 
   fields |= {"model.remat": case.model.remat}
   if case.accumulation > 1:
     fields["accumulation"] = case.accumulation
+  if case.gathers_once:
+    fields["gather"] = "step"
   if pipeline:
     schedule, _, microbatches, chunks = pipeline
     fields |= {"pipeline.schedule": schedule, "pipeline.microbatches": microbatches}

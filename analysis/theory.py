@@ -5,9 +5,9 @@ compiled program of every strategy, in tests/analysis: test_communication.py on 
 test_gpu_topology.py for GPUs.
 """
 
+import collections
+import functools
 from typing import NamedTuple
-
-import jax.numpy as jnp
 
 from analysis.case import Case, Weight, weights
 from analysis.compilers import COMPILERS
@@ -32,30 +32,24 @@ class Sent(NamedTuple):
 
 def sent(case: Case) -> list[Sent]:
   """Every collective that the layout makes necessary, with the bytes that each device sends in a step."""
-  rows = [*_weights(case), *_gradients(case), *_table_gradients(case), *_activations(case), *_stages(case)]
-  return [row for row in rows if row.bytes]
+  by_purpose = (_weights, _gradients, _table_gradients, _activations, _stages)
+  return [row for find in by_purpose for row in find(case) if row.bytes]
 
 
 def _weights(case: Case) -> list[Sent]:
   """Gathers along `embed`. Weights are cast before they are gathered."""
-  matrices = [weight for weight in weights(case.model) if weight.is_matrix]
-  item = COMPILERS[case.compiler].gathered_item
-  of = lambda some: sum(_gathers(case, weight) * case.used(weight) * item(case, weight) for weight in some)
-  part = _part(case.layout.shards("embed"))
-  edges = part * of(weight for weight in matrices if not weight.in_blocks)
-  what = "weights, for the forward and for the backward pass"
-  return [Sent("all-gather", case.axes("embed"), part * of(matrices), what, edges=edges)]
-
-
-def _gathers(case: Case, weight: Weight) -> int:
-  """How often a step gathers a weight.
-
-  Without a pipeline, weights outside the blocks do not change from part to part, so one gather serves all of them.
-  """
-  compiler = COMPILERS[case.compiler]
-  if weight.in_blocks:
-    return compiler.block_gathers(case)
-  return compiler.edge_gathers(case, weight) if case.schedule else 1
+  compiler, matrices = COMPILERS[case.compiler], [weight for weight in weights(case.model) if weight.is_matrix]
+  once = tuple(axis for axis in case.axes("embed") if axis in case.by_hand and case.once)
+  each = tuple(axis for axis in case.axes("embed") if axis not in once)
+  times = lambda weight: 2 * case.units if weight.in_blocks else compiler.edge_gathers(case)
+  item = case.item_of if case.by_hand else functools.partial(compiler.gathered_item, case)
+  of = lambda some: _part(case.devices(each)) * sum(times(weight) * case.used(weight) * item(weight) for weight in some)
+  edges = of(weight for weight in matrices if not weight.in_blocks)
+  for_step = _part(case.devices(once)) * sum(case.kept(weight) * item(weight) for weight in matrices)
+  return [
+    Sent("all-gather", each, of(matrices), "weights, for the forward and for the backward pass", edges=edges),
+    Sent("all-gather", once, for_step, "weights, once a step", edges=for_step),
+  ]
 
 
 def _gradients(case: Case) -> list[Sent]:
@@ -64,6 +58,8 @@ def _gradients(case: Case) -> list[Sent]:
   Along the axes that split both `batch` and `embed`, a gradient is reduced to the shards of its weight. Along the other
   axes of the batch, the shards are all-reduced.
   """
+  if case.by_hand:
+    return _sums(case)
   compiler = COMPILERS[case.compiler]
   batch = case.axes("batch")
   sharded = tuple(axis for axis in batch if axis in case.axes("embed"))
@@ -77,7 +73,7 @@ def _gradients(case: Case) -> list[Sent]:
   sliced = [weight for weight in matrices if not compiler.scatters(case, weight)]
   n, r, b = map(case.devices, (sharded, whole, batch))
   float32 = 4 * sum(map(case.used, scales))
-  times, to_shards = case.reductions, "gradients, to the weight shards"
+  times, to_shards = case.units, "gradients, to the weight shards"
 
   def row(kind: str, axes: tuple[str, ...], chosen: list[Weight], each: float, what: str) -> Sent:
     size = lambda some: times * each * sum(case.used(weight) * case.item_of(weight) for weight in some)
@@ -91,20 +87,42 @@ def _gradients(case: Case) -> list[Sent]:
   ]
 
 
-def _table_gradients(case: Case) -> list[Sent]:
-  """The gradient of a lookup consists of rows. Either they are gathered, or added to a table that is reduced.
+def _sums(case: Case) -> list[Sent]:
+  """Gradients that are summed by hand (strategies/sums.py), in the dtype in which weights are gathered.
 
-  A compiler that scatters this table treats it as any other gradient.
+  Along `embed` they are scattered, by each part or once. Along the other axes they are all-reduced once. Stages share
+  the weights outside the blocks, so those are summed over stages too.
   """
-  batch, b, times = case.axes("batch"), case.layout.shards("batch"), case.reductions
-  tables = [weight for weight in weights(case.model) if weight.is_table]
-  if COMPILERS[case.compiler].gathers_rows(case):
-    rows = times * (b - 1) * case.examples * case.model.positions * (case.model.width * case.item + 4)  # and ids, int32
-    return [Sent("all-gather", batch, rows, "rows of the embedding's gradient", edges=rows) for _ in tables]
-  if COMPILERS[case.compiler].scatters_tables(case):
+  stages, times = case.axes("layers") if case.schedule else (), 1 if case.once else case.units
+  found: collections.Counter[tuple[str, tuple[str, ...], bool]] = collections.Counter()
+  for weight in weights(case.model):
+    split = tuple(axis for axis in case.axes("embed") if axis in case.by_hand and "embed" in weight.dims)
+    rest = (*(() if weight.in_blocks else stages), *case.by_hand)
+    whole = tuple(axis for axis in case.layout.mesh if axis in rest and axis not in split)
+    n, item = case.devices(split), case.item_of(weight)
+    shard = case.held(weight) * item  # `held` counts pieces
+    scatters = COMPILERS[case.compiler].scatters_by_hand(case, split)
+    kind = "reduce-scatter" if scatters else "all-reduce"
+    found[kind, split, weight.in_blocks] += times * (1 if scatters else 2) * n * shard * _part(n)
+    found["all-reduce", whole, weight.in_blocks] += 2 * shard * _part(case.devices(whole))
+  in_parts = {axis for axis in case.axes("embed") if not case.once}  # over these axes each part sums those of blocks
+  return [
+    Sent(kind, axes, size, "gradients, summed by hand", edges=0.0 if in_blocks and in_parts & set(axes) else size)
+    for (kind, axes, in_blocks), size in found.items()
+  ]
+
+
+def _table_gradients(case: Case) -> list[Sent]:
+  """The gradient of a lookup consists of rows, which are added to a table that is reduced.
+
+  A compiler that scatters this table treats it as any other gradient, and so do sums by hand.
+  """
+  if case.by_hand or COMPILERS[case.compiler].scatters_tables(case):
     return []
-  table = times * 2 * _part(b) * case.item * sum(map(case.used, tables))
-  return [Sent("all-reduce", batch, table, "gradient of the embedding", edges=table)]
+  batch = case.axes("batch")
+  tables = sum(case.used(weight) for weight in weights(case.model) if weight.is_table)
+  size = case.units * 2 * _part(case.devices(batch)) * case.item * tables
+  return [Sent("all-reduce", batch, size, "gradient of the embedding", edges=size)]
 
 
 def _activations(case: Case) -> list[Sent]:
@@ -145,20 +163,13 @@ def _stages(case: Case) -> list[Sent]:
   """What the executor of a pipeline sends between stages (strategies/pipeline/)."""
   if not case.schedule:
     return []
-  axes, stages = case.axes("layers"), case.layout.shards("layers")
+  axes = case.axes("layers")
   stream = case.examples * case.model.positions * case.model.width * case.item
-  param = jnp.dtype(case.model.param_dtype).itemsize
-  outside = sum(case.held(weight) for weight in weights(case.model) if not weight.in_blocks)
-  blocks = sum(case.held(weight) for weight in weights(case.model) if weight.in_blocks)
+  moved = 2 * sum(case.held(weight) * case.item_of(weight) for weight in weights(case.model) if weight.in_blocks)
   ticks = case.accumulation * case.schedule.ticks
   exchanged = "activations to the next stage, cotangents to the one before"
-  summed = case.accumulation * 2 * max(param, 4) * outside * _part(stages)  # in float32 at least (pipeline/program.py)
-  rows = [
-    Sent("collective-permute", axes, ticks * 2 * stream, exchanged, waits=True),
-    Sent("all-reduce", axes, summed, "gradients outside the blocks", edges=summed),
-  ]
+  rows = [Sent("collective-permute", axes, ticks * 2 * stream, exchanged, waits=True)]
   if case.schedule.chunks > 1:
-    moved = case.accumulation * 2 * blocks * param
     rows.append(Sent("collective-permute", axes, moved, "weights to their chunks, gradients back", edges=moved))
   return rows
 

@@ -30,6 +30,9 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "stop_after": 0,  # end this run cleanly after this step; 0: run all steps
       "batch_size": 16,  # examples in a global batch, over all devices
       "accumulation": 1,  # parts that a batch runs in, one after another, to save memory
+      # Weights that the devices of the batch share: gathered, and their gradients scattered, for each "part" (least
+      # memory) or once a "step" (least communication). "auto": a step in pipelines, a part elsewhere.
+      "gather": "auto",
       # Where to run. A mesh size that is not set is the strategy's default; -1 takes the devices that are left.
       "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "model")},
       "simulated_devices": 8,  # CPU devices for each process if there is no accelerator; 1: a single device

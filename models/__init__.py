@@ -5,6 +5,7 @@ a model: what goes in (tokens, images) and what is predicted (the next token, a 
 """
 
 from models.config import ModelConfig
-from models.transformer import Transformer, logical_dims
+from models.parameters import logical_dims
+from models.transformer import Transformer
 
 __all__ = ["ModelConfig", "Transformer", "logical_dims"]

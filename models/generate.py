@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from models.attention import Cache
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
-from models.transformer import bind
+from models.parameters import bind
 
 RunBlocks = Callable[[jax.Array, Cache, jax.Array | int], tuple[jax.Array, Cache | None]]  # (x, cache, start)
 

@@ -8,7 +8,6 @@ The forward pass has three parts, each a method (`embed`, `run_blocks`, `logits`
 different devices.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,11 +17,13 @@ from flax import nnx
 
 from models.attention import Attention, Cache, rope_angles
 from models.config import ModelConfig
-from models.dimensions import UNSHARDED, Dims, Sharding
+from models.dimensions import UNSHARDED, Sharding
 from models.layers import RMSNorm, SwiGLU, dropout, fold_in, weight
 
 # The gather of a weight, and views of the result. None may outlive the block, so the backward pass repeats them.
-VIEWS = frozenset({"sharding_constraint", "optimization_barrier", "reshape", "transpose", "convert_element_type"})
+VIEWS = frozenset(
+  {"sharding_constraint", "all_gather", "optimization_barrier", "reshape", "transpose", "convert_element_type"}
+)
 
 # Cheap to recompute from values that the backward pass reads anyway; saving them would cost more.
 ELEMENTWISE = frozenset({"mul", "div", "sub", "logistic"})
@@ -159,7 +160,7 @@ class Transformer(nnx.Module):
     angles = rope_angles(coordinates, self.config.head_dim, self.config.rope_base)
 
     def body(x: jax.Array, layer: _Layer) -> tuple[jax.Array, Cache | None]:
-      block = nnx.merge(graph, jax.tree.map(lambda w: self._ready(w, sharding), layer.weights, is_leaf=_is_param))
+      block = nnx.merge(graph, jax.tree.map(lambda w: self._ready(w, sharding), layer.weights, is_leaf=is_param))
       return block(x, angles, segments, fold_in(keys, layer.number), sharding, layer.cache, start)
 
     body = jax.checkpoint(body, policy=policy or REMAT_POLICIES[self.config.remat], prevent_cse=False)
@@ -207,34 +208,5 @@ def positions_in(segments: jax.Array) -> jax.Array:
   return index - jax.lax.cummax(jnp.where(is_first, index, 0), axis=1)
 
 
-def _is_param(x: Any) -> bool:
+def is_param(x: Any) -> bool:
   return isinstance(x, nnx.Param)
-
-
-@functools.cache
-def definition(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
-  """The module's structure and the shapes of its parameters. Allocates nothing."""
-  model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
-  return nnx.split(model, nnx.Param)
-
-
-def logical_dims(config: ModelConfig) -> dict[str, Any]:
-  """The names of each parameter's dimensions, in the same nested dicts as the parameters."""
-
-  def dims(path: tuple, param: nnx.Param) -> Dims:
-    stacked = path[0].key == "blocks"
-    return (("layers",) if stacked else ()) + param.dims
-
-  _, params = definition(config)
-  return nnx.to_pure_dict(jax.tree.map_with_path(dims, params, is_leaf=_is_param))
-
-
-def init_params(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
-  """Initial parameters, as nested dicts of arrays. The same key gives bitwise equal parameters under every layout."""
-  return nnx.to_pure_dict(nnx.state(Transformer(config, nnx.Rngs(params=key)), nnx.Param))
-
-
-def bind(config: ModelConfig, params: dict[str, Any]) -> Transformer:
-  """The model with these parameters: those of `init_params`, or the same with a slice of the stacked blocks."""
-  graph, _ = definition(config)
-  return nnx.merge(graph, params)

@@ -15,14 +15,17 @@ import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from errors import ConfigError
+from errors import ConfigError, one_of
 from models.dimensions import DIMENSIONS
 from strategies.layout import Layout
 from strategies.sharding import MeshSharding, OnMesh
+from strategies.sums import SummedOnce
 from training.program import Batch, Metrics, Params, Program, Sums, TrainState
 
 if TYPE_CHECKING:
   from strategies.pipeline.schedule import Schedule
+
+GATHER = ("auto", "part", "step")
 
 
 class Strategy:
@@ -34,16 +37,21 @@ class Strategy:
     section: the config section whose fields are passed to the constructor; None if there is none.
     microbatches: how many microbatches the strategy itself splits a batch into.
     schedule: the schedule of a pipeline with several stages; None without one.
-    reduces_once: whether gradients are all-reduced once a step even if the batch runs in parts.
+    gathers_once: whether weights that `embed` splits are gathered, and their gradients scattered, once a step and not
+      for each part of the batch.
+    axes_by_hand: the mesh axes over which gradients are summed by hand, and not by the compiler.
   """
 
   section: str | None = None
   microbatches = 1
   schedule: "Schedule | None" = None
-  reduces_once = False
 
-  def __init__(self, layout: Layout, program: Program, mesh: Mesh | AbstractMesh):
+  def __init__(self, layout: Layout, program: Program, mesh: Mesh | AbstractMesh, *, gather: str = "auto"):
     layout.check_divides(program.model.sizes())
+    self.gathers_once = one_of("gather", gather, GATHER) == "step"
+    self.axes_by_hand = layout.axes_by_hand(self.gathers_once) if program.accumulation > 1 else ()
+    if self.axes_by_hand and type(program) is Program:
+      program = SummedOnce(**vars(program), axes=self.axes_by_hand, gathers_once=self.gathers_once)
     self.layout, self.program, self.mesh = layout, program, mesh
     sharding, replicated = MeshSharding(layout), NamedSharding(mesh, P())
     shapes = jax.eval_shape(program.init, jax.random.key(0))

@@ -9,7 +9,8 @@ both axes. This is fsdp with one more mesh axis and no code of its own: a good s
 
 Communication: within a row, FSDP's gathers and reduce-scatters. Across rows, one all-reduce of the gradients, which are
 already scattered: each device sends 2·P/d·(r−1)/r numbers over the slow links (d and r are the sizes of `data` and
-`replica`). The gradients of the embedding and of the norms' scales are all-reduced over both axes.
+`replica`). With `accumulation`, every part gathers and scatters within its row, but the rows exchange once. The
+gradients of the norms' scales are all-reduced over both axes, and without `accumulation` the embedding's too.
 
 Use it when FSDP over all devices would gather over slow links: with several hosts without a fast network, or with
 several slices (set `mesh.replica` to their number). Don't use it when the state does not fit into one row.

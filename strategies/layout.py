@@ -8,7 +8,7 @@ does to arrays), and base.py, which runs the training step under a layout.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from jax.sharding import PartitionSpec as P
@@ -65,6 +65,20 @@ class Layout:
   def place(self, **places: Place) -> "Layout":
     """The same layout with some dimensions placed elsewhere."""
     return dataclasses.replace(self, **dict[str, Any](places))
+
+  def only(self, axes: Collection[str]) -> "Layout":
+    """The layout as seen by code that knows some mesh axes only: the other axes split nothing."""
+    kept = {dim: tuple(axis for axis in self.axes(dim) if axis in axes) for dim in DIMENSIONS}
+    places = {dim: found[0] if len(found) == 1 else found or None for dim, found in kept.items()}
+    return Layout({axis: size for axis, size in self.mesh.items() if axis in axes}, **places)
+
+  def axes_by_hand(self, gathers_once: bool) -> tuple[str, ...]:
+    """The mesh axes of the batch if some gradients are summed over them once a step; none if every part needs its sums.
+
+    Every part needs them if it gathers weights along `embed` and scatters their gradients over all of these axes.
+    """
+    axes = tuple(axis for axis, size in self.mesh.items() if size > 1 and axis in self.axes("batch"))
+    return axes if gathers_once or set(axes) - set(self.axes("embed")) else ()
 
   @property
   def device_count(self) -> int:

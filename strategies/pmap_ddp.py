@@ -28,10 +28,11 @@ from training.program import Batch, Metrics, Program, TrainState
 class PmapDDP(Strategy):
   """Runs every function of a batch with pmap."""
 
-  reduces_once = True
-
-  def __init__(self, layout: Layout, program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh):
-    super().__init__(layout, program, mesh)
+  def __init__(
+    self, layout: Layout, program: Program, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, **fields: Any
+  ):
+    super().__init__(layout, program, mesh, **fields)
+    self.axes_by_hand = layout.axes("batch")
     if not isinstance(mesh, jax.sharding.Mesh) or not set(mesh.devices.flat) <= set(jax.devices()):
       raise ConfigError("strategy='pmap_ddp' needs devices of this machine; use 'data_parallel', which does the same")
     sums = lambda s, b: jax.lax.psum(program.gradient_sums(s.params, b, s.step), "data")

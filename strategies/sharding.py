@@ -6,7 +6,8 @@ automatic sharding mode: the layout constrains some arrays, and the compiler cho
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +22,24 @@ from strategies.layout import Layout, Place
 
 @dataclasses.dataclass(frozen=True)
 class MeshSharding:
-  """The sharding operations of a resolved layout."""
+  """The sharding operations of a resolved layout.
+
+  Attributes:
+    layout: that of the mesh axes which are left to the compiler. Inside a `shard_map` these are not all of them.
+    by_hand: that of the other mesh axes, over which weights are gathered by hand; None if there are none.
+  """
 
   layout: Layout
+  by_hand: Layout | None = None
 
   def place(self, **places: Place) -> "MeshSharding":
     """The same operations with some dimensions placed elsewhere."""
-    return MeshSharding(self.layout.place(**places))
+    return dataclasses.replace(self, layout=self.layout.place(**places))
+
+  def inside(self, axes: Collection[str]) -> "MeshSharding":
+    """The same operations inside a `shard_map` that is manual over these mesh axes."""
+    rest = [axis for axis in self.layout.mesh if axis not in axes]
+    return MeshSharding(self.layout.only(rest), self.layout.only(axes))
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     """Constrains the sharding of an activation; `dims` names its dimensions."""
@@ -35,7 +47,13 @@ class MeshSharding:
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """All-gathers a weight along `embed`. Its gradient is reduce-scattered to where the weight is stored."""
-    if self.layout.shards("embed") == 1 or "embed" not in dims:
+    if "embed" not in dims:
+      return w
+    if self.by_hand and self.by_hand.axes("embed"):
+      use = jax.custom_vjp(lambda w: self.all_gather(w, dims))
+      use.defvjp(lambda w: (self.all_gather(w, dims), None), lambda _, gradient: (self.reduce_scatter(gradient, dims),))
+      return use(w)
+    if self.layout.shards("embed") == 1:
       return w
     gathered = self.layout.spec(None if dim == "embed" else dim for dim in dims)
     # Without the barrier, the GPU compiler gathers the head in float32 and casts it afterwards: twice the bytes.
@@ -78,6 +96,31 @@ class MeshSharding:
     found = jnp.where(((local >= 0) & (local < rows))[..., None], found, 0)
     return jax.lax.reduce(found, np.zeros((), found.dtype), jax.lax.add, (0,))  # jnp.sum would send float32
 
+  def all_gather(self, w: jax.Array, dims: Dims) -> jax.Array:
+    """Gathers a weight along `embed` by hand. `dims` names its last dimensions."""
+    assert self.by_hand
+    if "embed" not in dims or not self.by_hand.axes("embed"):
+      return w
+    dims, axes = (None,) * (w.ndim - len(dims)) + dims, self.by_hand.axes("embed")
+    collective = lambda w: jax.lax.all_gather(w, axes, axis=dims.index("embed"), tiled=True)
+    return self.local(collective, jax.lax.optimization_barrier(w), dims=(dims,))  # the barrier is as in `gather`
+
+  def reduce_scatter(self, gradient: jax.Array, dims: Dims) -> jax.Array:
+    """Sums the gradient of such a weight over devices, and leaves each device its piece."""
+    assert self.by_hand
+    if "embed" not in dims or not self.by_hand.axes("embed"):
+      return gradient
+    dims, axes = (None,) * (gradient.ndim - len(dims)) + dims, self.by_hand.axes("embed")
+    at, lead = dims.index("embed"), dims.index("layers") + 1 if "layers" in dims else 0
+
+    def collective(g: jax.Array) -> jax.Array:
+      first = jnp.moveaxis(g, at, lead)
+      matrices = first.reshape(*first.shape[: lead + 1], -1)  # as in `_scatter`
+      piece = jax.lax.psum_scatter(matrices, axes, scatter_dimension=lead, tiled=True)
+      return jnp.moveaxis(piece.reshape(*piece.shape[: lead + 1], *first.shape[lead + 1 :]), lead, at)
+
+    return self.local(functools.partial(sum_in_dtype, collective), gradient, dims=(dims,))
+
   def local(self, kernel: Callable[..., jax.Array], *arrays: jax.Array, dims: Sequence[Dims]) -> jax.Array:
     """Calls a kernel on each device's own part of the arrays. In a pipeline, `stage` is manual already."""
     if self.layout.device_count == 1:
@@ -86,6 +129,14 @@ class MeshSharding:
     axes = frozenset(mesh.axis_names) - frozenset(mesh.manual_axes)
     mapped = jax.shard_map(kernel, in_specs=specs, out_specs=specs[0], axis_names=axes, check_vma=False)
     return mapped(*arrays)
+
+
+def sum_in_dtype(collective: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+  """Applies a sum over devices. On CPUs in float32 at least: XLA's CPU backend fails on bfloat16 (jax 0.10.2)."""
+  if x.dtype != jnp.bfloat16:
+    return collective(x)
+  in_float32 = lambda x: collective(x.astype(jnp.float32)).astype(x.dtype)
+  return jax.lax.platform_dependent(x, cpu=in_float32, default=collective)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,11 @@ The union of the two layouts, run by the pipeline's schedules, without code of i
 layer, by width, and by heads, hidden units or vocabulary.
 
 Communication: between stages the pipeline's, of activations 1/d as large (d = size of `data`; they are replicated over
-`model`). Within a stage two_d's. A stage frees gathered weights after each unit, so FSDP gathers again for each
-microbatch, forward and backward. (XLA's CPU backend moves the gathers out of units of one or two blocks.)
+`model`). Within a stage, tensor parallelism's in each unit. FSDP's gathers and reduce-scatters come once a step: a stage
+keeps its weights whole until all microbatches have passed, so only the state between steps is split over `data`.
 
 Use it when a model needs more devices than two_d can use well. Put `stage` across the slowest links, and keep `model`
-within a host. Don't use it with large weights and small microbatches, where the repeated gathers cost more than they
-save: split the weights over `stage` and `model`, and only the batch over `data` (pipeline).
+within a host. Don't use it where a stage's weights and gradients do not fit on a device, split over `model` alone.
 
 Source: Narayanan et al. 2021, arXiv:2104.04473, for pipeline, tensor and data parallelism together.
 """

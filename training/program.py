@@ -20,7 +20,7 @@ from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
 from models.generate import generate
 from models.inputs import Field, Shapes
-from models.transformer import bind, init_params, logical_dims
+from models.parameters import bind, init_params, logical_dims
 from training.augment import crop_and_flip
 from training.optimizer import Optimizer
 
@@ -146,7 +146,7 @@ class Program:
     def add(total: tuple[Sums, Params], part: Batch) -> tuple[tuple[Sums, Params], None]:
       return jax.tree.map(jnp.add, total, self.microbatch_gradient_sums(params, part, step, sharding)), None
 
-    start = (no_sums(), jax.tree.map(jnp.zeros_like, params))
+    start = (no_sums(), jax.tree.map(lambda w: jnp.zeros(w.shape, self.model.param_dtype), params))
     return jax.lax.scan(add, start, split(batch, self.accumulation, sharding))[0]
 
   def microbatch_gradient_sums(

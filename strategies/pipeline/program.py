@@ -11,52 +11,58 @@ from jax.sharding import PartitionSpec as P
 from models.attention import Cache
 from models.dimensions import UNSHARDED, Sharding
 from models.generate import generate
-from models.transformer import bind
+from models.parameters import bind
 from strategies.pipeline.schedule import Schedule
 from strategies.pipeline.stage import Stage, once, regroup
-from strategies.sharding import MeshSharding
+from strategies.sharding import MeshSharding, sum_in_dtype
+from strategies.sums import summed_once
 from training.program import Batch, Params, Program, Sums, split
 
 
 @dataclasses.dataclass(frozen=True)
 class PipelinedProgram(Program):
-  """The same program, with the blocks run by a schedule. Its `sharding` must have `layers` over `stage`."""
+  """The same program, with the blocks run by a schedule. Its `sharding` must have `layers` over `stage`.
+
+  A stage holds its own weights whole for the step, also those that `embed` splits over the devices of the batch.
+  """
 
   training: Schedule
   evaluation: Schedule
 
+  def gradient_sums(
+    self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
+  ) -> tuple[Sums, Params]:
+    return self._apart(super().gradient_sums, self.training, params, batch, step, sharding)
+
   def microbatch_gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
   ) -> tuple[Sums, Params]:
+    """Called on a stage, with its own layers."""
     return self._run(self.training, params, batch, step, sharding)
 
   def eval_step(self, params: Params, batch: Batch, sharding: Sharding = UNSHARDED) -> Sums:
-    return self._run(self.evaluation, params, batch, None, sharding)[0]
+    run = functools.partial(self._run, self.evaluation)
+    return self._apart(run, self.evaluation, params, batch, None, sharding)[0]
+
+  def _apart(
+    self, work: Any, schedule: Schedule, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding
+  ) -> tuple[Sums, Params]:
+    assert isinstance(sharding, MeshSharding)
+    chunk = functools.partial(jax.tree.map, functools.partial(regroup, stages=schedule.stages, chunks=schedule.chunks))
+    axes = ("stage", *sharding.layout.axes_by_hand(gathers_once=True))
+    return summed_once(self, work, params, batch, step, sharding, axes, arrange=chunk)
 
   def _run(
     self, schedule: Schedule, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding
   ) -> tuple[Sums, Params]:
-    """Sums over the batch and, in training (`step` is given), the gradient of the summed loss."""
+    """Sums over a stage's rows and, in training (`step` is given), the gradient of the summed loss."""
     assert isinstance(sharding, MeshSharding)
-    inside = sharding.place(layers=None)  # a stage sees its own layers only
-    chunk = functools.partial(jax.tree.map, functools.partial(regroup, stages=schedule.stages, chunks=schedule.chunks))
-
-    def stage(blocks: Params, edges: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params, Params]:
-      index = jax.lax.axis_index("stage")
-      end = Stage(self, schedule, inside, index, chunk(blocks), edges, batch, step).run()
-      (of_blocks,) = jax.linear_transpose(chunk, blocks)(end.gradients[0])
-      sums, of_edges = jax.tree.map(_sum_over_stages, (end.sums, end.gradients[1]))
-      return sums, of_blocks, of_edges
-
     edges = {name: weights for name, weights in params.items() if name != "blocks"}
-    sums, of_blocks, of_edges = jax.shard_map(
-      stage,
-      in_specs=(P("stage"), P(), P(), P()),
-      out_specs=(P(), P("stage"), P()),
-      axis_names={"stage"},
-      check_vma=False,  # outputs with P() are replicated: they are summed over the stages above
-    )(params["blocks"], edges, split(batch, schedule.microbatches, sharding), step)
-    return sums, {"blocks": of_blocks, **of_edges}
+    microbatches = split(batch, schedule.microbatches, sharding)
+    index = jax.lax.axis_index("stage")
+    end = Stage(self, schedule, sharding, index, params["blocks"], edges, microbatches, step).run()
+    blocks, of_edges = end.gradients
+    return end.sums, {"blocks": blocks, **of_edges}
 
   def generate(self, params: Params, prompt: jax.Array, *, sharding: Sharding = UNSHARDED, **options: Any) -> jax.Array:
     """Generates text. With a single microbatch nothing can overlap: the stages take turns, each with its own cache."""
@@ -75,7 +81,8 @@ class PipelinedProgram(Program):
           return jax.lax.ppermute(x, "stage", [(s, (s + 1) % stages) for s in range(stages)]), cache
 
         x, cache = jax.lax.fori_loop(0, stages, turn, (x, cache))
-        return _sum_over_stages(jnp.where(index == 0, x, 0)), cache  # the last stage sent its output to the first
+        # The last stage sent its output to the first.
+        return sum_in_dtype(lambda x: jax.lax.psum(x, "stage"), jnp.where(index == 0, x, 0)), cache
 
       return jax.shard_map(
         stage,
@@ -86,10 +93,3 @@ class PipelinedProgram(Program):
       )(params["blocks"], x, cache, jnp.asarray(start))
 
     return generate(self.model, params, prompt, sharding=sharding, run_blocks=in_turn, **options)
-
-
-def _sum_over_stages(x: jax.Array) -> jax.Array:
-  """Sums in float32: XLA's CPU backend fails on a bfloat16 all-reduce over some of the mesh axes (jax 0.10.2)."""
-  if x.dtype != jnp.bfloat16:
-    return jax.lax.psum(x, "stage")
-  return jax.lax.psum(x.astype(jnp.float32), "stage").astype(x.dtype)

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from models.dimensions import Dims
-from models.transformer import Transformer, bind
+from models.parameters import bind
+from models.transformer import Transformer
 from strategies.pipeline.schedule import BACKWARD, FORWARD, Schedule
 from strategies.sharding import MeshSharding
 from training.program import Batch, Params, Program, Sums, no_sums
@@ -194,7 +195,9 @@ class Stage:
     """Zeros with the sharding of the stored weights, so that gradients are reduced to it when they are added."""
 
     def zeros(weights: jax.Array, dims: Dims) -> jax.Array:
-      return jax.lax.with_sharding_constraint(jnp.zeros_like(weights), self.sharding.layout.spec(dims))
+      return jax.lax.with_sharding_constraint(
+        jnp.zeros(weights.shape, self.program.model.param_dtype), self.sharding.layout.spec(dims)
+      )
 
     dims = self.program.dims()
     blocks = jax.tree.map(lambda w, dims: zeros(w, (None, *dims)), self.blocks, dims["blocks"])

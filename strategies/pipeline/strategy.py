@@ -18,7 +18,15 @@ class Pipeline(Strategy):
   section = "pipeline"
 
   def __init__(
-    self, layout: Layout, program: Program, mesh: Mesh | AbstractMesh, *, schedule: str, microbatches: int, chunks: int
+    self,
+    layout: Layout,
+    program: Program,
+    mesh: Mesh | AbstractMesh,
+    *,
+    schedule: str,
+    microbatches: int,
+    chunks: int,
+    gather: str = "auto",
   ):
     one_of("pipeline.schedule", schedule, schedules.ORDERS)
     positive("pipeline.microbatches", microbatches)
@@ -28,6 +36,11 @@ class Pipeline(Strategy):
     if stages > 1:
       chunks = _chunks(schedule, chunks, stages, depth)
       _check(stages, chunks, depth, microbatches)
+      if gather == "part":
+        raise ConfigError(
+          "gather='part' does not fit a pipeline, whose stages gather their weights once a step; use 'auto'"
+        )
+      gather = "step"
       self.microbatches = microbatches
       self.schedule = schedules.build(schedules.ORDERS[schedule], stages, microbatches, chunks)
       evaluation = schedules.build(schedules.forward_only, stages, microbatches)
@@ -39,7 +52,9 @@ class Pipeline(Strategy):
           f"{self.schedule.bubble:.0%} of the ticks; use {4 * stages} if the batch allows",
           stacklevel=2,
         )
-    super().__init__(layout, program, mesh)
+    super().__init__(layout, program, mesh, gather=gather)
+    if stages > 1:
+      self.axes_by_hand = layout.axes_by_hand(gathers_once=True)
 
   def describe(self, name: str) -> str:
     return super().describe(name) + (f"; {self._described}" if self.schedule else "")

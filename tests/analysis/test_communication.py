@@ -3,6 +3,7 @@
 import collections
 import functools
 import math
+from typing import Any
 
 import pytest
 from helpers import IMAGES, program, strategy
@@ -32,17 +33,24 @@ def make(variant: str) -> Program:
   return program(**{"model__depth": 4, "model__seq_len": 48} | VARIANTS[variant])
 
 
-@functools.cache
-def compiled_case(name: str, variant: str, batch_size: int) -> tuple[Case, compiled.Step]:
+def compile_case(name: str, program: Program, batch_size: int, **fields: Any) -> tuple[Case, compiled.Step]:
   """What is predicted, and what is compiled."""
-  runner = strategy(name, make(variant))
+  runner = strategy(name, program, **fields)
   return Case.of(runner, batch_size, "cpu"), compiled.compile_step(runner, batch_size)
 
 
 @functools.cache
+def compiled_case(name: str, variant: str, batch_size: int) -> tuple[Case, compiled.Step]:
+  return compile_case(name, make(variant), batch_size)
+
+
+@functools.cache
 def measured(name: str, variant: str) -> tuple[dict, dict]:
+  return sent_and_wanted(*compiled_case(name, variant, BATCH * make(variant).accumulation))
+
+
+def sent_and_wanted(case: Case, step: compiled.Step) -> tuple[dict, dict]:
   """Bytes that a device sends in a step by (kind, axes): in the compiled program, and by the formulas."""
-  case, step = compiled_case(name, variant, BATCH * make(variant).accumulation)
   ours: collections.Counter = collections.Counter()
   for collective in step.collectives():
     assert collective.times, f"nothing says how often {collective} runs"
@@ -84,11 +92,39 @@ def test_fsdp_sends_weights_twice():
   assert ours["all-gather", ("data",)] == 4 * (2 * blocks + edges) * 7 / 8
 
 
-def test_gradients_are_summed_for_each_part_of_a_batch_but_once_under_pmap():
-  """Automatic sharding cannot hold a gradient that is not summed yet; code that sums by hand can."""
-  for name, times in (("data_parallel", 2), ("pmap_ddp", 1)):
-    once, twice = (measured(name, variant)[0]["all-reduce", ("data",)] for variant in ("text", "accumulation, remat"))
-    assert twice == pytest.approx(times * once, abs=SCALARS)
+# Strategies whose gradients are summed over these axes once a step, whatever the parts of the batch.
+ONCE = {
+  "data_parallel": ("data",), "hsdp": ("replica",), "pipeline": ("data",), "three_d": ("data",), "pmap_ddp": ("data",),
+}  # fmt: skip
+
+
+def sent_over(name: str, axes: tuple[str, ...], **fields: Any) -> float:
+  """Bytes that a device sends over these mesh axes in the compiled step, alone or together with other axes."""
+  runner = strategy(name, program(model__depth=4, model__seq_len=16, **fields), **fields)
+  step = compiled.compile_step(runner, 64)
+  return sum(found.sent_in_step for found in step.collectives() if set(found.axes) & set(axes))
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_the_bytes_of_gradients_do_not_grow_with_the_parts_of_a_batch(name: str):
+  parts = ({"accumulation": 1}, {"accumulation": 2}, {"accumulation": 4})
+  if strategies.layout_of(name).layers:
+    parts = tuple({"pipeline__microbatches": 4} | fields for fields in (*parts[:2], {"pipeline__microbatches": 8}))
+  one, two, more = (sent_over(name, ONCE[name], **fields) for fields in parts)
+  assert two == pytest.approx(more, abs=SCALARS)
+  assert two <= one + SCALARS
+
+
+@pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d"])
+def test_weights_kept_for_a_step_are_gathered_once_and_their_gradients_scattered_once(name: str):
+  ours, wanted = sent_and_wanted(*compile_case(name, make("accumulation, remat"), 2 * BATCH, gather="step"))
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+  held = sum(math.prod(weight.shape) for weight in weights(make("text").model) if weight.is_matrix)
+  n = strategies.layout_of(name).mesh.get("model", 1)
+  group = 8 // n // strategies.layout_of(name).mesh.get("replica", 1)
+  for kind in ("all-gather", "reduce-scatter"):
+    assert ours[kind, ("data",)] == 4 * held / n * (group - 1) / group
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -54,7 +54,9 @@ def test_a_benchmark_predicts_collectives_at_the_bandwidth_of_their_links(monkey
   arranged = np.array([[Device((x, y, 0)) for x in range(4)] for y in range(2)])
   layout = strategies.layout_of("hsdp").on(replica=2, data=4)
   mesh = types.SimpleNamespace(devices=arranged, axis_names=("replica", "data"))
-  runner = types.SimpleNamespace(layout=layout, mesh=mesh, program=program(), schedule=None, reduces_once=False)
+  runner = types.SimpleNamespace(
+    layout=layout, mesh=mesh, program=program(), schedule=None, gathers_once=False, axes_by_hand=()
+  )
   links = {("data",): 1, ("replica",): 1, ("replica", "data"): 2}
   rows = theory.sent(Case.of(runner, 16, "tpu"))
   assert {row.axes for row in rows} == set(links)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import assert_trees_close, program, relative_difference
 
-from models.transformer import bind
+from models.parameters import bind
 from training.program import Params, Program
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "llama.npz"

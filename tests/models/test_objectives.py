@@ -7,7 +7,7 @@ import pytest
 from helpers import IMAGES, PARITY, assert_trees_close, initial_state, one_sentence, program, random_batch, strategy
 
 from data.synthetic import Synthetic
-from models.transformer import bind, init_params
+from models.parameters import bind, init_params
 from training.program import Program
 
 BATCH = 16

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import config, model_config, one_sentence, program, random_batch, random_segments, relative_difference
 
-from models import attention, transformer
+from models import attention, parameters, transformer
 from models.config import ModelConfig
 from training import settings
 from training.program import Program
@@ -54,8 +54,8 @@ def test_positions_restart_in_each_segment():
 
 @functools.cache
 def logits_of(config: ModelConfig) -> Callable[..., jax.Array]:
-  params = jax.jit(functools.partial(transformer.init_params, config))(jax.random.key(0))
-  return jax.jit(lambda tokens, segments=None: transformer.bind(config, params)(tokens, segments=segments))
+  params = jax.jit(functools.partial(parameters.init_params, config))(jax.random.key(0))
+  return jax.jit(lambda tokens, segments=None: parameters.bind(config, params)(tokens, segments=segments))
 
 
 def test_a_document_has_the_same_logits_anywhere_in_a_row():

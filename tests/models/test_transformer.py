@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import IMAGES, equations, model_config, one_sentence, program, relative_difference
 
-from models import attention, layers, transformer
+from models import attention, layers, parameters
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED
 from models.generate import generate
@@ -19,11 +19,11 @@ from training.program import Params
 
 @functools.cache
 def params_of(config: ModelConfig) -> Params:
-  return jax.jit(functools.partial(transformer.init_params, config))(jax.random.key(0))
+  return jax.jit(functools.partial(parameters.init_params, config))(jax.random.key(0))
 
 
 def apply(config: ModelConfig, inputs: jax.Array) -> jax.Array:
-  return jax.jit(lambda params, inputs: transformer.bind(config, params)(inputs))(params_of(config), inputs)
+  return jax.jit(lambda params, inputs: parameters.bind(config, params)(inputs))(params_of(config), inputs)
 
 
 def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
@@ -113,7 +113,7 @@ def test_cached_generation_equals_full_recomputation(prompt_length: int):
   prompt = jax.random.randint(jax.random.key(1), (3, prompt_length), 0, 256)
   cached = generate(config, params, prompt, length=20, key=jax.random.key(0), temperature=0)
 
-  predict = jax.jit(lambda text: jnp.argmax(transformer.bind(config, params)(text), axis=-1))
+  predict = jax.jit(lambda text: jnp.argmax(parameters.bind(config, params)(text), axis=-1))
   text = jnp.pad(prompt, ((0, 0), (0, 20)))  # with causal attention, padding changes nothing, and avoids recompiling
   for position in range(prompt_length, prompt_length + 20):
     text = text.at[:, position].set(predict(text)[:, position - 1])
@@ -123,7 +123,7 @@ def test_cached_generation_equals_full_recomputation(prompt_length: int):
 def test_cached_logits_equal_full_recomputation():
   """Tokens can agree by luck, so this compares the logits."""
   config = model_config()
-  model = transformer.bind(config, params_of(config))
+  model = parameters.bind(config, params_of(config))
   tokens = jax.random.randint(jax.random.key(1), (2, 24), 0, 256)
   cache, parts = model.empty_cache(2, 24), []
   for start, stop in ((0, 10), (10, 11), (11, 24)):
@@ -154,9 +154,9 @@ def test_generation_stops_at_the_trained_length():
 def test_the_program_does_not_grow_with_depth(remat: str):
   def size(depth: int) -> int:
     config = model_config(depth=depth, remat=remat)
-    params = jax.eval_shape(lambda: transformer.init_params(config, jax.random.key(0)))
+    params = jax.eval_shape(lambda: parameters.init_params(config, jax.random.key(0)))
     tokens = jax.ShapeDtypeStruct((2, 32), jnp.int32)
-    gradient = jax.grad(lambda params, tokens: transformer.bind(config, params)(tokens).sum())
+    gradient = jax.grad(lambda params, tokens: parameters.bind(config, params)(tokens).sum())
     return sum(1 for _ in equations(jax.make_jaxpr(gradient)(params, tokens).jaxpr))
 
   assert size(32) == size(4)
@@ -178,7 +178,7 @@ def test_every_layer_draws_its_own_dropout():
   config = model_config(dropout=0.5, depth=2)
   params = params_of(config)
   same = jax.tree.map(lambda w: jnp.stack([w[0], w[0]]), params["blocks"])
-  model = transformer.bind(config, params | {"blocks": same})
+  model = parameters.bind(config, params | {"blocks": same})
   x = jax.random.normal(jax.random.key(1), (1, 8, config.width))
   keys = jax.random.split(jax.random.key(2), 1)
   both, _ = model.run_blocks(x, keys=keys)
@@ -196,7 +196,7 @@ def test_tied_embedding_has_no_head():
 def test_flops_count_every_matrix_product():
   """6 for each matrix weight and position, plus 12 · T · width for attention in each block and position."""
   config = model_config()
-  params = jax.eval_shape(lambda: transformer.init_params(config, jax.random.key(0)))
+  params = jax.eval_shape(lambda: parameters.init_params(config, jax.random.key(0)))
   matrices = sum(x.size for path, x in jax.tree.leaves_with_path(params) if path[-1].key not in ("scale", "embedding"))
   attention_flops = 12 * config.depth * config.seq_len * config.width
   assert config.train_flops_per_example() == config.seq_len * (6 * matrices + attention_flops)

@@ -9,7 +9,7 @@ import pytest
 from helpers import IMAGES, PARITY, assert_trees_close, config, initial_state, random_batch, strategy
 
 import strategies
-from models import attention, transformer
+from models import attention, parameters
 from training import settings
 from training.program import Params, Program, TrainState
 
@@ -39,9 +39,9 @@ def make_program(variant: str) -> Program:
   return settings.program(config(steps=STEPS, **SMALL, **VARIANTS[variant]), "cpu")
 
 
-def run(name: str, program: Program) -> tuple[np.ndarray, Params]:
+def run(name: str, program: Program, **fields: str) -> tuple[np.ndarray, Params]:
   """The losses and gradient norms of 20 steps [20, 2], and the gradient of the first."""
-  runner = strategy(name, program, **MICROBATCHES)
+  runner = strategy(name, program, **MICROBATCHES, **fields)
   state, losses, gradients = initial_state(runner), [], None
   for step in range(STEPS):
     state, metrics = runner.train_step(state, runner.shard(random_batch(program, BATCH, seed=step), BATCH))
@@ -70,6 +70,14 @@ def test_strategy_equals_single_device(name: str, variant: str):
   np.testing.assert_allclose(losses, expected_losses, rtol=PARITY)
   assert np.isfinite(losses).all()
   assert len(set(losses[:, 0])) == STEPS
+
+
+@pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d"])
+def test_weights_gathered_once_a_step_change_nothing(name: str):
+  variant = "text, accumulated, remat"
+  losses, gradients = run(name, make_program(variant), gather="step")
+  assert_trees_close(gradients, reference(variant)[1], PARITY)
+  np.testing.assert_allclose(losses, reference(variant)[0], rtol=PARITY)
 
 
 @functools.cache
@@ -102,9 +110,9 @@ def test_packed_documents_equal_the_same_documents_alone(name: str):
 @pytest.fixture
 def models_made_anew() -> Iterator[None]:
   """Clears the cache of models, which hold their implementation of attention."""
-  transformer.definition.cache_clear()
+  parameters.definition.cache_clear()
   yield
-  transformer.definition.cache_clear()
+  parameters.definition.cache_clear()
 
 
 @pytest.mark.usefixtures("models_made_anew")

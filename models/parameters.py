@@ -1,0 +1,55 @@
+"""The Transformer's parameters as nested dicts of arrays: made, described and bound to the model again.
+
+Everything outside models/ holds parameters in this form, so that it needs no module to sum, shard or store them.
+"""
+
+import functools
+from typing import Any
+
+import jax
+from flax import nnx
+
+from models.config import ModelConfig
+from models.dimensions import Dims
+from models.transformer import Transformer, is_param
+
+
+@functools.cache
+def definition(config: ModelConfig) -> tuple[nnx.GraphDef, nnx.State]:
+  """The module's structure and the shapes of its parameters. Allocates nothing."""
+  model = nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0)))
+  return nnx.split(model, nnx.Param)
+
+
+def logical_dims(config: ModelConfig) -> dict[str, Any]:
+  """The names of each parameter's dimensions, in the same nested dicts as the parameters."""
+
+  def dims(path: tuple, param: nnx.Param) -> Dims:
+    stacked = path[0].key == "blocks"
+    return (("layers",) if stacked else ()) + param.dims
+
+  _, params = definition(config)
+  return nnx.to_pure_dict(jax.tree.map_with_path(dims, params, is_leaf=is_param))
+
+
+def used_dtypes(config: ModelConfig) -> dict[str, Any]:
+  """The dtype in which the model uses each parameter, in the same nested dicts as the parameters."""
+
+  def dtype(path: tuple, param: nnx.Param) -> str:
+    if not any(param.dims):
+      return config.param_dtype  # the scale of a norm, because norms are computed in float32
+    return config.predicts.head_dtype(config) if path[0].key == "head" else config.dtype
+
+  _, params = definition(config)
+  return nnx.to_pure_dict(jax.tree.map_with_path(dtype, params, is_leaf=is_param))
+
+
+def init_params(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
+  """Initial parameters, as nested dicts of arrays. The same key gives bitwise equal parameters under every layout."""
+  return nnx.to_pure_dict(nnx.state(Transformer(config, nnx.Rngs(params=key)), nnx.Param))
+
+
+def bind(config: ModelConfig, params: dict[str, Any]) -> Transformer:
+  """The model with these parameters: those of `init_params`, or the same with a slice of the stacked blocks."""
+  graph, _ = definition(config)
+  return nnx.merge(graph, params)
