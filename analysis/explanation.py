@@ -163,7 +163,7 @@ def _memory(
 
 def _communication(step: Step, timed: Overlap | None) -> list[dict[str, Any]]:
   """The step's collectives, grouped by kind, mesh axes, and how often they run; with seconds where they are known."""
-  seconds = {one.name: one for one in timed.collectives} if timed else {}
+  seconds = {one.collective.name: one for one in timed.collectives} if timed else {}
   rows: dict[tuple, dict[str, Any]] = {}
   for collective in step.collectives():
     key = (collective.kind, collective.axes, collective.times, collective.ring)
@@ -205,6 +205,7 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip, timed: Over
   assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
   unit, items = model.unit
   model_flops = case.batch_size * model.train_flops_per_example() / devices
+  used = {one.collective.axes for one in timed.collectives}
   return {
     **dataclasses.asdict(times),
     "seconds": times.seconds,
@@ -216,7 +217,7 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip, timed: Over
     "traffic": traffic,
     "backward": case.backward,
     "left_out": step.left_out(),
-    "beyond": sorted({c.axes for c in step.collectives() if figures.torus and spans_slices(mesh, c.axes)}),
+    "beyond": sorted(axes for axes in used if figures.torus and spans_slices(mesh, axes)),
     "per_second": case.batch_size * items / times.seconds,
     "unit": unit,
   }

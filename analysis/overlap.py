@@ -24,12 +24,10 @@ class Timed(NamedTuple):
   """A collective of a compiled program, with the seconds that it takes in a whole step.
 
   Attributes:
-    name: that of its instruction in the program.
     sent: how long it occupies the links.
     exposed: how long kernels wait while it is sent.
   """
 
-  name: str
   collective: Collective
   sent: float
   exposed: float
@@ -71,7 +69,7 @@ def overlap(
   follower = _Follower(module, mesh, rounds, chip, to_send)
   follower.run(module.entry, 1)
   exposed = lambda name: min(follower.exposed[name], follower.sent[name])  # the clocks' rounding can add a little
-  timed = (Timed(name, found, follower.sent[name], exposed(name)) for name, found in follower.found.items())
+  timed = (Timed(found, follower.sent[name], exposed(name)) for name, found in follower.found.items())
   return Overlap(tuple(timed), follower.kernels)
 
 
@@ -84,25 +82,31 @@ class _Sending(NamedTuple):
   times: int
 
 
+@dataclasses.dataclass
 class _Follower:
-  """Follows a program. The body of a loop is followed once, and its times are multiplied."""
+  """Follows a program. The body of a loop is followed once, and its times are multiplied.
 
-  def __init__(
-    self,
-    module: Module,
-    mesh: Mapping[str, int],
-    rounds: Mapping[str, int],
-    chip: Chip,
-    to_send: Callable[[Collective], float],
-  ) -> None:
-    self.module, self.mesh, self.rounds, self.chip, self.to_send = module, mesh, rounds, chip, to_send
-    self.now = 0.0  # when the kernels so far have ended
-    self.links: list[_Sending] = []  # one after another
-    self.ends: dict[str, float] = {}  # when a started collective has been sent, by the instruction that started it
-    self.kernels = 0.0
-    self.found: dict[str, Collective] = {}
-    self.sent: collections.Counter[str] = collections.Counter()
-    self.exposed: collections.Counter[str] = collections.Counter()
+  Attributes:
+    module, mesh, rounds, chip, to_send: as in `overlap`.
+    now: when the kernels so far have ended.
+    kernels: the seconds of all kernels in the step.
+    links: what is on the links, one collective after another.
+    ends: when a started collective has been sent, by the instruction that started it.
+    found, sent, exposed: each collective, and its seconds in the step, by name.
+  """
+
+  module: Module
+  mesh: Mapping[str, int]
+  rounds: Mapping[str, int]
+  chip: Chip
+  to_send: Callable[[Collective], float]
+  now: float = 0.0
+  kernels: float = 0.0
+  links: list[_Sending] = dataclasses.field(default_factory=list)
+  ends: dict[str, float] = dataclasses.field(default_factory=dict)
+  found: dict[str, Collective] = dataclasses.field(default_factory=dict)
+  sent: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+  exposed: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
   def run(self, name: str, times: int) -> None:
     """Follows a computation that runs `times` times in the step."""
@@ -122,8 +126,8 @@ class _Follower:
     elif self._awaits(instruction):
       self._wait(self._end(instruction, visit.computation))
     elif sent := self._sends(visit):
-      for name, found in sent:
-        self._send(name, found, instruction.name, times)
+      for found in sent:
+        self._send(found, instruction.name, times)
       if not self._is_started(instruction):
         self._wait(self.ends[instruction.name])
     else:
@@ -144,12 +148,12 @@ class _Follower:
       if sending.end > self.now - later
     ]
 
-  def _sends(self, visit: Visit) -> list[tuple[str, Collective]]:
-    """The collectives that an instruction starts or runs, with the names of their own instructions."""
+  def _sends(self, visit: Visit) -> list[Collective]:
+    """The collectives that an instruction starts or runs."""
     if visit.instruction.operation.removesuffix("-start") in KINDS:
       found = collective(visit, self.mesh)
-      return [(visit.instruction.name, found)] if found else []
-    sent = []
+      return [found] if found else []
+    sent: list[Collective] = []
     for name in self.module.called(visit.instruction):
       computation = self.module.computations[name]
       for instruction in computation.values():
@@ -177,8 +181,8 @@ class _Follower:
       seen.add(name)
     return self.now
 
-  def _send(self, name: str, found: Collective, started_by: str, times: int) -> None:
-    seconds = self.to_send(found)
+  def _send(self, found: Collective, started_by: str, times: int) -> None:
+    name, seconds = found.name, self.to_send(found)
     begin = max([self.now, *(sending.end for sending in self.links)])
     self.links = [sending for sending in self.links if sending.end > self.now]
     self.links.append(_Sending(name, begin, begin + seconds, times))

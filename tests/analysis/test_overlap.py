@@ -88,7 +88,7 @@ def follow(*lines: str, before: str = "", rounds: Mapping[str, int] | None = Non
 
 def times(found: Overlap) -> dict[str, tuple[float, float]]:
   """How long each collective is sent and exposed, to a microsecond."""
-  return {one.name.split(".")[-1]: (round(one.sent, 6), round(one.exposed, 6)) for one in found.collectives}
+  return {one.collective.name.split(".")[-1]: (round(one.sent, 6), round(one.exposed, 6)) for one in found.collectives}
 
 
 def test_a_collective_that_nothing_runs_beside_is_exposed():
