@@ -22,7 +22,7 @@ import strategies
 from analysis import predict, theory
 from analysis.case import Case
 from analysis.compiled import compile_step
-from analysis.topology import machine_of
+from analysis.topology import Machine, machine_of
 from benchmarks.pages import ROOT, cpu, rewrite, source
 from configs import base
 from errors import ConfigError, one_of
@@ -103,17 +103,16 @@ def measure(case: list | tuple) -> dict[str, Any]:
   """
   asked, where = config(case), machine_of(case[1])
   program, found = settings.program(asked, where.platform), where.devices()
-  steps, exposed = {}, {}
+  steps, overlaps = {}, {}
   for choice in CHOICES:
     asked.compiler_options = choice
     runner = strategies.create(asked, program, found)
     steps[choice] = compile_step(runner, asked.batch_size)
-    exposed[choice] = steps[choice].overlap(where.chip, where.links_of(runner.mesh)).exposed
-  step = steps["recommended"]
+    overlaps[choice] = steps[choice].overlap(where.chip, where.links_of(runner.mesh))
+  step, overlap = steps["recommended"], overlaps["recommended"]
   sent: collections.Counter = collections.Counter()
   for collective in step.collectives():
     sent["+".join(collective.axes)] += collective.sent_in_step
-  overlap = step.overlap(where.chip, where.links_of(runner.mesh))
   return {
     "case": list(case),
     "memory": step.bytes,
@@ -122,19 +121,24 @@ def measure(case: list | tuple) -> dict[str, Any]:
     "sent": dict(sent),
     "kernels": overlap.kernels,
     "communication": overlap.sent,
-    "exposed": exposed,
+    "exposed": {choice: found.exposed for choice, found in overlaps.items()},
     "compile_seconds": step.seconds,
     "machine": f"{os.cpu_count()} cores of {cpu()}",
   }
 
 
-def by_formula(case: list | tuple) -> dict[str, float]:
-  """The same figures by our formulas, without the compiler and without devices."""
-  asked, where = config(case), machine_of(case[1])
+def case_on(where: Machine, asked: Any) -> Case:
+  """The training step of a config on a slice or cluster, for the formulas. Needs no devices and no compiler."""
   layout = resolve(strategies.layout_of(asked.strategy), where.count, asked.mesh)
   runner = strategies.build(asked, layout, settings.program(asked, where.platform), abstract_mesh(layout))
-  step = Case.of(runner, asked.batch_size, where.platform)
-  times = predict.times(step, where.chip, where.links(layout.mesh))
+  return Case.of(runner, asked.batch_size, where.platform)
+
+
+def by_formula(case: list | tuple) -> dict[str, float]:
+  """The same figures by our formulas, without the compiler and without devices."""
+  where = machine_of(case[1])
+  step = case_on(where, config(case))
+  times = predict.times(step, where.chip, where.links(step.layout.mesh))
   return {
     "memory": predict.memory(step).total,
     "flops": predict.flops(step),

@@ -8,16 +8,12 @@ published speed would be wrong. A test checks this. Writes its table into docs/e
 import dataclasses
 from typing import Any
 
-import strategies
 from analysis import predict
-from analysis.case import Case
 from analysis.search import model_of
 from analysis.topology import machine_of
 from benchmarks.pages import fill
-from benchmarks.predictions import MODELS, PAGE
+from benchmarks.predictions import MODELS, PAGE, case_on
 from configs import base
-from strategies.mesh import abstract_mesh, resolve
-from training import settings
 
 TORCHTITAN = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md"
 MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/README.md"
@@ -85,14 +81,12 @@ def bound(row: Published) -> dict[str, float]:
   """By our formulas, of one device: at most `tokens` and model `flops` per second, and bytes of `memory`."""
   config, where = base.get_config("lm", row.strategy), machine_of(row.topology)
   config.update_from_flattened_dict(row.fields)
-  layout = resolve(strategies.layout_of(row.strategy), where.count, config.mesh)
-  program = settings.program(config, where.platform)
-  case = Case.of(strategies.build(config, layout, program, abstract_mesh(layout)), config.batch_size, where.platform)
-  times = predict.times(case, where.chip, where.links(layout.mesh))
+  case = case_on(where, config)
+  times = predict.times(case, where.chip, where.links(case.layout.mesh))
   examples = config.batch_size / where.count / max(times.compute, times.memory, times.communication)
   return {
-    "tokens": examples * program.model.positions,
-    "flops": examples * program.model.train_flops_per_example(),
+    "tokens": examples * case.model.positions,
+    "flops": examples * case.model.train_flops_per_example(),
     "memory": predict.memory(case).total,
   }
 
