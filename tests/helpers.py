@@ -3,8 +3,11 @@
 import contextlib
 import dataclasses
 import functools
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ from reporting import metrics
 from runtime import command_line
 from training import settings
 from training.program import Program, TrainState
+
+ROOT = Path(__file__).parents[1]
 
 # The largest relative difference allowed between a strategy and a single device. Summing float32 numbers in another
 # order changes the result by a few units in the last place, 6e-8 each; these tests see at most 2e-6.
@@ -131,6 +136,18 @@ def command_line_of(define: Callable[[flags.FlagValues], None], *arguments: str)
     patch.setattr(sys, "argv", ["tool", *arguments])  # where ml_collections looks for fields
     values(sys.argv)
   return values
+
+
+def explained_in_8_gb(folder: Path, model: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
+  """What the command `explain` finds for FSDP with these sizes of the model. Fails if it takes more than 8 GB."""
+  file, sizes = folder / "found.json", [f"--config.model.{name}={size}" for name, size in model.items()]
+  command = [sys.executable, "-m", "tools.explain", "--config=configs/fsdp.py", f"--json={file}", *sizes, *arguments]
+  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+  _, status, usage = os.wait4(process.pid, 0)
+  process.returncode = os.waitstatus_to_exitcode(status)
+  assert process.returncode == 0
+  assert usage.ru_maxrss < 8e6  # kB
+  return json.loads(file.read_text())
 
 
 @contextlib.contextmanager

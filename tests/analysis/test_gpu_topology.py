@@ -6,7 +6,6 @@ test_topology.py for TPUs. The models have the widths of test_topology.py, in bf
 
 import collections
 import functools
-import json
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from golden import make_explain as golden
+from helpers import explained_in_8_gb
 
 import strategies
 from analysis import calls, gpus, predict, theory
@@ -198,16 +198,8 @@ def test_there_is_a_realistic_case_of_both_kinds():
 
 def test_a_model_of_8_billion_on_1024_gpus_is_explained_in_8_gb(tmp_path: Path):
   """Runs the command as a user would. All bytes cross the network, since `data` spans all hosts."""
-  sizes = predictions.MODELS["8B, GQA"] | {"seq_len": 8192, "remat": "full"}
-  fields = {f"model.{name}": size for name, size in sizes.items()} | {"batch_size": 1024}
-  file = tmp_path / "found.json"
-  command = [sys.executable, "-m", "tools.explain", "--config=configs/fsdp.py", "--topology=h100:128x8"]
-  command += ["--network=200Gb", f"--json={file}", *(f"--config.{name}={value}" for name, value in fields.items())]
-  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-  _, status, usage = os.wait4(process.pid, 0)
-  process.returncode = os.waitstatus_to_exitcode(status)
-  assert process.returncode == 0
-  found = json.loads(file.read_text())
+  model = predictions.MODELS["8B, GQA"] | {"seq_len": 8192, "remat": "full"}
+  found = explained_in_8_gb(tmp_path, model, "--topology=h100:128x8", "--network=200Gb", "--config.batch_size=1024")
   assert sum(math.prod(weight["shape"]) for weight in found["weights"]) > 7.5e9
   assert found["mesh"] == {"data": 1024}
   assert found["not_known"] == gpus.NOT_KNOWN
@@ -217,4 +209,3 @@ def test_a_model_of_8_billion_on_1024_gpus_is_explained_in_8_gb(tmp_path: Path):
   assert time["exposed"] == pytest.approx(sum(row["exposed"] for row in rows))
   assert 0 < time["exposed"] < time["communication"]
   assert time["seconds"] == pytest.approx(max(time["compute"], time["memory"]) + time["exposed"])
-  assert usage.ru_maxrss < 8e6  # kB

@@ -6,24 +6,21 @@ tests use the same compiled program.
 
 import collections
 import importlib.util
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from golden import make_explain as golden
+from helpers import explained_in_8_gb
 
 import strategies
+from benchmarks.predictions import MODELS
 
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed; make test-topology"
 )
 NAMES = [name for name in strategies.names() if golden.lowers_for(name, golden.SLICE)]
 SENDERS = [name for name in NAMES if strategies.layout_of(name).uses_every_axis()]
-ROOT = Path(__file__).parents[2]
 
 # Losses, counts and norms, which the formulas leave out: a few bytes each.
 SCALARS = 512
@@ -125,26 +122,8 @@ def test_a_strategy_on_tpus_matches_its_golden_page(name: str):
 
 def test_a_model_of_7_billion_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):
   """Runs the command as a user would. It takes about 2 GB; benchmarks.predictions measures the time."""
-  model = {"width": 4096, "depth": 32, "heads": 32, "kv_heads": 32, "mlp_width": 11008, "vocab_size": 32000}
-  fields = {f"model.{name}": size for name, size in (model | {"seq_len": 4096, "remat": "full"}).items()}
-  fields |= {"batch_size": 1024}
-  file = tmp_path / "found.json"
-  command = [
-    sys.executable,
-    "-m",
-    "tools.explain",
-    "--config=configs/fsdp.py",
-    "--topology=v5p:8x8x16",
-    f"--json={file}",
-  ]
-  process = subprocess.Popen(
-    [*command, *(f"--config.{name}={value}" for name, value in fields.items())], cwd=ROOT, stdout=subprocess.DEVNULL
-  )
-  _, status, usage = os.wait4(process.pid, 0)
-  process.returncode = os.waitstatus_to_exitcode(status)
-  assert process.returncode == 0
-  found = json.loads(file.read_text())
+  model = MODELS["7B"] | {"seq_len": 4096, "remat": "full"}
+  found = explained_in_8_gb(tmp_path, model, "--topology=v5p:8x8x16", "--config.batch_size=1024")
   assert sum(math.prod(weight["shape"]) for weight in found["weights"]) > 6.5e9
   assert found["mesh"] == {"data": 1024}
   assert found["memory"]["fits"]
-  assert usage.ru_maxrss < 8e6  # kB
