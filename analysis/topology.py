@@ -50,6 +50,7 @@ class Slice:
 
   @property
   def described(self) -> str:
+    """Nothing: a slice's name says how its chips are connected."""
     return ""
 
   def devices(self) -> list[jax.Device]:
