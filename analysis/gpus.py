@@ -5,7 +5,6 @@ XLA's GPU compiler is part of JAX's CUDA plugin. It compiles for a description o
 
 import contextlib
 import dataclasses
-import importlib.util
 from collections.abc import Iterator
 
 import jax
@@ -15,6 +14,7 @@ from jax._src.lib import xla_client
 from jax.experimental import topologies
 
 from errors import ConfigError
+from runtime.devices import has_gpu_compiler
 
 # Without a GPU the compiler cannot time several ways to run a product, so it takes its first choice.
 OPTIONS = {"xla_gpu_autotune_level": 0}
@@ -89,7 +89,7 @@ def devices(version: str, hosts: int, per_host: int) -> list[jax.Device]:
   From here on this process itself computes on the CPU, unless JAX runs already. Raises ConfigError if the CUDA plugin
   is not installed.
   """
-  if not any(_is_installed(name) for name in ("xla_cuda13", "xla_cuda12")):
+  if not has_gpu_compiler():
     name = f"{version}:{hosts}x{per_host}"
     raise ConfigError(
       f"topology={name!r} needs the GPU compiler, which is not installed; pip install '.[gpu-topology]'"
@@ -104,12 +104,6 @@ def devices(version: str, hosts: int, per_host: int) -> list[jax.Device]:
   shape = f"1x{hosts}x{per_host}"  # slices × hosts × GPUs of a host
   target = TARGETS[version].config
   return list(topologies.get_topology_desc(platform="cuda", target_config=target, topology=shape).devices)
-
-
-def _is_installed(plugin: str) -> bool:
-  with contextlib.suppress(ModuleNotFoundError):  # of jax_plugins itself
-    return importlib.util.find_spec(f"jax_plugins.{plugin}") is not None
-  return False
 
 
 @contextlib.contextmanager

@@ -40,10 +40,13 @@ def _has_compiler_alone() -> bool:
   """Whether libtpu or JAX's CUDA plugin is installed on a machine without TPUs or GPUs, to compile for them."""
   has_tpus = any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
   has_gpus = any(Path("/dev").glob("nvidia*")) or Path("/dev/dxg").exists()  # dxg: Windows Subsystem for Linux
-  installed = lambda name: importlib.util.find_spec(name) is not None
-  return (installed("libtpu") and not has_tpus) or (
-    any(map(installed, ("jax_cuda13_plugin", "jax_cuda12_plugin"))) and not has_gpus
-  )
+  has_tpu_compiler = importlib.util.find_spec("libtpu") is not None
+  return (has_tpu_compiler and not has_tpus) or (has_gpu_compiler() and not has_gpus)
+
+
+def has_gpu_compiler() -> bool:
+  """Whether JAX's CUDA plugin is installed, which XLA's GPU compiler is part of."""
+  return any(importlib.util.find_spec(name) for name in ("jax_cuda13_plugin", "jax_cuda12_plugin"))
 
 
 def _keep_freed_memory() -> None:

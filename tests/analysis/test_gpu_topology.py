@@ -24,14 +24,12 @@ from analysis.compiled import Step, compile_step
 from analysis.topology import Machine, machine_of
 from benchmarks import predictions
 from configs import base
+from runtime.devices import has_gpu_compiler
 from strategies.base import Strategy
 from tools import explain as tool
 from training import settings
 
-pytestmark = pytest.mark.skipif(
-  not any(map(gpus._is_installed, ("xla_cuda12", "xla_cuda13"))),
-  reason="the GPU compiler is not installed; make test-topology",
-)
+pytestmark = pytest.mark.skipif(not has_gpu_compiler(), reason="the GPU compiler is not installed; make test-topology")
 HOST = "h100:1x8"
 NAMES = [name for name in strategies.names() if golden.lowers_for(name, HOST)]
 SENDERS = [name for name in NAMES if strategies.layout_of(name).uses_every_axis()]

@@ -229,7 +229,7 @@ def test_the_page_ends_with_what_is_not_known(found: dict):
 
 
 def test_a_cluster_needs_the_gpu_compiler(monkeypatch: pytest.MonkeyPatch):
-  monkeypatch.setattr(gpus, "_is_installed", lambda plugin: False)
+  monkeypatch.setattr(gpus, "has_gpu_compiler", lambda: False)
   with one_sentence("topology='h100:1x8'", "pip install '.[gpu-topology]'"):
     explain.main(*asked_for("--topology=h100:1x8"))
 
