@@ -55,7 +55,7 @@ def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.De
     )
   strategy = build(config, resolved, program, mesh)
   choice = one_of("compiler_options", config.get("compiler_options", "recommended"), CHOICES)
-  strategy.compile_with(options(choice, mesh.devices.flat[0].platform))
+  strategy.compile_with(options(choice, mesh.devices.flat[0]))
   return strategy
 
 

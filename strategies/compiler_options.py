@@ -10,31 +10,35 @@ They are passed with the program, not in XLA_FLAGS. So other options in the user
 
 import jax
 
-_RENAMED = jax.__version_info__ >= (0, 12)  # with XLA's options for pipelined collectives
-_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-
-RECOMMENDED: dict[str, dict[str, str | bool]] = {
-  # Moves the collectives of a scan over blocks by one round, so that they run beside another block.
-  "gpu": {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _KINDS}
-  if _RENAMED
-  else {f"xla_gpu_enable_pipelined_{kind}": True for kind in _KINDS},
-  # Runs all-gathers, and a little of all-reduces, in pieces beside products. libtpu 0.0.50, which goes with jax 0.12,
-  # refuses these options on most TPUs.
-  "tpu": {}
-  if _RENAMED
-  else {
-    "xla_enable_async_all_gather": True,
-    "xla_enable_async_all_reduce": True,
-    "xla_tpu_enable_async_collective_fusion": True,
-    "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
-    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
-    "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
-    "xla_tpu_overlap_compute_collective_tc": True,
-  },
-}
 CHOICES = ("recommended", "default")
+_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
+_RENAMED = jax.__version_info__ >= (0, 12)  # with XLA's options for pipelined collectives
+
+# Moves the collectives of a scan over blocks by one round, so that they run beside another block.
+GPU: dict[str, str | bool] = (
+  {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _KINDS}
+  if _RENAMED
+  else {f"xla_gpu_enable_pipelined_{kind}": True for kind in _KINDS}
+)
+# Runs all-gathers, and a little of all-reduces, in pieces beside products. On other TPUs libtpu 0.0.50 refuses this
+# fusion: it "might lead to" incorrect results and hangs. libtpu 0.0.42 accepts it there, but does not say that it is
+# safe. Without the fusion the first two and the last option change nothing.
+V5E: dict[str, str | bool] = {
+  "xla_enable_async_all_gather": True,
+  "xla_enable_async_all_reduce": True,
+  "xla_tpu_enable_async_collective_fusion": True,
+  "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+  "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
+  "xla_tpu_enable_async_collective_fusion_multiple_steps": True,
+  "xla_tpu_overlap_compute_collective_tc": True,
+}
 
 
-def options(choice: str, platform: str) -> dict[str, str | bool]:
-  """The options of one of CHOICES for a platform ("cpu", "gpu" or "tpu")."""
-  return RECOMMENDED.get(platform, {}) if choice == "recommended" else {}
+def options(choice: str, device: jax.Device) -> dict[str, str | bool]:
+  """The options of one of CHOICES for a device, by its platform and kind: none for CPUs and for TPUs but v5e."""
+  if choice == "default":
+    return {}
+  if device.platform == "gpu":
+    return GPU
+  is_v5e = device.device_kind in ("TPU v5 lite", "TPU v5e")
+  return V5E if is_v5e else {}

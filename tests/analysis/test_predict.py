@@ -115,10 +115,11 @@ def test_a_thousand_devices_are_compiled_for_within_two_minutes(name: str, topol
   assert found["compile_seconds"] < 120
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_the_recommended_options_expose_less(name: str):
+def test_the_recommended_options_expose_less_on_gpus():
   """In sum over the cases. A few cases are better off without them."""
-  exposed = {choice: sum(found["exposed"][choice] for found in RECORDED[name]) for choice in ("default", "recommended")}
+  exposed = {
+    choice: sum(found["exposed"][choice] for found in RECORDED["gpu"]) for choice in ("default", "recommended")
+  }
   assert exposed["recommended"] < 0.9 * exposed["default"]
 
 
