@@ -12,13 +12,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from analysis.timeline import idle_time
 from models.config import ModelConfig
 from models.dimensions import Dims
 from models.parameters import definition, logical_dims, used_dtypes
 from strategies.base import Strategy
 from strategies.layout import Layout
-from strategies.pipeline.schedule import Schedule
+from strategies.pipeline.table import Schedule
 
 
 class Weight(NamedTuple):
@@ -115,7 +114,7 @@ class Case:
   @property
   def idle(self) -> float:
     """The share of time in which a pipeline's stages wait; 0 without a pipeline."""
-    return idle_time(self.schedule, self.backward) if self.schedule else 0.0
+    return self.schedule.idle_time(self.backward) if self.schedule else 0.0
 
   @property
   def examples(self) -> float:

@@ -71,13 +71,13 @@ class Collective:
 
 
 def collectives(module: Module, mesh: Mapping[str, int], rounds: Mapping[str, int] | None = None) -> list[Collective]:
-  """Every collective of a step, except those whose groups are single devices.
+  """Every collective that a step runs, except those whose groups are single devices.
 
   Args:
     mesh: axis → size, outermost first.
     rounds: as in `Module.walk`.
   """
-  return [found for visit in module.walk(rounds) if (found := collective(visit, mesh))]
+  return [found for visit in module.walk(rounds) if visit.times != 0 and (found := collective(visit, mesh))]
 
 
 def collective(visit: Visit, mesh: Mapping[str, int]) -> Collective | None:

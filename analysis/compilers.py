@@ -55,7 +55,7 @@ class Compiler:
     return False
 
   def hides(self, kind: str) -> bool:
-    """Whether collectives of this kind, for the weights of blocks, are sent while kernels run."""
+    """Whether collectives of this kind, for the weights of blocks or between stages, are sent while kernels run."""
     return False
 
   def edge_gathers(self, case: Case) -> int:
@@ -123,7 +123,7 @@ class LibTpu(Compiler):
 
   def hides(self, kind: str) -> bool:
     """It hides little of all-reduces."""
-    return kind in ("all-gather", "reduce-scatter")
+    return kind in ("all-gather", "reduce-scatter", "collective-permute")
 
   def maximum_bytes(self, case: Case) -> float:
     """Outside of pipelines it all-reduces the maximum in the dtype that the logits had before their cast to float32."""

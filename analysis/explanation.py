@@ -92,7 +92,7 @@ def explain(
     "communication": _communication(step, timed) if step else None,
     "theory": [row._asdict() for row in theory.sent(case)],
     "timeline": timeline(strategy.schedule) if strategy.schedule else None,
-    "bubble": strategy.schedule.bubble if strategy.schedule else None,
+    "bubble": strategy.schedule.idle_time() if strategy.schedule else None,
     "time": _time(strategy, case, step, figures, timed) if step and figures and timed else None,
     "network_known": figures is None or links is not None,
     "not_known": gpus.NOT_KNOWN if isinstance(where, Cluster) else "",

@@ -19,7 +19,8 @@ class Sent(NamedTuple):
   Attributes:
     what: the purpose.
     waits: whether the next computation needs the result, so that nothing can hide the collective.
-    edges: the part of `bytes` that is sent before or after the blocks run, where little can hide it.
+    edges: the part of `bytes` that is sent where little can hide it: before or after the blocks run, or in ticks of a
+      pipeline in which all units wait for it.
   """
 
   kind: str
@@ -166,9 +167,13 @@ def _stages(case: Case) -> list[Sent]:
   axes = case.axes("layers")
   stream = case.examples * case.model.positions * case.model.width * case.item
   moved = 2 * sum(case.held(weight) * case.item_of(weight) for weight in weights(case.model) if weight.in_blocks)
-  ticks = case.accumulation * case.schedule.ticks
+  # A phase exchanges at each of its ticks, also where a stage in the bubble has nothing to send. If both kinds of units
+  # run in a phase, one kind hides what the other exchanges.
+  exchanges = [phase for phase in case.schedule.phases for _ in phase.routes]
+  ticks = lambda phases: case.accumulation * sum(phase.ticks for phase in phases)
+  alone = [phase for phase in exchanges if len(phase.units) == 1]
   exchanged = "activations to the next stage, cotangents to the one before"
-  rows = [Sent("collective-permute", axes, ticks * 2 * stream, exchanged, waits=True)]
+  rows = [Sent("collective-permute", axes, ticks(exchanges) * stream, exchanged, edges=ticks(alone) * stream)]
   if case.schedule.chunks > 1:
     rows.append(Sent("collective-permute", axes, moved, "weights to their chunks, gradients back", edges=moved))
   return rows

@@ -1,9 +1,8 @@
 """Pipeline schedules: their timeline as text, the time that stages wait, and how often each kind of unit runs."""
 
-import numpy as np
-
 from strategies.base import Strategy
-from strategies.pipeline.schedule import BACKWARD, FORWARD, IDLE, ORDERS, Schedule, Unit, build
+from strategies.pipeline.schedule import ORDERS, build
+from strategies.pipeline.table import FORWARD, KINDS, Schedule
 
 
 def schedules(stages: int, microbatches: int, chunks: int) -> dict[str, Schedule]:
@@ -13,28 +12,27 @@ def schedules(stages: int, microbatches: int, chunks: int) -> dict[str, Schedule
   }
 
 
-def idle_time(schedule: Schedule, backward: float = 2.0) -> float:
-  """The share of time that stages wait if a backward unit takes `backward` times as long as a forward unit.
-
-  Neighbours exchange after each tick, so a tick lasts as long as its slowest unit.
-  """
-  kind = schedule.table["kind"]
-  lasts = np.select([(kind == BACKWARD).any(axis=1), (kind == FORWARD).any(axis=1)], [backward, 1.0])  # [ticks]
-  works = np.select([kind == BACKWARD, kind == FORWARD], [backward, 1.0])  # [ticks, stages]
-  return float(1 - works.sum() / (lasts.sum() * schedule.stages))
-
-
 def unit_rounds(strategy: Strategy) -> dict[str, int]:
   """How often the busiest device runs each of a pipeline's optional loops in a step, by the name of the loop's scope.
 
   The names are those that strategies/pipeline/stage.py gives to `once`. The compiled program does not say how often
-  these loops run, because it depends on the schedule's table.
+  these loops run, because it depends on the schedule's table. Forward units are counted on the last stage, which also
+  runs the head, and backward units on the first, which also runs the embedding's gradient.
   """
-  if not strategy.schedule:
-    return {}
-  chunks = strategy.schedule.chunks
-  each = strategy.schedule.microbatches * strategy.program.accumulation
-  return {"forward": each * chunks, "backward": each * chunks, "finish": each, "embed_backward": each}
+  schedule, rounds = strategy.schedule, {}
+  if not schedule:
+    return rounds
+  for number, phase in enumerate(schedule.phases):
+    ticks = slice(phase.first, phase.end)
+    forward, backward = ({k: c[ticks] for k, c in schedule.table[kind].items()} for kind in KINDS)
+    found = {
+      "forward": forward["runs"][:, -1],
+      "backward": backward["runs"][:, 0],
+      "finish": forward["runs"][:, -1] * (forward["chunk"][:, -1] == schedule.chunks - 1),
+      "embed_backward": backward["runs"][:, 0] * (backward["chunk"][:, 0] == 0),
+    }
+    rounds |= {f"{name}_{number}": strategy.program.accumulation * int(runs.sum()) for name, runs in found.items()}
+  return rounds
 
 
 def timeline(schedule: Schedule) -> str:
@@ -43,21 +41,27 @@ def timeline(schedule: Schedule) -> str:
   3 is the forward pass of microbatch 3, and (3) its backward pass. 3' is in the stage's second chunk, 3" in its third.
   """
 
-  def cell(kind: int, microbatch: int, chunk: int) -> str:
-    text = f"{microbatch}" + ("'" * (chunk % 2) + '"' * (chunk // 2))
-    return {IDLE: "·", FORWARD: text, BACKWARD: f"({text})"}[kind]
+  def cell(tick: int, stage: int) -> str:
+    """What a stage does in a tick."""
+    units = {kind: {name: column[tick, stage] for name, column in schedule.table[kind].items()} for kind in KINDS}
+    texts = {
+      kind: f"{row['microbatch']}" + "'" * (row["chunk"] % 2) + '"' * (row["chunk"] // 2)
+      for kind, row in units.items()
+      if row["runs"]
+    }
+    return "".join(text if kind == FORWARD else f"({text})" for kind, text in texts.items()) or "·"
 
-  units = np.stack([schedule.table[name] for name in Unit._fields], axis=-1)  # [ticks, stages, 3]
-  rows = [[cell(*map(int, unit)) for unit in units[:, stage]] for stage in range(schedule.stages)]
-  width = max(len(text) for row in rows for text in row)
-  return "\n".join(f"stage {stage}  " + " ".join(text.rjust(width) for text in row) for stage, row in enumerate(rows))
+  rows = [[cell(tick, stage) for tick in range(schedule.ticks)] for stage in range(schedule.stages)]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  line = lambda row: " ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
+  return "\n".join(f"stage {stage}  {line(row)}" for stage, row in enumerate(rows))
 
 
 def describe(name: str, schedule: Schedule) -> str:
   """A heading with the schedule's figures, and its timeline."""
   unit = "microbatches" if schedule.chunks == 1 else f"microbatches through 1/{schedule.chunks} of a stage"
   heading = (
-    f"{name}: {schedule.ticks} ticks, bubble {schedule.bubble:.1%} of them ({idle_time(schedule):.1%} of the time if a "
-    f"backward unit takes twice as long), holds the activations of {schedule.slots['residuals']} {unit}"
+    f"{name}: {schedule.ticks} ticks, bubble {schedule.idle_time():.1%} of the time if a backward unit takes twice as "
+    f"long as a forward unit, holds the activations of {schedule.slots['residuals']} {unit}"
   )
   return f"{heading}\n{timeline(schedule)}"

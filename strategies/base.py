@@ -23,7 +23,7 @@ from strategies.sums import SummedOnce
 from training.program import Batch, Metrics, Params, Program, Sums, TrainState
 
 if TYPE_CHECKING:
-  from strategies.pipeline.schedule import Schedule
+  from strategies.pipeline.table import Schedule
 
 GATHER = ("auto", "part", "step")
 

@@ -8,6 +8,7 @@ itself. At the end they are sent once. A pipeline runs in the same way, with `st
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -18,7 +19,7 @@ from strategies.sharding import MeshSharding, sum_in_dtype
 from training.program import Batch, Params, Program, Sums
 
 # (weights, a device's own rows, step, sharding inside) → sums over these rows, gradients
-Work = Callable[[Params, Batch, jax.Array | None, MeshSharding], tuple[Sums, Params]]
+Work = Callable[[Params, Batch, Any, Sharding], tuple[Sums, Params]]
 Arrange = Callable[[Params], Params]
 
 

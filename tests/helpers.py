@@ -19,6 +19,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from ml_collections import ConfigDict
 
 import strategies
+from analysis.hlo import Module
 from configs import base
 from data.batches import HostBatch, id_words
 from errors import ConfigError
@@ -117,6 +118,18 @@ def assert_trees_close(a: Any, b: Any, tolerance: float) -> None:
   for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
     difference = relative_difference(x, y)
     assert difference <= tolerance, f"{jax.tree_util.keystr(path)} differs by {difference:.1e}"
+
+
+def loops_beside_sends(module: Module) -> list[set[str]]:
+  """For each permute of a compiled program, the scopes of the loops that run between its start and its end."""
+  found = []
+  for computation in module.computations.values():
+    names = list(computation)
+    for end in (one for one in computation.values() if one.operation == "collective-permute-done"):
+      between = names[names.index(end.operands[0]) : names.index(end.name)]
+      loops = (computation[name].op_name.split("/") for name in between if computation[name].operation == "while")
+      found.append({path[-2] for path in loops if len(path) > 1})
+  return found
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

@@ -146,7 +146,7 @@ def _timeline(found: dict[str, Any]) -> str:
   if not found["timeline"]:
     return ""
   lines = [cut(line, 150) for line in found["timeline"].splitlines()]
-  return f"pipeline: a bubble of {found['bubble']:.1%} of the ticks\n" + "\n".join(lines)
+  return f"pipeline: a bubble of {found['bubble']:.1%} of the time\n" + "\n".join(lines)
 
 
 def _time(found: dict[str, Any]) -> str:

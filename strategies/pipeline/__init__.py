@@ -1,28 +1,31 @@
 """Pipeline parallelism: each stage runs a few of the blocks, and microbatches move from stage to stage.
 
-    stage 0   [blocks 0 1]    0   1   2   3   ·   ·   · (0) ...    time →
-    stage 1   [blocks 2 3]    ·   0   1   2   ·   · (0)   3 ...    3: microbatch 3 forward, (3): backward
-    stage 2   [blocks 4 5]    ·   ·   0   1   · (0)   2 (1) ...    · : the bubble, an idle stage
-    stage 3   [blocks 6 7]    ·   ·   ·   0 (0)   1 (1)   2 ...
+    stage 0   [blocks 0 1]    0    1    2    3    4    5    6(0) 7(1)  (2) ...   time →
+    stage 1   [blocks 2 3]    ·    0    1    2    3    4(0) 5(1) 6(2) 7(3) ...   3: microbatch 3 forward, (3): backward
+    stage 2   [blocks 4 5]    ·    ·    0    1    2(0) 3(1) 4(2) 5(3) 6(4) ...   · : the bubble, an idle stage
+    stage 3   [blocks 6 7]    ·    ·    ·    0(0) 1(1) 2(2) 3(3) 4(4) 5(5) ...
 
 One jitted program runs all stages. A `shard_map` over `stage` splits the stacked `layers` dimension. Each stage scans
-over the ticks of a schedule, and neighbours exchange activations and cotangents by ppermute. The blocks are the model's
-own. The compiler handles the other mesh axes as everywhere, so other layouts join by `|` (three_d.py). The embedding
-runs on the first stage only; the final norm, the head and the loss on the last.
+over the ticks of a schedule. In a tick it runs at most one forward unit, then at most one backward unit. Neighbours
+exchange activations and cotangents by ppermute: a cotangent travels while the next forward unit runs, an activation
+while the backward unit does. The blocks are the model's own. The compiler handles the other mesh axes as everywhere, so
+other layouts join by `|` (three_d.py). The embedding runs on the first stage only; the final norm, the head and the
+loss on the last.
 
-Read the files of this package in this order: schedule.py (schedules as tables), stage.py (runs a table on one stage),
-program.py (the training step around it), strategy.py (the Strategy, with its checks).
+Read the files of this package in this order: schedule.py (which unit runs when), table.py (a schedule as a table),
+stage.py (runs a table on one stage), program.py (the training step around it), strategy.py (the Strategy, with its
+checks).
 
-Communication: at each tick a stage sends one activation [b, T, D] to the next stage and one cotangent to the previous
-one, needed or not: 4 · (M + S − 1) · b·T·D numbers a step for M microbatches and S stages. At the end of the step, the
-gradients of embedding, final norm and head are all-reduced over `stage`. Over `data`, the gradient of each microbatch
-is reduced immediately: M times P/S numbers, where data_parallel reduces P once. `interleaved` also moves weights to the
-stages that use them and gradients back, once a step, so that the state keeps the layers in order.
+Communication: at each tick a stage sends one activation [b, T, D] to the next stage, from the first forward unit to the
+last, and one cotangent to the previous one, from the first backward unit to the last: 2 · (M + S − 1) · b·T·D numbers a
+step for M microbatches and S stages, of which the bubble wastes S − 1 parts. At the end of the step, the gradients of
+embedding, final norm and head are all-reduced over `stage`. Over `data`, the gradient of each microbatch is reduced
+immediately: M times P/S numbers, where data_parallel reduces P once. `interleaved` also moves weights to the stages
+that use them and gradients back, once a step, so that the state keeps the layers in order.
 
 Use it for deep models and slow links: no other strategy sends so little between devices. Don't use it with few
-microbatches: the bubble is S − 1 of M + S − 1 ticks. At each tick all stages wait for the slowest, and a backward unit
-takes twice as long as a forward unit. So on real devices gpipe wastes the least time, and 1f1b needs the least memory
-(docs/pipeline.md).
+microbatches: stages idle for (S − 1) / (M + S − 1) of the time. gpipe and 1f1b idle equally long, and 1f1b holds the
+activations of at most 2·S − 1 microbatches. `interleaved` idles less and sends more (docs/pipeline.md).
 
 Measured at 4 stages × 2 data, 16 microbatches, 8 simulated devices on 2 cores, against a single device at the same
 global batch: gpipe 0.90 of its throughput, 1f1b 0.90, interleaved 0.93 (docs/pipeline.md).

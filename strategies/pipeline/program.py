@@ -12,8 +12,9 @@ from models.attention import Cache
 from models.dimensions import UNSHARDED, Sharding
 from models.generate import generate
 from models.parameters import bind
-from strategies.pipeline.schedule import Schedule
-from strategies.pipeline.stage import Stage, once, regroup
+from strategies.pipeline.regroup import regroup
+from strategies.pipeline.stage import Stage, once
+from strategies.pipeline.table import Schedule
 from strategies.sharding import MeshSharding, sum_in_dtype
 from strategies.sums import summed_once
 from training.program import Batch, Params, Program, Sums, split

@@ -1,12 +1,11 @@
 """Runs a pipeline schedule on one stage, tick by tick. Read schedule.py first.
 
-`run` is called inside a `shard_map` that is manual over `stage` only. So arrays here are one stage's part, and the
-compiler shards them over the other mesh axes as everywhere else.
+`run` is called inside a `shard_map` that is manual over `stage` and the axes of the batch. So arrays here are one
+stage's part of the model and one device's part of the batch. The compiler shards them over the other mesh axes.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,11 +15,12 @@ import jax.numpy as jnp
 from models.dimensions import Dims
 from models.parameters import bind
 from models.transformer import Transformer
-from strategies.pipeline.schedule import BACKWARD, FORWARD, Schedule
+from strategies.pipeline.table import BACKWARD, FORWARD, Schedule
 from strategies.sharding import MeshSharding
 from training.program import Batch, Params, Program, Sums, no_sums
 
-Row = dict[str, jax.Array]  # a stage's row of the schedule's table at one tick: column → scalar
+Row = dict[str, jax.Array]  # a unit in the schedule's table: column → scalar
+Rows = dict[str, Row]  # what a stage does at one tick: kind of unit → row
 Rebuild = Callable[[list[jax.Array], Params], Callable]  # residuals, weights → vjp
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Stage:
   def is_last(self, row: Row) -> jax.Array:
     return (self.index == self.schedule.stages - 1) & (row["chunk"] == self.schedule.chunks - 1)
 
-  def forward(self, row: Row, carry: Carry) -> Carry:
+  def forward(self, number: int, row: Row, carry: Carry) -> Carry:
     """Runs a chunk on the embedded microbatch or the previous stage's output, and the loss at the end of the model."""
     x = jax.lax.cond(
       self.is_first(row), lambda: self.embed(self.edges, row), lambda: self.pin(carry.activation[row["activation"]])
@@ -99,7 +99,9 @@ class Stage:
       y, residuals, _ = self.linearize(x, row)
       stores = [put(store, row["residuals"], r) for store, r in zip(carry.residuals, residuals, strict=True)]
       carry = carry._replace(to_next=y, residuals=stores)
-    return once("finish", self.is_last(row), self.finish, row, carry)
+    if not self.schedule.phases[number].finishes:
+      return carry
+    return once(f"finish_{number}", self.is_last(row), self.finish, row, carry)
 
   def finish(self, row: Row, carry: Carry) -> Carry:
     """Final norm, head and loss of a microbatch that has passed all blocks; in training also their gradients."""
@@ -113,14 +115,14 @@ class Stage:
       gradients=(blocks_so_far, add(edges_so_far, edges)),
     )
 
-  def backward(self, rebuild: Rebuild, row: Row, carry: Carry) -> Carry:
+  def backward(self, number: int, rebuild: Rebuild, row: Row, carry: Carry) -> Carry:
     """Computes the gradient of a chunk's weights and the cotangent of its input from the cotangent of its output."""
     vjp = rebuild([store[row["residuals"]] for store in carry.residuals], self.weights(row))
     weights, cotangent = vjp(carry.cotangent[row["cotangent"]])
     blocks, edges = carry.gradients
     blocks = jax.tree.map(lambda total, g: total.at[row["chunk"]].add(g), blocks, weights)
     carry = carry._replace(to_previous=cotangent, gradients=(blocks, edges))
-    return once("embed_backward", self.is_first(row), self.embed_backward, row, carry)
+    return once(f"embed_backward_{number}", self.is_first(row), self.embed_backward, row, carry)
 
   def embed_backward(self, row: Row, carry: Carry) -> Carry:
     _, vjp = jax.vjp(lambda edges: self.embed(edges, row), self.edges)
@@ -150,25 +152,35 @@ class Stage:
     return self.sharding.activation(x, *(None,) * (x.ndim - 3), "batch", None, None)
 
   def run(self) -> Carry:
-    """Runs every tick of the schedule. The returned carry holds this stage's sums and gradients."""
-    stages = self.schedule.stages
-    rows = {name: jnp.asarray(column)[:, self.index] for name, column in self.schedule.table.items()}  # [ticks]
-    to_next = [(stage, (stage + 1) % stages) for stage in range(stages)]
-    to_previous = [(stage, (stage - 1) % stages) for stage in range(stages)]
-    start, rebuild = self.start({name: column[0] for name, column in rows.items()})
+    """Runs every tick of the schedule. The returned carry holds this stage's sums and gradients.
 
-    def tick(carry: Carry, row: Row) -> tuple[Carry, None]:
-      activation = jax.lax.ppermute(carry.to_next, "stage", to_next)
-      carry = carry._replace(activation=put(carry.activation, row["put_activation"], activation))
-      if rebuild:
-        cotangent = jax.lax.ppermute(carry.to_previous, "stage", to_previous)
-        carry = carry._replace(cotangent=put(carry.cotangent, row["put_cotangent"], cotangent))
-      carry = once("forward", row["kind"] == FORWARD, self.forward, row, carry)
-      if rebuild:
-        carry = once("backward", row["kind"] == BACKWARD, functools.partial(self.backward, rebuild), row, carry)
-      return carry, None
+    Each phase is a scan of its own, whose body has the units and the exchanges of this phase only.
+    """
+    rows = jax.tree.map(lambda column: jnp.asarray(column)[:, self.index], self.schedule.table)  # [ticks]
+    carry, rebuild = self.start(jax.tree.map(lambda column: column[0], rows[FORWARD]))
+    for number, phase in enumerate(self.schedule.phases):
+      of_phase = jax.tree.map(lambda column, phase=phase: column[phase.first : phase.end], rows)
+      carry, _ = jax.lax.scan(functools.partial(self.tick, number, rebuild), carry, of_phase)
+    return carry
 
-    return jax.lax.scan(tick, start, rows)[0]
+  def tick(self, number: int, rebuild: Rebuild | None, carry: Carry, rows: Rows) -> tuple[Carry, None]:
+    """One tick of a phase. Cotangents travel while the forward unit runs, activations while the backward unit does."""
+    phase, arrivals = self.schedule.phases[number], rows["arrivals"]
+    send = lambda what, x: jax.lax.ppermute(x, "stage", phase.routes[what]) if what in phase.routes else None
+    cotangent = send("cotangent", carry.to_previous)
+    if FORWARD in phase.units:
+      forward = functools.partial(self.forward, number)
+      carry = once(f"forward_{number}", rows[FORWARD]["runs"], forward, rows[FORWARD], carry)
+    if cotangent is not None:
+      carry = carry._replace(cotangent=put(carry.cotangent, arrivals["cotangent"], cotangent))
+    activation = send("activation", carry.to_next)
+    if BACKWARD in phase.units:
+      assert rebuild is not None
+      backward = functools.partial(self.backward, number, rebuild)
+      carry = once(f"backward_{number}", rows[BACKWARD]["runs"], backward, rows[BACKWARD], carry)
+    if activation is not None:
+      carry = carry._replace(activation=put(carry.activation, arrivals["activation"], activation))
+    return carry, None
 
   def start(self, row: Row) -> tuple[Carry, Rebuild | None]:
     """The first carry, with empty slots and a spare one for values that nobody needs; and `rebuild` for `backward`."""
@@ -226,23 +238,3 @@ def put(store: jax.Array, slot: jax.Array, value: jax.Array) -> jax.Array:
 
 def add(a: Any, b: Any) -> Any:
   return jax.tree.map(jnp.add, a, b)
-
-
-def regroup(w: jax.Array, stages: int, chunks: int) -> jax.Array:
-  """This stage's stored, consecutive layers [L/S, ...] → the chunks that it runs [chunks, L/(S · chunks), ...].
-
-  The layers form S · chunks groups. Group q is stored on stage q // chunks and used by stage q % S as chunk q // S. One
-  ppermute for each chunk moves the groups; in each, a stage sends one group and receives one.
-  """
-  w = w.reshape(chunks, -1, *w.shape[1:])
-  if chunks == 1 or stages == 1:
-    return w
-  stage, period = jax.lax.axis_index("stage"), math.lcm(stages, chunks)
-  moved = jnp.zeros_like(w)
-  for turn in range(chunks):
-    groups = [q for q in range(stages * chunks) if (q + q // period) % chunks == turn]
-    send = jnp.array([q % chunks for q in sorted(groups, key=lambda q: q // chunks)])
-    keep = jnp.array([q // stages for q in sorted(groups, key=lambda q: q % stages)])
-    group = jax.lax.ppermute(w[send[stage]], "stage", [(q // chunks, q % stages) for q in groups])
-    moved = put(moved, keep[stage], group)
-  return moved

@@ -45,11 +45,11 @@ class Pipeline(Strategy):
       self.schedule = schedules.build(schedules.ORDERS[schedule], stages, microbatches, chunks)
       evaluation = schedules.build(schedules.forward_only, stages, microbatches)
       program = PipelinedProgram(**vars(program), training=self.schedule, evaluation=evaluation)
-      self._described = f"schedule {schedule}, {microbatches} microbatches: bubble {self.schedule.bubble:.0%}"
+      self._described = f"schedule {schedule}, {microbatches} microbatches: bubble {self.schedule.idle_time():.0%}"
       if microbatches < stages:
         warnings.warn(
           f"pipeline.microbatches={microbatches} is fewer than mesh.stage={stages}, so stages are idle in "
-          f"{self.schedule.bubble:.0%} of the ticks; use {4 * stages} if the batch allows",
+          f"{self.schedule.idle_time():.0%} of the time; use {4 * stages} if the batch allows",
           stacklevel=2,
         )
     super().__init__(layout, program, mesh, gather=gather)

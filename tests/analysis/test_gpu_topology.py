@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from golden import make_explain as golden
-from helpers import explained_in_8_gb
+from helpers import explained_in_8_gb, loops_beside_sends
 
 import strategies
 from analysis import calls, gpus, predict, theory
@@ -164,6 +164,20 @@ def test_a_machine_without_gpus_compiles_a_plan_and_prints_nothing_about_them():
   done = subprocess.run(command, cwd=ROOT, env=free, capture_output=True, text=True, timeout=100)
   assert (done.returncode, done.stderr) == (0, "")
   assert re.search(r"By the compiler:\n 1  [\d.]+ MB \(predicted [\d.]+ MB\): fits, at least ", done.stdout)
+
+
+def test_stages_exchange_while_their_units_run():
+  """In ticks with both kinds of units, cotangents travel during the forward units, activations during the others."""
+  config, where = base.get_config("tiny", "pipeline"), machine_of("h100:1x4")
+  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS)
+  runner = tool.create(config, where)
+  step = compile_step(runner, config.batch_size)
+  assert [loops for loops in loops_beside_sends(step.module) if loops] == [{"forward_1"}, {"backward_1"}]
+  sends = step.overlap(where.chip, where.links_of(runner.mesh)).collectives
+  shares = [
+    (one.collective.times, one.hidden / one.sent) for one in sends if one.collective.kind == "collective-permute"
+  ]
+  assert [share for times, share in shares if times == runner.schedule.phases[1].ticks] == [1, 1]
 
 
 @functools.cache

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 from golden import make_explain as golden
-from helpers import explained_in_8_gb
+from helpers import explained_in_8_gb, loops_beside_sends
 
 import strategies
+from analysis.compiled import compile_step
+from analysis.topology import machine_of
 from benchmarks.predictions import MODELS
+from configs import base
+from tools import explain as tool
 
 pytestmark = pytest.mark.skipif(
   importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed; make test-topology"
@@ -110,6 +114,20 @@ def test_the_links_send_all_bytes_and_expose_a_part_of_them(name: str):
   assert time["exposed"] == pytest.approx(sum(row["exposed"] for row in rows))
   busy = max(time["compute"] / (1 - time["idle"]), time["memory"])
   assert time["seconds"] == pytest.approx(busy + time["exposed"])
+
+
+def test_stages_exchange_while_their_units_run():
+  """In ticks with both kinds of units, cotangents travel during the forward units, activations during the others."""
+  config, where = base.get_config("tiny", "pipeline"), machine_of("v5e:2x2")
+  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS)
+  runner = tool.create(config, where)
+  step = compile_step(runner, config.batch_size)
+  assert [loops for loops in loops_beside_sends(step.module) if loops] == [{"forward_1"}, {"backward_1"}]
+  sends = step.overlap(where.chip, where.links_of(runner.mesh)).collectives
+  shares = [
+    (one.collective.times, one.hidden / one.sent) for one in sends if one.collective.kind == "collective-permute"
+  ]
+  assert [share for times, share in shares if times == runner.schedule.phases[1].ticks] == [1, 1]
 
 
 @pytest.mark.parametrize("name", NAMES)

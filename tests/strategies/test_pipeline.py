@@ -14,8 +14,9 @@ from jax.sharding import PartitionSpec as P
 from analysis import work
 from analysis.compiled import compile_step
 from analysis.timeline import unit_rounds
-from strategies.pipeline.stage import regroup
+from strategies.pipeline.regroup import regroup
 from strategies.pipeline.strategy import Pipeline
+from strategies.pipeline.table import KINDS
 from training.program import Params, Program
 
 STEPS, BATCH = 20, 32
@@ -75,22 +76,30 @@ def test_pipeline_equals_single_device(schedule: str, mesh: str, factor: int):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_no_work_is_done_twice_and_none_in_the_bubble(schedule: str):
+def test_no_work_is_done_twice_and_stages_wait_no_longer_than_in_the_papers(schedule: str):
   """Counts FLOPs in the compiled program: the units of all stages together are the step of a single device.
 
-  Each unit is in a loop that runs once or not at all, and so is the head, which only the last stage runs.
+  Each unit is in a loop that runs once or not at all, and so is the head, which only the last stage runs. A tick lasts
+  as long as the units of its busiest stage.
   """
   runner = strategy("pipeline", program(), pipeline__schedule=schedule)
-  step = compile_step(runner, BATCH)
+  step, ours = compile_step(runner, BATCH), runner.schedule
   in_units = lambda **rounds: work.flops(step.module, dict.fromkeys(unit_rounds(runner), 0) | rounds)
   assert in_units() == 0
-  executed = runner.schedule.microbatches * runner.schedule.chunks * 2
-  stages, ticks = runner.layout.mesh["stage"], runner.schedule.ticks
-  assert {c.times for c in step.collectives() if c.kind == "collective-permute" and c.axes == ("stage",)} >= {ticks}
-  assert 1 - executed / ticks == pytest.approx((stages - 1) / (executed / 2 + stages - 1))
-  blocks, head = in_units(forward=1) + in_units(backward=1), in_units(finish=1)
-  ours = executed / 2 * (stages * blocks) + runner.schedule.microbatches * head
-  assert ours * runner.layout.mesh["data"] == compile_step(strategy("single", program()), BATCH).flops()
+  blocks, heads = np.zeros((ours.ticks, ours.stages)), set()
+  for number, phase in enumerate(ours.phases):
+    ticks = slice(phase.first, phase.end)
+    for kind in KINDS:
+      blocks[ticks] += in_units(**{f"{kind}_{number}": 1}) * ours.table[kind]["runs"][ticks]
+    heads.add(in_units(**{f"finish_{number}": 1}))
+  (head,) = heads - {0}
+  total = blocks.sum() + ours.microbatches * head
+  assert total * runner.layout.mesh["data"] == compile_step(strategy("single", program()), BATCH).flops()
+  idle = 1 - blocks.mean() / blocks.max(axis=1).mean()
+  assert idle == pytest.approx((ours.stages - 1) / (ours.chunks * ours.microbatches + ours.stages - 1))
+  exchanged = [c.times for c in step.collectives() if c.kind == "collective-permute" and c.axes == ("stage",)]
+  wanted = [phase.ticks for phase in ours.phases for _ in phase.routes]
+  assert sorted(times for times in exchanged if times > 1) == sorted(wanted)  # weights move to their chunks once
 
 
 @pytest.mark.parametrize("name", ["pipeline", "three_d"])
@@ -99,7 +108,8 @@ def test_only_neighbours_exchange_and_only_between_units(name: str, fields: dict
   """If the compiler added a collective-permute inside a unit, it would wait for stages that run another unit."""
   runner = strategy(name, make_program(model__dropout=0.1, **fields))
   text = runner.lower_train_step(BATCH).compile().as_text()
-  assert len(re.findall(r" collective-permute(?:-start)?\(", text)) == 2
+  exchanges = sum(len(phase.routes) for phase in runner.schedule.phases)
+  assert len(re.findall(r" collective-permute(?:-start)?\(", text)) == exchanges == 4
   assert not re.findall(r" all-to-all\(", text)
 
 
@@ -110,11 +120,11 @@ def temporary_bytes(schedule: str, microbatches: int) -> int:
 
 
 def test_memory_of_1f1b_stays_flat_where_gpipe_grows():
-  """Goes from M = S to M = 4 S microbatches of the same size."""
-  (gpipe, gpipe_more), (ours, ours_more) = ([temporary_bytes(s, m) for m in (4, 16)] for s in ("gpipe", "1f1b"))
+  """Goes from M = 2 S, where 1f1b holds one microbatch less than gpipe, to M = 4 S. Microbatches are the same size."""
+  (gpipe, gpipe_more), (ours, ours_more) = ([temporary_bytes(s, m) for m in (8, 16)] for s in ("gpipe", "1f1b"))
   assert ours_more < 1.05 * ours
-  assert gpipe_more > 2.5 * gpipe
-  assert ours == pytest.approx(gpipe, rel=0.1)  # with M = S both hold the same
+  assert gpipe_more > 1.7 * gpipe
+  assert ours < gpipe
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -198,9 +208,9 @@ def test_a_batch_that_does_not_split_into_microbatches_is_refused():
 
 
 def test_fewer_microbatches_than_stages_give_a_warning_with_the_bubble():
-  with pytest.warns(UserWarning, match=r"pipeline.microbatches=2 is fewer than mesh.stage=4.* 60% of the ticks"):
+  with pytest.warns(UserWarning, match=r"pipeline.microbatches=2 is fewer than mesh.stage=4.* 60% of the time"):
     runner = pipeline("1f1b", 2)
-  assert math.isclose(runner.schedule.bubble, 3 / 5)
+  assert math.isclose(runner.schedule.idle_time(), 3 / 5)
 
 
 def test_interleaved_uses_two_chunks_if_the_depth_allows():

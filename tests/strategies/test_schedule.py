@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from analysis.timeline import idle_time, timeline
+from analysis.timeline import timeline
 from strategies.pipeline import schedule as schedules
-from strategies.pipeline.schedule import BACKWARD, FORWARD, IDLE, Schedule, Unit
+from strategies.pipeline import table
+from strategies.pipeline.table import BACKWARD, FORWARD, KINDS, Schedule, Unit
 
 SIZES = [(s, m) for s in (2, 3, 4, 8) for m in (s, 2 * s, 4 * s)]
 NAMES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]
@@ -16,18 +17,25 @@ def build(name: str, stages: int, microbatches: int, chunks: int) -> Schedule:
   return schedules.build(schedules.ORDERS[name], stages, microbatches, chunks)
 
 
+def row(schedule: Schedule, kind: str, tick: int, stage: int) -> dict[str, int]:
+  return {name: int(column[tick, stage]) for name, column in schedule.table[kind].items()}
+
+
 def units(schedule: Schedule) -> dict[tuple[int, Unit], int]:
   """(stage, unit) → tick, from the table. Checks that no unit is in it twice."""
   found = {}
-  for tick, stage in np.argwhere(schedule.table["kind"] != IDLE):
-    unit = Unit(*(int(schedule.table[name][tick, stage]) for name in Unit._fields))
-    assert (stage, unit) not in found
-    found[int(stage), unit] = int(tick)
+  for kind in KINDS:
+    for tick, stage in np.argwhere(schedule.table[kind]["runs"]):
+      columns = row(schedule, kind, tick, stage)
+      unit = Unit(kind, columns["microbatch"], columns["chunk"])
+      assert (stage, unit) not in found
+      found[int(stage), unit] = int(tick)
   return found
 
 
 @pytest.mark.parametrize("name, stages, microbatches, chunks", CASES)
 def test_every_unit_runs_once_and_after_what_it_needs(name: str, stages: int, microbatches: int, chunks: int):
+  """A backward unit may share the tick of its own forward unit, which runs first."""
   ticks = units(build(name, stages, microbatches, chunks))
   assert len(ticks) == 2 * stages * microbatches * chunks
   last = stages * chunks - 1
@@ -36,23 +44,34 @@ def test_every_unit_runs_once_and_after_what_it_needs(name: str, stages: int, mi
     if unit.kind == FORWARD and part > 0:
       assert ticks[(part - 1) % stages, unit._replace(chunk=(part - 1) // stages)] < tick
     if unit.kind == BACKWARD:
-      assert ticks[stage, unit._replace(kind=FORWARD)] < tick
+      assert ticks[stage, unit._replace(kind=FORWARD)] <= tick
     if unit.kind == BACKWARD and part < last:
       assert ticks[(part + 1) % stages, unit._replace(chunk=(part + 1) // stages)] < tick
 
 
+@pytest.mark.parametrize("backward", [1.0, 2.0, 3.0])
 @pytest.mark.parametrize("name, stages, microbatches, chunks", CASES)
-def test_the_bubble_equals_the_formula_of_the_papers(name: str, stages: int, microbatches: int, chunks: int):
-  """GPipe, section 2.3; Narayanan et al. 2021, sections 2.2.1 and 2.2.2."""
+def test_idle_time_equals_the_formula_of_the_papers(
+  name: str, stages: int, microbatches: int, chunks: int, backward: float
+):
+  """GPipe, section 2.3; Narayanan et al. 2021, sections 2.2.1 and 2.2.2. For any `backward`."""
   schedule = build(name, stages, microbatches, chunks)
-  assert schedule.bubble == pytest.approx((stages - 1) / (microbatches * chunks + stages - 1))
-  assert schedule.ticks == 2 * (microbatches * chunks + stages - 1)
+  assert schedule.idle_time(backward) == pytest.approx((stages - 1) / (microbatches * chunks + stages - 1))
+
+
+def test_idle_time_is_that_of_the_busiest_stage_in_each_tick():
+  """Two stages and one microbatch: forward, forward and backward, backward. Each stage works for half of the time."""
+  schedule = build("1f1b", 2, 1, 1)
+  assert schedule.ticks == 3
+  assert schedule.idle_time(2.0) == pytest.approx(1 - (3 + 3) / (2 * (1 + 3 + 2)))
 
 
 @pytest.mark.parametrize("stages, microbatches", SIZES)
-def test_one_forward_one_backward_holds_no_more_microbatches_than_stages(stages: int, microbatches: int):
-  assert build("1f1b", stages, microbatches, 1).slots["residuals"] == stages
+def test_1f1b_holds_the_same_however_many_microbatches_there_are(stages: int, microbatches: int):
+  assert build("1f1b", stages, microbatches, 1).slots["residuals"] == min(2 * stages - 1, microbatches)
   assert build("gpipe", stages, microbatches, 1).slots["residuals"] == microbatches
+  held = build("interleaved", stages, microbatches, 3).slots["residuals"]
+  assert held == min(2 * (stages - 1) + 2 * stages + 1, 3 * microbatches)
 
 
 @pytest.mark.parametrize("name, stages, microbatches, chunks", [*CASES, ("1f1b", 4, 3, 1), ("interleaved", 4, 2, 2)])
@@ -60,25 +79,48 @@ def test_no_value_is_overwritten_while_it_waits(name: str, stages: int, microbat
   """Runs the table as the executor does, with names in place of arrays, and checks what each unit receives."""
   schedule = build(name, stages, microbatches, chunks)
   last = stages * chunks - 1
-  stores = [{what: {} for what in schedules.WAITS} for _ in range(stages)]
+  stores = [{what: {} for what in table.WAITS} for _ in range(stages)]
   to_next, to_previous = [None] * stages, [None] * stages
-  for tick in range(schedule.ticks):
-    arrived = [(to_next[s - 1], to_previous[(s + 1) % stages]) for s in range(stages)]
-    for stage in range(stages):
-      row = {name: int(column[tick, stage]) for name, column in schedule.table.items()}
-      store = stores[stage]
-      store["activation"][row["put_activation"]], store["cotangent"][row["put_cotangent"]] = arrived[stage]
-      microbatch, part = row["microbatch"], row["chunk"] * stages + stage
-      if row["kind"] == FORWARD:
-        assert part == 0 or store["activation"][row["activation"]] == ("activation", microbatch, part)
-        store["residuals"][row["residuals"]] = ("residuals", microbatch, part)
-        to_next[stage] = ("activation", microbatch, part + 1)
-        if part == last:
-          store["cotangent"][row["cotangent"]] = ("cotangent", microbatch, part)
-      elif row["kind"] == BACKWARD:
-        assert store["residuals"][row["residuals"]] == ("residuals", microbatch, part)
-        assert store["cotangent"][row["cotangent"]] == ("cotangent", microbatch, part)
-        to_previous[stage] = ("cotangent", microbatch, part - 1)
+  for phase in schedule.phases:
+    for tick in range(phase.first, phase.end):
+      cotangents = {to: to_previous[sender] for sender, to in phase.routes.get("cotangent", ())}
+      for stage, store in enumerate(stores):
+        unit = row(schedule, FORWARD, tick, stage)
+        if unit["runs"]:
+          microbatch, part = unit["microbatch"], unit["chunk"] * stages + stage
+          assert FORWARD in phase.units
+          assert part == 0 or store["activation"][unit["activation"]] == ("activation", microbatch, part)
+          store["residuals"][unit["residuals"]] = ("residuals", microbatch, part)
+          to_next[stage] = ("activation", microbatch, part + 1)
+          if part == last:
+            assert phase.finishes
+            store["cotangent"][unit["cotangent"]] = ("cotangent", microbatch, part)
+        store["cotangent"][row(schedule, "arrivals", tick, stage)["cotangent"]] = cotangents.get(stage)
+      activations = {to: to_next[sender] for sender, to in phase.routes.get("activation", ())}
+      for stage, store in enumerate(stores):
+        unit = row(schedule, BACKWARD, tick, stage)
+        if unit["runs"]:
+          microbatch, part = unit["microbatch"], unit["chunk"] * stages + stage
+          assert BACKWARD in phase.units
+          assert store["residuals"][unit["residuals"]] == ("residuals", microbatch, part)
+          assert store["cotangent"][unit["cotangent"]] == ("cotangent", microbatch, part)
+          to_previous[stage] = ("cotangent", microbatch, part - 1)
+        store["activation"][row(schedule, "arrivals", tick, stage)["activation"]] = activations.get(stage)
+
+
+@pytest.mark.parametrize("name, stages, microbatches, chunks", CASES)
+def test_nothing_is_sent_around_the_ends_of_the_model_or_in_a_phase_without_a_receiver(
+  name: str, stages: int, microbatches: int, chunks: int
+):
+  """A phase has one kind of unit, and nothing for the other kind, or both. A ring is needed only between chunks."""
+  schedule = build(name, stages, microbatches, chunks)
+  assert [phase.first for phase in schedule.phases] == [0, *(phase.end for phase in schedule.phases[:-1])]
+  for phase in schedule.phases:
+    sent = {table.SENDS[kind] for kind in phase.units}
+    assert set(phase.routes) <= sent
+    assert chunks > 1 or all(abs(sender - to) == 1 for pairs in phase.routes.values() for sender, to in pairs)
+  exchanges = [phase.ticks for phase in schedule.phases for _ in phase.routes]
+  assert sum(exchanges) <= 2 * (microbatches * chunks + stages - 1)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3])
@@ -89,13 +131,15 @@ def test_fewer_microbatches_than_stages_work(name: str, chunks: int, microbatche
 
 def test_evaluation_is_forward_only():
   schedule = schedules.build(schedules.forward_only, 4, 8)
-  assert set(np.unique(schedule.table["kind"])) == {IDLE, FORWARD}
-  assert schedule.ticks == 11
+  assert {unit.kind for _, unit in units(schedule)} == {FORWARD}
+  assert [(phase.ticks, phase.units, set(phase.routes)) for phase in schedule.phases] == [
+    (11, (FORWARD,), {"activation"})
+  ]
 
 
 def test_a_deadlock_is_an_error():
-  def backward_first(stage: int, stages: int, chunks: int, microbatches: int) -> list[Unit]:
-    return [Unit(BACKWARD, 0, 0), Unit(FORWARD, 0, 0)]
+  def backward_first(stage: int, stages: int, chunks: int, microbatches: int) -> list[schedules.Group]:
+    return [(Unit(BACKWARD, 0, 0),), (Unit(FORWARD, 0, 0),)]
 
   with pytest.raises(ValueError, match="waits for another"):
     schedules.build(backward_first, 2, 1)
@@ -106,16 +150,9 @@ def test_an_order_that_omits_a_unit_is_an_error():
     schedules.build(lambda *sizes: schedules.gpipe(*sizes)[1:], 2, 4)
 
 
-def test_idle_time_includes_waiting_for_slower_units():
-  """Backward units take twice as long. With two stages and one microbatch, each stage works for half of the time."""
-  assert idle_time(build("gpipe", 2, 1, 1)) == pytest.approx(0.5)
-  assert idle_time(build("gpipe", 4, 16, 1)) == pytest.approx(3 / 19)
-  assert idle_time(build("1f1b", 4, 16, 1)) == pytest.approx(1 - 48 / 72)
-
-
 def test_timeline_shows_units_and_the_bubble():
   assert timeline(build("1f1b", 2, 3, 1)) == (
-    "stage 0    0   1   · (0)   2 (1)   · (2)\n"
-    "stage 1    ·   0 (0)   1 (1)   2 (2)   ·"
+    "stage 0  0    1 2(0)  (1) (2)\n"
+    "stage 1  · 0(0) 1(1) 2(2)   ·"
   )  # fmt: skip
   assert "0'" in timeline(build("interleaved", 2, 2, 2))

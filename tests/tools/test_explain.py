@@ -84,7 +84,7 @@ def test_a_pipeline_shows_its_timeline():
   runner = strategy("pipeline", program())
   text = explain.text(explanation.explain("pipeline", runner, 16), runner)
   assert timeline(runner.schedule).splitlines()[0] in text
-  assert f"bubble of {runner.schedule.bubble:.1%}" in text
+  assert f"bubble of {runner.schedule.idle_time():.1%}" in text
 
 
 def test_one_device_sends_nothing():
