@@ -8,6 +8,7 @@ automatic sharding mode: the layout constrains some arrays, and the compiler cho
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,8 @@ from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims
 from strategies.layout import Layout, Place
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +140,22 @@ def sum_in_dtype(collective: Callable[[jax.Array], jax.Array], x: jax.Array) -> 
     return collective(x)
   in_float32 = lambda x: collective(x.astype(jnp.float32)).astype(x.dtype)
   return jax.lax.platform_dependent(x, cpu=in_float32, default=collective)
+
+
+def in_order(first: Any, then: T) -> T:
+  """`then`, unchanged, but not before `first` is computed.
+
+  XLA's CPU backend runs what is independent in any order: also a gather or sum over devices, and a phase that neither
+  reads nor writes the same values. If devices choose different orders, they wait for each other forever. So `then`
+  must depend on `first` in the compiled program, from which a barrier would be gone. Other backends keep one order.
+  """
+
+  def tied(first: Any, then: T) -> T:
+    largest = functools.reduce(jnp.maximum, [jnp.max(jnp.abs(x)).astype(jnp.float32) for x in jax.tree.leaves(first)])
+    zero = largest < -1  # always false, but the compiler does not know
+    return jax.tree.map(lambda x: x + zero.astype(x.dtype), then)
+
+  return jax.lax.platform_dependent(first, then, cpu=tied, default=lambda first, then: then)
 
 
 @dataclasses.dataclass(frozen=True)

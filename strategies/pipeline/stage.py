@@ -16,7 +16,7 @@ from models.dimensions import Dims
 from models.parameters import bind
 from models.transformer import Transformer
 from strategies.pipeline.table import BACKWARD, FORWARD, Schedule
-from strategies.sharding import MeshSharding
+from strategies.sharding import MeshSharding, in_order
 from training.program import Batch, Params, Program, Sums, no_sums
 
 Row = dict[str, jax.Array]  # a unit in the schedule's table: column → scalar
@@ -158,10 +158,13 @@ class Stage:
     """
     rows = jax.tree.map(lambda column: jnp.asarray(column)[:, self.index], self.schedule.table)  # [ticks]
     carry, rebuild = self.start(jax.tree.map(lambda column: column[0], rows[FORWARD]))
+    carry = carry._replace(to_next=in_order((self.blocks, self.edges), carry.to_next))
     for number, phase in enumerate(self.schedule.phases):
       of_phase = jax.tree.map(lambda column, phase=phase: column[phase.first : phase.end], rows)
       carry, _ = jax.lax.scan(functools.partial(self.tick, number, rebuild), carry, of_phase)
-    return carry
+    blocks, edges = carry.gradients
+    sums, edges = in_order((carry.to_next, carry.to_previous), (carry.sums, edges))
+    return carry._replace(sums=sums, gradients=(blocks, edges))
 
   def tick(self, number: int, rebuild: Rebuild | None, carry: Carry, rows: Rows) -> tuple[Carry, None]:
     """One tick of a phase. Cotangents travel while the forward unit runs, activations while the backward unit does."""
