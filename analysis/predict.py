@@ -18,7 +18,7 @@ from analysis.saved import bytes_per_example
 from models.attention import QUERY_BLOCK
 from models.config import ModelConfig
 from runtime.hardware import Chip
-from strategies.pipeline.stage import UNROLL
+from strategies.pipeline.part import UNROLL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +59,8 @@ def memory(case: Case) -> Memory:
     scanned = in_unit > UNROLL  # a scan stacks its residuals before they are copied to their slot
     copies = case.schedule.slots["residuals"] + (2 if scanned else 1)
     saved = copies * bytes_per_example(model, *shards, in_unit)
+    if case.schedule.splits:
+      saved += (copies - case.schedule.slots["residuals"] + case.schedule.slots["kept"]) * in_unit * _kept(case)
     blocks += 1.0 if scanned else 0.6
   else:
     saved = bytes_per_example(model, *shards, layers)
@@ -79,6 +81,14 @@ def memory(case: Case) -> Memory:
     saved=case.examples * saved,
     working=max(block, logits + fitted.head * sum(gathered)) + cast,
   )
+
+
+def _kept(case: Case) -> float:
+  """Bytes of one example that a block's backward unit keeps for its weight unit: the cotangents of seven products."""
+  model, layout = case.model, case.layout
+  heads = (model.heads + 2 * model.kv_heads) * model.head_dim / layout.shards("heads")
+  mlp = 2 * model.mlp_width / layout.shards("mlp")
+  return case.item * model.positions * (heads + mlp + 2 * model.width)
 
 
 class Product(NamedTuple):
@@ -123,9 +133,12 @@ def _products(case: Case) -> list[Product]:
   scores = 4 * t * model.heads * model.head_dim / layout.shards("heads") * _computed(model)
   mlp = 6 * d * model.mlp_width / layout.shards("mlp")
   attention_again = {"minimal": 0.0, "dots": scores, "full": projections + scores}[model.remat]
+  mlp_again = mlp * 2 / 3 if model.remat == "full" else 0.0  # gate and up, but not down
+  if case.schedule and case.schedule.splits:  # backward and weight units both compute again what they read
+    attention_again += {"minimal": 0.0, "dots": scores / 2, "full": projections + scores}[model.remat]
+    mlp_again *= 2
   if model.attention == "cudnn":
     attention_again += scores / 2  # its backward pass computes the scores again
-  mlp_again = mlp * 2 / 3 if model.remat == "full" else 0.0  # gate and up, but not down
   (inputs, outputs), head = model.predicts.head(model)
   head_flops = 2 * inputs * outputs / _vocab_shards(case) * model.predicts.predictions(model) / t
   return [
@@ -175,6 +188,8 @@ def traffic(case: Case) -> float:
   used = sum(map(case.used, weights(model))) * case.item
   held = sum(map(case.held, weights(model))) * param
   activations = case.examples * (block_passes * layers * block + 6 * logits)
+  if case.schedule and case.schedule.splits:  # what is kept is written, put into its slot, taken out of it, and read
+    activations += case.examples * 4 * layers * _kept(case)
   return case.units * (activations + weight_passes * used + 2 * held) + 6 * held
 
 

@@ -143,7 +143,7 @@ def _pipelines(layout: Layout, depth: int) -> list[tuple[str, int, int, int] | N
     return [None]
   tried: list[tuple[str, int, int, int] | None] = []
   for microbatches in (2 * stages, 4 * stages, 8 * stages):
-    tried += [("gpipe", stages, microbatches, 1), ("1f1b", stages, microbatches, 1)]
+    tried += [(name, stages, microbatches, 1) for name in ("gpipe", "1f1b", "zero_bubble")]
     if depth % (2 * stages) == 0:
       tried.append(("interleaved", stages, microbatches, 2))
   return tried

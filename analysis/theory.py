@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from analysis.case import Case, Weight, weights
 from analysis.compilers import COMPILERS
+from strategies.pipeline.table import BACKWARD, FORWARD
 
 
 class Sent(NamedTuple):
@@ -134,7 +135,9 @@ def _activations(case: Case) -> list[Sent]:
   # Once after attention and once after the MLP in the forward pass, and before them in the backward pass, for the
   # cotangents of their inputs. Query, key and value share an input, and so do gate and up. If remat repeats the forward
   # pass, then attention's sum too; the MLP's would only make the block's output, which the backward pass does not need.
-  heads = 1 + compiler.cotangent_sums(3) + (1 if model.remat == "full" else 0)
+  # Weight units repeat the forward pass once more.
+  repeats = 2 if case.schedule and case.schedule.splits else 1
+  heads = 1 + compiler.cotangent_sums(3) + (repeats if model.remat == "full" else 0)
   mlp = 1 + compiler.cotangent_sums(2)
   vocab = _vocabulary(case, stream)
   rows = [
@@ -171,7 +174,7 @@ def _stages(case: Case) -> list[Sent]:
   # run in a phase, one kind hides what the other exchanges.
   exchanges = [phase for phase in case.schedule.phases for _ in phase.routes]
   ticks = lambda phases: case.accumulation * sum(phase.ticks for phase in phases)
-  alone = [phase for phase in exchanges if len(phase.units) == 1]
+  alone = [phase for phase in exchanges if not {FORWARD, BACKWARD} <= set(phase.units)]
   exchanged = "activations to the next stage, cotangents to the one before"
   rows = [Sent("collective-permute", axes, ticks(exchanges) * stream, exchanged, edges=ticks(alone) * stream)]
   if case.schedule.chunks > 1:

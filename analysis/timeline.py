@@ -1,8 +1,10 @@
 """Pipeline schedules: their timeline as text, the time that stages wait, and how often each kind of unit runs."""
 
+import numpy as np
+
 from strategies.base import Strategy
 from strategies.pipeline.schedule import ORDERS, build
-from strategies.pipeline.table import FORWARD, KINDS, Schedule
+from strategies.pipeline.table import BACKWARD, FORWARD, KINDS, WEIGHTS, Schedule
 
 
 def schedules(stages: int, microbatches: int, chunks: int) -> dict[str, Schedule]:
@@ -17,17 +19,18 @@ def unit_rounds(strategy: Strategy) -> dict[str, int]:
 
   The names are those that strategies/pipeline/stage.py gives to `once`. The compiled program does not say how often
   these loops run, because it depends on the schedule's table. Forward units are counted on the last stage, which also
-  runs the head, and backward units on the first, which also runs the embedding's gradient.
+  runs the head, and the others on the first, which also runs the embedding's gradient.
   """
   schedule, rounds = strategy.schedule, {}
   if not schedule:
     return rounds
   for number, phase in enumerate(schedule.phases):
     ticks = slice(phase.first, phase.end)
-    forward, backward = ({k: c[ticks] for k, c in schedule.table[kind].items()} for kind in KINDS)
+    forward, backward, weights = ({k: c[ticks] for k, c in schedule.table[kind].items()} for kind in KINDS)
     found = {
       "forward": forward["runs"][:, -1],
       "backward": backward["runs"][:, 0],
+      "weights": weights["runs"][:, 0],
       "finish": forward["runs"][:, -1] * (forward["chunk"][:, -1] == schedule.chunks - 1),
       "embed_backward": backward["runs"][:, 0] * (backward["chunk"][:, 0] == 0),
     }
@@ -38,18 +41,22 @@ def unit_rounds(strategy: Strategy) -> dict[str, int]:
 def timeline(schedule: Schedule) -> str:
   """The table as text, with a row for each stage and a column for each tick.
 
-  3 is the forward pass of microbatch 3, and (3) its backward pass. 3' is in the stage's second chunk, 3" in its third.
+  3 is the forward pass of microbatch 3, (3) its backward pass, and [3] the gradient of the weights where that is a unit
+  of its own. 3' is in the stage's second chunk, 3" in its third.
   """
+
+  def name(columns: dict[str, np.ndarray], row: int, stage: int) -> str:
+    chunk = columns["chunk"][row, stage]
+    return f"{columns['microbatch'][row, stage]}" + "'" * (chunk % 2) + '"' * (chunk // 2)
 
   def cell(tick: int, stage: int) -> str:
     """What a stage does in a tick."""
-    units = {kind: {name: column[tick, stage] for name, column in schedule.table[kind].items()} for kind in KINDS}
-    texts = {
-      kind: f"{row['microbatch']}" + "'" * (row["chunk"] % 2) + '"' * (row["chunk"] // 2)
-      for kind, row in units.items()
-      if row["runs"]
-    }
-    return "".join(text if kind == FORWARD else f"({text})" for kind, text in texts.items()) or "·"
+    runs = {kind: schedule.table[kind]["runs"][tick, stage] for kind in KINDS}
+    first = schedule.table[WEIGHTS]["first"][tick, stage]
+    forward = [name(schedule.table[FORWARD], tick, stage)] * runs[FORWARD]
+    backward = [f"({name(schedule.table[BACKWARD], tick, stage)})"] * runs[BACKWARD]
+    weights = [f"[{name(schedule.weights, row, stage)}]" for row in range(first, first + runs[WEIGHTS])]
+    return "".join(forward + backward + weights) or "·"
 
   rows = [[cell(tick, stage) for tick in range(schedule.ticks)] for stage in range(schedule.stages)]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -63,5 +70,6 @@ def describe(name: str, schedule: Schedule) -> str:
   heading = (
     f"{name}: {schedule.ticks} ticks, bubble {schedule.idle_time():.1%} of the time if a backward unit takes twice as "
     f"long as a forward unit, holds the activations of {schedule.slots['residuals']} {unit}"
+    + (f", and cotangents of {schedule.slots['kept']}" if schedule.splits else "")
   )
   return f"{heading}\n{timeline(schedule)}"

@@ -45,7 +45,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "compilation_cache_dir": "~/.cache/meshwright/compiled",  # keeps programs that took over 0.5 s; "": off
       "compiler_options": "recommended",  # GPU, TPU v5e: "recommended" (strategies/compiler_options.py) or "default"
       "pipeline": {  # for strategies with a stage axis
-        "schedule": "1f1b",  # "gpipe", "1f1b" or "interleaved"
+        "schedule": "1f1b",  # "gpipe", "1f1b", "interleaved" or "zero_bubble"
         "microbatches": 8,  # parts of a batch; with 4 per stage, stages are idle in less than a fifth of the ticks
         "chunks": 0,  # for "interleaved": groups of layers in a stage; 0: two if the depth allows
       },

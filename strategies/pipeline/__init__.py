@@ -12,25 +12,27 @@ while the backward unit does. The blocks are the model's own. The compiler handl
 other layouts join by `|` (three_d.py). The embedding runs on the first stage only; the final norm, the head and the
 loss on the last.
 
-Read the files of this package in this order: schedule.py (which unit runs when), table.py (a schedule as a table),
-stage.py (runs a table on one stage), program.py (the training step around it), strategy.py (the Strategy, with its
-checks).
+Read the files of this package in this order: schedule.py (which unit runs when), table.py and slots.py (a schedule as a
+table), part.py (a stage's part of the model), split.py (the backward pass in two), stage.py (runs a table on one
+stage), program.py (the training step around it), strategy.py (the Strategy, with its checks).
 
 Communication: at each tick a stage sends one activation [b, T, D] to the next stage, from the first forward unit to the
 last, and one cotangent to the previous one, from the first backward unit to the last: 2 · (M + S − 1) · b·T·D numbers a
-step for M microbatches and S stages, of which the bubble wastes S − 1 parts. At the end of the step, the gradients of
-embedding, final norm and head are all-reduced over `stage`. Over `data`, the gradient of each microbatch is reduced
+step for M microbatches and S stages; 2 · (S − 1) · b·T·D of them in the bubble. At the end of the step, the gradients
+of embedding, final norm and head are all-reduced over `stage`. Over `data`, the gradient of each microbatch is reduced
 immediately: M times P/S numbers, where data_parallel reduces P once. `interleaved` also moves weights to the stages
 that use them and gradients back, once a step, so that the state keeps the layers in order.
 
 Use it for deep models and slow links: no other strategy sends so little between devices. Don't use it with few
 microbatches: stages idle for (S − 1) / (M + S − 1) of the time. gpipe and 1f1b idle equally long, and 1f1b holds the
-activations of at most 2·S − 1 microbatches. `interleaved` idles less and sends more (docs/pipeline.md).
+activations of at most 2·S − 1 microbatches. `interleaved` idles less and sends more. `zero_bubble` idles a third as
+long as 1f1b and needs more memory (docs/pipeline.md).
 
 Measured at 4 stages × 2 data, 16 microbatches, 8 simulated devices on 2 cores, against a single device at the same
 global batch: gpipe 0.90 of its throughput, 1f1b 0.90, interleaved 0.93 (docs/pipeline.md).
 
-Sources: Huang et al. 2018 (GPipe), arXiv:1811.06965; Narayanan et al. 2021 (1F1B, interleaved), arXiv:2104.04473.
+Sources: Huang et al. 2018 (GPipe), arXiv:1811.06965; Narayanan et al. 2021 (1F1B, interleaved), arXiv:2104.04473; Qi
+et al. 2024 (zero bubble), arXiv:2401.10241.
 """
 
 from strategies.data_parallel import LAYOUT as DATA_PARALLEL

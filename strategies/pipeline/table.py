@@ -1,23 +1,23 @@
 """A pipeline schedule as a table: which units each stage runs at each tick, and in which slots values wait.
 
-schedule.py decides at which tick each unit runs, and `write` makes the table. No JAX is used here.
+schedule.py decides at which tick each unit runs, and slots.py makes the table. No JAX is used here.
 """
 
 import dataclasses
 import functools
-import heapq
 from typing import NamedTuple
 
 import numpy as np
 
-FORWARD, BACKWARD = "forward", "backward"
-KINDS = (FORWARD, BACKWARD)
+FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
+KINDS = (FORWARD, BACKWARD, WEIGHTS)
 
 
 class Unit(NamedTuple):
   """The forward or backward pass (`kind`) of one microbatch through one chunk of a stage's layers.
 
-  Chunk c of stage s is part c · stages + s of the model.
+  With weight units (`Schedule.splits`), the backward unit computes only the cotangent of its input, and the weight unit
+  the gradient of the weights. Chunk c of stage s is part c · stages + s of the model.
   """
 
   kind: str
@@ -25,18 +25,17 @@ class Unit(NamedTuple):
   chunk: int
 
 
-# The values that wait on a stage: the input of a forward unit, the residuals it saves for its backward unit, and the
-# cotangent that a backward unit starts from. The columns of the table name the slots that a unit reads or writes.
-WAITS = ("activation", "residuals", "cotangent")
+# The values that wait on a stage: the input of a forward unit, the residuals that it saves for the other units, the
+# cotangent that a backward unit starts from, and what that unit keeps for its weight unit. Columns of these names hold
+# the slots that a unit reads or writes.
+WAITS = ("activation", "residuals", "cotangent", "kept")
 SENDS = {FORWARD: "activation", BACKWARD: "cotangent"}  # what a unit sends to a neighbour
 COLUMNS = {
-  FORWARD: ("runs", "microbatch", "chunk", *WAITS),
-  BACKWARD: ("runs", "microbatch", "chunk", "residuals", "cotangent"),
+  FORWARD: ("runs", "microbatch", "chunk", "activation", "residuals", "cotangent"),
+  BACKWARD: ("runs", "microbatch", "chunk", "residuals", "cotangent", "kept"),
+  WEIGHTS: ("runs", "first"),
   "arrivals": tuple(SENDS.values()),
 }
-# What happens in a tick, in this order. Cotangents of the tick before arrive while the forward units run, and
-# activations of this tick while the backward units run. A value that arrives can be read in what follows.
-MOMENTS = {what: i for i, what in enumerate((FORWARD, "cotangent", BACKWARD, "activation"))}
 
 
 class Phase(NamedTuple):
@@ -67,8 +66,11 @@ class Schedule:
     table: kind of unit → column → int32 [ticks, stages]. `runs` is 1 if such a unit runs, and `microbatch` and `chunk`
       define it. `activation`, `residuals` and `cotangent` are slots. A forward unit reads its activation and writes
       its residuals. At the end of the model it also writes its cotangent. A backward unit reads its residuals and its
-      cotangent. "arrivals" holds the slots for the values that arrive from the neighbours during the tick. Values that
-      nobody needs go to a spare slot, after the last one.
+      cotangent, and writes what it keeps. Of "weights" several units may run, so `runs` counts them, and `first` is the
+      row of the first one in `weights`. "arrivals" holds the slots for the values that arrive from the neighbours
+      during the tick. Values that nobody needs go to a spare slot, after the last one.
+    weights: column → int32 [weight units of a stage, stages], in the order in which they run. They read their residuals
+      and what was kept. Without weight units there are no rows.
     slots: for each name in `WAITS`, how many of these values wait at the same time on the busiest stage.
   """
 
@@ -76,6 +78,7 @@ class Schedule:
   chunks: int
   microbatches: int
   table: dict[str, dict[str, np.ndarray]]
+  weights: dict[str, np.ndarray]
   slots: dict[str, int]
 
   @property
@@ -85,17 +88,25 @@ class Schedule:
   def idle_time(self, backward: float = 2.0) -> float:
     """The bubble: the share of time in which stages wait, if a backward unit takes `backward` times a forward unit.
 
-    Neighbours exchange in each tick, so a tick lasts as long as the work of its busiest stage.
+    With weight units, both they and the backward units take as long without the other's products: `backward` - 1. Each
+    repeats what remat repeats. Neighbours exchange in each tick, so a tick lasts as long as the work of its busiest
+    stage.
     """
-    work = self.table[FORWARD]["runs"] + backward * self.table[BACKWARD]["runs"]  # [ticks, stages]
+    each = (1.0, backward - 1, backward - 1) if self.splits else (1.0, backward, 0.0)
+    work = np.sum([time * self.table[kind]["runs"] for kind, time in zip(KINDS, each, strict=True)], axis=0)
     return float(1 - work.mean() / work.max(axis=1).mean())
+
+  @property
+  def splits(self) -> bool:
+    """Whether weight units compute the gradients of weights."""
+    return len(self.weights["microbatch"]) > 0
 
   @functools.cached_property
   def phases(self) -> tuple[Phase, ...]:
     """At most three: before the first backward unit, until the last forward unit, and after it."""
     if not self.table[BACKWARD]["runs"].any():
       return (self._phase(0, self.ticks),)
-    forward, backward = (np.flatnonzero(self.table[kind]["runs"].any(axis=1)) for kind in KINDS)  # ticks
+    forward, backward = (np.flatnonzero(self.table[kind]["runs"].any(axis=1)) for kind in (FORWARD, BACKWARD))  # ticks
     end = int(forward[-1]) + 1
     cuts = sorted({0, min(int(backward[0]), end), end, self.ticks})
     return tuple(self._phase(a, b) for a, b in zip(cuts, cuts[1:], strict=False))
@@ -118,51 +129,3 @@ def sender_of(stage: int, unit: Unit, stages: int, chunks: int) -> tuple[int, Un
   part = unit.chunk * stages + stage + (-1 if unit.kind == FORWARD else 1)
   inside = 0 <= part < stages * chunks
   return (part % stages, unit._replace(chunk=part // stages)) if inside else None
-
-
-class _Use(NamedTuple):
-  """The first or the last use of a slot: a column of the table, for a stage at a tick."""
-
-  tick: int
-  moment: int
-  kind: str
-
-
-def write(ticks: dict[tuple[int, Unit], int], stages: int, chunks: int, microbatches: int) -> Schedule:
-  """Writes the table and assigns slots. A value keeps its slot from the moment it arrives to its last read."""
-  shape = (max(ticks.values()) + 1, stages)
-  table = {kind: {name: np.zeros(shape, np.int32) for name in columns} for kind, columns in COLUMNS.items()}
-  waits: dict[tuple[str, int], list[tuple[_Use, _Use]]] = {}  # (what, stage) → [(first use, last use)]
-  for (stage, unit), tick in ticks.items():
-    for name, value in zip(COLUMNS[unit.kind], (1, *unit[1:]), strict=False):
-      table[unit.kind][name][tick, stage] = value
-    what, read = SENDS[unit.kind], _Use(tick, MOMENTS[unit.kind], unit.kind)
-    if sender := sender_of(stage, unit, stages, chunks):
-      # A cotangent is sent at the next tick. Both kinds of values arrive after the forward units of their tick.
-      sent = ticks[sender] + (unit.kind == BACKWARD)
-      waits.setdefault((what, stage), []).append((_Use(sent, MOMENTS[what], "arrivals"), read))
-    if unit.kind == BACKWARD:
-      saved = _Use(ticks[stage, unit._replace(kind=FORWARD)], MOMENTS[FORWARD], FORWARD)
-      waits.setdefault(("residuals", stage), []).append((saved, read))
-      if not sender:  # the forward unit goes on to the loss and writes its cotangent
-        waits.setdefault(("cotangent", stage), []).append((saved, read))
-
-  given: dict[str, list[tuple[_Use, int, int]]] = {what: [] for what in WAITS}  # (use, stage, slot)
-  slots = dict.fromkeys(WAITS, 0)
-  for (what, stage), lives in waits.items():
-    busy: list[tuple[_Use, int]] = []  # (last use, slot)
-    free = list(range(len(lives)))
-    for first, last in sorted(lives):
-      while busy and busy[0][0] < first:
-        heapq.heappush(free, heapq.heappop(busy)[1])
-      slot = heapq.heappop(free)
-      heapq.heappush(busy, (last, slot))
-      given[what] += [(first, stage, slot), (last, stage, slot)]
-      slots[what] = max(slots[what], slot + 1)
-  for what, entries in given.items():
-    for columns in table.values():
-      if what in columns:
-        columns[what][:] = slots[what]
-    for use, stage, slot in entries:
-      table[use.kind][what][use.tick, stage] = slot
-  return Schedule(stages, chunks, microbatches, table, slots)

@@ -166,13 +166,14 @@ def test_a_machine_without_gpus_compiles_a_plan_and_prints_nothing_about_them():
   assert re.search(r"By the compiler:\n 1  [\d.]+ MB \(predicted [\d.]+ MB\): fits, at least ", done.stdout)
 
 
-def test_stages_exchange_while_their_units_run():
+@pytest.mark.parametrize("schedule, beside", [("1f1b", {"backward_1"}), ("zero_bubble", {"backward_1", "weights_1"})])
+def test_stages_exchange_while_their_units_run(schedule: str, beside: set[str]):
   """In ticks with both kinds of units, cotangents travel during the forward units, activations during the others."""
   config, where = base.get_config("tiny", "pipeline"), machine_of("h100:1x4")
-  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS)
+  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS | {"pipeline.schedule": schedule})
   runner = tool.create(config, where)
   step = compile_step(runner, config.batch_size)
-  assert [loops for loops in loops_beside_sends(step.module) if loops] == [{"forward_1"}, {"backward_1"}]
+  assert [loops for loops in loops_beside_sends(step.module) if loops] == [{"forward_1"}, beside]
   sends = step.overlap(where.chip, where.links_of(runner.mesh)).collectives
   shares = [
     (one.collective.times, one.hidden / one.sent) for one in sends if one.collective.kind == "collective-permute"

@@ -89,7 +89,7 @@ def test_the_edges_of_a_row_are_its_weights_outside_the_blocks():
 
 
 def test_idle_time_of_a_pipeline_candidate():
-  """A stage waits in s - 1 of v · m + s - 1 parts of the time, under every schedule and remat policy.
+  """A stage waits in s - 1 of v · m + s - 1 parts of the time, and with weight units in a third of these s - 1.
 
   The search tries enough microbatches for less than an eighth.
   """
@@ -99,10 +99,12 @@ def test_idle_time_of_a_pipeline_candidate():
     schedule = search._schedule(name, stages, microbatches, chunks)
     case = Case(layout, model(depth=4), 16 * microbatches, schedule=schedule)
     times = search._candidate("pipeline", case, V5P, (name, stages, microbatches, chunks)).times
-    assert times.idle == schedule.idle_time() == pytest.approx(3 / (chunks * microbatches + 3))
+    waits = 3 / (3 if name == "zero_bubble" else 1)
+    assert times.idle == schedule.idle_time() == pytest.approx(waits / (chunks * microbatches + waits))
     again = dataclasses.replace(case, model=model(depth=4, remat="full"))  # a backward unit repeats the forward unit
     judged = search._candidate("pipeline", again, V5P, (name, stages, microbatches, chunks)).times
-    assert judged.idle == schedule.idle_time(backward=3.0) == pytest.approx(times.idle)
+    assert judged.idle == schedule.idle_time(backward=3.0)
+    assert judged.idle == pytest.approx(times.idle) or name == "zero_bubble"  # whose units repeat it twice
     assert times.seconds >= times.compute / (1 - times.idle)
     least[name] = min(times.idle, least.get(name, 1.0))
   assert max(least.values()) < 1 / 8

@@ -24,7 +24,7 @@ SMALL = {
   "model__width": 32, "model__depth": 8, "model__heads": 4, "model__kv_heads": 2, "model__mlp_width": 64,
   "model__seq_len": 16, "model__vocab_size": 64,
 }  # fmt: skip
-SCHEDULES = ["gpipe", "1f1b", "interleaved"]
+SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero_bubble"]
 # (strategy, stages, devices)
 MESHES = {"stage": ("pipeline", 2, 2), "stage × data": ("pipeline", 4, 8), "stage × data × model": ("three_d", 2, 8)}
 FACTORS = [1, 2, 4]  # microbatches per stage
@@ -80,23 +80,26 @@ def test_no_work_is_done_twice_and_stages_wait_no_longer_than_in_the_papers(sche
   """Counts FLOPs in the compiled program: the units of all stages together are the step of a single device.
 
   Each unit is in a loop that runs once or not at all, and so is the head, which only the last stage runs. A tick lasts
-  as long as the units of its busiest stage.
+  as long as the units of its busiest stage. The bubble is that of Qi et al. 2024, table 2: (S - 1)(F + B - W), where
+  W = 0 without weight units.
   """
   runner = strategy("pipeline", program(), pipeline__schedule=schedule)
   step, ours = compile_step(runner, BATCH), runner.schedule
   in_units = lambda **rounds: work.flops(step.module, dict.fromkeys(unit_rounds(runner), 0) | rounds)
   assert in_units() == 0
-  blocks, heads = np.zeros((ours.ticks, ours.stages)), set()
+  blocks, heads, units = np.zeros((ours.ticks, ours.stages)), set(), dict.fromkeys(KINDS, 0.0)
   for number, phase in enumerate(ours.phases):
     ticks = slice(phase.first, phase.end)
-    for kind in KINDS:
-      blocks[ticks] += in_units(**{f"{kind}_{number}": 1}) * ours.table[kind]["runs"][ticks]
+    for kind in phase.units:
+      units[kind] = in_units(**{f"{kind}_{number}": 1})
+      blocks[ticks] += units[kind] * ours.table[kind]["runs"][ticks]
     heads.add(in_units(**{f"finish_{number}": 1}))
   (head,) = heads - {0}
   total = blocks.sum() + ours.microbatches * head
   assert total * runner.layout.mesh["data"] == compile_step(strategy("single", program()), BATCH).flops()
   idle = 1 - blocks.mean() / blocks.max(axis=1).mean()
-  assert idle == pytest.approx((ours.stages - 1) / (ours.chunks * ours.microbatches + ours.stages - 1))
+  bubble = (ours.stages - 1) * (units["forward"] + units["backward"] - units["weights"])
+  assert idle == pytest.approx(bubble / (ours.chunks * ours.microbatches * sum(units.values()) + bubble))
   exchanged = [c.times for c in step.collectives() if c.kind == "collective-permute" and c.axes == ("stage",)]
   wanted = [phase.ticks for phase in ours.phases for _ in phase.routes]
   assert sorted(times for times in exchanged if times > 1) == sorted(wanted)  # weights move to their chunks once
@@ -106,7 +109,7 @@ def test_no_work_is_done_twice_and_stages_wait_no_longer_than_in_the_papers(sche
 @pytest.mark.parametrize("fields", [{"data__packing": "documents"}, IMAGES | {"data__augment": True}])
 def test_only_neighbours_exchange_and_only_between_units(name: str, fields: dict):
   """If the compiler added a collective-permute inside a unit, it would wait for stages that run another unit."""
-  runner = strategy(name, make_program(model__dropout=0.1, **fields))
+  runner = strategy(name, make_program(model__dropout=0.1, **fields), pipeline__schedule="zero_bubble")
   text = runner.lower_train_step(BATCH).compile().as_text()
   exchanges = sum(len(phase.routes) for phase in runner.schedule.phases)
   assert len(re.findall(r" collective-permute(?:-start)?\(", text)) == exchanges == 4
@@ -127,7 +130,24 @@ def test_memory_of_1f1b_stays_flat_where_gpipe_grows():
   assert ours < gpipe
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+  "name, fields",
+  [
+    ("pipeline", {"data__packing": "documents", "model__dropout": 0.1, "model__remat": "dots"}),
+    ("three_d", IMAGES | {"data__augment": True, "model__dropout": 0.1, "model__remat": "full"}),
+  ],
+)
+def test_weight_units_compute_the_gradients_of_every_kind_of_model(name: str, fields: dict):
+  """With segments, dropout, images and remat. The reference is a single device."""
+  some = make_program(**fields)
+  found = []
+  for runner in (strategy(name, some, pipeline__schedule="zero_bubble"), strategy("single", some)):
+    batch = runner.shard(random_batch(some, BATCH), BATCH)
+    found.append(jax.device_get(runner.gradients(initial_state(runner), batch)))
+  assert_trees_close(*found, PARITY)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_every_layer_affects_the_loss(schedule: str):
   """Changing one layer's weights changes the training and the evaluation loss by as much as on a single device."""
   small = make_program(**SMALL)
@@ -188,11 +208,11 @@ def test_mistakes_get_one_sentence(name: str, fields: dict, parts: list[str]):
     strategy(name, make_program(model__depth=4), **fields)
 
 
-@pytest.mark.parametrize("param_dtype", ["float32", "bfloat16"])
-def test_bfloat16_trains_and_generates(param_dtype: str):
+@pytest.mark.parametrize("param_dtype, schedule", [("float32", "1f1b"), ("bfloat16", "zero_bubble")])
+def test_bfloat16_trains_and_generates(param_dtype: str, schedule: str):
   """Losses agree to 2%, because bfloat16 has 8 significant bits. Mainly tests that the programs compile and run."""
   half = make_program(**SMALL | {"model__dtype": "bfloat16", "model__param_dtype": param_dtype})
-  runners = [strategy("pipeline", half), strategy("single", half)]
+  runners = [strategy("pipeline", half, pipeline__schedule=schedule), strategy("single", half)]
   batch, prompt = random_batch(half, BATCH), np.array([[1, 2, 3]], np.int32)
   losses = [float(r.gradients(initial_state(r), r.shard(batch, BATCH))[0]["loss"]) for r in runners]
   assert losses[0] == pytest.approx(losses[1], rel=0.02)

@@ -6,10 +6,10 @@ import pytest
 from analysis.timeline import timeline
 from strategies.pipeline import schedule as schedules
 from strategies.pipeline import table
-from strategies.pipeline.table import BACKWARD, FORWARD, KINDS, Schedule, Unit
+from strategies.pipeline.table import BACKWARD, FORWARD, WEIGHTS, Schedule, Unit
 
 SIZES = [(s, m) for s in (2, 3, 4, 8) for m in (s, 2 * s, 4 * s)]
-NAMES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]
+NAMES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero_bubble", 1)]
 CASES = [(name, s, m, chunks) for name, chunks in NAMES for s, m in SIZES]
 
 
@@ -21,10 +21,26 @@ def row(schedule: Schedule, kind: str, tick: int, stage: int) -> dict[str, int]:
   return {name: int(column[tick, stage]) for name, column in schedule.table[kind].items()}
 
 
+def kept_units(schedule: Schedule, stage: int) -> list[tuple[int, dict[str, int]]]:
+  """(tick, columns) of each weight unit of a stage."""
+  found = []
+  for tick in range(schedule.ticks):
+    columns = row(schedule, WEIGHTS, tick, stage)
+    for number in range(columns["first"], columns["first"] + columns["runs"]):
+      found.append((tick, {name: int(column[number, stage]) for name, column in schedule.weights.items()}))
+  assert len(found) == len(schedule.weights["microbatch"])
+  return found
+
+
 def units(schedule: Schedule) -> dict[tuple[int, Unit], int]:
   """(stage, unit) → tick, from the table. Checks that no unit is in it twice."""
   found = {}
-  for kind in KINDS:
+  for stage in range(schedule.stages):
+    for tick, kept in kept_units(schedule, stage):
+      unit = Unit(WEIGHTS, kept["microbatch"], kept["chunk"])
+      assert (stage, unit) not in found
+      found[stage, unit] = tick
+  for kind in (FORWARD, BACKWARD):
     for tick, stage in np.argwhere(schedule.table[kind]["runs"]):
       columns = row(schedule, kind, tick, stage)
       unit = Unit(kind, columns["microbatch"], columns["chunk"])
@@ -37,7 +53,7 @@ def units(schedule: Schedule) -> dict[tuple[int, Unit], int]:
 def test_every_unit_runs_once_and_after_what_it_needs(name: str, stages: int, microbatches: int, chunks: int):
   """A backward unit may share the tick of its own forward unit, which runs first."""
   ticks = units(build(name, stages, microbatches, chunks))
-  assert len(ticks) == 2 * stages * microbatches * chunks
+  assert len(ticks) == (3 if name == "zero_bubble" else 2) * stages * microbatches * chunks
   last = stages * chunks - 1
   for (stage, unit), tick in ticks.items():
     part = unit.chunk * stages + stage
@@ -45,6 +61,8 @@ def test_every_unit_runs_once_and_after_what_it_needs(name: str, stages: int, mi
       assert ticks[(part - 1) % stages, unit._replace(chunk=(part - 1) // stages)] < tick
     if unit.kind == BACKWARD:
       assert ticks[stage, unit._replace(kind=FORWARD)] <= tick
+    if unit.kind == WEIGHTS:
+      assert ticks[stage, unit._replace(kind=BACKWARD)] <= tick
     if unit.kind == BACKWARD and part < last:
       assert ticks[(part + 1) % stages, unit._replace(chunk=(part + 1) // stages)] < tick
 
@@ -56,7 +74,20 @@ def test_idle_time_equals_the_formula_of_the_papers(
 ):
   """GPipe, section 2.3; Narayanan et al. 2021, sections 2.2.1 and 2.2.2. For any `backward`."""
   schedule = build(name, stages, microbatches, chunks)
-  assert schedule.idle_time(backward) == pytest.approx((stages - 1) / (microbatches * chunks + stages - 1))
+  if name != "zero_bubble":
+    assert schedule.idle_time(backward) == pytest.approx((stages - 1) / (microbatches * chunks + stages - 1))
+
+
+@pytest.mark.parametrize("stages, microbatches", SIZES)
+def test_weight_units_leave_a_third_of_the_bubble(stages: int, microbatches: int):
+  """Qi et al. 2024, table 2: (S - 1)(F + B - W), where 1F1B has (S - 1)(F + B + W). Needs M >= 2 (S - 1)."""
+  schedule = build("zero_bubble", stages, microbatches, 1)
+  if microbatches >= 2 * (stages - 1):
+    assert schedule.idle_time() == pytest.approx((stages - 1) / (3 * microbatches + stages - 1))
+  assert schedule.idle_time() < build("1f1b", stages, microbatches, 1).idle_time()
+  assert schedule.ticks == build("1f1b", stages, microbatches, 1).ticks
+  assert schedule.slots["residuals"] == min(2 * stages - 1, microbatches)
+  assert schedule.slots["kept"] <= schedule.slots["residuals"]
 
 
 def test_idle_time_is_that_of_the_busiest_stage_in_each_tick():
@@ -81,6 +112,7 @@ def test_no_value_is_overwritten_while_it_waits(name: str, stages: int, microbat
   last = stages * chunks - 1
   stores = [{what: {} for what in table.WAITS} for _ in range(stages)]
   to_next, to_previous = [None] * stages, [None] * stages
+  late = [kept_units(schedule, stage) for stage in range(stages)]
   for phase in schedule.phases:
     for tick in range(phase.first, phase.end):
       cotangents = {to: to_previous[sender] for sender, to in phase.routes.get("cotangent", ())}
@@ -105,6 +137,12 @@ def test_no_value_is_overwritten_while_it_waits(name: str, stages: int, microbat
           assert store["residuals"][unit["residuals"]] == ("residuals", microbatch, part)
           assert store["cotangent"][unit["cotangent"]] == ("cotangent", microbatch, part)
           to_previous[stage] = ("cotangent", microbatch, part - 1)
+          store["kept"][unit["kept"]] = ("kept", microbatch, part)
+        for _, unit in (found for found in late[stage] if found[0] == tick):
+          part = unit["chunk"] * stages + stage
+          assert WEIGHTS in phase.units
+          assert store["residuals"][unit["residuals"]] == ("residuals", unit["microbatch"], part)
+          assert store["kept"][unit["kept"]] == ("kept", unit["microbatch"], part)
         store["activation"][row(schedule, "arrivals", tick, stage)["activation"]] = activations.get(stage)
 
 
@@ -116,7 +154,7 @@ def test_nothing_is_sent_around_the_ends_of_the_model_or_in_a_phase_without_a_re
   schedule = build(name, stages, microbatches, chunks)
   assert [phase.first for phase in schedule.phases] == [0, *(phase.end for phase in schedule.phases[:-1])]
   for phase in schedule.phases:
-    sent = {table.SENDS[kind] for kind in phase.units}
+    sent = {table.SENDS[kind] for kind in phase.units if kind in table.SENDS}
     assert set(phase.routes) <= sent
     assert chunks > 1 or all(abs(sender - to) == 1 for pairs in phase.routes.values() for sender, to in pairs)
   exchanges = [phase.ticks for phase in schedule.phases for _ in phase.routes]
@@ -126,7 +164,8 @@ def test_nothing_is_sent_around_the_ends_of_the_model_or_in_a_phase_without_a_re
 @pytest.mark.parametrize("microbatches", [1, 2, 3])
 @pytest.mark.parametrize("name, chunks", NAMES)
 def test_fewer_microbatches_than_stages_work(name: str, chunks: int, microbatches: int):
-  assert len(units(build(name, 4, microbatches, chunks))) == 8 * microbatches * chunks
+  kinds = 3 if name == "zero_bubble" else 2
+  assert len(units(build(name, 4, microbatches, chunks))) == kinds * 4 * microbatches * chunks
 
 
 def test_evaluation_is_forward_only():
@@ -156,3 +195,7 @@ def test_timeline_shows_units_and_the_bubble():
     "stage 1  · 0(0) 1(1) 2(2)   ·"
   )  # fmt: skip
   assert "0'" in timeline(build("interleaved", 2, 2, 2))
+  assert timeline(build("zero_bubble", 2, 3, 1)) == (
+    "stage 0  0    1 2(0) (1)[0] (2)[1][2]\n"
+    "stage 1  · 0(0) 1(1)   2(2) [0][1][2]"
+  )  # fmt: skip

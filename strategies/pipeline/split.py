@@ -1,0 +1,188 @@
+"""Splits a backward pass in two: first the cotangent of the input, later the gradients of the weights.
+
+A backward pass is a chain of cotangents, from output to input. The products that give the gradients of weights branch
+off the chain, and nothing waits for them (Qi et al. 2024, arXiv:2401.10241). `split` finds them in the jaxpr of any
+pullback: a product that the input's cotangent does not need is *late*, and so is all that depends on a late value.
+Everything else that depends on the cotangent is early. Early values that late products read are kept.
+
+Nothing of the chain is computed twice. What does not depend on the cotangent is computed where it is read, from the
+residuals, as the remat policy has it. A scan over layers becomes two scans: one carries the cotangent and stacks what
+is kept, the other has no carry.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
+
+from strategies.pipeline.jaxprs import bind, flatten, has_product, parts, scan_as, variables
+
+VIEWS = {"reshape", "transpose", "squeeze"}  # as large as their operand, which is kept instead of them
+
+Env = dict[Var, Any]
+Kept = tuple[list[jax.Array], dict[int, Any]]  # values, and for each scan its own, stacked
+
+
+def split(
+  pullback: Callable[[Any, Any], tuple[Any, Any]], fixed: Any, cotangent: Any
+) -> tuple[Callable[[Any, Any], tuple[Any, Kept]], Callable[[Any, Kept], Any]]:
+  """Splits `pullback(fixed, cotangent)`, which returns the gradients of weights and the cotangent of the input.
+
+  Args:
+    fixed: what the pullback reads besides the cotangent, such as residuals and weights. Only shapes and dtypes of
+      `fixed` and `cotangent` matter here.
+
+  Returns:
+    `early(fixed, cotangent)`, which returns the cotangent of the input and what it keeps, and `late(fixed, kept)`,
+    which returns the gradients.
+  """
+  closed, (gradients, inputs) = jax.make_jaxpr(pullback, return_shape=True)(fixed, cotangent)
+  flat = flatten(closed)
+  jaxpr, count, before = flat.jaxpr, len(jax.tree.leaves(gradients)), len(jax.tree.leaves(fixed))
+  plan = _plan(flat, set(jaxpr.invars[before:]), jaxpr.outvars[count:], jaxpr.outvars[:count])
+  plan.kept.extend(plan.early_ones(jaxpr.outvars[:count]))
+
+  def early(fixed: Any, cotangent: Any) -> tuple[Any, Kept]:
+    given = zip(jaxpr.invars, jax.tree.leaves((fixed, cotangent)), strict=True)
+    values, kept = plan.early(dict(given), jaxpr.outvars[count:])
+    return jax.tree.unflatten(jax.tree.structure(inputs), values), kept
+
+  def late(fixed: Any, kept: Kept) -> Any:
+    given = zip(jaxpr.invars[:before], jax.tree.leaves(fixed), strict=True)
+    values = plan.late(dict(given), kept, jaxpr.outvars[:count])
+    return jax.tree.unflatten(jax.tree.structure(gradients), values)
+
+  return early, late
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+  """How a jaxpr is split.
+
+  Attributes:
+    moving: the values that depend on the cotangent.
+    delayed: those of them that are late.
+    kept: those that are early, and that late values are computed from.
+    scans: the plans of the bodies of scans that are early and late in part, by the number of their equation.
+  """
+
+  closed: ClosedJaxpr
+  moving: set[Var]
+  delayed: set[Var]
+  kept: list[Var]
+  scans: dict[int, "_Plan"]
+
+  def early_ones(self, outputs: list[Any]) -> list[Var]:
+    """The outputs that depend on the cotangent, and are neither late nor kept already."""
+    return [var for var in variables(outputs) if var in self.moving - self.delayed - set(self.kept)]
+
+  def early(self, known: Env, wanted: list[Var]) -> tuple[list[jax.Array], Kept]:
+    """The wanted values, which are not late, and what is kept."""
+    stacks = {}
+
+    def scan(number: int, equation: JaxprEqn, values: list[Any]) -> list[Any]:
+      plan, body = self.scans[number], self.scans[number].closed.jaxpr
+      consts, carry, xs = parts(equation, values)
+      _, ends, ys = parts(equation, body.outvars, outputs=True)
+      now = [y for y in ys if y not in plan.delayed]
+
+      def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], tuple[list[Any], Kept]]:
+        found, kept = plan.early(dict(zip(body.invars, [*consts, *carry, *xs], strict=True)), [*ends, *now])
+        return found[: len(ends)], (found[len(ends) :], kept)
+
+      carry, (found, stacks[number]) = scan_as(equation, step, carry, xs)
+      stacked = iter(found)
+      return [*carry, *(None if y in plan.delayed else next(stacked) for y in ys)]
+
+    values = self._evaluate(known, [*wanted, *self.kept], scan, lambda equation: equation.invars)
+    return values[: len(wanted)], (values[len(wanted) :], stacks)
+
+  def late(self, known: Env, kept: Kept, wanted: list[Var]) -> list[jax.Array]:
+    """The wanted values from what was kept. `known` has no value that depends on the cotangent."""
+
+    def scan(number: int, equation: JaxprEqn, values: list[Any]) -> list[Any]:
+      plan, body = self.scans[number], self.scans[number].closed.jaxpr
+      consts, _, inputs = parts(equation, body.invars)
+      of_consts, _, xs = parts(equation, values)
+      _, ends, ys = parts(equation, body.outvars, outputs=True)
+      fixed = [(var, x) for var, x in zip(inputs, xs, strict=True) if x is not None]
+      around = {var: x for var, x in zip(consts, of_consts, strict=True) if x is not None}
+
+      def step(_: None, each: tuple[list[Any], Kept]) -> tuple[None, list[Any]]:
+        now = around | dict(zip([var for var, _ in fixed], each[0], strict=True))
+        return None, plan.late(now, each[1], [y for y in ys if y in plan.delayed])
+
+      _, found = scan_as(equation, step, None, ([x for _, x in fixed], kept[1][number]))
+      stacked = iter(found)
+      return [*(None for _ in ends), *(next(stacked) if y in plan.delayed else None for y in ys)]
+
+    reads = lambda equation: [v for v in equation.invars if v not in self.moving]
+    return self._evaluate(known | dict(zip(self.kept, kept[0], strict=True)), wanted, scan, reads)
+
+  def _evaluate(
+    self,
+    known: Env,
+    wanted: list[Var],
+    scan: Callable[[int, JaxprEqn, list[Any]], list[Any]],
+    reads: Callable[[JaxprEqn], list[Any]],
+  ) -> list[Any]:
+    """Computes the wanted values, and only what they need. `scan` runs a scan that is split; it reads `reads`."""
+    jaxpr = self.closed.jaxpr
+    known = known | dict(zip(jaxpr.constvars, self.closed.consts, strict=True))
+    needs, chosen = {v for v in variables(wanted) if v not in known}, []
+    for number, equation in reversed(list(enumerate(jaxpr.eqns))):
+      if needs & set(equation.outvars):
+        chosen.append((number, equation))
+        inputs = reads(equation) if number in self.scans else equation.invars
+        needs |= {v for v in variables(inputs) if v not in known}
+    env = dict(known)
+    value = lambda v: v.val if isinstance(v, Literal) else env.get(v)
+    for number, equation in reversed(chosen):
+      values = [value(v) for v in equation.invars]
+      found = scan(number, equation, values) if number in self.scans else bind(equation, values)
+      env |= {var: x for var, x in zip(equation.outvars, found, strict=True) if var not in known}
+    return [value(v) for v in wanted]
+
+
+def _plan(closed: ClosedJaxpr, moving: set[Var], first: list[Var], second: list[Var]) -> _Plan:
+  """Plans to compute the outputs `first` early, and of the outputs `second` what branches off."""
+  jaxpr = closed.jaxpr
+  moving, delayed, needs = set(moving), set[Var](), set(variables(first))
+  made = {var: equation for equation in jaxpr.eqns for var in equation.outvars}
+  for equation in jaxpr.eqns:
+    if moving & set(variables(equation.invars)):
+      moving |= set(equation.outvars)
+  for equation in reversed(jaxpr.eqns):
+    if needs & set(equation.outvars):
+      needs |= set(variables(equation.invars))
+  scans = {}
+  for number, equation in enumerate(jaxpr.eqns):
+    if not moving & set(equation.outvars):
+      continue
+    if not needs & set(equation.outvars):
+      if delayed & set(variables(equation.invars)) or has_product(equation):
+        delayed |= set(equation.outvars)
+    elif equation.primitive.name == "scan":
+      body = equation.params["jaxpr"].jaxpr
+      _, carries, _ = parts(equation, body.invars)
+      _, ends, ys = parts(equation, body.outvars, outputs=True)
+      outer = equation.outvars[len(ends) :]
+      inside = {var for var, of in zip(body.invars, equation.invars, strict=True) if of in moving} | set(carries)
+      free = [y for y, of in zip(ys, outer, strict=True) if of not in needs]
+      plan = _plan(equation.params["jaxpr"], inside, [y for y in body.outvars if y not in free], free)
+      if late := {of for y, of in zip(ys, outer, strict=True) if y in plan.delayed}:
+        scans[number], delayed = plan, delayed | late
+  split_scans = {id(jaxpr.eqns[number]) for number in scans}
+  kept: dict[Var, None] = {}
+  stack = [var for var in variables(second) if var in delayed]
+  while stack:
+    var = stack.pop()
+    equation = made.get(var)
+    is_view = equation is not None and equation.primitive.name in VIEWS
+    if var not in delayed and not is_view:
+      kept[var] = None
+    elif equation is not None and id(equation) not in split_scans:
+      stack += [v for v in variables(equation.invars) if v in moving]
+  return _Plan(closed, moving, delayed, list(kept), scans)
