@@ -58,6 +58,10 @@ class Compiler:
     """Whether collectives of this kind, for the weights of blocks or between stages, are sent while kernels run."""
     return False
 
+  def hides_exchanges(self, case: Case) -> bool:
+    """Whether stages of a pipeline exchange while units run, if there are units of the other kind in the tick."""
+    return True
+
   def edge_gathers(self, case: Case) -> int:
     """How often weights outside the blocks are gathered. They do not change from part to part, so once can do."""
     return 1
@@ -139,6 +143,10 @@ class XlaGpu(Compiler):
 
   def hides(self, kind: str) -> bool:
     return True
+
+  def hides_exchanges(self, case: Case) -> bool:
+    """Only if the units have no collectives of their own. It starts none while a loop with others is under way."""
+    return not any(case.axes(dim) for dim in ("heads", "mlp", "vocab"))
 
   def edge_gathers(self, case: Case) -> int:
     """For each part."""

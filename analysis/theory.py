@@ -171,10 +171,11 @@ def _stages(case: Case) -> list[Sent]:
   stream = case.examples * case.model.positions * case.model.width * case.item
   moved = 2 * sum(case.held(weight) * case.item_of(weight) for weight in weights(case.model) if weight.in_blocks)
   # A phase exchanges at each of its ticks, also where a stage in the bubble has nothing to send. If both kinds of units
-  # run in a phase, one kind hides what the other exchanges.
+  # run in a phase, one kind can hide what the other exchanges.
   exchanges = [phase for phase in case.schedule.phases for _ in phase.routes]
   ticks = lambda phases: case.accumulation * sum(phase.ticks for phase in phases)
-  alone = [phase for phase in exchanges if not {FORWARD, BACKWARD} <= set(phase.units)]
+  hides = COMPILERS[case.compiler].hides_exchanges(case)
+  alone = [phase for phase in exchanges if not hides or not {FORWARD, BACKWARD} <= set(phase.units)]
   exchanged = "activations to the next stage, cotangents to the one before"
   rows = [Sent("collective-permute", axes, ticks(exchanges) * stream, exchanged, edges=ticks(alone) * stream)]
   if case.schedule.chunks > 1:

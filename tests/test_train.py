@@ -235,7 +235,7 @@ def check(asked: ConfigDict) -> None:
   strategy.check_batch("eval_batch_size", asked.eval_batch_size)
 
 
-SCHEDULES = [{"pipeline__schedule": schedule} for schedule in ("gpipe", "1f1b", "interleaved")]
+SCHEDULES = [{"pipeline__schedule": schedule} for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble")]
 MODELS = [
   {"model__remat": remat, "model__attention": attention, "model__dtype": dtype}
   for remat, attention, dtype in itertools.product(REMAT, ("auto", "plain", "blockwise"), ("auto", *DTYPES))

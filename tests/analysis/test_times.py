@@ -88,6 +88,28 @@ def test_the_edges_of_a_row_are_its_weights_outside_the_blocks():
   assert edges == {"all-gather": 2 * numbers, "reduce-scatter": 2 * numbers}
 
 
+@pytest.mark.parametrize(
+  "name, schedule, compiler, ticks, exposed",
+  [
+    ("pipeline", "gpipe", "tpu", 2 * (8 + 3), 2 * (8 + 3)),
+    ("pipeline", "1f1b", "tpu", 2 * (8 + 3), 2 * 3),
+    ("pipeline", "zero_bubble", "gpu", 2 * (8 + 3), 2 * 3),
+    ("three_d", "1f1b", "tpu", 2 * (8 + 3), 2 * 3),
+    ("three_d", "1f1b", "gpu", 2 * (8 + 3), 2 * (8 + 3)),  # sums over `model` in the units
+  ],
+)
+def test_units_hide_what_stages_exchange_where_a_tick_has_both_kinds(
+  name: str, schedule: str, compiler: str, ticks: int, exposed: int
+):
+  """Each exchange has one array [b, T, D]. The first and last S - 1 exchanges have no unit beside them."""
+  layout = strategies.layout_of(name).on(stage=4, data=2)
+  built = search._schedule(schedule, 4, 8, 1)
+  case = Case(layout, model(depth=4), 32, schedule=built, compiler=compiler)
+  (row,) = (row for row in theory.sent(case) if row.kind == "collective-permute")
+  array = case.examples * case.model.positions * case.model.width * case.item
+  assert (row.bytes, row.edges) == (ticks * array, exposed * array)
+
+
 def test_idle_time_of_a_pipeline_candidate():
   """A stage waits in s - 1 of v · m + s - 1 parts of the time, and with weight units in a third of these s - 1.
 
