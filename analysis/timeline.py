@@ -17,7 +17,7 @@ def schedules(stages: int, microbatches: int, chunks: int) -> dict[str, Schedule
 def unit_rounds(strategy: Strategy) -> dict[str, int]:
   """How often the busiest device runs each of a pipeline's optional loops in a step, by the name of the loop's scope.
 
-  The names are those that strategies/pipeline/stage.py gives to `once`. The compiled program does not say how often
+  The names are those that strategies/pipeline/stage.py gives to its loops. The compiled program does not say how often
   these loops run, because it depends on the schedule's table. Forward units are counted on the last stage, which also
   runs the head, and the others on the first, which also runs the embedding's gradient.
   """

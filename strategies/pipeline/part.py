@@ -26,17 +26,17 @@ UNROLL = 2
 
 
 class Pullback(NamedTuple):
-  """The backward pass of a chunk, whole and in two parts (split.py).
+  """The backward pass of a chunk.
 
   Attributes:
     whole: (fixed, cotangent) → the gradients of the weights, and the cotangent of the input.
-    early: (fixed, cotangent) → the cotangent of the input, and what it keeps.
-    late: (fixed, kept) → the gradients of the weights.
+    early, late: the same in two parts (split.py), if the schedule has weight units. (fixed, cotangent) → the cotangent
+      of the input, and what it keeps; (fixed, kept) → the gradients of the weights.
   """
 
   whole: Callable[[Fixed, jax.Array], tuple[Params, jax.Array]]
-  early: Callable[[Fixed, jax.Array], tuple[jax.Array, Any]]
-  late: Callable[[Fixed, Any], Params]
+  early: Any = None
+  late: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +92,7 @@ class Part:
   def pullback(self, x: jax.Array, row: Row) -> Pullback:
     """The backward pass of a chunk whose input is like `x`."""
     _, residuals, whole = jax.eval_shape(self._linearize, x, row)
-    early, late = split(whole, (residuals, self.weights(row)), x)
-    return Pullback(whole, early, late)
+    return Pullback(whole, *(split(whole, (residuals, self.weights(row)), x) if self.schedule.splits else ()))
 
   def _linearize(self, x: jax.Array, row: Row) -> tuple[jax.Array, list[jax.Array], Callable]:
     """A chunk's output, its residuals, and `Pullback.whole`."""
