@@ -125,11 +125,14 @@ class MeshSharding:
     return self.local(functools.partial(sum_in_dtype, collective), gradient, dims=(dims,))
 
   def local(self, kernel: Callable[..., jax.Array], *arrays: jax.Array, dims: Sequence[Dims]) -> jax.Array:
-    """Calls a kernel on each device's own part of the arrays. In a pipeline, `stage` is manual already."""
-    if self.layout.device_count == 1:
-      return kernel(*arrays)
+    """Calls a kernel on each device's own part of the arrays. In a pipeline, `stage` is manual already.
+
+    There, axes of a single device must become manual too: cuDNN's attention cannot be partitioned beside manual axes.
+    """
     mesh, specs = jax.sharding.get_abstract_mesh(), tuple(map(self.layout.spec, dims))
     axes = frozenset(mesh.axis_names) - frozenset(mesh.manual_axes)
+    if not axes or (self.layout.device_count == 1 and not mesh.manual_axes):
+      return kernel(*arrays)
     mapped = jax.shard_map(kernel, in_specs=specs, out_specs=specs[0], axis_names=axes, check_vma=False)
     return mapped(*arrays)
 
