@@ -96,22 +96,22 @@ def _sums(case: Case) -> list[Sent]:
   the weights outside the blocks, so those are summed over stages too.
   """
   stages, times = case.axes("layers") if case.schedule else (), 1 if case.once else case.units
-  found: collections.Counter[tuple[str, tuple[str, ...], bool]] = collections.Counter()
+  total: collections.Counter[tuple[str, tuple[str, ...], str]] = collections.Counter()
+  edges: collections.Counter[tuple[str, tuple[str, ...], str]] = collections.Counter()
   for weight in weights(case.model):
     split = tuple(axis for axis in case.axes("embed") if axis in case.by_hand and "embed" in weight.dims)
     rest = (*(() if weight.in_blocks else stages), *case.by_hand)
     whole = tuple(axis for axis in case.layout.mesh if axis in rest and axis not in split)
-    n, item = case.devices(split), case.item_of(weight)
-    shard = case.held(weight) * item  # `held` counts pieces
+    n, shard = case.devices(split), case.held(weight) * case.item_of(weight)  # `held` counts pieces
     scatters = COMPILERS[case.compiler].scatters_by_hand(case, split)
-    kind = "reduce-scatter" if scatters else "all-reduce"
-    found[kind, split, weight.in_blocks] += times * (1 if scatters else 2) * n * shard * _part(n)
-    found["all-reduce", whole, weight.in_blocks] += 2 * shard * _part(case.devices(whole))
-  in_parts = {axis for axis in case.axes("embed") if not case.once}  # over these axes each part sums those of blocks
-  return [
-    Sent(kind, axes, size, "gradients, summed by hand", edges=0.0 if in_blocks and in_parts & set(axes) else size)
-    for (kind, axes, in_blocks), size in found.items()
-  ]
+    to_shards = ("reduce-scatter" if scatters else "all-reduce", split, "gradients, to the weight shards")
+    once = ("all-reduce", whole, "gradients, once a step")
+    sizes = {to_shards: times * (1 if scatters else 2) * n * shard * _part(n)}
+    sizes[once] = 2 * shard * _part(case.devices(whole))
+    for row, size in sizes.items():
+      total[row] += size
+      edges[row] += 0 if weight.in_blocks and row == to_shards and not case.once else size
+  return [Sent(*row[:2], total[row], row[2], edges=edges[row]) for row in total]
 
 
 def _table_gradients(case: Case) -> list[Sent]:
