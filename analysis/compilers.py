@@ -22,6 +22,7 @@ class Fitted(NamedTuple):
     sums: the same unit: extra memory where tensor parallelism all-reduces activations.
     cast: the share of the weights that exist in the compute dtype as well, as a whole.
     head: copies of the gathered head that exist beside the logits.
+    part: the share of the gradients that exists twice if the batch runs in parts: the part's, beside the sum so far.
     passes: how often a block's values are read or written, by remat policy.
   """
 
@@ -30,6 +31,7 @@ class Fitted(NamedTuple):
   passes: Mapping[str, float]
   cast: float = 1.0
   head: float = 0.0
+  part: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +177,7 @@ COMPILERS: dict[str, Compiler] = {
       passes={"minimal": 7.0, "dots": 6.2, "full": 7.0},
       cast=0.0,
       head=1.0,
+      part=0.25,
     )
   ),
 }

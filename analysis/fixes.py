@@ -23,7 +23,8 @@ def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
       accumulation = case.accumulation * parts
       changes.append((f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
   for fields, layout in _layouts(name, case):
-    changed = dataclasses.replace(full, layout=layout, schedule=case.schedule if layout.axes("layers") else None)
+    schedule, once = case.schedule if layout.axes("layers") else None, case.gathers_once and not case.schedule
+    changed = dataclasses.replace(full, layout=layout, schedule=schedule, gathers_once=once)
     if full.batch_size % (layout.shards("batch") * changed.units) == 0:
       changes.append((f"{also}{fields}", changed))
   totals = [(change, predict.memory(changed).total) for change, changed in changes]

@@ -77,7 +77,7 @@ def memory(case: Case) -> Memory:
   return Memory(
     parameters=held * param,
     optimizer=2 * held * param,
-    gradients=kept * param * (2 if case.units > 1 else 1),  # the sum so far, and the current part's
+    gradients=kept * param * (1 + (fitted.part if case.units > 1 else 0)),
     saved=case.examples * saved,
     working=max(block, logits + fitted.head * sum(gathered)) + cast,
   )

@@ -5,7 +5,8 @@
     stage 2   [blocks 4 5]    ·    ·    0    1    2(0) 3(1) 4(2) 5(3) 6(4) ...   · : the bubble, an idle stage
     stage 3   [blocks 6 7]    ·    ·    ·    0(0) 1(1) 2(2) 3(3) 4(4) 5(5) ...
 
-One jitted program runs all stages. A `shard_map` over `stage` splits the stacked `layers` dimension. Each stage scans
+One jitted program runs all stages. A `shard_map` over `stage` and `data` (sums.py) splits the stacked `layers`
+dimension and the batch. Each stage scans
 over the ticks of a schedule. In a tick it runs at most one forward unit, then at most one backward unit. Neighbours
 exchange activations and cotangents by ppermute: a cotangent travels while the next forward unit runs, an activation
 while the backward unit does. The blocks are the model's own. The compiler handles the other mesh axes as everywhere, so
@@ -19,9 +20,9 @@ stage), program.py (the training step around it), strategy.py (the Strategy, wit
 Communication: at each tick a stage sends one activation [b, T, D] to the next stage, from the first forward unit to the
 last, and one cotangent to the previous one, from the first backward unit to the last: 2 · (M + S − 1) · b·T·D numbers a
 step for M microbatches and S stages; 2 · (S − 1) · b·T·D of them in the bubble. At the end of the step, the gradients
-of embedding, final norm and head are all-reduced over `stage`. Over `data`, the gradient of each microbatch is reduced
-immediately: M times P/S numbers, where data_parallel reduces P once. `interleaved` also moves weights to the stages
-that use them and gradients back, once a step, so that the state keeps the layers in order.
+of embedding, final norm and head are all-reduced over `stage` and `data`, and those of the blocks over `data`: once,
+however many microbatches there are. `interleaved` also moves weights to the stages that use them and gradients back,
+once a step, so that the state keeps the layers in order.
 
 Use it for deep models and slow links: no other strategy sends so little between devices. Don't use it with few
 microbatches: stages idle for (S − 1) / (M + S − 1) of the time. gpipe and 1f1b idle equally long, and 1f1b holds the
