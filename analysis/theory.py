@@ -44,7 +44,7 @@ def _weights(case: Case) -> list[Sent]:
   once = tuple(axis for axis in case.axes("embed") if axis in case.by_hand and case.once)
   each = tuple(axis for axis in case.axes("embed") if axis not in once)
   times = lambda weight: 2 * case.units if weight.in_blocks else compiler.edge_gathers(case)
-  item = case.item_of if case.by_hand else functools.partial(compiler.gathered_item, case)
+  item = functools.partial(compiler.gathered_item, case)
   of = lambda some: _part(case.devices(each)) * sum(times(weight) * case.used(weight) * item(weight) for weight in some)
   edges = of(weight for weight in matrices if not weight.in_blocks)
   for_step = _part(case.devices(once)) * sum(case.kept(weight) * item(weight) for weight in matrices)

@@ -57,10 +57,11 @@ def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, input
   scatter = next((what for what in ours if what[0] == "reduce-scatter"), None)
   if inputs == "images" and scatter:
     # The compiler scatters some gradients of the two weights that only `embed` splits, one of them in float32. Theory
-    # has both all-reduced, which sends twice as much.
+    # has both all-reduced, which sends twice as much. Where gradients are scattered by hand, theory has all scattered,
+    # and the compiler all-reduces some whose pieces are one tile wide, as they are here.
     scattered = ours[scatter] - wanted[scatter]
-    microbatches = 8 if strategies.layout_of(name).layers else 1
-    assert 0 <= scattered <= 2 * size(name, inputs, edges=True) * microbatches
+    by_hand = strategies.layout_of(name).layers is not None
+    assert -size(name, inputs) * by_hand <= scattered <= 2 * size(name, inputs, edges=True) * (not by_hand)
     ours[scatter] -= scattered
     ours["all-reduce", scatter[1]] += 2 * scattered
   for what in ours | wanted:
