@@ -55,12 +55,12 @@ def size(name: str, inputs: str, *, edges: bool = False) -> int:
 def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, inputs: str):
   ours, wanted = grouped(name, inputs)
   scatter = next((what for what in ours if what[0] == "reduce-scatter"), None)
-  if inputs == "images" and scatter:
+  by_hand = strategies.layout_of(name).layers is not None
+  if scatter and (inputs == "images" or by_hand):
     # The compiler scatters some gradients of the two weights that only `embed` splits, one of them in float32. Theory
     # has both all-reduced, which sends twice as much. Where gradients are scattered by hand, theory has all scattered,
     # and the compiler all-reduces some whose pieces are one tile wide, as they are here.
     scattered = ours[scatter] - wanted[scatter]
-    by_hand = strategies.layout_of(name).layers is not None
     assert -size(name, inputs) * by_hand <= scattered <= 2 * size(name, inputs, edges=True) * (not by_hand)
     ours[scatter] -= scattered
     ours["all-reduce", scatter[1]] += 2 * scattered
@@ -109,7 +109,8 @@ def test_the_links_send_all_bytes_and_expose_a_part_of_them(name: str):
     assert row["sent_in_step"] / 100e9 <= row["seconds"] * 1.000001
     assert row["seconds"] <= row["sent_in_step"] / 50e9 * 1.000001
     assert 0 <= row["exposed"] <= row["seconds"]
-    if row["kind"] == "all-reduce":  # libtpu runs nearly all of them by themselves
+    # libtpu runs nearly all of them by themselves, but some of those in a stage's units beside other kernels.
+    if row["kind"] == "all-reduce" and not strategies.layout_of(name).layers:
       assert row["exposed"] >= 0.9 * row["seconds"]
   assert time["communication"] == pytest.approx(sum(row["seconds"] for row in rows))
   assert time["exposed"] == pytest.approx(sum(row["exposed"] for row in rows))
