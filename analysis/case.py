@@ -127,7 +127,7 @@ class Case:
     return jnp.dtype(self.model.dtype).itemsize
 
   def axes(self, dim: str) -> tuple[str, ...]:
-    """The mesh axes that split a dimension, outermost first."""
+    """The mesh axes that split a dimension (`Layout.axes`), outermost first."""
     split = self.layout.axes(dim)
     return tuple(axis for axis in self.layout.mesh if axis in split)
 
@@ -148,9 +148,26 @@ class Case:
     return self.held(weight) * (self.layout.shards("embed") if "embed" in weight.dims else 1)
 
   def kept(self, weight: Weight) -> float:
-    """Elements of a weight, and of its gradient, that one device keeps from one part of the batch to the next."""
+    """Elements of a weight that one device keeps from one part of the batch to the next."""
     gathered = tuple(axis for axis in self.axes("embed") if axis in self.by_hand and self.once)
     return self.held(weight) * (self.devices(gathered) if "embed" in weight.dims else 1)
+
+  def summed(self, weight: Weight) -> float:
+    """Elements of a weight's gradient that one device keeps from one part of the batch to the next."""
+    return self.kept(weight) if self.by_hand else self._pieces(weight, self.scattered)
+
+  def updated(self, weight: Weight) -> float:
+    """Elements of a weight that one device updates: as many as it stores of each of the optimizer's moments."""
+    return self._pieces(weight, self.axes("state"))
+
+  @property
+  def scattered(self) -> tuple[str, ...]:
+    """The mesh axes along which the compiler scatters the gradients of a part; with a single part, for the update."""
+    return self.axes("state" if self.units == 1 else "gradients")
+
+  def _pieces(self, weight: Weight, axes: tuple[str, ...]) -> float:
+    """Elements of a weight on one device if these mesh axes split `embed`."""
+    return self.used(weight) / (self.devices(axes) if "embed" in weight.dims else 1)
 
 
 @functools.cache

@@ -107,13 +107,13 @@ class LibTpu(Compiler):
   """The TPU compiler."""
 
   def scatters(self, case: Case, weight: Weight) -> bool:
-    """It all-reduces the gradients of small weights, and all if `embed` is also over an axis that is not the batch's.
+    """It all-reduces the gradients of small weights, and all if they are split over an axis that is not the batch's.
 
     Small weights are those that only `embed` can split, such as those of an image's patches and of classes. It scatters
     some of them, but theory counts none.
     """
     dims = {dim for dim in weight.dims if dim != "layers"}
-    return dims != {"embed", None} and set(case.axes("embed")) <= set(case.axes("batch"))
+    return dims != {"embed", None} and set(case.scattered) <= set(case.axes("batch"))
 
   def scatters_by_hand(self, case: Case, axes: tuple[str, ...]) -> bool:
     """Only in groups of some devices. With all devices in one group it all-reduces over all links at once."""

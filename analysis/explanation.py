@@ -108,6 +108,7 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
       "shape": weight.shape,
       "dims": weight.dims,
       "spec": tuple(strategy.layout.spec(weight.dims)),
+      "state": tuple(strategy.layout.of("state").spec(weight.dims)),  # of the optimizer's moments
       "bytes": weight.size // _shards(strategy.layout, weight.dims) * item,
     }
     for weight in weights(strategy.program.model)

@@ -49,7 +49,8 @@ def memory(case: Case) -> Memory:
   """Bytes on one device. `saved` is read from JAX's trace (saved.py); `working` is fitted (`compilers.Fitted`)."""
   layout, model = case.layout, case.model
   param = jnp.dtype(model.param_dtype).itemsize
-  held, kept = (sum(map(count, weights(model))) for count in (case.held, case.kept))
+  counts = (case.held, case.kept, case.summed, case.updated)
+  held, kept, summed, updated = (sum(map(count, weights(model))) for count in counts)
   shards = (layout.shards("heads"), layout.shards("mlp"))
   layers = model.depth // layout.shards("layers")
   fitted = COMPILERS[case.compiler].fitted
@@ -74,13 +75,13 @@ def memory(case: Case) -> Memory:
   gathered = [
     case.used(w) * case.item_of(w) for w in weights(model) if "head" in w.roles and case.used(w) > case.held(w)
   ]
-  return Memory(
-    parameters=held * param,
-    optimizer=2 * held * param,
-    gradients=kept * param * (1 + (fitted.part if case.units > 1 else 0)),
-    saved=case.examples * saved,
-    working=max(block, logits + fitted.head * sum(gathered)) + cast,
-  )
+  gradients = summed * param
+  if case.units > 1:  # the sum so far, and the current part's; by hand this one is in the compute dtype
+    gradients += fitted.part * summed * (case.item if case.by_hand and not case.schedule else param)
+  working, saved = max(block, logits + fitted.head * sum(gathered)) + cast, case.examples * saved
+  if updated < held:  # the new weights are gathered beside the old ones, when all else is free
+    working = max(working, held * param - gradients - saved)
+  return Memory(held * param, 2 * updated * param, gradients, saved, working)
 
 
 def _kept(case: Case) -> float:
@@ -186,11 +187,11 @@ def traffic(case: Case) -> float:
   logits = _logits(case) * 4
   weight_passes = 4 if model.remat == "full" else 3
   used = sum(map(case.used, weights(model))) * case.item
-  held = sum(map(case.held, weights(model))) * param
+  summed, updated = (sum(map(count, weights(model))) * param for count in (case.summed, case.updated))
   activations = case.examples * (block_passes * layers * block + 6 * logits)
   if case.schedule and case.schedule.splits:  # what is kept is written, put into its slot, taken out of it, and read
     activations += case.examples * 4 * layers * _kept(case)
-  return case.units * (activations + weight_passes * used + 2 * held) + 6 * held
+  return case.units * (activations + weight_passes * used + 2 * summed) + 6 * updated
 
 
 def times(case: Case, chip: Chip, links: Links) -> Roofline:

@@ -18,8 +18,7 @@ from analysis.roofline import Roofline
 from analysis.topology import Machine
 from errors import ConfigError
 from models.config import REMAT, ModelConfig
-from models.dimensions import DIMENSIONS
-from strategies.layout import Layout
+from strategies.layout import PLACES, Layout
 from strategies.pipeline import schedule as schedules
 
 USABLE = 0.95  # the share of a device's memory that a step may use; the runtime needs the rest
@@ -120,7 +119,7 @@ def _layouts(names: Sequence[str], model: ModelConfig, devices: int) -> Iterator
       except ConfigError:
         continue
       # Without its axes of size 1, a layout may equal another strategy's layout, except for the names of axes.
-      split = [(size, [d for d in DIMENSIONS if axis in layout.axes(d)]) for axis, size in mesh.items() if size > 1]
+      split = [(size, [p for p in PLACES if axis in layout.axes(p)]) for axis, size in mesh.items() if size > 1]
       if str(split) not in seen:
         seen.add(str(split))
         yield name, layout

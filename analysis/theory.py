@@ -9,6 +9,8 @@ import collections
 import functools
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from analysis.case import Case, Weight, weights
 from analysis.compilers import COMPILERS
 from strategies.pipeline.table import BACKWARD, FORWARD
@@ -34,7 +36,7 @@ class Sent(NamedTuple):
 
 def sent(case: Case) -> list[Sent]:
   """Every collective that the layout makes necessary, with the bytes that each device sends in a step."""
-  by_purpose = (_weights, _gradients, _table_gradients, _activations, _stages)
+  by_purpose = (_weights, _updates, _gradients, _table_gradients, _activations, _stages)
   return [row for find in by_purpose for row in find(case) if row.bytes]
 
 
@@ -54,17 +56,25 @@ def _weights(case: Case) -> list[Sent]:
   ]
 
 
+def _updates(case: Case) -> list[Sent]:
+  """Gathers of the new weights, in the dtype in which they are stored, where a device updates only a piece of them."""
+  axes = tuple(axis for axis in case.axes("state") if axis not in case.axes("embed"))
+  item = jnp.dtype(case.model.param_dtype).itemsize
+  size = _part(case.devices(axes)) * item * sum(case.held(weight) for weight in weights(case.model) if weight.is_matrix)
+  return [Sent("all-gather", axes, size, "new weights, from the pieces that devices update", waits=True, edges=size)]
+
+
 def _gradients(case: Case) -> list[Sent]:
   """Reductions of gradients over the devices that split the batch; those of looked-up tables come separately.
 
-  Along the axes that split both `batch` and `embed`, a gradient is reduced to the shards of its weight. Along the other
-  axes of the batch, the shards are all-reduced.
+  Along the axes that split both `batch` and `embed`, a gradient is reduced to the pieces that are kept of it. Along the
+  other axes of the batch, the pieces are all-reduced.
   """
   if case.by_hand:
     return _sums(case)
   compiler = COMPILERS[case.compiler]
   batch = case.axes("batch")
-  sharded = tuple(axis for axis in batch if axis in case.axes("embed"))
+  sharded = tuple(axis for axis in batch if axis in case.scattered)
   whole = tuple(axis for axis in batch if axis not in sharded)
   apart = compiler.reduces_tied_gradients_apart(case)
   tables = compiler.scatters_tables(case)
@@ -75,7 +85,8 @@ def _gradients(case: Case) -> list[Sent]:
   sliced = [weight for weight in matrices if not compiler.scatters(case, weight)]
   n, r, b = map(case.devices, (sharded, whole, batch))
   float32 = 4 * sum(map(case.used, scales))
-  times, to_shards = case.units, "gradients, to the weight shards"
+  times = case.units
+  to_shards = f"gradients, to {'the weight shards' if case.scattered == case.axes('embed') else 'pieces'}"
 
   def row(kind: str, axes: tuple[str, ...], chosen: list[Weight], each: float, what: str) -> Sent:
     size = lambda some: times * each * sum(case.used(weight) * case.item_of(weight) for weight in some)
@@ -92,25 +103,34 @@ def _gradients(case: Case) -> list[Sent]:
 def _sums(case: Case) -> list[Sent]:
   """Gradients that are summed by hand (strategies/sums.py), in the dtype in which weights are gathered.
 
-  Along `embed` they are scattered, by each part or once. Along the other axes they are all-reduced once. Stages share
-  the weights outside the blocks, so those are summed over stages too.
+  Along `embed` they are scattered, by each part or once, and along the other axes of the optimizer's state once. Along
+  all other axes they are all-reduced once. Stages share the weights outside the blocks, so those are summed over stages
+  too.
   """
-  stages, times = case.axes("layers") if case.schedule else (), 1 if case.once else case.units
+  stages = case.axes("layers") if case.schedule else ()
+  by_hand = lambda place: tuple(axis for axis in case.axes(place) if axis in case.by_hand)
+  stored, pieces = by_hand("embed"), by_hand("state")
+  later = tuple(axis for axis in pieces if axis not in stored)
+  scatters = [(pieces, 1)] if case.once else [(stored, case.units), (later, 1)]
   total: collections.Counter[tuple[str, tuple[str, ...], str]] = collections.Counter()
   edges: collections.Counter[tuple[str, tuple[str, ...], str]] = collections.Counter()
+
+  def add(weight: Weight, kind: str, axes: tuple[str, ...], size: float, what: str) -> None:
+    total[kind, axes, what] += size
+    each_part = weight.in_blocks and axes == stored and not case.once
+    edges[kind, axes, what] += 0 if each_part else size
+
   for weight in weights(case.model):
-    split = tuple(axis for axis in case.axes("embed") if axis in case.by_hand and "embed" in weight.dims)
+    size, split = case.held(weight) * case.item_of(weight), "embed" in weight.dims
+    size *= case.devices(stored) if split else 1  # before it is scattered
+    for axes, times in scatters if split else ():
+      n, stays = case.devices(axes), COMPILERS[case.compiler].scatters_by_hand(case, axes)
+      kind, each = ("reduce-scatter", 1) if stays else ("all-reduce", 2)
+      add(weight, kind, axes, times * each * size * _part(n), "gradients, to the weight shards")
+      size /= n
     rest = (*(() if weight.in_blocks else stages), *case.by_hand)
-    whole = tuple(axis for axis in case.layout.mesh if axis in rest and axis not in split)
-    n, shard = case.devices(split), case.held(weight) * case.item_of(weight)  # `held` counts pieces
-    scatters = COMPILERS[case.compiler].scatters_by_hand(case, split)
-    to_shards = ("reduce-scatter" if scatters else "all-reduce", split, "gradients, to the weight shards")
-    once = ("all-reduce", whole, "gradients, once a step")
-    sizes = {to_shards: times * (1 if scatters else 2) * n * shard * _part(n)}
-    sizes[once] = 2 * shard * _part(case.devices(whole))
-    for row, size in sizes.items():
-      total[row] += size
-      edges[row] += 0 if weight.in_blocks and row == to_shards and not case.once else size
+    whole = tuple(axis for axis in case.layout.mesh if axis in rest and not (split and axis in pieces))
+    add(weight, "all-reduce", whole, 2 * size * _part(case.devices(whole)), "gradients, once a step")
   return [Sent(*row[:2], total[row], row[2], edges=edges[row]) for row in total]
 
 
@@ -169,7 +189,8 @@ def _stages(case: Case) -> list[Sent]:
     return []
   axes = case.axes("layers")
   stream = case.examples * case.model.positions * case.model.width * case.item
-  moved = 2 * sum(case.held(weight) * case.item_of(weight) for weight in weights(case.model) if weight.in_blocks)
+  blocks = [weight for weight in weights(case.model) if weight.in_blocks]
+  moved = sum((case.held(weight) + case.updated(weight)) * case.item_of(weight) for weight in blocks)
   # A phase exchanges at each of its ticks, also where a stage in the bubble has nothing to send. If both kinds of units
   # run in a phase, one kind can hide what the other exchanges.
   exchanges = [phase for phase in case.schedule.phases for _ in phase.routes]

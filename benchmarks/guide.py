@@ -11,7 +11,6 @@ import re
 import strategies
 from benchmarks import figures, sections, tables
 from benchmarks.pages import ROOT, fill
-from models.dimensions import DIMENSIONS
 from strategies.mesh import resolve
 
 PAGE, GOLDEN = ROOT / "docs" / "strategies.md", ROOT / "tests" / "golden" / "explain"
@@ -24,7 +23,7 @@ def rule(name: str) -> str:
   if layout.uses_every_axis():  # `single` has an axis that splits nothing, and stays on one device
     layout = resolve(layout, DEVICES)
   mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
-  placed = [f"`{dim}` over {' and '.join(layout.axes(dim))}" for dim in DIMENSIONS if layout.axes(dim)]
+  placed = layout.placed(" and ", mark="`")
   count = f"{layout.device_count} device{'s' * (layout.device_count > 1)}"
   return f"Mesh of {count}: {mesh}. " + (f"{', '.join(placed)}." if placed else "Nothing is split.")
 

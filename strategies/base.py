@@ -16,7 +16,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError, one_of
-from models.dimensions import DIMENSIONS
 from strategies.layout import Layout
 from strategies.sharding import MeshSharding, OnMesh
 from strategies.sums import SummedOnce
@@ -53,20 +52,21 @@ class Strategy:
     if self.axes_by_hand and type(program) is Program:
       program = SummedOnce(**vars(program), axes=self.axes_by_hand, gathers_once=self.gathers_once)
     self.layout, self.program, self.mesh = layout, program, mesh
-    sharding, replicated = MeshSharding(layout), NamedSharding(mesh, P())
-    shapes = jax.eval_shape(program.init, jax.random.key(0))
-    params = jax.tree.map(
-      lambda dims: NamedSharding(mesh, layout.spec(dims)), program.dims(), is_leaf=lambda x: isinstance(x, tuple)
-    )
+    # With a single part, gradients go straight to where the optimizer needs them.
+    state_layout = layout.of("state")
+    sharding = MeshSharding(layout.place(gradients=state_layout.embed) if program.accumulation == 1 else layout)
+    replicated, shapes = NamedSharding(mesh, P()), jax.eval_shape(program.init, jax.random.key(0))
+    params, pieces = self._weight_shardings(layout), self._weight_shardings(state_layout)
     self.state_sharding = TrainState(
       step=replicated,  # type: ignore[arg-type]  # the same tree, with shardings for arrays
       params=params,
-      # Adam's moments are sharded like their weights.
+      # Adam's moments are sharded like their weights, or into more pieces. The compiler then updates the pieces, and
+      # gathers the new weights because the step's output has them whole.
       opt_state=optax.tree.map_params(
         program.optimizer.transform,
         lambda _, sharding: sharding,
         shapes.opt_state,
-        params,
+        pieces,
         transform_non_params=lambda _: replicated,
       ),
     )
@@ -98,6 +98,11 @@ class Strategy:
       static_argnames=("length", "temperature"),
       out_shardings=replicated,
     )
+
+  def _weight_shardings(self, layout: Layout) -> Any:
+    """The shardings of an array for each weight, placed as in this layout."""
+    sharding = lambda dims: NamedSharding(self.mesh, layout.spec(dims))
+    return jax.tree.map(sharding, self.program.dims(), is_leaf=lambda x: isinstance(x, tuple))
 
   def compile_with(self, options: dict[str, Any]) -> None:
     """Sets the compiler options of the training step (compiler_options.py), unless a subclass has a step of its own."""
@@ -158,8 +163,7 @@ class Strategy:
     if self.layout.device_count == 1:
       return name if name == "single" else f"{name} on one device: nothing to split, so this is the single-device run"
     mesh = " × ".join(f"{axis}={size}" for axis, size in self.layout.mesh.items())
-    placed = [f"{dim} over {' × '.join(self.layout.axes(dim))}" for dim in DIMENSIONS if self.layout.axes(dim)]
-    return f"{name} on mesh {mesh}; {', '.join(placed)}"
+    return f"{name} on mesh {mesh}; {', '.join(self.layout.placed(' × '))}"
 
   def _on_mesh(self) -> contextlib.AbstractContextManager:
     """A context in which sharding constraints refer to this mesh."""

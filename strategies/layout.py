@@ -1,7 +1,8 @@
 """Layout: which logical dimension is sharded over which mesh axis.
 
 A strategy is a Layout: the sizes of a device mesh, and for each of the model's six logical dimensions
-(models/dimensions.py) the mesh axis that splits it, or none. Two layouts join with `|`: 2D is FSDP | tensor
+(models/dimensions.py) the mesh axis that splits it, or none. Two more places say where `embed` is split in the sums of
+gradients and in the optimizer's state, if not as in the weights. Two layouts join with `|`: 2D is FSDP | tensor
 parallelism. This file holds the value and its algebra. Next: mesh.py (sizes and devices), sharding.py (what a layout
 does to arrays), and base.py, which runs the training step under a layout.
 """
@@ -20,6 +21,10 @@ from models.dimensions import DIMENSIONS
 # A layout may add axes of its own; they come after these, in the order given.
 MESH_AXES = ("replica", "stage", "data", "model")
 
+# What may be split along `embed` into more pieces than the weights, each with what it follows if it has no place.
+FOLLOWS = {"gradients": "embed", "state": "gradients"}
+PLACES = (*DIMENSIONS, *FOLLOWS)
+
 Place = str | tuple[str, ...] | None  # the mesh axis or axes that split a dimension
 
 
@@ -29,7 +34,9 @@ class Layout:
 
   Attributes:
     mesh: the size of each mesh axis; -1 takes the devices that are left.
-    batch, embed, heads, mlp, vocab, layers: the mesh axis or axes that split this logical dimension; None if not split.
+    batch, embed, heads, mlp, vocab, layers: the mesh axis or axes that split this dimension; None if not split.
+    gradients: those that split `embed` in sums of gradients, while the parts of a batch run; None: as in the weights.
+    state: those that split `embed` in the optimizer's state; None: as in the sums of gradients.
   """
 
   mesh: Mapping[str, int]
@@ -39,23 +46,28 @@ class Layout:
   mlp: Place = None
   vocab: Place = None
   layers: Place = None
+  gradients: Place = None
+  state: Place = None
 
   def __post_init__(self) -> None:
     own = [axis for axis in self.mesh if axis not in MESH_AXES]
     ordered = {axis: self.mesh[axis] for axis in (*MESH_AXES, *own) if axis in self.mesh}
-    unknown = {axis for dim in DIMENSIONS for axis in self.axes(dim)} - set(ordered)
+    unknown = {axis for name in PLACES for axis in self.axes(name)} - set(ordered)
     if unknown:
       raise ValueError(f"mesh axes {sorted(unknown)} are not in this layout's mesh {dict(self.mesh)}")
+    for finer, coarser in FOLLOWS.items():  # so that a device cuts its piece out of what it holds
+      if self.axes(finer)[: len(self.axes(coarser))] != self.axes(coarser):
+        raise ValueError(f"{finer}={self.axes(finer)} must begin with the axes of {coarser}, {self.axes(coarser)}")
     object.__setattr__(self, "mesh", ordered)
 
   def __or__(self, other: "Layout") -> "Layout":
     """The union of two layouts. Raises ValueError where they place the same dimension differently."""
     merged: dict[str, Any] = {"mesh": dict(self.mesh) | dict(other.mesh)}
-    for dim in DIMENSIONS:
-      mine, theirs = getattr(self, dim), getattr(other, dim)
+    for name in PLACES:
+      mine, theirs = getattr(self, name), getattr(other, name)
       if mine and theirs and mine != theirs:
-        raise ValueError(f"these layouts place '{dim}' on both '{mine}' and '{theirs}'")
-      merged[dim] = mine or theirs
+        raise ValueError(f"these layouts place '{name}' on both '{mine}' and '{theirs}'")
+      merged[name] = mine or theirs
     return Layout(**merged)
 
   def on(self, **sizes: int) -> "Layout":
@@ -66,27 +78,34 @@ class Layout:
     """The same layout with some dimensions placed elsewhere."""
     return dataclasses.replace(self, **dict[str, Any](places))
 
+  def of(self, what: str) -> "Layout":
+    """The layout of "gradients" or "state": `embed` is placed where it is in them."""
+    return self.place(embed=_place(self.axes(what)), gradients=None, state=None)
+
   def only(self, axes: Collection[str]) -> "Layout":
     """The layout as seen by code that knows some mesh axes only: the other axes split nothing."""
-    kept = {dim: tuple(axis for axis in self.axes(dim) if axis in axes) for dim in DIMENSIONS}
-    places = {dim: found[0] if len(found) == 1 else found or None for dim, found in kept.items()}
-    return Layout({axis: size for axis, size in self.mesh.items() if axis in axes}, **places)
+    kept = {name: tuple(axis for axis in _parts(getattr(self, name)) if axis in axes) for name in PLACES}
+    mesh = {axis: size for axis, size in self.mesh.items() if axis in axes}
+    return Layout(mesh, **{name: _place(found) for name, found in kept.items()})
 
   def axes_by_hand(self, gathers_once: bool) -> tuple[str, ...]:
     """The mesh axes of the batch if some gradients are summed over them once a step; none if every part needs its sums.
 
-    Every part needs them if it gathers weights along `embed` and scatters their gradients over all of these axes.
+    Every part needs them if it scatters gradients over all of these axes. It also does if it scatters gradients of
+    weights that are whole: by hand, JAX has no gradient that is smaller than its weight.
     """
     axes = tuple(axis for axis, size in self.mesh.items() if size > 1 and axis in self.axes("batch"))
-    return axes if gathers_once or set(axes) - set(self.axes("embed")) else ()
+    as_weights = self.axes("gradients") == self.axes("embed")
+    return axes if gathers_once or (as_weights and set(axes) - set(self.axes("embed"))) else ()
 
   @property
   def device_count(self) -> int:
     return math.prod(self.mesh.values())
 
   def axes(self, dim: str) -> tuple[str, ...]:
-    """The mesh axes that split a dimension."""
-    return _parts(getattr(self, dim))
+    """The mesh axes that split a dimension; for "gradients" and "state", those that split `embed` in them."""
+    place = getattr(self, dim)
+    return _parts(place) if place or dim not in FOLLOWS else self.axes(FOLLOWS[dim])
 
   def shards(self, dim: str) -> int:
     """The number of pieces a dimension is split into."""
@@ -94,7 +113,12 @@ class Layout:
 
   def uses_every_axis(self) -> bool:
     """Whether every mesh axis splits something. The devices along an unused axis would all do the same work."""
-    return set(self.mesh) == {axis for dim in DIMENSIONS for axis in self.axes(dim)}
+    return set(self.mesh) == {axis for name in PLACES for axis in self.axes(name)}
+
+  def placed(self, between: str, mark: str = "") -> list[str]:
+    """What is split over which axes, in words. Names those of `gradients` and `state` only if they are given."""
+    names = [(name, "optimizer state" if name == "state" else name) for name in PLACES if getattr(self, name)]
+    return [f"{mark}{shown}{mark} over {between.join(self.axes(name))}" for name, shown in names]
 
   def spec(self, dims: Iterable[str | None]) -> P:
     """The PartitionSpec of an array whose dimensions carry these names."""
@@ -107,14 +131,19 @@ class Layout:
   def check_divides(self, sizes: Iterable[tuple[str, str, int]]) -> None:
     """Raises ConfigError unless every (logical dimension, config field, size) splits evenly."""
     for dim, field, size in sizes:
-      if size % self.shards(dim):
-        fields = " × ".join(f"mesh.{axis}={self.mesh[axis]}" for axis in self.axes(dim))
+      finest = "state" if dim == "embed" else dim
+      if size % self.shards(finest):
+        fields = " × ".join(f"mesh.{axis}={self.mesh[axis]}" for axis in self.axes(finest))
         divisors = [str(d) for d in range(1, min(size, 64) + 1) if size % d == 0]
         raise ConfigError(f"{fields} does not divide {field}={size}; use {_either(divisors)}")
 
 
 def _parts(place: Place) -> tuple[str, ...]:
   return () if place is None else (place,) if isinstance(place, str) else tuple(place)
+
+
+def _place(axes: tuple[str, ...]) -> Place:
+  return axes[0] if len(axes) == 1 else axes or None
 
 
 def _either(options: list[str]) -> str:

@@ -49,24 +49,27 @@ class MeshSharding:
     return x if self.layout.device_count == 1 else constrain(x, self.layout.spec(dims))
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
-    """All-gathers a weight along `embed`. Its gradient is reduce-scattered to where the weight is stored."""
+    """All-gathers a weight along `embed`. Its gradient is reduce-scattered to where sums of gradients are stored."""
     if "embed" not in dims:
       return w
     if self.by_hand and self.by_hand.axes("embed"):
       use = jax.custom_vjp(lambda w: self.all_gather(w, dims))
-      use.defvjp(lambda w: (self.all_gather(w, dims), None), lambda _, gradient: (self.reduce_scatter(gradient, dims),))
+      scatter = functools.partial(self.reduce_scatter, dims=dims, axes=self.by_hand.axes("embed"))
+      use.defvjp(lambda w: (self.all_gather(w, dims), None), lambda _, gradient: (scatter(gradient),))
       return use(w)
-    if self.layout.shards("embed") == 1:
+    if self.layout.shards("gradients") == 1:
       return w
     gathered = self.layout.spec(None if dim == "embed" else dim for dim in dims)
     # Without the barrier, the GPU compiler gathers the head in float32 and casts it afterwards: twice the bytes.
-    whole = lambda w: constrain(jax.lax.optimization_barrier(w), gathered)
+    is_whole = self.layout.shards("embed") == 1
+    whole = lambda w: w if is_whole else constrain(jax.lax.optimization_barrier(w), gathered)
     use = jax.custom_vjp(whole)
     use.defvjp(lambda w: (whole(w), None), lambda _, gradient: (self._scatter(gradient, dims, gathered),))
     return use(w)
 
   def _scatter(self, gradient: jax.Array, dims: Dims, gathered: P) -> jax.Array:
-    """Constrains a gathered weight's gradient to the sharding of the stored weight, with two compiler workarounds."""
+    """Constrains a gathered weight's gradient to the sharding of the sums, with two compiler workarounds."""
+    layout = self.layout.of("gradients")
     if not any(gathered) and self._has_idle_axis():
       # The compiler would split the product over the idle axis and then move the gradient by a collective-permute,
       # which a single stage of a pipeline cannot do. All-reduce the gradient instead; such weights are small.
@@ -74,12 +77,12 @@ class MeshSharding:
     # A matrix with `embed` first: the TPU compiler all-reduces other shapes if a piece does not fill its tiles.
     at, others = dims.index("embed"), [dim for dim in dims if dim not in (None, "embed")]
     first = jnp.moveaxis(gradient, at, 0)
-    matrix = constrain(first.reshape(first.shape[0], -1), self.layout.spec(("embed", *others)))
-    return constrain(jnp.moveaxis(matrix.reshape(first.shape), 0, at), self.layout.spec(dims))
+    matrix = constrain(first.reshape(first.shape[0], -1), layout.spec(("embed", *others)))
+    return constrain(jnp.moveaxis(matrix.reshape(first.shape), 0, at), layout.spec(dims))
 
   def _has_idle_axis(self) -> bool:
     """Whether some mesh axis splits none of `layers`, `embed` and `batch`."""
-    busy = {axis for dim in ("layers", "embed", "batch") for axis in self.layout.axes(dim)}
+    busy = {axis for dim in ("layers", "gradients", "batch") for axis in self.layout.axes(dim)}
     return any(size > 1 for axis, size in self.layout.mesh.items() if axis not in busy)
 
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
@@ -108,12 +111,11 @@ class MeshSharding:
     collective = lambda w: jax.lax.all_gather(w, axes, axis=dims.index("embed"), tiled=True)
     return self.local(collective, jax.lax.optimization_barrier(w), dims=(dims,))  # the barrier is as in `gather`
 
-  def reduce_scatter(self, gradient: jax.Array, dims: Dims) -> jax.Array:
-    """Sums the gradient of such a weight over devices, and leaves each device its piece."""
-    assert self.by_hand
-    if "embed" not in dims or not self.by_hand.axes("embed"):
+  def reduce_scatter(self, gradient: jax.Array, dims: Dims, axes: tuple[str, ...]) -> jax.Array:
+    """Sums the gradient of such a weight over devices by hand, and leaves each device its piece along `embed`."""
+    if "embed" not in dims or not axes:
       return gradient
-    dims, axes = (None,) * (gradient.ndim - len(dims)) + dims, self.by_hand.axes("embed")
+    dims = (None,) * (gradient.ndim - len(dims)) + dims
     at, lead = dims.index("embed"), dims.index("layers") + 1 if "layers" in dims else 0
 
     def collective(g: jax.Array) -> jax.Array:

@@ -62,20 +62,27 @@ def summed_once(
   Args:
     axes: the mesh axes along which devices work apart; `work` leaves the others to the compiler.
     gathers_once: whether weights that are split over some of `axes` by `embed` are gathered here, and their gradients
-      scattered. Otherwise `work` does so, with `MeshSharding.gather`.
+      scattered. Otherwise `work` does so, with `MeshSharding.gather`. In both cases gradients are scattered here along
+      the axes that split `embed` only in the optimizer's state.
     arrange: a linear function of the blocks' weights, which moves them between devices before they are gathered.
   """
   inside, layout = sharding.inside(axes), sharding.layout.only(axes)
+  result = layout.of("state")
+  scattered = () if gathers_once else layout.axes("embed")  # by `work`
+  to_scatter = result.axes("embed")[len(scattered) :]
   dims, dtypes = program.dims(), used_dtypes(program.model)
-  specs = jax.tree.map(lambda _, names: layout.spec(names), params, dims)
+  specs_of = lambda layout: jax.tree.map(lambda _, names: layout.spec(names), params, dims)
 
   def summed(gradient: jax.Array, names: Dims, dtype: str) -> jax.Array:
-    gradient = gradient.astype(dtype)
-    if gathers_once:
-      gradient = inside.reduce_scatter(gradient, names)
-    split = {axis for dim in names if dim for axis in layout.axes(dim)}
+    gradient = inside.reduce_scatter(gradient.astype(dtype), names, to_scatter)
+    split = {axis for dim in names if dim for axis in result.axes(dim)}
     rest = tuple(axis for axis in layout.mesh if axis not in split)  # along which devices hold the same weight
     return sum_in_dtype(functools.partial(jax.lax.psum, axis_name=rest), gradient) if rest else gradient
+
+  def piece(w: jax.Array, names: Dims) -> jax.ShapeDtypeStruct:
+    n = result.shards("embed") // layout.shards("embed")
+    shape = (size // n if name == "embed" else size for size, name in zip(w.shape, names, strict=True))
+    return jax.ShapeDtypeStruct(tuple(shape), w.dtype)
 
   def own(held: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
     sent = jax.tree.map(lambda w, dtype: w.astype(dtype), held, dtypes)
@@ -84,14 +91,14 @@ def summed_once(
       weights = jax.tree.map(inside.all_gather, weights, dims)
     sums, gradients = work(weights, batch, step, dataclasses.replace(inside, by_hand=None) if gathers_once else inside)
     gradients = jax.tree.map(summed, gradients, dims, dtypes)
-    (blocks,) = jax.linear_transpose(arrange, sent["blocks"])(gradients["blocks"])
+    (blocks,) = jax.linear_transpose(arrange, jax.tree.map(piece, sent["blocks"], dims["blocks"]))(gradients["blocks"])
     gradients = jax.tree.map(lambda g, w: g.astype(w.dtype), gradients | {"blocks": blocks}, held)
     return jax.tree.map(lambda x: jax.lax.psum(x, axes), sums), gradients
 
   return jax.shard_map(
     own,
-    in_specs=(specs, layout.spec(("batch",)), P()),
-    out_specs=(P(), specs),
+    in_specs=(specs_of(layout), layout.spec(("batch",)), P()),
+    out_specs=(P(), specs_of(result)),
     axis_names=set(axes),
     check_vma=False,  # the outputs are replicated where their specs say so, because they are summed
   )(params, batch, step)

@@ -9,6 +9,7 @@ analysis/explanation.py computes the figures that are printed here.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,9 @@ def placement(found: dict[str, Any]) -> str:
   """The tables of weights and activations."""
   head = ("shape", "dimensions", "spec", "bytes a device")
   rows = [("weight", *head)] + [(w["name"], *_placed(w)) for w in found["weights"]]
+  if any(w["state"] != w["spec"] for w in found["weights"]):
+    states = ["optimizer state", *(_dashed(w["state"]) for w in found["weights"])]
+    rows = [(*row[:4], state, *row[4:]) for row, state in zip(rows, states, strict=True)]
   more = [("activation (one part of the batch)", *head)] + [
     (f"{a['what']} ({a['dtype']})", *_placed(a)) for a in found["activations"]
   ]
@@ -66,11 +70,13 @@ def placement(found: dict[str, Any]) -> str:
 
 
 def _placed(row: dict[str, Any]) -> tuple[str, ...]:
-  dash = lambda names: ", ".join(
-    "·" if name is None else "+".join(name) if isinstance(name, tuple) else name for name in names
-  )
   shape = "(" + ", ".join(map(str, row["shape"])) + ")"
-  return shape, dash(row["dims"]), dash(row["spec"]), f"{row['bytes']:,}"
+  return shape, _dashed(row["dims"]), _dashed(row["spec"]), f"{row['bytes']:,}"
+
+
+def _dashed(names: Sequence[Any]) -> str:
+  """The names of an array's dimensions or mesh axes."""
+  return ", ".join("·" if name is None else "+".join(name) if isinstance(name, tuple) else name for name in names)
 
 
 def _picture(strategy: Strategy) -> str:

@@ -84,6 +84,19 @@ def test_pmap_sends_what_data_parallel_does():
   assert measured("pmap_ddp", "text")[0] == pytest.approx(measured("data_parallel", "text")[0], abs=SCALARS)
 
 
+def test_zero1_sends_in_float32_what_data_parallel_does():
+  """A reduce-scatter of gradients and an all-gather of new weights are an all-reduce, once a step.
+
+  Zero2 scatters the gradients of each of the two parts. Without a reduce-scatter of its own, the CPU's compiler sends
+  them twice.
+  """
+  plain, zero1, zero2 = (measured(name, "accumulation, remat")[0] for name in ("data_parallel", "zero1", "zero2"))
+  gathered, scattered = zero1["all-gather", ("data",)], zero1["reduce-scatter", ("data",)]
+  assert sum(zero1.values()) == pytest.approx(sum(plain.values()), abs=SCALARS)
+  assert gathered == scattered == zero2["all-gather", ("data",)]
+  assert zero2["all-reduce", ("data",)] == pytest.approx(2 * sum(plain.values()), abs=SCALARS)
+
+
 def test_fsdp_sends_weights_twice():
   """2·P·(n−1)/n numbers. Exceptions: embedding and head are gathered once, and the norms are not split."""
   ours, _ = measured("fsdp", "text")

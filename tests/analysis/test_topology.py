@@ -90,6 +90,14 @@ def test_fsdp_scatters_its_gradients():
   assert ours["reduce-scatter", ("data",)] == (whole - embedding) * 7 / 8
 
 
+@pytest.mark.parametrize("name", ["zero1", "zero2"])
+def test_zero_scatters_gradients_in_bfloat16_and_gathers_new_weights_in_float32(name: str):
+  """P·(n−1)/n numbers each. So in one precision they send what data_parallel does, but for the embedding's gradient."""
+  ours, whole = grouped(name, "tokens")[0], size(name, "tokens")
+  assert ours["reduce-scatter", ("data",)] == grouped("fsdp", "tokens")[0]["reduce-scatter", ("data",)]
+  assert ours["all-gather", ("data",)] == 2 * whole * 7 / 8
+
+
 def test_data_parallel_all_reduces_its_gradients():
   """2·P·(n−1)/n numbers, those of the norms in float32."""
   ours, _ = grouped("data_parallel", "tokens")

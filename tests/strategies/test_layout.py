@@ -32,6 +32,28 @@ def test_a_union_that_disagrees_is_an_error():
     FSDP | Layout(mesh={"model": -1}, batch="model")
 
 
+def test_the_state_is_split_as_gradients_are_and_gradients_as_weights_unless_placed():
+  plain, zero1, zero2 = (resolve(strategies.layout_of(name), 8) for name in ("data_parallel", "zero1", "zero2"))
+  places = ("embed", "gradients", "state")
+  assert [[one.shards(place) for place in places] for one in (plain, zero1, zero2, resolve(FSDP, 8))] == [
+    [1, 1, 1], [1, 1, 8], [1, 8, 8], [8, 8, 8],
+  ]  # fmt: skip
+  assert zero1.of("gradients") == plain
+  assert zero1.of("state") == zero2.of("gradients") == resolve(FSDP, 8)
+  assert (zero1 | TENSOR.on(model=1)).state == zero1.only(("data",)).state == "data"
+  assert not zero1.only(()).axes("state")
+
+
+def test_sizes_that_the_pieces_of_the_state_do_not_divide_are_refused():
+  with one_sentence("mesh.data=8", "model.width=12", "1, 2, 3, 4, 6 or 12"):
+    resolve(strategies.layout_of("zero1"), 8).check_divides([("embed", "model.width", 12)])
+
+
+def test_a_device_updates_a_piece_of_what_it_holds():
+  with pytest.raises(ValueError, match="must begin with the axes of gradients"):
+    Layout(mesh={"replica": 2, "data": 4}, embed="data", state=("replica", "data"))
+
+
 def test_one_mesh_axis_cannot_split_two_dimensions():
   clash = Layout(mesh={"data": 8}, embed="data", mlp="data")
   with pytest.raises(ValueError, match="two dimensions"):

@@ -21,6 +21,9 @@ OWN = {
   "own_vocab": 'Layout(mesh={"model": -1}, vocab="model")',
   # Shards one dimension of the weights over two mesh axes.
   "own_embed": 'Layout(mesh={"data": -1, "model": 2}, batch=("data", "model"), embed=("data", "model"))',
+  # Splits the optimizer's state over the replicas too.
+  "own_state": 'Layout(mesh={"replica": 2, "data": -1}, batch=("replica", "data"), embed="data", '
+  'state=("data", "replica"))',
   # Has mesh axes that no other strategy has.
   "own_axes": 'Layout(mesh={"x": 2, "fsdp": -1}, batch=("x", "fsdp"), embed="fsdp")',
 }

@@ -72,7 +72,7 @@ def test_strategy_equals_single_device(name: str, variant: str):
   assert len(set(losses[:, 0])) == STEPS
 
 
-@pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d"])
+@pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d", "zero2"])
 def test_weights_gathered_once_a_step_change_nothing(name: str):
   variant = "text, accumulated, remat"
   losses, gradients = run(name, make_program(variant), gather="step")

@@ -50,6 +50,25 @@ def test_each_device_holds_its_share_of_parameters_and_optimizer(name: str, shar
     assert device_bytes == (total - whole) / share + whole
 
 
+@pytest.mark.parametrize("name", ["zero1", "zero2"])
+def test_zero_updates_a_piece_of_each_weight_on_each_device(name: str, program: Program):
+  """Weights are whole, moments are in 8 pieces, and each device takes the roots of one piece of the second moments."""
+  state = strategy(name, program).init(seed=0)
+  matrices = [x for x in jax.tree.leaves(state.opt_state) if x.size > program.model.depth * program.model.width]
+  assert len(matrices) == 2 * 9  # seven of a block, embedding and head
+  assert all(shard.data.size == x.size / 8 for x in matrices for shard in x.addressable_shards)
+  assert all(x.is_fully_replicated for x in jax.tree.leaves(state.params))
+  pieces, whole = (roots(compiled_text(other, program)) for other in (name, "data_parallel"))
+  norms = (2 * program.model.depth + 1) * program.model.width
+  assert 8 * (pieces - norms) == whole - norms > 0
+
+
+def roots(text: str) -> int:
+  """Of how many numbers the square root is taken, in arrays larger than an activation's statistics."""
+  shapes = re.findall(r"= f32\[([\d,]+)\]\S* sqrt\(", text)
+  return sum(math.prod(map(int, shape.split(","))) for shape in shapes)
+
+
 def test_fsdp_gathers_weights_block_by_block_and_frees_them(program: Program):
   """Each weight has its own all-gather, once forward and once backward. No gathered weight is kept for all layers."""
   text = compiled_text("fsdp", program)

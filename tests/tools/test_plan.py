@@ -307,9 +307,9 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], parts: tuple[str, ...
 
 def test_equal_layouts_are_tried_once():
   """hsdp with groups of one device equals data_parallel, and with one group it equals fsdp."""
-  names = ("data_parallel", "fsdp", "hsdp", "pmap_ddp", "tensor_parallel", "two_d")
+  names = ("data_parallel", "fsdp", "hsdp", "pmap_ddp", "tensor_parallel", "two_d", "zero1", "zero2")
   tried = [(name, *layout.mesh.values()) for name, layout in search._layouts(names, model(1e9, 1024), 8)]
   assert sorted(tried) == [
     ("data_parallel", 8), ("fsdp", 8), ("hsdp", 2, 4), ("hsdp", 4, 2), ("tensor_parallel", 8), ("two_d", 2, 4),
-    ("two_d", 4, 2),
+    ("two_d", 4, 2), ("zero1", 8), ("zero2", 8),
   ]  # fmt: skip
