@@ -24,7 +24,8 @@ def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
       changes.append((f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
   for fields, layout in _layouts(name, case):
     schedule, once = case.schedule if layout.axes("layers") else None, case.gathers_once and not case.schedule
-    changed = dataclasses.replace(full, layout=layout, schedule=schedule, gathers_once=once)
+    by_hand = case.sums_by_hand and bool(schedule)
+    changed = dataclasses.replace(full, layout=layout, schedule=schedule, gathers_once=once, sums_by_hand=by_hand)
     if full.batch_size % (layout.shards("batch") * changed.units) == 0:
       changes.append((f"{also}{fields}", changed))
   totals = [(change, predict.memory(changed).total) for change, changed in changes]
