@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import importlib.util
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ def start_jax(config: Any) -> list[jax.Device]:
   count = positive("simulated_devices", config.simulated_devices)
   if jax.config.jax_num_cpu_devices != count:  # type: ignore[attr-defined]  # jax adds its options at run time
     jax.config.update("jax_num_cpu_devices", count)
+  give_threads(count)
   processes.join(config.distributed)
   # The first request for devices makes libtpu and the CUDA plugin look for theirs, and complain at length if there are
   # none.
@@ -34,6 +36,16 @@ def start_jax(config: Any) -> list[jax.Device]:
     # Otherwise the cache may return an equal program that names other scopes, and a trace would show those.
     jax.config.update("jax_compilation_cache_include_metadata_in_key", config.profile.steps > 0)
   return devices
+
+
+def give_threads(devices: int) -> None:
+  """Gives XLA's CPU backend several threads for each simulated device, if called before it starts.
+
+  It starts as many threads as devices, or as cores if these are more. Each collective blocks a thread until all devices
+  have come to it. A device that waits in two at once may take the thread of a device which has not come yet: then all
+  wait forever. XLA reads the number from this variable (its `DefaultThreadPoolSize`).
+  """
+  os.environ.setdefault("NPROC", str(4 * devices))
 
 
 def _has_compiler_alone() -> bool:

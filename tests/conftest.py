@@ -14,7 +14,10 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + FASTER
 
 import jax
 
+from runtime.devices import give_threads
+
 jax.config.update("jax_num_cpu_devices", 8)
+give_threads(8)
 jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/meshwright/tests").expanduser()))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
