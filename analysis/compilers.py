@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from analysis.case import Case, Weight
+from strategies.pipeline.part import UNROLL
+
+ROWS = 32  # bytes of a column of a tile in a TPU's memory
 
 
 class Fitted(NamedTuple):
@@ -20,6 +23,8 @@ class Fitted(NamedTuple):
     block: working memory of a block's backward pass, in units of one block's values, by remat policy. It holds values,
       their cotangents and copies; what never leaves a kernel does not count.
     sums: the same unit: extra memory where tensor parallelism all-reduces activations.
+    whole: how many residual streams with all positions exist beside these values, where positions are split.
+    whole_passes: how often such a stream is read or written in a block.
     cast: the share of the weights that exist in the compute dtype as well, as a whole.
     head: copies of the gathered head that exist beside the logits.
     part: the share of the gradients that exists twice if the batch runs in parts: the part's, beside the sum so far.
@@ -28,6 +33,8 @@ class Fitted(NamedTuple):
 
   block: Mapping[str, float]
   sums: float
+  whole: float
+  whole_passes: float
   passes: Mapping[str, float]
   cast: float = 1.0
   head: float = 0.0
@@ -39,9 +46,14 @@ class Compiler:
   """The choices of a compiler. The methods of this class are the choices that theory expects; subclasses differ."""
 
   fitted: Fitted
+  sums_positions_together = True  # whether a gradient is summed over batch and positions in one all-reduce
 
   def scatters(self, case: Case, weight: Weight) -> bool:
     """Whether a weight's gradient is reduce-scattered along `embed`. Otherwise it is all-reduced and then sliced."""
+    return True
+
+  def scatters_stream(self, case: Case) -> bool:
+    """Whether sums of activations are reduce-scattered to where the positions are. Otherwise they are all-reduced."""
     return True
 
   def scatters_by_hand(self, case: Case, axes: tuple[str, ...]) -> bool:
@@ -68,9 +80,9 @@ class Compiler:
     """How often weights outside the blocks are gathered. They do not change from part to part, so once can do."""
     return 1
 
-  def cotangent_sums(self, products: int) -> int:
-    """How many all-reduces the cotangents of an input take if `products` matrix products share this input."""
-    return 1
+  def attention_again(self, case: Case) -> float:
+    """How often the backward pass repeats a block's attention besides what remat says."""
+    return 0
 
   def gathered_item(self, case: Case, weight: Weight) -> int:
     """Bytes of an element of a weight when it is gathered."""
@@ -87,19 +99,19 @@ class Compiler:
 
 @dataclasses.dataclass(frozen=True)
 class XlaCpu(Compiler):
-  """XLA's CPU backend."""
+  """XLA's CPU backend. It does not turn an all-reduce and a slice into a reduce-scatter."""
+
+  sums_positions_together = False
 
   def scatters(self, case: Case, weight: Weight) -> bool:
-    """Never: XLA:CPU does not turn an all-reduce and a slice into a reduce-scatter."""
+    return False
+
+  def scatters_stream(self, case: Case) -> bool:
     return False
 
   def reduces_tied_gradients_apart(self, case: Case) -> bool:
     """It reduces both gradients as soon as they exist, unless the strategy sums gradients by hand after adding them."""
     return not case.by_hand
-
-  def cotangent_sums(self, products: int) -> int:
-    """It all-reduces each product's cotangent separately, and adds them up afterwards."""
-    return products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +126,10 @@ class LibTpu(Compiler):
     """
     dims = {dim for dim in weight.dims if dim != "layers"}
     return dims != {"embed", None} and set(case.scattered) <= set(case.axes("batch"))
+
+  def scatters_stream(self, case: Case) -> bool:
+    """Only if the positions of a device fill tiles."""
+    return case.model.positions / case.layout.shards("sequence") * case.item % ROWS == 0
 
   def scatters_by_hand(self, case: Case, axes: tuple[str, ...]) -> bool:
     """Only in groups of some devices. With all devices in one group it all-reduces over all links at once."""
@@ -154,12 +170,26 @@ class XlaGpu(Compiler):
     """For each part."""
     return case.units
 
+  def attention_again(self, case: Case) -> float:
+    """With the recommended options it starts the gathers of a scan's next round early, with all that they depend on.
+
+    If remat "full" repeats the forward pass, the positions that the MLP gathers depend on attention.
+    """
+    if case.model.remat != "full" or case.layout.shards("sequence") == 1:
+      return 0
+    rounds = case.model.depth / case.layout.shards("layers")
+    if case.schedule:
+      rounds /= case.schedule.chunks * UNROLL
+    return max(rounds - 1, 0) / rounds
+
 
 COMPILERS: dict[str, Compiler] = {
   "cpu": XlaCpu(
     Fitted(
       block={"minimal": 0.85, "dots": 0.85, "full": 1.0},
       sums=0.0,
+      whole=3.5,
+      whole_passes=45.0,
       passes={"minimal": 10.2, "dots": 10.0, "full": 9.5},
     )
   ),
@@ -167,6 +197,8 @@ COMPILERS: dict[str, Compiler] = {
     Fitted(
       block={"minimal": 1.3, "dots": 1.45, "full": 0.85},
       sums=0.2,
+      whole=3.5,
+      whole_passes=40.0,
       passes={"minimal": 5.2, "dots": 4.6, "full": 4.1},
     )
   ),
@@ -174,6 +206,8 @@ COMPILERS: dict[str, Compiler] = {
     Fitted(
       block={"minimal": 0.35, "dots": 1.3, "full": 1.1},
       sums=0.0,
+      whole=10.0,
+      whole_passes=50.0,
       passes={"minimal": 7.0, "dots": 6.2, "full": 7.0},
       cast=0.0,
       head=1.0,

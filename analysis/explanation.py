@@ -27,10 +27,14 @@ from runtime.hardware import Chip, chip, peak_flops
 from strategies.base import Strategy
 from strategies.layout import Layout
 
+WHOLE_STREAM = ("batch", None, None)  # recorded where a layout splits it elsewhere
+
 # Activations by their dimensions.
 ACTIVATIONS = {
-  ("batch", None): "positions in documents",
-  ("batch", None, None): "residual stream",
+  ("batch", None): "documents, and positions in them",
+  ("batch", "sequence"): "padding",
+  ("batch", "sequence", None): "residual stream",
+  WHOLE_STREAM: "residual stream, for products",
   ("batch", None, None, None): "images",
   ("batch", None, "heads", None): "heads",
   ("batch", None, "mlp"): "hidden units of the MLP",
@@ -42,6 +46,8 @@ ACTIVATIONS = {
 class Recorder:
   """A `models.dimensions.Sharding` that only records which activations the model constrains."""
 
+  sums = scatters = False
+
   def __init__(self) -> None:
     self.seen: dict[tuple[tuple[int, ...], str, Dims], None] = {}  # in order, without duplicates
 
@@ -51,6 +57,12 @@ class Recorder:
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     return w
+
+  def whole_sequence(self, x: jax.Array) -> jax.Array:
+    return self.activation(x, *WHOLE_STREAM)
+
+  def split_sequence(self, x: jax.Array) -> jax.Array:
+    return self.activation(x, "batch", "sequence", None)
 
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
     return table[ids]
@@ -133,6 +145,7 @@ def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
       "bytes": math.prod(shape) * jnp.dtype(dtype).itemsize // _shards(layout, dims),
     }
     for shape, dtype, dims in recorder.seen
+    if dims != WHOLE_STREAM or layout.shards("sequence") > 1
   ]
 
 

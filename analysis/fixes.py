@@ -42,7 +42,9 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, Layout]]:
     template = strategies.layout_of(other)
     for size in (None, 2, 4, 8, 16) if "model" in template.mesh else (None,):
       try:
-        layout = resolve(template, case.layout.device_count, {"model": size})
+        layout = resolve(template, case.layout.device_count, {"model": size}).where_divides(
+          sequence=case.model.positions
+        )
         layout.check_divides(case.model.sizes())
       except ConfigError:
         continue

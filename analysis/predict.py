@@ -18,6 +18,7 @@ from analysis.saved import bytes_per_example
 from models.attention import QUERY_BLOCK
 from models.config import ModelConfig
 from runtime.hardware import Chip
+from strategies.layout import Layout
 from strategies.pipeline.part import UNROLL
 
 
@@ -51,7 +52,7 @@ def memory(case: Case) -> Memory:
   param = jnp.dtype(model.param_dtype).itemsize
   counts = (case.held, case.kept, case.summed, case.updated)
   held, kept, summed, updated = (sum(map(count, weights(model))) for count in counts)
-  shards = (layout.shards("heads"), layout.shards("mlp"))
+  shards = _shards(layout)
   layers = model.depth // layout.shards("layers")
   fitted = COMPILERS[case.compiler].fitted
   blocks = fitted.block[model.remat]
@@ -65,9 +66,12 @@ def memory(case: Case) -> Memory:
     blocks += 1.0 if scanned else 0.6
   else:
     saved = bytes_per_example(model, *shards, layers)
-  if layout.shards("heads") > 1 and model.remat == "full":
+  splits_positions = layout.shards("sequence") > 1
+  if layout.shards("heads") > 1 and not splits_positions and model.remat == "full":
     blocks += fitted.sums  # an all-reduced activation exists twice: before and after the all-reduce
   block = blocks * case.examples * bytes_per_example(model, *shards, 1, "all")
+  if splits_positions:
+    block += fitted.whole * case.examples * model.positions * model.width * case.item
   logits = case.examples * _logits(case) * 4
   cast = fitted.cast * held * case.item if model.dtype != model.param_dtype else 0
   if case.by_hand:  # the weights as they are sent, for the whole step
@@ -89,7 +93,7 @@ def _kept(case: Case) -> float:
   model, layout = case.model, case.layout
   heads = (model.heads + 2 * model.kv_heads) * model.head_dim / layout.shards("heads")
   mlp = 2 * model.mlp_width / layout.shards("mlp")
-  return case.item * model.positions * (heads + mlp + 2 * model.width)
+  return case.item * model.positions * (heads + mlp + 2 * model.width / layout.shards("sequence"))
 
 
 class Product(NamedTuple):
@@ -140,15 +144,21 @@ def _products(case: Case) -> list[Product]:
     mlp_again *= 2
   if model.attention == "cudnn":
     attention_again += scores / 2  # its backward pass computes the scores again
+  attention_again += COMPILERS[case.compiler].attention_again(case) * (projections + scores)
   (inputs, outputs), head = model.predicts.head(model)
   head_flops = 2 * inputs * outputs / _vocab_shards(case) * model.predicts.predictions(model) / t
   return [
     Product(layers * (3 * (projections + scores) + attention_again), ("heads",)),
     Product(layers * (3 * mlp + mlp_again), ("mlp",)),
     # The input has no gradient, so the embedding's product has no second backward product.
-    Product(2 * 2 * model.reads.embedding_products(model), ()),
+    Product(2 * 2 * model.reads.embedding_products(model) / layout.shards("sequence"), ("sequence",)),
     Product(3 * head_flops, tuple(dim for dim in head if dim == "vocab")),
   ]
+
+
+def _shards(layout: Layout) -> tuple[int, int, int]:
+  """The number of pieces that a block's values are split into, besides the batch: heads, MLP and positions."""
+  return layout.shards("heads"), layout.shards("mlp"), layout.shards("sequence")
 
 
 def _vocab_shards(case: Case) -> int:
@@ -182,13 +192,15 @@ def traffic(case: Case) -> float:
   model, layout = case.model, case.layout
   param = jnp.dtype(model.param_dtype).itemsize
   layers = model.depth // layout.shards("layers")
-  block = bytes_per_example(model, layout.shards("heads"), layout.shards("mlp"), 1, "all")
-  block_passes = COMPILERS[case.compiler].fitted.passes[model.remat]
+  block = bytes_per_example(model, *_shards(layout), 1, "all")
+  fitted = COMPILERS[case.compiler].fitted
+  block_passes = fitted.passes[model.remat]
+  whole = fitted.whole_passes * model.positions * model.width * case.item if layout.shards("sequence") > 1 else 0
   logits = _logits(case) * 4
   weight_passes = 4 if model.remat == "full" else 3
   used = sum(map(case.used, weights(model))) * case.item
   summed, updated = (sum(map(count, weights(model))) * param for count in (case.summed, case.updated))
-  activations = case.examples * (block_passes * layers * block + 6 * logits)
+  activations = case.examples * (layers * (block_passes * block + whole) + 6 * logits)
   if case.schedule and case.schedule.splits:  # what is kept is written, put into its slot, taken out of it, and read
     activations += case.examples * 4 * layers * _kept(case)
   return case.units * (activations + weight_passes * used + 2 * summed) + 6 * updated

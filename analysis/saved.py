@@ -1,34 +1,54 @@
 """Activations that the forward pass saves for the backward pass: exact, because they are read from JAX's own trace.
 
-A device with a part of the heads, the MLP and the batch computes a smaller model of the same width. So this file traces
-the blocks in these smaller sizes, for one example. Every strategy's share follows from that. Nothing is run.
+A device with a part of the heads, the MLP and the batch computes a smaller model of the same width. If it has a part of
+the positions, too, then its residual stream is shorter between products. So this file traces the blocks in these
+smaller sizes, for one example. Every strategy's share follows from that. Nothing is run.
 """
 
 import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from analysis import gpus
 from models.config import ModelConfig
+from models.dimensions import Unsharded
 from models.parameters import bind
 from models.transformer import REMAT_POLICIES, VIEWS, Transformer, save_all_but
 
+GATHER = "pad"  # the primitive of `OwnPositions.whole_sequence`; no block uses it otherwise
 SAVE_ALL = save_all_but(VIEWS)  # every value of a block
 
 
-def bytes_per_example(model: ModelConfig, heads: int, mlp: int, layers: int, remat: str | None = None) -> int:
-  """Bytes that `layers` blocks save for one example on a device with 1/heads of the heads and 1/mlp of the MLP.
+class OwnPositions(Unsharded):
+  """The shapes that one of `parts` devices sees: its own positions of the stream, and all of them in products."""
 
-  Each saved value is proportional to the heads, to the MLP or to neither, and exists once or in each block. Six traces
-  are therefore enough.
+  def __init__(self, parts: int):
+    self.parts = parts
+
+  def whole_sequence(self, x: jax.Array) -> jax.Array:
+    others = (self.parts - 1) * x.shape[1]
+    return x if self.parts == 1 else jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, others, 0), (0, 0, 0)])
+
+  def split_sequence(self, x: jax.Array) -> jax.Array:
+    return x[:, : x.shape[1] // self.parts]
+
+
+def bytes_per_example(
+  model: ModelConfig, heads: int, mlp: int, sequence: int, layers: int, remat: str | None = None
+) -> int:
+  """Bytes that `layers` blocks save for one example on a device.
+
+  It has 1/heads of the heads, 1/mlp of the MLP, and 1/sequence of the residual stream's positions. Each saved value is
+  proportional to one of these or to none, and exists once or in each block. Eight traces are therefore enough.
 
   Args:
     remat: the remat policy; the model's if None. "all" counts all values of a block.
   """
   traced_here = functools.partial(traced, model, remat or model.remat)
-  sizes = {"heads": (model.kv_heads, heads), "mlp": (model.mlp_width, mlp)}
+  sizes = {"heads": (model.kv_heads, heads), "mlp": (model.mlp_width, mlp), "sequence": (model.positions, sequence)}
 
   def by(layers: int) -> int:
     whole = found = traced_here(layers=layers)
@@ -43,7 +63,7 @@ def bytes_per_example(model: ModelConfig, heads: int, mlp: int, layers: int, rem
 
 
 @functools.cache
-def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, layers: int = 1) -> int:
+def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, sequence: int = 1, layers: int = 1) -> int:
   """`bytes_per_example`, from a single trace of the model in exactly these sizes."""
   part = dataclasses.replace(
     model,
@@ -53,15 +73,19 @@ def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, layers:
     depth=layers,
     vocab_size=1,
   )
-  policy = SAVE_ALL if remat == "all" else REMAT_POLICIES[remat]
+  chosen = SAVE_ALL if remat == "all" else REMAT_POLICIES[remat]
+  policy = lambda primitive, *given, **named: primitive.name != GATHER and chosen(primitive, *given, **named)
+  sharding = OwnPositions(sequence)
   _, params = nnx.split(nnx.eval_shape(lambda: Transformer(part, nnx.Rngs(params=0))), nnx.Param)
   shapes = nnx.to_pure_dict(params)
 
   def kept(examples: int) -> int:
-    x = jax.ShapeDtypeStruct((examples, model.positions, model.width), model.dtype)
+    x = jax.ShapeDtypeStruct((examples, model.positions // sequence, model.width), model.dtype)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), examples)) if model.dropout else None
     segments = jax.ShapeDtypeStruct((examples, model.positions), "int32") if model.segments else None
-    blocks = lambda params, x, given: bind(part, params).run_blocks(x, **given, policy=policy)[0]
+    blocks = lambda params, x, given: bind(part, params).run_blocks(
+      x, **given, sharding=sharding, policy=policy, length=model.positions
+    )[0]
     vjp = lambda params, x, given: jax.vjp(functools.partial(blocks, given=given), params, x)[1]
     with gpus.assumed():
       leaves = jax.eval_shape(

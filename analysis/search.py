@@ -66,14 +66,17 @@ def model_of(params: float, length: int) -> dict[str, int]:
   return named | {"seq_len": length, "vocab_size": 32_000}
 
 
-def search(model: ModelConfig, batch_size: int, where: Machine, names: Sequence[str] = ()) -> list[Candidate]:
+def search(
+  model: ModelConfig, batch_size: int, where: Machine, names: Sequence[str] = (), sequence_parallel: bool = True
+) -> list[Candidate]:
   """Every candidate that fits into memory, the fastest first; among equally fast ones, the one that sends least first.
 
   Args:
     names: the strategies to try; all if not given.
+    sequence_parallel: the config's field.
   """
   found = []
-  for name, layout in _layouts(names or strategies.names(), model, where.count):
+  for name, layout in _layouts(names or strategies.names(), model, where.count, sequence_parallel):
     for remat, accumulation, pipeline in itertools.product(REMAT, (1, 2, 4, 8, 16), _pipelines(layout, model.depth)):
       schedule = _schedule(*pipeline) if pipeline else None
       units = accumulation * (schedule.microbatches if schedule else 1)
@@ -99,7 +102,9 @@ def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candid
   return [found[number] for number in sorted((chosen + rest)[:count])]
 
 
-def _layouts(names: Sequence[str], model: ModelConfig, devices: int) -> Iterator[tuple[str, Layout]]:
+def _layouts(
+  names: Sequence[str], model: ModelConfig, devices: int, sequence_parallel: bool = True
+) -> Iterator[tuple[str, Layout]]:
   """Every strategy on every mesh of this many devices that splits the model evenly, without equal layouts."""
   seen = set()
   # Of equal layouts, keep the strategy with the fewest mesh axes; on one device, keep `single`.
@@ -109,7 +114,8 @@ def _layouts(names: Sequence[str], model: ModelConfig, devices: int) -> Iterator
     axes = list(template.mesh)
     for sizes in _factors(devices, len(axes)):
       mesh = dict(zip(axes, sizes, strict=True))
-      layout = template.on(**mesh)
+      layout = template.on(**mesh).where_divides(sequence=model.positions)
+      layout = layout if sequence_parallel else layout.place(sequence=None)
       idle = devices > 1 and not layout.uses_every_axis()
       waiting = {axis for dim in WAITING for axis in layout.axes(dim)}
       if idle or any(mesh[axis] > LARGEST for axis in waiting):

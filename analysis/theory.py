@@ -70,8 +70,8 @@ def _gradients(case: Case) -> list[Sent]:
   Along the axes that split both `batch` and `embed`, a gradient is reduced to the pieces that are kept of it. Along the
   other axes of the batch, the pieces are all-reduced.
   """
-  if case.by_hand:
-    return _sums(case)
+  if case.by_hand or case.schedule:
+    return [*_sums(case), *_over_positions(case)]
   compiler = COMPILERS[case.compiler]
   batch = case.axes("batch")
   sharded = tuple(axis for axis in batch if axis in case.scattered)
@@ -80,11 +80,9 @@ def _gradients(case: Case) -> list[Sent]:
   tables = compiler.scatters_tables(case)
   as_product = lambda weight: not weight.is_table or tables or (apart and "head" in weight.roles)
   matrices = [weight for weight in weights(case.model) if weight.is_matrix and as_product(weight)]
-  scales = [weight for weight in weights(case.model) if not weight.is_matrix]
   scattered = [weight for weight in matrices if compiler.scatters(case, weight)]
   sliced = [weight for weight in matrices if not compiler.scatters(case, weight)]
-  n, r, b = map(case.devices, (sharded, whole, batch))
-  float32 = 4 * sum(map(case.used, scales))
+  n, r = map(case.devices, (sharded, whole))
   times = case.units
   to_shards = f"gradients, to {'the weight shards' if case.scattered == case.axes('embed') else 'pieces'}"
 
@@ -96,8 +94,24 @@ def _gradients(case: Case) -> list[Sent]:
     row("reduce-scatter", sharded, scattered, _part(n), to_shards),
     row("all-reduce", sharded, sliced, 2 * _part(n), to_shards),
     row("all-reduce", whole, matrices, 2 * _part(r) / n, "gradients of weights"),
-    Sent("all-reduce", batch, times * 2 * float32 * _part(b), "gradients of the norms' scales"),
+    *_over_positions(case),
   ]
+
+
+def _over_positions(case: Case) -> list[Sent]:
+  """All-reduces of the norms' scales' gradients, and of those that devices compute from their own positions only."""
+  batch, positions = () if case.by_hand else case.axes("batch"), case.axes("sequence")
+  of = weights(case.model)
+  scales = case.units * 4 * sum(case.used(weight) for weight in of if not weight.is_matrix)  # in float32
+  patches = [weight for weight in of if "embedding" in weight.roles and not weight.is_table] if positions else []
+  later = case.units * case.item * sum(map(case.used if case.by_hand else case.summed, patches))  # summed, then these
+  if COMPILERS[case.compiler].sums_positions_together and positions:
+    both = tuple(axis for axis in case.layout.mesh if axis in batch + positions)
+    sizes = [(both, scales), (positions, later)]
+  else:
+    sizes = [(batch, scales), (positions, scales + later)]
+  what = "gradients of the norms' scales" + (", and sums over positions" if positions else "")
+  return [Sent("all-reduce", axes, 2 * size * _part(case.devices(axes)), what) for axes, size in sizes]
 
 
 def _sums(case: Case) -> list[Sent]:
@@ -148,39 +162,49 @@ def _table_gradients(case: Case) -> list[Sent]:
 
 
 def _activations(case: Case) -> list[Sent]:
-  """Sums over the devices that share a matrix product. The next computation waits for each of them."""
+  """Sums over the devices that share a matrix product, and gathers of positions. The next computation waits for each.
+
+  A block has two sums in the forward pass, after attention and the MLP, and two in the backward pass, for the
+  cotangents of their inputs. Query, key and value share an input, and so do gate and up. If remat repeats the forward
+  pass, then attention's sum too; the MLP's would only make the block's output, which the backward pass does not need.
+  If the positions are split, they are gathered where the sums' gradients come from: before attention and the MLP, again
+  for the backward pass, and the cotangents of their outputs. A pipeline's weight units gather these cotangents again,
+  and repeat the forward pass, too.
+  """
   compiler, model = COMPILERS[case.compiler], case.model
-  stream = case.examples * model.positions * model.width * case.item  # [b, T, D]
+  numbers = case.examples * model.positions  # [b, T]
+  stream = numbers * model.width * case.item  # [b, T, D]
   layers = model.depth / case.layout.shards("layers")
-  # Once after attention and once after the MLP in the forward pass, and before them in the backward pass, for the
-  # cotangents of their inputs. Query, key and value share an input, and so do gate and up. If remat repeats the forward
-  # pass, then attention's sum too; the MLP's would only make the block's output, which the backward pass does not need.
-  # Weight units repeat the forward pass once more.
-  repeats = 2 if case.schedule and case.schedule.splits else 1
-  heads = 1 + compiler.cotangent_sums(3) + (repeats if model.remat == "full" else 0)
-  mlp = 1 + compiler.cotangent_sums(2)
-  vocab = _vocabulary(case, stream)
-  rows = [
-    ("heads", layers * heads * stream, f"activations: {heads} sums a block for the heads"),
-    ("mlp", layers * mlp * stream, f"activations: {mlp} sums a block for the mlp"),
-    ("vocab", sum(vocab.values()), _listed(list(vocab))),
-  ]
+  splits = bool(case.schedule and case.schedule.splits)
+  again = 1 + splits if model.remat == "full" else 0
+  heads, mlp = 2 + again + compiler.attention_again(case), 2
+  has_table = any(weight.is_table for weight in weights(model))
+  has_logits = "vocab" in model.predicts.head(model)[1]
+  vocab = ["embedding"] * has_table + ["head"] * has_logits  # rows that a device does not hold are zero; the cotangent
+  gathers = layers * (6 + 2 * splits + 2 * max(again - 1, 0))
+  gathers += has_table + has_logits  # the cotangent of that sum, and the head's input
+  loss = numbers * (compiler.maximum_bytes(case) + 4 + 4) if has_logits else 0  # and sum and target's logit
+  mean = 0 if has_logits else case.examples * model.width * 4  # over the positions, for a class
   return [
-    Sent("all-reduce", case.axes(dim), case.units * 2 * _part(case.layout.shards(dim)) * size, what, waits=True)
-    for dim, size, what in rows
+    _sum(case, "heads", layers * heads * stream, f"activations: {heads:.3g} sums a block for the heads"),
+    _sum(case, "mlp", layers * mlp * stream, f"activations: {mlp} sums a block for the mlp"),
+    _sum(case, "vocab", len(vocab) * stream, " and ".join(vocab)),
+    _waits(case, "all-gather", "sequence", gathers * stream, "activations: positions for products"),
+    _waits(case, "all-reduce", "vocab", loss, "loss"),
+    _waits(case, "all-reduce", "sequence", mean, "mean over positions"),
   ]
 
 
-def _vocabulary(case: Case, stream: float) -> dict[str, float]:
-  """Bytes that each device adds to all-reduces over `vocab` for one part of the batch: purpose → bytes."""
-  found = {}
-  numbers = case.examples * case.model.positions  # [b, T]
-  if any(weight.is_table for weight in weights(case.model)):
-    found["embedding"] = stream  # the rows that a device does not hold are zero
-  if "vocab" in case.model.predicts.head(case.model)[1]:
-    found["head"] = stream  # the cotangent of its input
-    found["loss"] = numbers * (COMPILERS[case.compiler].maximum_bytes(case) + 4 + 4)  # and sum and target's logit
-  return found
+def _sum(case: Case, dim: str, size: float, what: str) -> Sent:
+  """The sum of activations over the devices that split a dimension. Those that also split positions keep their own."""
+  split = case.axes(dim) == case.axes("sequence") and COMPILERS[case.compiler].scatters_stream(case)
+  return _waits(case, "reduce-scatter" if split else "all-reduce", dim, size, what)
+
+
+def _waits(case: Case, kind: str, dim: str, size: float, what: str) -> Sent:
+  """A collective over the devices that split a dimension, in each part of the batch. `size` is the whole in bytes."""
+  times = case.units * (2 if kind == "all-reduce" else 1)
+  return Sent(kind, case.axes(dim), times * _part(case.layout.shards(dim)) * size, what, waits=True)
 
 
 def _stages(case: Case) -> list[Sent]:
@@ -188,7 +212,7 @@ def _stages(case: Case) -> list[Sent]:
   if not case.schedule:
     return []
   axes = case.axes("layers")
-  stream = case.examples * case.model.positions * case.model.width * case.item
+  stream = case.examples * case.model.positions * case.model.width * case.item / case.layout.shards("sequence")
   blocks = [weight for weight in weights(case.model) if weight.in_blocks]
   moved = sum((case.held(weight) + case.updated(weight)) * case.item_of(weight) for weight in blocks)
   # A phase exchanges at each of its ticks, also where a stage in the bubble has nothing to send. If both kinds of units
@@ -207,8 +231,3 @@ def _stages(case: Case) -> list[Sent]:
 def _part(n: int) -> float:
   """The part of an array that a device sends or receives in a ring of n devices."""
   return (n - 1) / n
-
-
-def _listed(words: list[str]) -> str:
-  """a; a and b; a, b and c."""
-  return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

@@ -33,7 +33,9 @@ DATA = tuple(  # fields that may change the examples
     "name", "path", "validation_path", "text_field", "label_field", "tokenizer", "packing", "resize", "dir",
   )
 )  # fmt: skip
-RUN = ("strategy", "mesh", "pipeline", "optimizer", "steps", "accumulation", "model", "data.augment")
+RUN = (
+  "strategy", "mesh", "sequence_parallel", "pipeline", "optimizer", "steps", "accumulation", "model", "data.augment",
+)  # fmt: skip
 REPORTED_CHANGES = (*RUN, *DATA)  # beginnings of the names of fields
 
 

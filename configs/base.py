@@ -35,6 +35,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "gather": "auto",
       # Where to run. A mesh size that is not set is the strategy's default; -1 takes the devices that are left.
       "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "model")},
+      "sequence_parallel": True,  # where a strategy can, split the positions between products; False: keep them whole
       "simulated_devices": 8,  # CPU devices for each process if there is no accelerator; 1: a single device
       "distributed": {  # for a job of several processes; a cluster sets these itself (docs/cluster.md)
         "coordinator": "",  # HOST:PORT of process 0; "": use SLURM, Open MPI, Kubernetes, Cloud TPU or one process
@@ -43,7 +44,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "timeout": 300,  # seconds to wait for all processes at the start
       },
       "compilation_cache_dir": "~/.cache/meshwright/compiled",  # keeps programs that took over 0.5 s; "": off
-      "compiler_options": "recommended",  # GPU, TPU v5e: "recommended" (strategies/compiler_options.py) or "default"
+      "compiler_options": "recommended",  # for GPUs: "recommended" (strategies/compiler_options.py) or "default"
       "pipeline": {  # for strategies with a stage axis
         "schedule": "1f1b",  # "gpipe", "1f1b", "interleaved" or "zero_bubble"
         "microbatches": 8,  # parts of a batch; with 4 per stage, stages are idle in less than a fifth of the ticks

@@ -11,12 +11,14 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from errors import ConfigError
 from models.config import ModelConfig
 from models.dimensions import Sharding
-from models.layers import linear, weight
+from models.layers import linear, linears, weight
 
+OUTPUT = "attention output"  # its name for remat policies: what a device keeps of it
 QUERY_BLOCK = 64  # queries that `blockwise` processes at a time
 
 
@@ -148,9 +150,9 @@ class Attention(nnx.Module):
     start: jax.Array | int = 0,
   ) -> tuple[jax.Array, Cache | None]:
     """Returns [B, T, D] and the updated cache. With a cache, x begins at position `start` and has no segments."""
-    q, k, v = (
-      sharding.activation(linear(x, w[...]), "batch", None, "heads", None) for w in (self.query, self.key, self.value)
-    )
+    x = sharding.whole_sequence(x)
+    projected = linears(x, (self.query[...], self.key[...], self.value[...]), self._join, sharding)
+    q, k, v = (sharding.activation(y, "batch", None, "heads", None) for y in projected)
     q, k = rotate(q, angles), rotate(k, angles)
     if cache is None:
       attended = self._attend(q, k, v, segments, sharding)
@@ -161,8 +163,13 @@ class Attention(nnx.Module):
       )
       attended = plain(q, cache.k, cache.v, causal=True, offset=start)
     attended = sharding.activation(attended, "batch", None, "heads", None)  # [B, T, N, H]
-    out = linear(attended, self.out[...], inputs=2)
-    return sharding.activation(out, "batch", None, None), cache
+    out = linear(attended, self.out[...], inputs=2, flat=False)
+    return checkpoint_name(sharding.split_sequence(out), OUTPUT), cache
+
+  def _join(self, arrays: tuple[jax.Array, ...]) -> jax.Array:
+    """Arrays [..., N, H], [..., K, H] and [..., K, H] → [..., K, (N/K + 2)·H]: for each key head what belongs to it."""
+    groups = arrays[1].shape[-2]
+    return jnp.concatenate([a.reshape(*a.shape[:-2], groups, -1) for a in arrays], axis=-1)
 
   def _attend(
     self, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None, sharding: Sharding

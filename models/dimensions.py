@@ -4,12 +4,13 @@ The model names the dimensions of its arrays; a `Sharding` decides what the name
 activations have separate names, so that `embed` (weights) can be split over the devices that also split `batch`
 (activations):
 
-    batch    activations: the examples
-    embed    weights: the model width; gathered just before use
-    heads    weights and activations: query and key-value heads
-    mlp      weights and activations: the hidden width of the MLP
-    vocab    weights and activations: the vocabulary of the embedding, the head and the logits
-    layers   weights: the stacked blocks
+    batch      activations: the examples
+    sequence   activations: the positions of the residual stream, between products
+    embed      weights: the model width; gathered just before use
+    heads      weights and activations: query and key-value heads
+    mlp        weights and activations: the hidden width of the MLP
+    vocab      weights and activations: the vocabulary of the embedding, the head and the logits
+    layers     weights: the stacked blocks
 
 Strategies use `strategies.sharding.MeshSharding`. Without one the model runs on a single device.
 """
@@ -19,7 +20,7 @@ from typing import Protocol
 
 import jax
 
-DIMENSIONS = ("batch", "embed", "heads", "mlp", "vocab", "layers")
+DIMENSIONS = ("batch", "sequence", "embed", "heads", "mlp", "vocab", "layers")
 
 Dims = tuple[str | None, ...]  # one name, or None, for each dimension of an array
 
@@ -27,12 +28,30 @@ Dims = tuple[str | None, ...]  # one name, or None, for each dimension of an arr
 class Sharding(Protocol):
   """What the model needs from whoever shards it."""
 
+  @property
+  def sums(self) -> bool:
+    """Whether devices compute parts of a product and sum them, because `heads` or `mlp` is split."""
+    ...
+
+  @property
+  def scatters(self) -> bool:
+    """Whether `gather` lets the compiler scatter the gradients of weights."""
+    ...
+
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     """Constrains the sharding of an activation; `dims` names its dimensions."""
     ...
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """Returns a weight ready to use: no longer split along `embed`."""
+    ...
+
+  def whole_sequence(self, x: jax.Array) -> jax.Array:
+    """All positions of the residual stream [B, T, D], for a product; splits the gradient again."""
+    ...
+
+  def split_sequence(self, x: jax.Array) -> jax.Array:
+    """Each device's own positions of a product's result [B, T, D]; makes the gradient whole again."""
     ...
 
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
@@ -51,11 +70,19 @@ class Sharding(Protocol):
 class Unsharded:
   """For a single device, and for code that shards by itself. Ignores the names."""
 
+  sums = scatters = False
+
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     return x
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     return w
+
+  def whole_sequence(self, x: jax.Array) -> jax.Array:
+    return x
+
+  def split_sequence(self, x: jax.Array) -> jax.Array:
+    return x
 
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
     return table[ids]

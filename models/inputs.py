@@ -13,7 +13,6 @@ import numpy as np
 
 from errors import ConfigError, positive
 from models.dimensions import Dims, Sharding
-from models.layers import linear
 
 if TYPE_CHECKING:
   from models.config import ModelConfig
@@ -65,7 +64,7 @@ class Input(Protocol):
     """The shape, dimensions and initial standard deviation of the embedding's weight."""
 
   def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
-    """Embeds the prepared input → [B, T, D]."""
+    """Embeds the prepared input → [B, T, D], the residual stream."""
 
   def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
     """The coordinates [..., C] of the positions numbered `index` [...]."""
@@ -103,7 +102,7 @@ class Tokens:
   def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     # Pinning the table also pins its gradient, so each device sums the gradient over its own examples. Otherwise the
     # compiler may send the activations' gradients to where the table is stored.
-    return sharding.lookup(sharding.activation(table, "vocab", None), x)
+    return sharding.split_sequence(sharding.lookup(sharding.activation(table, "vocab", None), x))
 
   def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
     return index[..., None]
@@ -153,7 +152,8 @@ class Images:
     return (patch, model.width), (None, "embed"), patch**-0.5
 
   def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
-    return linear(patches(x, model.patch_size).astype(table.dtype), table)
+    # Each device embeds its own positions. So this is no `linear`, which would join batch and positions.
+    return sharding.activation(patches(x, model.patch_size).astype(table.dtype) @ table, "batch", "sequence", None)
 
   def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
     side = model.image_size // model.patch_size

@@ -85,7 +85,7 @@ class NextToken:
     return model.dtype
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
-    return sharding.activation(linear(x, head).astype(jnp.float32), "batch", None, "vocab")
+    return sharding.activation(linear(sharding.whole_sequence(x), head).astype(jnp.float32), "batch", None, "vocab")
 
   def predictions(self, model: "ModelConfig") -> int:
     return model.positions
@@ -119,8 +119,10 @@ class Class:
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
     if segments is None:
       return linear(jnp.mean(x, axis=1, dtype=jnp.float32), head)
-    is_text = (segments > 0)[..., None]  # [B, T, 1]
-    total = jnp.sum(jnp.where(is_text, x, 0), axis=1, dtype=jnp.float32)
+    # Pinned as a whole and in parts. Otherwise the compiler might split what attention reads, and gather it there.
+    is_text = sharding.activation(segments, "batch", None)[..., None] > 0  # [B, T, 1]
+    own = sharding.activation(segments, "batch", "sequence")[..., None] > 0
+    total = jnp.sum(jnp.where(own, x, 0), axis=1, dtype=jnp.float32)
     return linear(total / jnp.maximum(jnp.sum(is_text, axis=1), 1), head)  # an empty text has a mean of 0
 
   def predictions(self, model: "ModelConfig") -> int:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.attention import Attention, Cache, rope_angles
+from models.attention import OUTPUT, Attention, Cache, rope_angles
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
 from models.layers import RMSNorm, SwiGLU, dropout, fold_in, weight
@@ -40,7 +40,10 @@ def save_all_but(names: frozenset[str]) -> Policy:
 # elementwise operations. "dots" saves only the results of matrix products. "full" saves only the block's input.
 REMAT_POLICIES: dict[str, Policy] = {
   "minimal": save_all_but(VIEWS | ELEMENTWISE),
-  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  "dots": jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(OUTPUT),  # a device's own positions, instead of the product's result
+  ),
   "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -66,8 +69,11 @@ class Block(nnx.Module):
     start: jax.Array | int = 0,
   ) -> tuple[jax.Array, Cache | None]:
     attended, cache = self.attention(self.attention_norm(x), angles, segments, sharding, cache, start)
-    x = x + dropout(attended, self.dropout, fold_in(keys, 0), sharding)
-    x = x + dropout(self.mlp(self.mlp_norm(x), sharding), self.dropout, fold_in(keys, 1), sharding)
+    # Pinned, so that a gradient that goes both to a sum and into a product is gathered for the product alone. XLA's GPU
+    # compiler turns a gather that is sliced again into a permute without pairs, which returns zeros (jax 0.10.2).
+    stream = lambda x: sharding.activation(x, "batch", "sequence", None)
+    x = stream(x + dropout(attended, self.dropout, fold_in(keys, 0), sharding))
+    x = stream(x + dropout(self.mlp(self.mlp_norm(x), sharding), self.dropout, fold_in(keys, 1), sharding))
     return x, cache
 
 
@@ -125,8 +131,7 @@ class Transformer(nnx.Module):
       table: the embedding, gathered already.
     """
     table = self._ready(self.embedding, sharding) if table is None else table
-    x = self.config.reads.embed(self.config, table, inputs, sharding)
-    return sharding.activation(x, "batch", None, None)
+    return self.config.reads.embed(self.config, table, inputs, sharding)
 
   def run_blocks(
     self,
@@ -140,6 +145,7 @@ class Transformer(nnx.Module):
     first_layer: jax.Array | int = 0,
     unroll: int = 1,
     policy: Policy | None = None,
+    length: int | None = None,
   ) -> tuple[jax.Array, Cache | None]:
     """Runs the stacked blocks.
 
@@ -149,12 +155,14 @@ class Transformer(nnx.Module):
       first_layer: the number of the first block, if these blocks are a slice of a longer stack.
       unroll: how many blocks one iteration of the scan runs.
       policy: what the backward pass may reuse; by default the policy of `model.remat`.
+      length: the number of positions, if x holds only a device's own.
     """
     graph, stacked = nnx.split(self.blocks)
     depth = jax.tree.leaves(stacked)[0].shape[0]
     if segments is None:
-      positions = start + jnp.arange(x.shape[1])  # [T]
+      positions = start + jnp.arange(length or x.shape[1])  # [T]
     else:
+      segments = sharding.activation(segments, "batch", None)
       positions = sharding.activation(positions_in(segments), "batch", None)  # [B, T]
     coordinates = self.config.reads.locate(self.config, positions)
     angles = rope_angles(coordinates, self.config.head_dim, self.config.rope_base)

@@ -43,7 +43,7 @@ def layout_of(name: str) -> Layout:
 def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.Device]) -> Strategy:
   """The strategy of a config, on these devices.
 
-  Reads `strategy`, `mesh`, `gather`, `compiler_options` and the strategy's own section.
+  Reads `strategy`, `mesh`, `gather`, `sequence_parallel`, `compiler_options` and the strategy's own section.
   """
   resolved = resolve(layout_of(config["strategy"]), len(devices), config["mesh"])
   mesh = make_mesh(resolved, list(devices))
@@ -62,5 +62,6 @@ def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.De
 def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mesh | AbstractMesh) -> Strategy:
   """The strategy of a config, with a resolved layout, on a mesh that may be abstract."""
   implementation = getattr(_modules()[config["strategy"]], "STRATEGY", Strategy)
+  layout = layout if config.get("sequence_parallel", True) else layout.place(sequence=None)
   fields = config[implementation.section] if implementation.section else {}
   return implementation(layout, program, mesh, gather=config.get("gather", "auto"), **fields)

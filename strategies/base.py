@@ -47,6 +47,7 @@ class Strategy:
 
   def __init__(self, layout: Layout, program: Program, mesh: Mesh | AbstractMesh, *, gather: str = "auto"):
     layout.check_divides(program.model.sizes())
+    layout = layout.where_divides(sequence=program.model.positions)
     self.gathers_once = one_of("gather", gather, GATHER) == "step"
     self.axes_by_hand = layout.axes_by_hand(self.gathers_once) if program.accumulation > 1 else ()
     if self.axes_by_hand and type(program) is Program:
@@ -94,7 +95,7 @@ class Strategy:
       out_shardings=(replicated, params),
     )
     self._generate = jax.jit(
-      functools.partial(program.generate, sharding=sharding.place(batch=None)),
+      functools.partial(program.generate, sharding=sharding.place(batch=None, sequence=None)),
       static_argnames=("length", "temperature"),
       out_shardings=replicated,
     )

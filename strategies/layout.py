@@ -1,6 +1,6 @@
 """Layout: which logical dimension is sharded over which mesh axis.
 
-A strategy is a Layout: the sizes of a device mesh, and for each of the model's six logical dimensions
+A strategy is a Layout: the sizes of a device mesh, and for each of the model's seven logical dimensions
 (models/dimensions.py) the mesh axis that splits it, or none. Two more places say where `embed` is split in the sums of
 gradients and in the optimizer's state, if not as in the weights. Two layouts join with `|`: 2D is FSDP | tensor
 parallelism. This file holds the value and its algebra. Next: mesh.py (sizes and devices), sharding.py (what a layout
@@ -34,13 +34,15 @@ class Layout:
 
   Attributes:
     mesh: the size of each mesh axis; -1 takes the devices that are left.
-    batch, embed, heads, mlp, vocab, layers: the mesh axis or axes that split this dimension; None if not split.
+    batch, sequence, embed, heads, mlp, vocab, layers: the mesh axis or axes that split this dimension; None if not
+      split.
     gradients: those that split `embed` in sums of gradients, while the parts of a batch run; None: as in the weights.
     state: those that split `embed` in the optimizer's state; None: as in the sums of gradients.
   """
 
   mesh: Mapping[str, int]
   batch: Place = None
+  sequence: Place = None
   embed: Place = None
   heads: Place = None
   mlp: Place = None
@@ -77,6 +79,10 @@ class Layout:
   def place(self, **places: Place) -> "Layout":
     """The same layout with some dimensions placed elsewhere."""
     return dataclasses.replace(self, **dict[str, Any](places))
+
+  def where_divides(self, **sizes: int) -> "Layout":
+    """The same layout, without the places of dimensions of these sizes that do not split evenly."""
+    return self.place(**{dim: None for dim, size in sizes.items() if size % self.shards(dim)})
 
   def of(self, what: str) -> "Layout":
     """The layout of "gradients" or "state": `embed` is placed where it is in them."""

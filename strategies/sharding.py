@@ -48,6 +48,16 @@ class MeshSharding:
     """Constrains the sharding of an activation; `dims` names its dimensions."""
     return x if self.layout.device_count == 1 else constrain(x, self.layout.spec(dims))
 
+  @property
+  def sums(self) -> bool:
+    """Whether devices compute parts of a product and sum them."""
+    return self.layout.shards("heads") > 1 or self.layout.shards("mlp") > 1
+
+  @property
+  def scatters(self) -> bool:
+    """Whether the compiler scatters the gradients of weights."""
+    return self.layout.shards("gradients") > 1
+
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """All-gathers a weight along `embed`. Its gradient is reduce-scattered to where sums of gradients are stored."""
     if "embed" not in dims:
@@ -80,9 +90,32 @@ class MeshSharding:
     matrix = constrain(first.reshape(first.shape[0], -1), layout.spec(("embed", *others)))
     return constrain(jnp.moveaxis(matrix.reshape(first.shape), 0, at), layout.spec(dims))
 
+  def whole_sequence(self, x: jax.Array) -> jax.Array:
+    """All-gathers the positions of the residual stream [B, T, D]. Its gradient is reduce-scattered."""
+    return self._between("sequence", None, x)
+
+  def split_sequence(self, x: jax.Array) -> jax.Array:
+    """Reduce-scatters a product's result [B, T, D] over positions. Its gradient is all-gathered."""
+    return self._between(None, "sequence", x)
+
+  def _between(self, before: str | None, after: str | None, x: jax.Array) -> jax.Array:
+    """Moves the stream from one sharding of its positions to another; its gradient moves back.
+
+    Differentiating a constraint would constrain the gradient to the same sharding, so this does it by hand.
+    """
+    if self.layout.shards("sequence") == 1:
+      return self.activation(x, "batch", None, None)
+    here, there = (self.layout.spec(("batch", positions, None)) for positions in (before, after))
+    # A product's result must not be constrained before it is split: that would all-reduce it.
+    split = self.layout.spec(("batch", "sequence", None))
+    move = lambda x, start, end: constrain(constrain(x, start) if start == split else x, end)
+    use = jax.custom_vjp(lambda x: move(x, here, there))
+    use.defvjp(lambda x: (move(x, here, there), None), lambda _, g: (move(g, there, here),))
+    return use(x)
+
   def _has_idle_axis(self) -> bool:
-    """Whether some mesh axis splits none of `layers`, `embed` and `batch`."""
-    busy = {axis for dim in ("layers", "gradients", "batch") for axis in self.layout.axes(dim)}
+    """Whether some mesh axis splits neither weights by layer or width nor activations by example or position."""
+    busy = {axis for dim in ("layers", "gradients", "batch", "sequence") for axis in self.layout.axes(dim)}
     return any(size > 1 for axis, size in self.layout.mesh.items() if axis not in busy)
 
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:

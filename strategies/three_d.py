@@ -6,9 +6,10 @@
 The union of the two layouts, run by the pipeline's schedules, without code of its own. A weight is split three ways: by
 layer, by width, and by heads, hidden units or vocabulary.
 
-Communication: between stages the pipeline's, of activations 1/d as large (d = size of `data`; they are replicated over
-`model`). Within a stage, tensor parallelism's in each unit. FSDP's gathers and reduce-scatters come once a step: a
-stage keeps its weights whole until all microbatches have passed. Only the state between steps is split over `data`.
+Communication: between stages the pipeline's, of activations 1/(d·m) as large (d = size of `data`, m = size of `model`,
+which splits their positions). Within a stage, tensor parallelism's in each unit. FSDP's gathers and reduce-scatters
+come once a step: a stage keeps its weights whole until all microbatches have passed. Only the state between steps is
+split over `data`.
 
 Use it when a model needs more devices than two_d can use well. Put `stage` across the slowest links, and keep `model`
 within a host. Don't use it where a stage's weights and gradients do not fit on a device, split over `model` alone.

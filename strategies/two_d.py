@@ -5,10 +5,11 @@
     data 1        [ W₁₀, batch 1 ] [ W₁₁, batch 1 ]
 
 The union of the two layouts, without code of its own. A weight is split twice: by width over `data`, and by heads,
-hidden units or vocabulary over `model`. The batch is split over `data` only.
+hidden units or vocabulary over `model`. The batch is split over `data` only, and the positions of the residual stream
+over `model`.
 
 Communication: FSDP's gathers and reduce-scatters, of weights 1/m as large (m = size of `model`), and tensor
-parallelism's all-reduces, of activations 1/d as large (d = size of `data`).
+parallelism's, of activations 1/d as large (d = size of `data`).
 
 Use it when there are more devices than the batch has examples, or when the arithmetic no longer hides FSDP's gathers.
 Keep `model` within a host. Don't use it for models that train well with fsdp, which is simpler.

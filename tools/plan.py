@@ -120,7 +120,7 @@ def main(asked: flags.FlagValues) -> None:
     f"{sum(weight.size for weight in weights(model)) / 1e9:.4g} B parameters, batches of {config.batch_size} × "
     f"{model.positions} {'tokens' if model.inputs == 'tokens' else 'patches'}, on {count}\n"
   )
-  found = best(search(model, config.batch_size, where, asked.strategies), asked.best)
+  found = best(search(model, config.batch_size, where, asked.strategies, config.sequence_parallel), asked.best)
   if not found:
     raise ConfigError(
       f"topology={asked.topology!r}: no strategy fits this model into {where.chip.memory / 1e9:.0f} GB a device and "

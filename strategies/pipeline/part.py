@@ -120,4 +120,4 @@ class Part:
 
   def pin(self, x: jax.Array) -> jax.Array:
     """Constrains the sharding of activations [..., b, T, D]."""
-    return self.sharding.activation(x, *(None,) * (x.ndim - 3), "batch", None, None)
+    return self.sharding.activation(x, *(None,) * (x.ndim - 3), "batch", "sequence", None)

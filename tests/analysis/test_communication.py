@@ -128,6 +128,21 @@ def test_the_bytes_of_gradients_do_not_grow_with_the_parts_of_a_batch(name: str)
   assert two <= one + SCALARS
 
 
+@pytest.mark.parametrize(
+  "name, fields",
+  [
+    ("three_d", {"pipeline__schedule": "zero_bubble"}),  # weight units repeat the forward pass, with what it sends
+    ("pipeline", {"mesh__stage": 8, "mesh__data": 1, "model__depth": 8}),  # stages without data parallelism
+  ],
+)
+def test_other_pipelines_send_what_theory_says(name: str, fields: dict):
+  model = {key: fields[key] for key in fields if key.startswith("model")}
+  run = {key: fields[key] for key in fields if key not in model}
+  ours, wanted = sent_and_wanted(*compile_case(name, program(model__remat="full", **model), BATCH, **run))
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+
+
 @pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d"])
 def test_weights_kept_for_a_step_are_gathered_once_and_their_gradients_scattered_once(name: str):
   ours, wanted = sent_and_wanted(*compile_case(name, make("accumulation, remat"), 2 * BATCH, gather="step"))

@@ -75,7 +75,7 @@ def test_memory_with_dropout_is_predicted_as_well():
 
 def four_layers_keep(remat: str, dropout: float) -> int:
   model = program(remat, model__dropout=dropout, model__seq_len=64).model
-  return bytes_per_example(model, 1, 1, 8) - bytes_per_example(model, 1, 1, 4)
+  return bytes_per_example(model, 1, 1, 1, 8) - bytes_per_example(model, 1, 1, 1, 4)
 
 
 RECORDED = {name: json.loads(file.read_text())["cases"] for name, file in predictions.RECORDS.items()}
@@ -90,9 +90,12 @@ def test_predictions_for_accelerators_hold(found: dict):
   assert ours["flops"] == pytest.approx(found["flops"], rel=0.01)
 
 
-@pytest.mark.parametrize("name, within", [("gpu", 1e-3), ("tpu", 0.1)])
+@pytest.mark.parametrize("name, within", [("gpu", 1e-3), ("tpu", 0.17)])
 def test_the_links_are_busy_as_long_as_predicted(name: str, within: float):
-  """On TPUs, rings send a little more than theory, and the model of a TPU7x leaves out a link (docs/explain.md)."""
+  """On TPUs, rings send more than theory: over 4 devices 5/4 of an array, not 3/4.
+
+  And the model of a TPU7x leaves out a link (docs/explain.md).
+  """
   for found in RECORDED[name]:
     assert predictions.by_formula(found["case"])["communication"] == pytest.approx(found["communication"], rel=within)
 
@@ -132,7 +135,7 @@ def test_nobody_has_measured_more_than_the_bound(row: published.Published):
 
 def test_what_remat_keeps():
   """Of a block and a token: what is not elementwise; the products; the input alone, in the computation's precision."""
-  kept = {remat: bytes_per_example(program(remat).model, 1, 1, 4) for remat in ("minimal", "dots", "full")}
+  kept = {remat: bytes_per_example(program(remat).model, 1, 1, 1, 4) for remat in ("minimal", "dots", "full")}
   stream = 4 * 256 * 256 * 4  # layers, positions, width, float32
   assert kept["minimal"] > kept["dots"] > kept["full"]
   assert kept["full"] == pytest.approx(stream, rel=0.02)  # and the angles of the positions, once
@@ -147,14 +150,15 @@ def test_what_remat_keeps():
 
 def test_a_device_with_a_part_of_the_heads_keeps_a_part():
   model = program("dots").model
-  whole, half = (bytes_per_example(model, n, n, 1) for n in (1, 2))
-  stream = 256 * 256 * 4 * 2  # the block's input and attention's output are not split
-  assert half - stream == pytest.approx((whole - stream) / 2, rel=0.03)
+  whole, half = (bytes_per_example(model, n, n, n, 1) for n in (1, 2))
+  assert half == pytest.approx(whole / 2, rel=0.03)
+  stream = 256 * 256 * 4 * 2  # the block's input and attention's output
+  assert bytes_per_example(model, 2, 2, 1, 1) - half == stream / 2
 
 
 @pytest.mark.parametrize("remat", ["minimal", "dots", "full"])
 def test_what_is_kept_is_linear_in_layers_and_in_parts(remat: str):
-  """So six traces stand for all; here a few of the others, traced."""
+  """So eight traces stand for all; here a few of the others, traced."""
   model = program(remat).model
-  for heads, mlp, layers in ((1, 1, 3), (4, 4, 1), (4, 1, 5), (2, 8, 4)):
-    assert bytes_per_example(model, heads, mlp, layers) == traced(model, remat, heads, mlp, layers)
+  for parts in ((1, 1, 1, 3), (4, 4, 4, 1), (4, 1, 1, 5), (2, 8, 4, 4)):  # heads, mlp, sequence, layers
+    assert bytes_per_example(model, *parts) == traced(model, remat, *parts)

@@ -122,7 +122,27 @@ def test_tensor_parallel_never_gathers_logits(program: Program):
     flat_logits = f"[{examples * program.model.seq_len},{program.model.vocab_size}]"
     assert logits not in text, "a device holds the full logits"
     assert flat_logits not in text, "a device holds the full logits"
-  assert collectives(compiled_text("tensor_parallel", program), "all-gather") == []
+
+
+def test_the_residual_stream_is_split_by_position_between_products(program: Program):
+  """It is gathered before attention, MLP and head, and again backward. Nothing of it is kept or sent whole."""
+  stream = (BATCH, program.model.seq_len, program.model.width)
+  part, stages = (stream[0], stream[1] // 8, stream[2]), strategy("three_d", program)
+  text = compiled_text("tensor_parallel", program)
+  assert collectives(text, "all-gather") == [stream] * (2 + 4 + 2)  # forward; backward; head, and embedding backward
+  stacked = lambda shape: f"f32[{','.join(map(str, (program.model.depth, *shape)))}]"
+  assert stacked(part) in text
+  assert stacked(stream) not in text, "a gathered stream is kept for all layers"
+  sent = (program.model.seq_len // stages.layout.mesh["model"], program.model.width)
+  assert set(collectives(compiled_text("three_d", program), "collective-permute")) == {sent}
+
+
+def test_the_residual_stream_stays_whole_where_asked_or_where_it_cannot_be_split(program: Program):
+  uneven = settings.program(config(model__depth=4, model__seq_len=42), "cpu")
+  for runner in (strategy("tensor_parallel", program, sequence_parallel=False), strategy("tensor_parallel", uneven)):
+    assert "sequence" not in runner.describe("tensor_parallel")
+    assert collectives(runner.lower_train_step(BATCH).compile().as_text(), "all-gather") == []
+  assert "sequence over model" in strategy("two_d", uneven).describe("two_d")
 
 
 def test_data_parallel_sends_each_gradient_once(program: Program):
