@@ -5,12 +5,15 @@ import functools
 import math
 from typing import Any
 
+import jax
 import pytest
 from helpers import IMAGES, program, strategy
 
 import strategies
 from analysis import compiled, predict, theory
 from analysis.case import Case, weights
+from strategies.base import Strategy
+from strategies.mesh import make_mesh
 from training.program import Program
 
 # The least multiple of every strategy's devices × microbatches. A pipeline's devices then have one example at a time.
@@ -108,20 +111,28 @@ def test_fsdp_sends_weights_twice():
 # Strategies whose gradients are summed over these axes once a step, whatever the parts of the batch.
 ONCE = {
   "data_parallel": ("data",), "hsdp": ("replica",), "pipeline": ("data",), "three_d": ("data",), "pmap_ddp": ("data",),
+  "data_parallel|tensor_parallel": ("data",),
 }  # fmt: skip
 
 
 def sent_over(name: str, axes: tuple[str, ...], **fields: Any) -> float:
   """Bytes that a device sends over these mesh axes in the compiled step, alone or together with other axes."""
-  runner = strategy(name, program(model__depth=4, model__seq_len=16, **fields), **fields)
+  trained = program(model__depth=4, model__seq_len=16, **fields)
+  if "|" in name:
+    first, second = map(strategies.layout_of, name.split("|"))
+    layout = (first | second).on(data=4, model=2)
+    runner = Strategy(layout, trained, make_mesh(layout, jax.devices()))
+  else:
+    runner = strategy(name, trained, **fields)
   step = compiled.compile_step(runner, 64)
   return sum(found.sent_in_step for found in step.collectives() if set(found.axes) & set(axes))
 
 
 @pytest.mark.parametrize("name", ONCE)
 def test_the_bytes_of_gradients_do_not_grow_with_the_parts_of_a_batch(name: str):
+  """A strategy's, or those of two layouts together: tensor parallelism with replicas."""
   parts = ({"accumulation": 1}, {"accumulation": 2}, {"accumulation": 4})
-  if strategies.layout_of(name).layers:
+  if name in ("pipeline", "three_d"):
     parts = tuple({"pipeline__microbatches": 4} | fields for fields in (*parts[:2], {"pipeline__microbatches": 8}))
   one, two, more = (sent_over(name, ONCE[name], **fields) for fields in parts)
   assert two == pytest.approx(more, abs=SCALARS)

@@ -109,6 +109,19 @@ def test_data_parallel_all_reduces_its_gradients():
   )
 
 
+@pytest.mark.parametrize("name, axis", [("data_parallel", "data"), ("hsdp", "replica"), ("three_d", "data")])
+def test_the_bytes_of_gradients_do_not_grow_with_the_parts_of_a_batch(name: str, axis: str):
+  """As on CPU (test_communication.py): what goes over this axis, alone or together with others, goes once a step."""
+
+  def sent(parts: int) -> float:
+    config = base.get_config("tiny", name)
+    config.update_from_flattened_dict(golden.TPU_FIELDS | {"batch_size": 64, "accumulation": parts})
+    step = compile_step(tool.create(config, machine_of(golden.SLICE)), 64)
+    return sum(found.sent_in_step for found in step.collectives() if axis in found.axes)
+
+  assert sent(4) == pytest.approx(sent(2), abs=SCALARS)
+
+
 @pytest.mark.parametrize("name", SENDERS)
 def test_the_links_send_all_bytes_and_expose_a_part_of_them(name: str):
   """On 2×4 chips a group along one dimension can use one link of 50 GB/s, and a group along both can use two."""
