@@ -195,7 +195,7 @@ COMPILERS: dict[str, Compiler] = {
   ),
   "tpu": LibTpu(
     Fitted(
-      block={"minimal": 1.3, "dots": 1.45, "full": 0.85},
+      block={"minimal": 1.3, "dots": 1.45, "full": 0.82},
       sums=0.2,
       whole=3.5,
       whole_passes=40.0,
