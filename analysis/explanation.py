@@ -5,7 +5,6 @@ tools/explain.py prints it. Sizes are bytes on one device; times are seconds.
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +21,7 @@ from analysis.profile import scope
 from analysis.roofline import Roofline
 from analysis.timeline import timeline
 from analysis.topology import Cluster, Machine
-from models.dimensions import Dims
+from models.dimensions import Dims, Unsharded
 from runtime.hardware import Chip, chip, peak_flops
 from strategies.base import Strategy
 from strategies.layout import Layout
@@ -43,10 +42,8 @@ ACTIVATIONS = {
 }
 
 
-class Recorder:
-  """A `models.dimensions.Sharding` that only records which activations the model constrains."""
-
-  sums = scatters = False
+class Recorder(Unsharded):
+  """Only records which activations the model constrains."""
 
   def __init__(self) -> None:
     self.seen: dict[tuple[tuple[int, ...], str, Dims], None] = {}  # in order, without duplicates
@@ -55,20 +52,11 @@ class Recorder:
     self.seen[x.shape, x.dtype.name, dims] = None
     return x
 
-  def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
-    return w
-
   def whole_sequence(self, x: jax.Array) -> jax.Array:
     return self.activation(x, *WHOLE_STREAM)
 
   def split_sequence(self, x: jax.Array) -> jax.Array:
     return self.activation(x, "batch", "sequence", None)
-
-  def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
-    return table[ids]
-
-  def local(self, kernel: Callable[..., jax.Array], *arrays: jax.Array, dims: Sequence[Dims]) -> jax.Array:
-    return kernel(*arrays)
 
 
 def explain(

@@ -22,6 +22,8 @@ def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
     if case.examples >= parts and case.examples % parts == 0:
       accumulation = case.accumulation * parts
       changes.append((f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
+  if case.gathers_once and case.units > 1 and not case.schedule:
+    changes.append(("gather=part", dataclasses.replace(case, gathers_once=False)))
   for fields, layout in _layouts(name, case):
     schedule, once = case.schedule if layout.axes("layers") else None, case.gathers_once and not case.schedule
     by_hand = case.sums_by_hand and bool(schedule)
@@ -38,13 +40,15 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, Layout]]:
   They are this strategy on its default mesh or with another size of `model`, and other strategies without stages.
   """
   seen = {str(case.layout)}
+  positions = case.model.positions
+  splits = strategies.layout_of(name).axes("sequence") and positions % case.layout.shards("heads") == 0
+  switched_off = splits and not case.layout.axes("sequence")  # sequence_parallel=False
   for other in strategies.names():
     template = strategies.layout_of(other)
     for size in (None, 2, 4, 8, 16) if "model" in template.mesh else (None,):
       try:
-        layout = resolve(template, case.layout.device_count, {"model": size}).where_divides(
-          sequence=case.model.positions
-        )
+        layout = resolve(template, case.layout.device_count, {"model": size}).where_divides(sequence=positions)
+        layout = layout.place(sequence=None) if switched_off else layout
         layout.check_divides(case.model.sizes())
       except ConfigError:
         continue

@@ -34,7 +34,8 @@ DATA = tuple(  # fields that may change the examples
   )
 )  # fmt: skip
 RUN = (
-  "strategy", "mesh", "sequence_parallel", "pipeline", "optimizer", "steps", "accumulation", "model", "data.augment",
+  "strategy", "mesh", "gather", "sequence_parallel", "pipeline", "optimizer", "steps", "accumulation", "model",
+  "data.augment",
 )  # fmt: skip
 REPORTED_CHANGES = (*RUN, *DATA)  # beginnings of the names of fields
 

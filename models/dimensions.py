@@ -29,12 +29,12 @@ class Sharding(Protocol):
   """What the model needs from whoever shards it."""
 
   @property
-  def sums(self) -> bool:
+  def splits_products(self) -> bool:
     """Whether devices compute parts of a product and sum them, because `heads` or `mlp` is split."""
     ...
 
   @property
-  def scatters(self) -> bool:
+  def scatters_gradients(self) -> bool:
     """Whether `gather` lets the compiler scatter the gradients of weights."""
     ...
 
@@ -70,7 +70,7 @@ class Sharding(Protocol):
 class Unsharded:
   """For a single device, and for code that shards by itself. Ignores the names."""
 
-  sums = scatters = False
+  splits_products = scatters_gradients = False
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     return x

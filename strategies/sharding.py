@@ -49,12 +49,12 @@ class MeshSharding:
     return x if self.layout.device_count == 1 else constrain(x, self.layout.spec(dims))
 
   @property
-  def sums(self) -> bool:
+  def splits_products(self) -> bool:
     """Whether devices compute parts of a product and sum them."""
     return self.layout.shards("heads") > 1 or self.layout.shards("mlp") > 1
 
   @property
-  def scatters(self) -> bool:
+  def scatters_gradients(self) -> bool:
     """Whether the compiler scatters the gradients of weights."""
     return self.layout.shards("gradients") > 1
 
@@ -126,7 +126,8 @@ class MeshSharding:
     """
     parts = self.layout.shards("vocab")
     if parts == 1:
-      return table[ids]
+      # Pinned, or the compiler splits the ids as the positions that are kept of the result, with permutes.
+      return table[self.activation(ids, "batch", None)]
     rows = table.shape[0] // parts
     tables = self.activation(table.reshape(parts, rows, -1), "vocab", None, None)
     local = self.activation(ids - rows * jnp.arange(parts).reshape(-1, 1, 1), "vocab", "batch", None)  # [parts, B, T]
@@ -142,7 +143,8 @@ class MeshSharding:
       return w
     dims, axes = (None,) * (w.ndim - len(dims)) + dims, self.by_hand.axes("embed")
     collective = lambda w: jax.lax.all_gather(w, axes, axis=dims.index("embed"), tiled=True)
-    return self.local(collective, jax.lax.optimization_barrier(w), dims=(dims,))  # the barrier is as in `gather`
+    pieces = self._with_whole_embed()
+    return pieces.local(collective, jax.lax.optimization_barrier(w), dims=(dims,))  # the barrier is as in `gather`
 
   def reduce_scatter(self, gradient: jax.Array, dims: Dims, axes: tuple[str, ...]) -> jax.Array:
     """Sums the gradient of such a weight over devices by hand, and leaves each device its piece along `embed`."""
@@ -157,7 +159,11 @@ class MeshSharding:
       piece = jax.lax.psum_scatter(matrices, axes, scatter_dimension=lead, tiled=True)
       return jnp.moveaxis(piece.reshape(*piece.shape[: lead + 1], *first.shape[lead + 1 :]), lead, at)
 
-    return self.local(functools.partial(sum_in_dtype, collective), gradient, dims=(dims,))
+    return self._with_whole_embed().local(functools.partial(sum_in_dtype, collective), gradient, dims=(dims,))
+
+  def _with_whole_embed(self) -> "MeshSharding":
+    """Where other mesh axes split `embed`, too, their pieces must not be split again while they are put together."""
+    return self.place(embed=None, gradients=None, state=None)
 
   def local(self, kernel: Callable[..., jax.Array], *arrays: jax.Array, dims: Sequence[Dims]) -> jax.Array:
     """Calls a kernel on each device's own part of the arrays. In a pipeline, `stage` is manual already.

@@ -57,13 +57,13 @@ def table(found: list[Candidate], model: ModelConfig, where: Machine, batch_size
   return explain.table(rows)
 
 
-PARTS = ("accumulation", "pipeline.schedule", "pipeline.microbatches", "pipeline.chunks")
+PARTS = ("accumulation", "gather", "pipeline.schedule", "pipeline.microbatches", "pipeline.chunks")
 
 
 def changed(config: Any) -> dict[str, Any]:
   """The fields in which a config differs from the defaults, without those that a plan chooses."""
   plain = record.flat(base.get_config("lm", config.strategy).to_dict())
-  planned = ("strategy", "mesh.", "pipeline.", "accumulation", "model.remat")
+  planned = ("strategy", "mesh.", "pipeline.", "accumulation", "gather", "model.remat")
   return {
     name: value
     for name, value in record.flat(config.to_dict()).items()

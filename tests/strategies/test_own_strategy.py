@@ -1,6 +1,8 @@
 """A user's own strategy is one file. It is found without registration, and it equals a single device."""
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,6 +26,9 @@ OWN = {
   # Splits the optimizer's state over the replicas too.
   "own_state": 'Layout(mesh={"replica": 2, "data": -1}, batch=("replica", "data"), embed="data", '
   'state=("data", "replica"))',
+  # Splits the weights over an axis that sums gradients by hand, and over one that does not.
+  "own_mixed": 'Layout(mesh={"replica": 2, "data": 2, "model": -1}, batch=("replica", "data"), '
+  'embed=("data", "model"))',
   # Has mesh axes that no other strategy has.
   "own_axes": 'Layout(mesh={"x": 2, "fsdp": -1}, batch=("x", "fsdp"), embed="fsdp")',
 }
@@ -41,8 +46,8 @@ def small() -> Program:
   return program(model__depth=2, model__mlp_width=64, model__seq_len=16, model__dropout=0.1)
 
 
-def gradients(name: str) -> Params:
-  runner = strategy(name, small())
+def gradients(name: str, **fields: Any) -> Params:
+  runner = strategy(name, dataclasses.replace(small(), **fields.pop("program", {})), **fields)
   batch = runner.shard(random_batch(runner.program, BATCH), BATCH)
   return jax.device_get(runner.gradients(initial_state(runner), batch)[1])
 
@@ -54,9 +59,16 @@ def test_one_file_is_a_strategy_that_equals_a_single_device():
     assert_trees_close(gradients(name), expected, PARITY)
 
 
+def test_it_sums_its_gradients_once_a_step():
+  in_parts = {"program": {"accumulation": 2}}
+  expected = gradients("single", **in_parts)
+  assert_trees_close(gradients("own_mixed", **in_parts), expected, PARITY)
+  assert_trees_close(gradients("own_mixed", gather="step", **in_parts), expected, PARITY)
+
+
 def test_compiled_flops_equal_the_prediction_from_the_layout():
-  """The prediction for `own_vocab` includes the blocks on every device."""
-  for name in OWN:
+  """The prediction for `own_vocab` includes the blocks on every device. In `own_mixed` the compiler splits products."""
+  for name in OWN.keys() - {"own_mixed"}:
     runner = strategy(name, small())
     assert compile_step(runner, BATCH).flops() == predict.flops(Case.of(runner, BATCH, "cpu"))
 

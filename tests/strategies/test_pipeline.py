@@ -7,13 +7,15 @@ import re
 import jax
 import numpy as np
 import pytest
-from helpers import IMAGES, PARITY, assert_trees_close, initial_state, one_sentence, random_batch, strategy
+from helpers import IMAGES, PARITY, assert_trees_close, config, initial_state, one_sentence, random_batch, strategy
 from helpers import program as make_program
 from jax.sharding import PartitionSpec as P
 
+import strategies
 from analysis import work
 from analysis.compiled import compile_step
 from analysis.timeline import unit_rounds
+from strategies.mesh import make_mesh
 from strategies.pipeline.regroup import regroup
 from strategies.pipeline.strategy import Pipeline
 from strategies.pipeline.table import KINDS
@@ -105,11 +107,21 @@ def test_no_work_is_done_twice_and_stages_wait_no_longer_than_in_the_papers(sche
   assert sorted(times for times in exchanged if times > 1) == sorted(wanted)  # weights move to their chunks once
 
 
-@pytest.mark.parametrize("name", ["pipeline", "three_d"])
-@pytest.mark.parametrize("fields", [{"data__packing": "documents"}, IMAGES | {"data__augment": True}])
-def test_only_neighbours_exchange_and_only_between_units(name: str, fields: dict):
+@pytest.mark.parametrize(
+  "name, fields, places",
+  [
+    ("pipeline", {"data__packing": "documents"}, {}),
+    ("pipeline", IMAGES | {"data__augment": True}, {}),
+    ("three_d", {"data__packing": "documents"}, {}),
+    ("three_d", {"data__packing": "documents"}, {"vocab": None}),  # a whole table and split positions
+    ("three_d", IMAGES | {"data__augment": True}, {}),
+  ],
+)
+def test_only_neighbours_exchange_and_only_between_units(name: str, fields: dict, places: dict):
   """If the compiler added a collective-permute inside a unit, it would wait for stages that run another unit."""
-  runner = strategy(name, make_program(model__dropout=0.1, **fields), pipeline__schedule="zero_bubble")
+  made, asked = make_program(model__dropout=0.1, **fields), config(name, pipeline__schedule="zero_bubble")
+  layout = strategies.layout_of(name).place(**places).on(data=2)
+  runner = strategies.build(asked, layout, made, make_mesh(layout, jax.devices()))
   text = runner.lower_train_step(BATCH).compile().as_text()
   exchanges = sum(len(phase.routes) for phase in runner.schedule.phases)
   assert len(re.findall(r" collective-permute(?:-start)?\(", text)) == exchanges == 4
@@ -195,6 +207,8 @@ def test_regroup_assigns_the_layers_to_stages_in_turn(stages: int, chunks: int):
       ["mesh.stage=4 × pipeline.chunks=2", "model.depth=4", "8"],
     ),
     ("pipeline", {"pipeline__microbatches": 0}, ["pipeline.microbatches=0"]),
+    ("pipeline", {"gather": "part"}, ["gather='part'"]),
+    ("fsdp", {"gather": "often"}, ["gather='often'", "part"]),
     ("pipeline", {"pipeline__schedule": "interleaved", "pipeline__chunks": -1}, ["pipeline.chunks=-1"]),
     (
       "three_d",

@@ -68,23 +68,26 @@ def test_every_unit_runs_once_and_after_what_it_needs(name: str, stages: int, mi
 
 
 @pytest.mark.parametrize("backward", [1.0, 2.0, 3.0])
-@pytest.mark.parametrize("name, stages, microbatches, chunks", CASES)
+@pytest.mark.parametrize("name, stages, microbatches, chunks", [case for case in CASES if case[0] != "zero_bubble"])
 def test_idle_time_equals_the_formula_of_the_papers(
   name: str, stages: int, microbatches: int, chunks: int, backward: float
 ):
   """GPipe, section 2.3; Narayanan et al. 2021, sections 2.2.1 and 2.2.2. For any `backward`."""
   schedule = build(name, stages, microbatches, chunks)
-  if name != "zero_bubble":
-    assert schedule.idle_time(backward) == pytest.approx((stages - 1) / (microbatches * chunks + stages - 1))
+  assert schedule.idle_time(backward) == pytest.approx((stages - 1) / (microbatches * chunks + stages - 1))
 
 
 @pytest.mark.parametrize("stages, microbatches", SIZES)
 def test_weight_units_leave_a_third_of_the_bubble(stages: int, microbatches: int):
-  """Qi et al. 2024, table 2: (S - 1)(F + B - W), where 1F1B has (S - 1)(F + B + W). Needs M >= 2 (S - 1)."""
+  """Qi et al. 2024, table 2: (S - 1)(F + B - W), where 1F1B has (S - 1)(F + B + W). Needs M >= 2 (S - 1).
+
+  With remat "full" backward and weight units are twice as long as forward units, and more of the bubble is left.
+  """
   schedule = build("zero_bubble", stages, microbatches, 1)
   if microbatches >= 2 * (stages - 1):
     assert schedule.idle_time() == pytest.approx((stages - 1) / (3 * microbatches + stages - 1))
-  assert schedule.idle_time() < build("1f1b", stages, microbatches, 1).idle_time()
+  for backward in (2.0, 3.0):
+    assert schedule.idle_time(backward) < build("1f1b", stages, microbatches, 1).idle_time(backward)
   assert schedule.ticks == build("1f1b", stages, microbatches, 1).ticks
   assert schedule.slots["residuals"] == min(2 * stages - 1, microbatches)
   assert schedule.slots["kept"] <= schedule.slots["residuals"]
