@@ -30,8 +30,8 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "stop_after": 0,  # end this run cleanly after this step; 0: run all steps
       "batch_size": 16,  # examples in a global batch, over all devices
       "accumulation": 1,  # parts that a batch runs in, one after another, to save memory
-      # Weights that the devices of the batch share: gathered, and their gradients scattered, for each "part" (least
-      # memory) or once a "step" (least communication). "auto": a step in pipelines, a part elsewhere.
+      # For weights in pieces: gather them, and scatter their gradients, for each "part" of the batch (least memory) or
+      # once a "step" (least communication). "auto": once a step in pipelines, for each part elsewhere.
       "gather": "auto",
       # Where to run. A mesh size that is not set is the strategy's default; -1 takes the devices that are left.
       "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "model")},
@@ -47,7 +47,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "compiler_options": "recommended",  # for GPUs: "recommended" (strategies/compiler_options.py) or "default"
       "pipeline": {  # for strategies with a stage axis
         "schedule": "1f1b",  # "gpipe", "1f1b", "interleaved" or "zero_bubble"
-        "microbatches": 8,  # parts of a batch; with 4 per stage, stages are idle in less than a fifth of the ticks
+        "microbatches": 8,  # parts of a batch; with 4 per stage, stages are idle in less than a fifth of the time
         "chunks": 0,  # for "interleaved": groups of layers in a stage; 0: two if the depth allows
       },
       # What to train

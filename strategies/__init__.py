@@ -1,8 +1,8 @@
 """Every way to shard the one Transformer: one file, one idea.
 
-Read layout.py and base.py first, then data_parallel.py, fsdp.py, hsdp.py, tensor_parallel.py and two_d.py, and last the
-package pipeline/. Every module here that defines `LAYOUT` is a strategy, under the module's name. Nothing else needs to
-be registered.
+Read layout.py and base.py first, then data_parallel.py, zero1.py, zero2.py, fsdp.py, hsdp.py, tensor_parallel.py and
+two_d.py, then the package pipeline/, and last three_d.py. Every module here that defines `LAYOUT` is a strategy, under
+the module's name. Nothing else needs to be registered.
 """
 
 import importlib

@@ -1,6 +1,7 @@
 """The generated parts of the guide are up to date with the code and the records."""
 
 import json
+import re
 from types import ModuleType
 
 import pytest
@@ -16,6 +17,19 @@ from benchmarks import (
   preparation,
   published,
 )
+from benchmarks.pages import ROOT
+from strategies.layout import Layout
+from strategies.pipeline.schedule import ORDERS
+
+
+def test_the_layouts_in_the_readme_are_those_of_the_strategies():
+  (block,) = re.findall(r"```python\n(data_parallel = .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+  layouts = {"Layout": Layout}
+  exec(block, layouts)
+  found = {name: layout for name, layout in layouts.items() if isinstance(layout, Layout)}
+  assert len(found) == 9
+  for name, layout in found.items():
+    assert layout == strategies.layout_of(name)
 
 
 def test_the_pipeline_page_shows_the_schedules_and_the_record():
@@ -29,7 +43,7 @@ def test_the_pipeline_docstring_quotes_the_record():
   text = " ".join(strategies.pipeline.__doc__.split())
   rows = pipeline_schedules.tables(json.loads(pipeline_schedules.RECORD.read_text()))["speed"].splitlines()
   ratios = {cells[1].strip(): cells[-2].strip() for cells in (row.split("|") for row in rows) if len(cells) > 2}
-  for name in ("gpipe", "1f1b", "interleaved"):
+  for name in ORDERS:
     assert f"{name} {ratios[name]}" in text
 
 

@@ -6,12 +6,11 @@
     stage 3   [blocks 6 7]    ·    ·    ·    0(0) 1(1) 2(2) 3(3) 4(4) 5(5) ...
 
 One jitted program runs all stages. A `shard_map` over `stage` and `data` (sums.py) splits the stacked `layers`
-dimension and the batch. Each stage scans
-over the ticks of a schedule. In a tick it runs at most one forward unit, then at most one backward unit. Neighbours
-exchange activations and cotangents by ppermute: a cotangent travels while the next forward unit runs, an activation
-while the backward unit does. The blocks are the model's own. The compiler handles the other mesh axes as everywhere, so
-other layouts join by `|` (three_d.py). The embedding runs on the first stage only; the final norm, the head and the
-loss on the last.
+dimension and the batch. Each stage scans over the ticks of a schedule. In a tick it runs at most one forward unit, then
+at most one backward unit; `zero_bubble` adds weight units. Neighbours exchange activations and cotangents by ppermute:
+a cotangent travels while the next forward unit runs, an activation while the backward unit does. The blocks are the
+model's own. The compiler handles the other mesh axes as everywhere, so other layouts join by `|` (three_d.py). The
+embedding runs on the first stage only; the final norm, the head and the loss on the last.
 
 Read the files of this package in this order: schedule.py (which unit runs when), table.py and slots.py (a schedule as a
 table), part.py (a stage's part of the model), split.py (the backward pass in two), stage.py (runs a table on one
@@ -26,8 +25,8 @@ once a step, so that the state keeps the layers in order.
 
 Use it for deep models and slow links: no other strategy sends so little between devices. Don't use it with few
 microbatches: stages idle for (S − 1) / (M + S − 1) of the time. gpipe and 1f1b idle equally long, and 1f1b holds the
-activations of at most 2·S − 1 microbatches. `interleaved` idles less and sends more. `zero_bubble` idles a third as
-long as 1f1b and needs more memory (docs/pipeline.md).
+activations of at most 2·S − 1 microbatches. `interleaved` idles less and sends more. With enough microbatches
+`zero_bubble` idles a third as long as 1f1b, or half as long with remat "full"; it needs more memory (docs/pipeline.md).
 
 Measured at 4 stages × 2 data, 16 microbatches, 8 simulated devices on 2 cores, against a single device at the same
 global batch: gpipe 0.90 of its throughput, 1f1b 0.90, interleaved 0.93 (docs/pipeline.md).

@@ -40,7 +40,7 @@ class Pullback(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class StageModel:
   """What one stage holds and works on. `step` is None in evaluation, which has no backward units."""
 
   program: Program

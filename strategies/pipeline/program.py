@@ -1,4 +1,4 @@
-"""PipelinedProgram: a Program that runs its blocks by a pipeline schedule, in a `shard_map` over `stage`."""
+"""PipelinedProgram: runs a Program by a schedule, in a `shard_map` over `stage` and the axes of the batch."""
 
 import dataclasses
 import functools

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from models.dimensions import Dims
-from strategies.pipeline.part import Fixed, Part, Pullback, Row
+from strategies.pipeline.part import Fixed, Pullback, Row, StageModel
 from strategies.pipeline.table import BACKWARD, FORWARD, WEIGHTS
 from strategies.sharding import in_order
 from training.program import Params, Sums, no_sums
@@ -34,7 +34,7 @@ class Carry(NamedTuple):
   gradients: tuple[Params, Params]  # summed so far, of `Stage.blocks` and `Stage.edges`
 
 
-class Stage(Part):
+class Stage(StageModel):
   """Runs the units of one stage, tick by tick."""
 
   def forward(self, number: int, row: Row, carry: Carry) -> Carry:
@@ -156,7 +156,7 @@ class Stage(Part):
     return carry, pullback
 
   def zero_gradients(self) -> tuple[Params, Params]:
-    """Zeros with the sharding of the stored weights, so that gradients are reduced to it when they are added."""
+    """Zeros for the gradients, sharded as the weights are over the mesh axes that are left to the compiler."""
 
     def zeros(weights: jax.Array, dims: Dims) -> jax.Array:
       return jax.lax.with_sharding_constraint(
