@@ -29,7 +29,7 @@ activations of at most 2·S − 1 microbatches. `interleaved` idles less and sen
 `zero_bubble` idles a third as long as 1f1b, or half as long with remat "full"; it needs more memory (docs/pipeline.md).
 
 Measured at 4 stages × 2 data, 16 microbatches, 8 simulated devices on 2 cores, against a single device at the same
-global batch: gpipe 0.90 of its throughput, 1f1b 0.90, interleaved 0.93 (docs/pipeline.md).
+global batch: gpipe 0.97 of its throughput, 1f1b 1.02, interleaved 0.99, zero_bubble 0.95 (docs/pipeline.md).
 
 Sources: Huang et al. 2018 (GPipe), arXiv:1811.06965; Narayanan et al. 2021 (1F1B, interleaved), arXiv:2104.04473; Qi
 et al. 2024 (zero bubble), arXiv:2401.10241.
