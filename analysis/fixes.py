@@ -41,14 +41,14 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, Layout]]:
   """
   seen = {str(case.layout)}
   positions = case.model.positions
-  splits = strategies.layout_of(name).axes("sequence") and positions % case.layout.shards("heads") == 0
-  switched_off = splits and not case.layout.axes("sequence")  # sequence_parallel=False
+  could_split = strategies.layout_of(name).on(**case.layout.mesh).for_positions(positions)
+  sequence_parallel = could_split.axes("sequence") == case.layout.axes("sequence")  # the config's field
   for other in strategies.names():
     template = strategies.layout_of(other)
     for size in (None, 2, 4, 8, 16) if "model" in template.mesh else (None,):
       try:
-        layout = resolve(template, case.layout.device_count, {"model": size}).where_divides(sequence=positions)
-        layout = layout.place(sequence=None) if switched_off else layout
+        layout = resolve(template, case.layout.device_count, {"model": size})
+        layout = layout.for_positions(positions, sequence_parallel)
         layout.check_divides(case.model.sizes())
       except ConfigError:
         continue

@@ -114,8 +114,7 @@ def _layouts(
     axes = list(template.mesh)
     for sizes in _factors(devices, len(axes)):
       mesh = dict(zip(axes, sizes, strict=True))
-      layout = template.on(**mesh).where_divides(sequence=model.positions)
-      layout = layout if sequence_parallel else layout.place(sequence=None)
+      layout = template.on(**mesh).for_positions(model.positions, sequence_parallel)
       idle = devices > 1 and not layout.uses_every_axis()
       waiting = {axis for dim in WAITING for axis in layout.axes(dim)}
       if idle or any(mesh[axis] > LARGEST for axis in waiting):

@@ -157,19 +157,10 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
     "| Memory by the compiler | Memory, ratio | FLOPs, ratio | Traffic, ratio | Sent, ratio | Compile time |",
     "|---|---|---|---|---|---|---|---|---|---|---|",
   ]
-  choices = {"default": "Exposed, default options", "recommended": "Exposed, recommended"}
-  if platform == "tpu":
-    choices = {"recommended": "Exposed"}
-  head = [
-    "Strategy",
-    "Devices",
-    "Model, sequence",
-    "Remat",
-    "Kernels",
-    "Communication",
-    *choices.values(),
-    "By formula",
-  ]
+  both = {"default": "Exposed, default options", "recommended": "Exposed, recommended"}
+  choices = both if "default" in record["cases"][0]["exposed"] else {"recommended": "Exposed"}
+  head = ["Strategy", "Devices", "Model, sequence", "Remat", "Kernels", "Communication"]
+  head += [*choices.values(), "By formula"]
   exposed = [f"| {' | '.join(head)} |", "|" + len(head) * "---|"]
   for found in record["cases"]:
     name, topology, model, length, batch_size, remat, _ = found["case"]

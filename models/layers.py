@@ -41,7 +41,7 @@ def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1, flat: bool = True) ->
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _product(x: jax.Array, w: jax.Array, flat: bool) -> jax.Array:
   """[..., I] × [I, O] → [..., O], or as rows [_, O] if `flat`."""
-  return (_rows(x) if flat else x) @ w
+  return _product_forward(x, w, flat)[0]
 
 
 def _product_forward(x: jax.Array, w: jax.Array, flat: bool) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:

@@ -62,6 +62,6 @@ def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.De
 def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mesh | AbstractMesh) -> Strategy:
   """The strategy of a config, with a resolved layout, on a mesh that may be abstract."""
   implementation = getattr(_modules()[config["strategy"]], "STRATEGY", Strategy)
-  layout = layout if config.get("sequence_parallel", True) else layout.place(sequence=None)
+  layout = layout.for_positions(program.model.positions, config.get("sequence_parallel", True))
   fields = config[implementation.section] if implementation.section else {}
   return implementation(layout, program, mesh, gather=config.get("gather", "auto"), **fields)

@@ -47,7 +47,7 @@ class Strategy:
 
   def __init__(self, layout: Layout, program: Program, mesh: Mesh | AbstractMesh, *, gather: str = "auto"):
     layout.check_divides(program.model.sizes())
-    layout = layout.where_divides(sequence=program.model.positions)
+    layout = layout.for_positions(program.model.positions)
     self.gathers_once = one_of("gather", gather, GATHER) == "step"
     self.axes_by_hand = layout.axes_by_hand(self.gathers_once) if program.accumulation > 1 else ()
     if self.axes_by_hand and type(program) is Program:

@@ -80,9 +80,10 @@ class Layout:
     """The same layout with some dimensions placed elsewhere."""
     return dataclasses.replace(self, **dict[str, Any](places))
 
-  def where_divides(self, **sizes: int) -> "Layout":
-    """The same layout, without the places of dimensions of these sizes that do not split evenly."""
-    return self.place(**{dim: None for dim, size in sizes.items() if size % self.shards(dim)})
+  def for_positions(self, count: int, sequence_parallel: bool = True) -> "Layout":
+    """The same layout for this number of positions: they stay whole if they do not split evenly, or must not split."""
+    splits = sequence_parallel and count % self.shards("sequence") == 0
+    return self if splits else self.place(sequence=None)
 
   def of(self, what: str) -> "Layout":
     """The layout of "gradients" or "state": `embed` is placed where it is in them."""

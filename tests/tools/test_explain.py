@@ -111,21 +111,24 @@ def test_every_fix_makes_the_step_fit():
 
 
 @pytest.mark.parametrize(
-  "name, mesh, remat",
+  "name, mesh, remat, run",
   [
-    ("hsdp", {"replica": 4}, "full"),
-    ("two_d", {"model": 4}, "minimal"),
-    ("three_d", {"model": 4}, "full"),
-    ("pipeline", {}, "full"),
+    ("hsdp", {"replica": 4}, "full", {}),
+    ("two_d", {"model": 4}, "minimal", {}),
+    ("three_d", {"model": 4}, "full", {}),
+    ("pipeline", {}, "full", {}),
+    ("tensor_parallel", {}, "full", {"sequence_parallel": False}),
+    ("fsdp", {}, "minimal", {"gather": "step", "accumulation": 2}),
   ],
 )
-def test_a_fix_gives_the_predicted_memory(name: str, mesh: dict, remat: str):
+def test_a_fix_gives_the_predicted_memory(name: str, mesh: dict, remat: str, run: dict):
   """The fix's fields, added to the config, make a strategy whose predicted memory is the one that the fix reports."""
   fields = {"model__depth": 4, "batch_size": 32, "model__remat": remat, **{f"mesh__{a}": n for a, n in mesh.items()}}
   asked = config(name, **fields)
-  runner = strategy(name, program(**fields), **{f"mesh__{a}": n for a, n in mesh.items()})
+  runner = strategy(name, program(**fields, **run), **{f"mesh__{a}": n for a, n in mesh.items()}, **run)
   found = explanation.fixes(name, Case.of(runner, 32, "cpu"), math.inf)
   assert len(found) > 2
+  assert any(fix["change"] == "gather=part" for fix in found) == (run.get("gather") == "step")
   for fix in found:
     changes = dict(change.split("=") for change in fix["change"].split())
     assert changes, fix
@@ -133,10 +136,10 @@ def test_a_fix_gives_the_predicted_memory(name: str, mesh: dict, remat: str):
     sizes = {a: int(changes[f"mesh.{a}"]) for a in asked.mesh if f"mesh.{a}" in changes}
     kept = mesh if other == name else {}
     model = {"model__remat": changes.get("model.remat", remat), "model__depth": 4}
-    accumulation = int(changes.get("accumulation", 1))
-    made = strategy(
-      other, program(**model, accumulation=accumulation), **{f"mesh__{a}": n for a, n in (kept | sizes).items()}
-    )
+    accumulation = int(changes.get("accumulation", run.get("accumulation", 1)))
+    changed = {f"mesh__{a}": n for a, n in (kept | sizes).items()} | run | {"accumulation": accumulation}
+    changed |= {"gather": changes["gather"]} if "gather" in changes else {}
+    made = strategy(other, program(**model, accumulation=accumulation), **changed)
     made.check_batch("batch_size", 32, accumulation)
     assert explanation.predict.memory(Case.of(made, 32, "cpu")).total == fix["total"], fix
 

@@ -44,6 +44,15 @@ def test_all_plans_fit_and_the_fastest_comes_first(found: list[search.Candidate]
   assert {"fsdp", "hsdp", "two_d", "three_d"} <= {candidate.strategy for candidate in found}
 
 
+def test_a_plan_chooses_how_weights_are_gathered_and_says_so(found: list[search.Candidate]):
+  asked = base.get_config("lm", "fsdp")
+  asked.gather = "step"
+  assert tool.changed(asked) == {}
+  shown = ("model.remat", *tool.PARTS)
+  rows = [(one.strategy, *one.case.layout.mesh.items(), *map(one.fields.get, shown)) for one in found]
+  assert len(set(rows)) == len(rows)
+
+
 @pytest.mark.parametrize("topology, batch_size", [(SLICE, 256), ("v5p:8x8x16", 1024)])
 def test_a_candidate_has_the_memory_and_flops_of_its_config(
   found: list[search.Candidate], topology: str, batch_size: int
