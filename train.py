@@ -149,11 +149,10 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
 def announce(run: Run, devices: list[jax.Device]) -> None:
   """Shows what is about to run."""
   with run.clock("logging"):
-    run.writer.say(f"devices   {summary.device_line(devices, jax.process_count())}")
-    run.writer.say(f"strategy  {run.strategy.describe(run.config.strategy)}")
-    run.writer.say("data      " + run.dataset.description.replace("\n", "\n          "))
-    run.writer.say(summary.parameter_table(run.start.state.params))
-    for line in run.start.lines:
+    config, strategy = run.config, run.strategy
+    described, model = strategy.describe(config.strategy), strategy.program.model
+    lines = summary.start_lines(devices, described, config.model.attention, model, run.dataset)
+    for line in (*lines, summary.parameter_table(run.start.state.params), *run.start.lines):
       run.writer.say(line)
 
 

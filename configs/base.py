@@ -66,8 +66,9 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "dropout": 0.0,  # on the output of attention and MLP
         "rope_base": 10_000.0,  # of rotary embedding; use more for longer texts
         "norm_eps": 1e-5,
-        "attention": "auto",  # "plain", "blockwise" (CPU), "cudnn" (NVIDIA), or the platform's best
+        "attention": "auto",  # "plain", "blockwise" (CPU), "cudnn" (NVIDIA), "splash" (TPU); "auto": the best
         "remat": "minimal",  # recompute when going backward: "minimal" (if cheap), "dots" (all but products), "full"
+        "loss_chunk": 0,  # tokens whose logits a device has at a time, at most; 0: automatic
         "dtype": "auto",  # of the computation: "auto" (float32 on CPU, bfloat16 elsewhere), "float32" or "bfloat16"
         "param_dtype": "float32",  # of the master weights and the optimizer's moments
         "image_size": 0,  # pixels along a side; 0: that of the data's images

@@ -1,11 +1,6 @@
-"""Grouped-query attention with rotary positions: the layer, and the ways to compute its core.
-
-All implementations compute the same function; `plain` is the reference. `auto` picks cuDNN on a GPU if it supports the
-shapes, `blockwise` on a CPU, and `plain` elsewhere (`resolve`).
-"""
+"""Grouped-query attention with rotary positions: the layer. cores.py has the ways to compute its core."""
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -13,13 +8,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from errors import ConfigError
 from models.config import ModelConfig
+from models.cores import IMPLEMENTATIONS, KERNELS, plain
 from models.dimensions import Sharding
 from models.layers import linear, linears, weight
 
 OUTPUT = "attention output"  # its name for remat policies: what a device keeps of it
-QUERY_BLOCK = 64  # queries that `blockwise` processes at a time
 
 
 class Cache(NamedTuple):
@@ -27,26 +21,6 @@ class Cache(NamedTuple):
 
   k: jax.Array
   v: jax.Array
-
-
-def resolve(config: ModelConfig, platform: str) -> str:
-  """The implementation to use on a platform ("cpu", "gpu" or "tpu"): the best one for `auto`, else the one named.
-
-  Raises ConfigError for "cudnn" where it does not work. It needs an NVIDIA GPU, bfloat16 or float16, heads whose size
-  is a multiple of 8 and at most 128, and with segments an even sequence.
-  """
-  fits_heads = config.head_dim % 8 == 0 and config.head_dim <= 128
-  fits_length = not config.segments or config.positions % 2 == 0
-  fits_cudnn = platform == "gpu" and config.dtype != "float32" and fits_heads and fits_length
-  if config.attention == "cudnn" and not fits_cudnn:
-    raise ConfigError(
-      "model.attention='cudnn' needs a GPU, bfloat16, a head size that is a multiple of 8 up to 128, and for documents "
-      f"an even model.seq_len, but this run has platform {platform!r}, {config.dtype}, head size {config.head_dim} and "
-      f"model.seq_len={config.seq_len}; use 'auto'"
-    )
-  if config.attention != "auto":
-    return config.attention
-  return "blockwise" if platform == "cpu" else "cudnn" if fits_cudnn else "plain"
 
 
 def rope_angles(coordinates: jax.Array, head_dim: int, base: float) -> jax.Array:
@@ -66,65 +40,6 @@ def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
   cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
-
-
-def plain(
-  q: jax.Array,  # [B, T, N, H]
-  k: jax.Array,  # [B, S, K, H], where N is a multiple of K
-  v: jax.Array,  # [B, S, K, H]
-  *,
-  causal: bool,
-  offset: jax.Array | int = 0,
-  segments: jax.Array | None = None,  # [B, S]
-) -> jax.Array:
-  """The reference: each query attends to the keys that it sees → [B, T, N, H].
-
-  If `causal`, query t sees the keys up to position t + offset. With `segments`, the queries are the last T of the S
-  positions, and see only the keys of their own segment. Padding is a segment too, so every query sees at least itself.
-  """
-  b, t, n, h = q.shape
-  s, groups = k.shape[1], k.shape[2]
-  q = q.reshape(b, t, groups, n // groups, h)
-  scores = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32) / math.sqrt(h)
-  visible: jax.Array | bool = True
-  if causal:
-    visible = jnp.arange(s)[None, :] <= jnp.arange(t)[:, None] + offset  # [T, S]
-  if segments is not None:
-    visible &= same_segment(segments[:, s - t :], segments)[:, None, None]  # [B, 1, 1, T, S]
-  if visible is not True:
-    scores = jnp.where(visible, scores, -jnp.inf)
-  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  return jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(b, t, n, h)
-
-
-def blockwise(
-  q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None
-) -> jax.Array:
-  """`plain` on one block of queries at a time. If causal, each block skips the keys that it cannot see."""
-  if not causal:
-    return plain(q, k, v, causal=False, segments=segments)
-
-  def row(start: int) -> jax.Array:
-    stop = start + QUERY_BLOCK
-    seen = None if segments is None else segments[:, :stop]
-    return plain(q[:, start:stop], k[:, :stop], v[:, :stop], causal=True, offset=start, segments=seen)
-
-  return jnp.concatenate([row(start) for start in range(0, q.shape[1], QUERY_BLOCK)], axis=1)
-
-
-def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None) -> jax.Array:
-  """cuDNN's fused attention, for bfloat16 or float16 on NVIDIA GPUs. It turns segments into a bias [B, 1, T, T]."""
-  mask = None if segments is None else same_segment(segments, segments)[:, None]
-  return jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=causal, implementation="cudnn")
-
-
-def same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
-  """Whether a query and a key are in the same segment: [B, T] and [B, S] → [B, T, S]."""
-  return queries[:, :, None] == keys[:, None, :]
-
-
-IMPLEMENTATIONS = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn}
-KERNELS = frozenset({"cudnn"})  # which the compiler cannot split
 
 
 class Attention(nnx.Module):
@@ -179,4 +94,4 @@ class Attention(nnx.Module):
       return self.core(q, k, v, segments=segments)
     kernel = lambda q, k, v, *rest: self.core(q, k, v, segments=rest[0] if rest else None)
     heads, rest = ("batch", None, "heads", None), () if segments is None else (segments,)
-    return sharding.local(kernel, q, k, v, *rest, dims=(heads, heads, heads, ("batch", None))[: 3 + len(rest)])
+    return sharding.local(kernel, q, k, v, *rest, dims=(*(heads,) * 3, ("batch", None))[: 3 + len(rest)], results=heads)

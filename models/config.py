@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 
-from errors import ConfigError, above_zero, one_of, positive
+from errors import ConfigError, above_zero, not_negative, one_of, positive
 from models.inputs import INPUTS, Field, Input, Shapes
 from models.objectives import OBJECTIVES, Objective
 
-ATTENTION = ("auto", "plain", "blockwise", "cudnn")
+ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full")
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 
@@ -34,6 +34,7 @@ class ModelConfig:
   norm_eps: float
   attention: str
   remat: str
+  loss_chunk: int  # 0: automatic (losses.py)
   dtype: str  # of activations, and of weights when used; master weights are stored in `param_dtype`
   param_dtype: str
   image_size: int
@@ -54,6 +55,7 @@ class ModelConfig:
     for name in ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len", "patch_size"):
       positive(f"model.{name}", getattr(self, name))
     above_zero("model.rope_base", self.rope_base, "10000")
+    not_negative("model.loss_chunk", self.loss_chunk, "use 0 to choose")
     above_zero("model.norm_eps", self.norm_eps, "1e-5")
     if not self.head_dim:
       if self.width % self.heads:

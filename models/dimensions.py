@@ -16,11 +16,13 @@ Strategies use `strategies.sharding.MeshSharding`. Without one the model runs on
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 
 DIMENSIONS = ("batch", "sequence", "embed", "heads", "mlp", "vocab", "layers")
+
+T = TypeVar("T")
 
 Dims = tuple[str | None, ...]  # one name, or None, for each dimension of an array
 
@@ -58,12 +60,29 @@ class Sharding(Protocol):
     """Looks up ids [B, T] in a table [V, D] → [B, T, D]."""
     ...
 
-  def local(self, kernel: Callable[..., jax.Array], *arrays: jax.Array, dims: Sequence[Dims]) -> jax.Array:
-    """Calls a kernel that the compiler cannot split, on each device's own part of the arrays.
+  def local(self, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
+    """Calls a kernel that the compiler does not split, on each device's own part of the arrays.
 
     Args:
-      dims: names the dimensions of each array. The result has those of the first.
+      dims: names the dimensions of each array.
+      results: names the dimensions of each result, in the same tree.
     """
+    ...
+
+  def add_up(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
+    """Sums over the first dimension of an array [n, ...], which has an entry for each piece of the dimension `dim`.
+
+    Args:
+      dims: names the dimensions of the result, which is or has the sharding of a gradient.
+    """
+    ...
+
+  def total(self, x: jax.Array, dim: str) -> jax.Array:
+    """In a kernel: the sum of x over the devices that split a dimension."""
+    ...
+
+  def largest(self, x: jax.Array, dim: str) -> jax.Array:
+    """In a kernel: the elementwise maximum of x over the devices that split a dimension."""
     ...
 
 
@@ -87,8 +106,17 @@ class Unsharded:
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
     return table[ids]
 
-  def local(self, kernel: Callable[..., jax.Array], *arrays: jax.Array, dims: Sequence[Dims]) -> jax.Array:
+  def local(self, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
     return kernel(*arrays)
+
+  def add_up(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
+    return parts[0]
+
+  def total(self, x: jax.Array, dim: str) -> jax.Array:
+    return x
+
+  def largest(self, x: jax.Array, dim: str) -> jax.Array:
+    return x
 
 
 UNSHARDED = Unsharded()

@@ -14,6 +14,7 @@ from errors import ConfigError
 from models.dimensions import Dims, Sharding
 from models.inputs import Field, Shapes, check_known
 from models.layers import linear
+from models.losses import Sums, Targets, next_token, of_logits
 
 if TYPE_CHECKING:
   from models.config import ModelConfig
@@ -53,6 +54,21 @@ class Objective(Protocol):
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
     """Normalized activations [B, T, D], the head [D, V] and segments [B, T] → float32 logits [B, T, V] or [B, V]."""
 
+  def loss_sums(
+    self,
+    x: jax.Array,
+    head: jax.Array,
+    targets: Targets,
+    sharding: Sharding,
+    segments: jax.Array | None,
+    chunk: int,
+  ) -> tuple[jax.Array, Sums]:
+    """The loss summed over the predictions of normalized activations [B, T, D], and all sums.
+
+    Args:
+      chunk: tokens whose logits a device has at a time, at most (`model.loss_chunk`).
+    """
+
   def predictions(self, model: "ModelConfig") -> int:
     """The number of predictions for an example."""
 
@@ -86,6 +102,17 @@ class NextToken:
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
     return sharding.activation(linear(sharding.whole_sequence(x), head).astype(jnp.float32), "batch", None, "vocab")
+
+  def loss_sums(
+    self,
+    x: jax.Array,
+    head: jax.Array,
+    targets: Targets,
+    sharding: Sharding,
+    segments: jax.Array | None,
+    chunk: int,
+  ) -> tuple[jax.Array, Sums]:
+    return next_token(sharding.whole_sequence(x), head, targets, sharding, chunk)
 
   def predictions(self, model: "ModelConfig") -> int:
     return model.positions
@@ -124,6 +151,17 @@ class Class:
     own = sharding.activation(segments, "batch", "sequence")[..., None] > 0
     total = jnp.sum(jnp.where(own, x, 0), axis=1, dtype=jnp.float32)
     return linear(total / jnp.maximum(jnp.sum(is_text, axis=1), 1), head)  # an empty text has a mean of 0
+
+  def loss_sums(
+    self,
+    x: jax.Array,
+    head: jax.Array,
+    targets: Targets,
+    sharding: Sharding,
+    segments: jax.Array | None,
+    chunk: int,
+  ) -> tuple[jax.Array, Sums]:
+    return of_logits(self.logits(x, head, sharding, segments), targets)
 
   def predictions(self, model: "ModelConfig") -> int:
     return 1

@@ -5,8 +5,8 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from errors import ConfigError, one_of
-from models.attention import resolve
 from models.config import DTYPES, ModelConfig
+from models.cores import choose
 
 PACKINGS = ("windows", "documents")
 
@@ -32,4 +32,4 @@ def model_config(config: ConfigDict, platform: str = "cpu", draft: bool = False)
       "data.packing='documents' needs model.objective='next_token', but model.objective="
       f"{checked.objective!r}; use data.packing='windows'"
     )
-  return dataclasses.replace(checked, attention=resolve(checked, platform))
+  return dataclasses.replace(checked, attention=choose(checked, platform).name)

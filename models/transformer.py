@@ -4,48 +4,22 @@ The blocks' weights are stacked on a leading `layers` dimension and the blocks r
 grow with depth, and a pipeline stage is a slice of that dimension. The body of the scan gathers the weights of one
 block. That one line is all that fully sharded data parallelism needs from a model.
 
-The forward pass has three parts, each a method (`embed`, `run_blocks`, `logits`), so that a pipeline can run them on
-different devices.
+A training step has three parts, each a method (`embed`, `run_blocks`, `head_loss_sums`), so that a pipeline can run
+them on different devices.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.attention import OUTPUT, Attention, Cache, rope_angles
+from models.attention import Attention, Cache, rope_angles
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
 from models.layers import RMSNorm, SwiGLU, dropout, fold_in, weight
-
-# The gather of a weight, and views of the result. None may outlive the block, so the backward pass repeats them.
-VIEWS = frozenset(
-  {"sharding_constraint", "all_gather", "optimization_barrier", "reshape", "transpose", "convert_element_type"}
-)
-
-# Cheap to recompute from values that the backward pass reads anyway; saving them would cost more.
-ELEMENTWISE = frozenset({"mul", "div", "sub", "logistic"})
-
-Policy = Callable[..., bool]  # a policy of `jax.checkpoint`
-
-
-def save_all_but(names: frozenset[str]) -> Policy:
-  """A remat policy that saves the results of all primitives except these."""
-  return lambda primitive, *_, **__: primitive.name not in names
-
-
-# What a block's backward pass reuses from the forward pass. "minimal" recomputes only what is cheap: gathers and
-# elementwise operations. "dots" saves only the results of matrix products. "full" saves only the block's input.
-REMAT_POLICIES: dict[str, Policy] = {
-  "minimal": save_all_but(VIEWS | ELEMENTWISE),
-  "dots": jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(OUTPUT),  # a device's own positions, instead of the product's result
-  ),
-  "full": jax.checkpoint_policies.nothing_saveable,
-}
+from models.losses import Sums, Targets
+from models.remat import REMAT_POLICIES, Policy
 
 
 class Block(nnx.Module):
@@ -118,10 +92,30 @@ class Transformer(nnx.Module):
       segments: [B, T], the document of each token (`ModelConfig.example_shapes`); without them a row is one document.
       keys: [B], a dropout key for each example; without them nothing is dropped.
     """
+    x, table = self._before_head(inputs, segments, keys, sharding)
+    return self.logits(x, sharding, segments, table)
+
+  def loss_sums(
+    self,
+    inputs: jax.Array,
+    targets: Targets,
+    *,
+    segments: jax.Array | None = None,
+    keys: jax.Array | None = None,
+    sharding: Sharding = UNSHARDED,
+  ) -> tuple[jax.Array, Sums]:
+    """The forward pass and the loss: `head_loss_sums` of it."""
+    x, table = self._before_head(inputs, segments, keys, sharding)
+    return self.head_loss_sums(x, targets, sharding, segments, table)
+
+  def _before_head(
+    self, inputs: jax.Array, segments: jax.Array | None, keys: jax.Array | None, sharding: Sharding
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """What the head reads, and the gathered embedding if it is the head, too."""
     table = self._ready(self.embedding, sharding)
     x = self.embed(inputs, sharding, table)
     x, _ = self.run_blocks(x, segments=segments, keys=keys, sharding=sharding)
-    return self.logits(x, sharding, segments, table if self.config.tied_embedding else None)
+    return x, table if self.config.tied_embedding else None
 
   @jax.named_scope("embed")
   def embed(self, inputs: jax.Array, sharding: Sharding = UNSHARDED, table: jax.Array | None = None) -> jax.Array:
@@ -187,11 +181,30 @@ class Transformer(nnx.Module):
     Args:
       table: a tied embedding, gathered already.
     """
+    return self.config.predicts.logits(self.norm(x), self._ready_head(sharding, table), sharding, segments)
+
+  @jax.named_scope("head")
+  def head_loss_sums(
+    self,
+    x: jax.Array,
+    targets: Targets,
+    sharding: Sharding = UNSHARDED,
+    segments: jax.Array | None = None,
+    table: jax.Array | None = None,
+  ) -> tuple[jax.Array, Sums]:
+    """The loss of x [B, T, D], summed over the predictions that count, and all sums.
+
+    Args:
+      table: a tied embedding, gathered already.
+    """
+    head, config = self._ready_head(sharding, table), self.config
+    return config.predicts.loss_sums(self.norm(x), head, targets, sharding, segments, config.loss_chunk)
+
+  def _ready_head(self, sharding: Sharding, table: jax.Array | None) -> jax.Array:
+    """The head [D, V], gathered."""
     if self.config.tied_embedding:
-      head = (self._ready(self.embedding, sharding) if table is None else table).T
-    else:
-      head = self._ready(self.head, sharding, self.config.predicts.head_dtype(self.config))
-    return self.config.predicts.logits(self.norm(x), head, sharding, segments)
+      return (self._ready(self.embedding, sharding) if table is None else table).T
+    return self._ready(self.head, sharding, self.config.predicts.head_dtype(self.config))
 
   def empty_cache(self, batch: int, length: int) -> Cache:
     """A cache for `length` positions of `batch` texts."""

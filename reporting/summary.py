@@ -1,5 +1,6 @@
 """What a run prints at its start and its end."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -11,6 +12,7 @@ from data import Batches, Dataset
 from errors import ConfigError
 from evaluation.bigram import Baseline
 from models.config import ModelConfig
+from models.cores import choose
 from reporting import metrics
 from training.program import Params
 
@@ -54,6 +56,31 @@ def part_lines(dataset: Dataset, values: dict[str, float]) -> list[str]:
 def parameter_table(params: Params) -> str:
   """Name, shape, dtype, size and sharding of every parameter."""
   return parameter_overview.get_parameter_overview(params, include_stats="sharding")
+
+
+def start_lines(
+  devices: list[jax.Device], strategy: str, asked: str, model: ModelConfig, dataset: Dataset
+) -> list[str]:
+  """What is about to run.
+
+  Args:
+    strategy: its description.
+    asked: the implementation of attention that the config asks for.
+    model: as the strategy runs it.
+  """
+  return [
+    f"devices   {device_line(devices, jax.process_count())}",
+    f"strategy  {strategy}",
+    f"attention {attention_line(asked, model, devices[0].platform)}",
+    "data      " + dataset.description.replace("\n", "\n          "),
+  ]
+
+
+def attention_line(asked: str, model: ModelConfig, platform: str) -> str:
+  """The implementation of attention, and with `auto` why it is not the platform's best."""
+  choice = choose(dataclasses.replace(model, attention=asked), platform)
+  why = choice.why if choice.name == model.attention else f"{choice.name} does not compile in these stages"
+  return f"{model.attention}: {why}" if why else model.attention
 
 
 def device_line(devices: list[jax.Device], processes: int) -> str:

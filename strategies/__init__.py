@@ -18,8 +18,7 @@ from errors import ConfigError, one_of
 from strategies.base import Strategy
 from strategies.compiler_options import CHOICES, options
 from strategies.layout import Layout
-from strategies.mesh import make_mesh, resolve
-from strategies.sharding import OnMesh
+from strategies.mesh import OnMesh, make_mesh, resolve
 from training.program import Program
 
 __all__ = ["Layout", "OnMesh", "Strategy", "build", "create", "layout_of", "names"]

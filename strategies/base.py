@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError, one_of
 from strategies.layout import Layout
-from strategies.sharding import MeshSharding, OnMesh
+from strategies.mesh import OnMesh
+from strategies.sharding import MeshSharding
 from strategies.sums import SummedOnce
 from training.program import Batch, Metrics, Params, Program, Sums, TrainState
 

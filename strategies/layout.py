@@ -91,7 +91,7 @@ class Layout:
 
   def only(self, axes: Collection[str]) -> "Layout":
     """The layout as seen by code that knows some mesh axes only: the other axes split nothing."""
-    kept = {name: tuple(axis for axis in _parts(getattr(self, name)) if axis in axes) for name in PLACES}
+    kept = {name: tuple(axis for axis in axes_of(getattr(self, name)) if axis in axes) for name in PLACES}
     mesh = {axis: size for axis, size in self.mesh.items() if axis in axes}
     return Layout(mesh, **{name: _place(found) for name, found in kept.items()})
 
@@ -112,7 +112,7 @@ class Layout:
   def axes(self, dim: str) -> tuple[str, ...]:
     """The mesh axes that split a dimension; for "gradients" and "state", those that split `embed` in them."""
     place = getattr(self, dim)
-    return _parts(place) if place or dim not in FOLLOWS else self.axes(FOLLOWS[dim])
+    return axes_of(place) if place or dim not in FOLLOWS else self.axes(FOLLOWS[dim])
 
   def shards(self, dim: str) -> int:
     """The number of pieces a dimension is split into."""
@@ -130,7 +130,7 @@ class Layout:
   def spec(self, dims: Iterable[str | None]) -> P:
     """The PartitionSpec of an array whose dimensions carry these names."""
     places = [getattr(self, dim) if dim else None for dim in dims]
-    used = [axis for place in places for axis in _parts(place)]
+    used = [axis for place in places for axis in axes_of(place)]
     if len(used) != len(set(used)):
       raise ValueError(f"{tuple(dims)} would split two dimensions of one array over the same mesh axis: {places}")
     return P(*places)
@@ -145,7 +145,8 @@ class Layout:
         raise ConfigError(f"{fields} does not divide {field}={size}; use {_either(divisors)}")
 
 
-def _parts(place: Place) -> tuple[str, ...]:
+def axes_of(place: Place) -> tuple[str, ...]:
+  """The mesh axes of a place."""
   return () if place is None else (place,) if isinstance(place, str) else tuple(place)
 
 

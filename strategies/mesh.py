@@ -1,12 +1,13 @@
-"""Meshes: fills in the sizes of a Layout, and arranges real, simulated or abstract devices in a mesh."""
+"""Meshes: fills in the sizes of a Layout, arranges real, simulated or abstract devices, and places batches on them."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 
 import jax
+import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from errors import ConfigError
 from strategies.layout import Layout
@@ -95,3 +96,29 @@ def make_mesh(layout: Layout, devices: list[jax.Device]) -> Mesh:
 def abstract_mesh(layout: Layout) -> AbstractMesh:
   """A mesh of this shape without devices, to trace and lower programs for other machines."""
   return AbstractMesh(tuple(layout.mesh.values()), tuple(layout.mesh), axis_types=(AxisType.Auto,) * len(layout.mesh))
+
+
+@dataclasses.dataclass(frozen=True)
+class OnMesh:
+  """Places batches on a mesh, with the examples split as `sharding` says. `data.batches` takes one."""
+
+  sharding: NamedSharding
+
+  def rows(self, batch_size: int) -> np.ndarray:
+    """The sorted rows of a global batch that this process's devices hold. They need not be contiguous."""
+    held = [index for index in self.sharding.addressable_devices_indices_map((batch_size,)).values() if index]
+    return np.unique(np.concatenate([np.arange(batch_size)[index[0]] for index in held]))
+
+  def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> dict[str, jax.Array]:
+    """Makes a global batch from these rows."""
+    return {
+      name: jax.make_array_from_process_local_data(self.sharding, rows, (batch_size, *rows.shape[1:]))
+      for name, rows in host_batch.items()
+    }
+
+
+def from_local_copies(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+  """Makes a global replicated array from an array that each process holds for its own devices. Copies no data."""
+  if x.sharding.device_set == sharding.device_set:
+    return x
+  return jax.make_array_from_single_device_arrays(x.shape, sharding, [shard.data for shard in x.addressable_shards])

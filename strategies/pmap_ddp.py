@@ -21,7 +21,7 @@ from errors import ConfigError
 from strategies.base import Strategy
 from strategies.data_parallel import LAYOUT as LAYOUT
 from strategies.layout import Layout
-from strategies.sharding import from_local_copies
+from strategies.mesh import from_local_copies
 from training.program import Batch, Metrics, Program, TrainState
 
 

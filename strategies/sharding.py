@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.lax import with_sharding_constraint as constrain
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims
-from strategies.layout import Layout, Place
+from strategies.layout import Layout, Place, axes_of
 
 T = TypeVar("T")
 
@@ -143,8 +142,8 @@ class MeshSharding:
       return w
     dims, axes = (None,) * (w.ndim - len(dims)) + dims, self.by_hand.axes("embed")
     collective = lambda w: jax.lax.all_gather(w, axes, axis=dims.index("embed"), tiled=True)
-    pieces = self._with_whole_embed()
-    return pieces.local(collective, jax.lax.optimization_barrier(w), dims=(dims,))  # the barrier is as in `gather`
+    w = jax.lax.optimization_barrier(w)  # as in `gather`
+    return self._with_whole_embed().local(collective, w, dims=(dims,), results=dims)
 
   def reduce_scatter(self, gradient: jax.Array, dims: Dims, axes: tuple[str, ...]) -> jax.Array:
     """Sums the gradient of such a weight over devices by hand, and leaves each device its piece along `embed`."""
@@ -159,23 +158,57 @@ class MeshSharding:
       piece = jax.lax.psum_scatter(matrices, axes, scatter_dimension=lead, tiled=True)
       return jnp.moveaxis(piece.reshape(*piece.shape[: lead + 1], *first.shape[lead + 1 :]), lead, at)
 
-    return self._with_whole_embed().local(functools.partial(sum_in_dtype, collective), gradient, dims=(dims,))
+    work = functools.partial(sum_in_dtype, collective)
+    return self._with_whole_embed().local(work, gradient, dims=(dims,), results=dims)
 
   def _with_whole_embed(self) -> "MeshSharding":
     """Where other mesh axes split `embed`, too, their pieces must not be split again while they are put together."""
     return self.place(embed=None, gradients=None, state=None)
 
-  def local(self, kernel: Callable[..., jax.Array], *arrays: jax.Array, dims: Sequence[Dims]) -> jax.Array:
+  def local(self, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
     """Calls a kernel on each device's own part of the arrays. In a pipeline, `stage` is manual already.
 
     There, axes of a single device must become manual too: cuDNN's attention cannot be partitioned beside manual axes.
     """
-    mesh, specs = jax.sharding.get_abstract_mesh(), tuple(map(self.layout.spec, dims))
+    mesh = jax.sharding.get_abstract_mesh()
     axes = frozenset(mesh.axis_names) - frozenset(mesh.manual_axes)
     if not axes or (self.layout.device_count == 1 and not mesh.manual_axes):
       return kernel(*arrays)
-    mapped = jax.shard_map(kernel, in_specs=specs, out_specs=specs[0], axis_names=axes, check_vma=False)
-    return mapped(*arrays)
+    ins = tuple(map(self.layout.spec, dims))
+    outs = jax.tree.map(self.layout.spec, results, is_leaf=lambda dims: isinstance(dims, tuple))
+    return jax.shard_map(kernel, in_specs=ins, out_specs=outs, axis_names=axes, check_vma=False)(*arrays)
+
+  def add_up(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
+    """Sums over the first dimension of an array [n, ...], which has an entry for each piece of `dim`.
+
+    First along the mesh axes that split the gradient of `dims`, so that along the others only pieces are sent. Each sum
+    is that of a matrix that begins with this dimension, for the reason that `_scatter` gives.
+    """
+    gradient = self.layout.of("gradients")
+    left = [axis for axis in self.layout.axes(dim) if self.layout.mesh[axis] > 1]
+    parts = parts.reshape(*(self.layout.mesh[axis] for axis in left), *parts.shape[1:])
+    split = {axis for name in dims if name for axis in gradient.axes(name)}
+    for axis in sorted(left, key=lambda axis: axis not in split):
+      parts = jnp.moveaxis(parts, left.index(axis), 0)
+      left.remove(axis)
+      count, spec = len(left), gradient.only([axis for axis in gradient.mesh if axis not in left]).spec(dims)
+      first = jnp.moveaxis(parts, range(1, count + 1), range(2, count + 2))  # [axis, D, *left, ...]
+      matrices = first.reshape(*first.shape[:2], -1)
+      if left:  # the compiler would undo this
+        matrices = jax.lax.optimization_barrier(matrices)
+      summed = jax.lax.reduce(matrices, np.zeros((), parts.dtype), jax.lax.add, (0,))
+      if left:
+        summed = constrain(summed, P(spec[0], (*left, *(axis for place in spec[1:] for axis in axes_of(place)))))
+      parts = jnp.moveaxis(summed.reshape(first.shape[1:]), range(1, count + 1), range(count))
+    return parts
+
+  def total(self, x: jax.Array, dim: str) -> jax.Array:
+    """In a kernel: the sum of x over the devices that split a dimension."""
+    return jax.lax.psum(x, self.layout.axes(dim)) if self.layout.shards(dim) > 1 else x
+
+  def largest(self, x: jax.Array, dim: str) -> jax.Array:
+    """In a kernel: the elementwise maximum of x over the devices that split a dimension."""
+    return jax.lax.pmax(x, self.layout.axes(dim)) if self.layout.shards(dim) > 1 else x
 
 
 def sum_in_dtype(collective: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
@@ -200,29 +233,3 @@ def in_order(first: Any, then: T) -> T:
     return jax.tree.map(lambda x: x + zero.astype(x.dtype), then)
 
   return jax.lax.platform_dependent(first, then, cpu=tied, default=lambda first, then: then)
-
-
-@dataclasses.dataclass(frozen=True)
-class OnMesh:
-  """Places batches on a mesh, with the examples split as `sharding` says. `data.batches` takes one."""
-
-  sharding: NamedSharding
-
-  def rows(self, batch_size: int) -> np.ndarray:
-    """The sorted rows of a global batch that this process's devices hold. They need not be contiguous."""
-    held = [index for index in self.sharding.addressable_devices_indices_map((batch_size,)).values() if index]
-    return np.unique(np.concatenate([np.arange(batch_size)[index[0]] for index in held]))
-
-  def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> dict[str, jax.Array]:
-    """Makes a global batch from these rows."""
-    return {
-      name: jax.make_array_from_process_local_data(self.sharding, rows, (batch_size, *rows.shape[1:]))
-      for name, rows in host_batch.items()
-    }
-
-
-def from_local_copies(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-  """Makes a global replicated array from an array that each process holds for its own devices. Copies no data."""
-  if x.sharding.device_set == sharding.device_set:
-    return x
-  return jax.make_array_from_single_device_arrays(x.shape, sharding, [shard.data for shard in x.addressable_shards])

@@ -19,6 +19,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from ml_collections import ConfigDict
 
 import strategies
+from analysis.case import Case
+from analysis.compiled import Step
 from analysis.hlo import Module
 from configs import base
 from data.batches import HostBatch, id_words
@@ -172,3 +174,12 @@ def one_sentence(*parts: str) -> Iterator[None]:
   assert "\n" not in message
   for part in parts:
     assert part in message, f"{part!r} is not in {message!r}"
+
+
+def holds_all_logits(case: Case, step: Step) -> bool:
+  """Whether a compiled step has an array in memory with the logits of all tokens of one part on one device."""
+  tokens = case.examples * case.model.positions
+  others = {case.model.width, case.model.mlp_width}
+  assert not {case.outputs, tokens} & others, "another array would have the same shape"
+  found = (shape for visit in step.module.walk(step.rounds) if not visit.fused for shape in visit.instruction.shapes)
+  return any(shape.size == tokens * case.outputs and case.outputs in shape.dims for shape in found)

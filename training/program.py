@@ -20,6 +20,8 @@ from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
 from models.generate import generate
 from models.inputs import Field, Shapes
+from models.losses import Sums as Sums
+from models.losses import Targets
 from models.parameters import bind, init_params, logical_dims
 from training.augment import crop_and_flip
 from training.optimizer import Optimizer
@@ -29,7 +31,6 @@ _DROPOUT, _AUGMENT = 0, 1  # two independent uses of an example's random key
 Params = dict[str, Any]  # nested; the leaves are arrays
 Batch = dict[str, jax.Array]  # see `Program.example_shapes`
 Metrics = dict[str, jax.Array]  # scalars
-Sums = dict[str, jax.Array]  # "loss", "correct" and "count", summed over predictions
 
 
 @jax.tree_util.register_dataclass
@@ -92,8 +93,8 @@ class Program:
     """The loss summed over the batch's predictions, and all sums. `step` is None in evaluation."""
     model = bind(self.model, params)
     inputs, segments = self.inputs(batch, step, sharding), self.segments(batch)
-    logits = model(inputs, segments=segments, keys=self.dropout_keys(batch, step), sharding=sharding)
-    return self.cross_entropy_sums(logits, self.targets(batch), self.counted(batch))
+    keys = self.dropout_keys(batch, step)
+    return model.loss_sums(inputs, self.targets(batch), segments=segments, keys=keys, sharding=sharding)
 
   def generate(self, params: Params, prompt: jax.Array, *, sharding: Sharding = UNSHARDED, **options: Any) -> jax.Array:
     """Continues prompts [B, P]; see models/generate.py for the options."""
@@ -106,35 +107,20 @@ class Program:
       x = crop_and_flip(x, self._example_keys(batch["id"], step, _AUGMENT))
     return self.model.reads.prepare(self.model, x, sharding)
 
-  def targets(self, batch: Batch) -> jax.Array:
-    """The correct predictions: for each position the next token [B, T], or for each example a label [B]."""
-    return self.model.predicts.targets(batch)
+  def targets(self, batch: Batch) -> Targets:
+    """What is to be predicted: for each position the next token, or for each example a label."""
+    values = self.model.predicts.targets(batch)
+    counted = self.model.predicts.counted(batch["mask"], batch["segments"] if self.model.segments else None)
+    counted = counted.reshape(*counted.shape, *(1,) * (values.ndim - counted.ndim))
+    return Targets(values, jnp.broadcast_to(counted, values.shape))
 
   def segments(self, batch: Batch) -> jax.Array | None:
     """The segments of the input's tokens [B, T]; None if the model has none."""
     return batch["segments"][:, : self.model.positions] if self.model.segments else None
 
-  def counted(self, batch: Batch) -> jax.Array:
-    """Whether each prediction counts: for each example [B], or with segments for each position [B, T]."""
-    return self.model.predicts.counted(batch["mask"], batch["segments"] if self.model.segments else None)
-
   def dropout_keys(self, batch: Batch, step: jax.Array | None) -> jax.Array | None:
     """A key for each example [B]; None if nothing is dropped."""
     return self._example_keys(batch["id"], step, _DROPOUT) if self.model.dropout and step is not None else None
-
-  @jax.named_scope("loss")
-  def cross_entropy_sums(self, logits: jax.Array, targets: jax.Array, counted: jax.Array) -> tuple[jax.Array, Sums]:
-    """Cross-entropy of logits [B, ..., V] against targets [B, ...], over those that `counted` [B] or [B, ...] selects.
-
-    Uses only reductions over V and no lookup, so that logits sharded over the vocabulary stay sharded.
-    """
-    weight = jnp.broadcast_to(counted.reshape(*counted.shape, *(1,) * (targets.ndim - counted.ndim)), targets.shape)
-    is_target = targets[..., None] == jnp.arange(logits.shape[-1])
-    target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
-    loss = jnp.sum(jnp.where(weight, jax.nn.logsumexp(logits, axis=-1) - target_logit, 0))
-    others = jnp.max(jnp.where(is_target, -jnp.inf, logits), axis=-1)
-    correct = weight & (target_logit > others)  # a tie counts as wrong
-    return loss, {"loss": loss, "correct": jnp.sum(correct), "count": jnp.sum(weight)}
 
   def gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED

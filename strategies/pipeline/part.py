@@ -66,9 +66,9 @@ class StageModel:
     )[0]
 
   def loss(self, edges: Params, y: jax.Array, row: Row) -> tuple[jax.Array, Sums]:
-    microbatch = self.microbatch(row)
-    logits = self.model(edges, self.weights(row)).logits(y, self.sharding, self.program.segments(microbatch))
-    return self.program.cross_entropy_sums(logits, self.program.targets(microbatch), self.program.counted(microbatch))
+    program, microbatch = self.program, self.microbatch(row)
+    targets, segments = program.targets(microbatch), program.segments(microbatch)
+    return self.model(edges, self.weights(row)).head_loss_sums(y, targets, self.sharding, segments)
 
   def model(self, edges: Params, weights: Params) -> Transformer:
     return bind(self.program.model, {"blocks": weights, **edges})

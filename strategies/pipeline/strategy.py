@@ -1,10 +1,13 @@
 """Pipeline: the Strategy that checks the sizes, builds the schedules and wraps the program."""
 
+import dataclasses
 import warnings
 
+import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from errors import ConfigError, not_negative, one_of, positive
+from models.config import ModelConfig
 from strategies.base import Strategy
 from strategies.layout import Layout
 from strategies.pipeline import schedule as schedules
@@ -44,6 +47,7 @@ class Pipeline(Strategy):
       self.microbatches = microbatches
       self.schedule = schedules.build(schedules.ORDERS[schedule], stages, microbatches, chunks)
       evaluation = schedules.build(schedules.forward_only, stages, microbatches)
+      program = dataclasses.replace(program, model=_with_attention(program.model, layout))
       program = PipelinedProgram(**vars(program), training=self.schedule, evaluation=evaluation)
       self._described = f"schedule {schedule}, {microbatches} microbatches: bubble {self.schedule.idle_time():.0%}"
       if microbatches < stages:
@@ -58,6 +62,31 @@ class Pipeline(Strategy):
 
   def describe(self, name: str) -> str:
     return super().describe(name) + (f"; {self._described}" if self.schedule else "")
+
+
+def attention_in_stages(model: ModelConfig, layout: Layout) -> str:
+  """The implementation of attention: plain if devices share a stage on TPUs, where jax 0.10's compiler aborts."""
+  is_bad = model.attention == "splash" and jax.__version_info__ < (0, 12) and _shared(layout)
+  return "plain" if is_bad else model.attention
+
+
+def _shared(layout: Layout) -> list[str]:
+  """The mesh axes along which devices share a stage and an example."""
+  return [axis for axis, size in layout.mesh.items() if size > 1 and axis not in ("stage", *layout.axes("batch"))]
+
+
+def _with_attention(model: ModelConfig, layout: Layout) -> ModelConfig:
+  """The model with the implementation of attention that works in stages. Warns if it is another one."""
+  attention = attention_in_stages(model, layout)
+  if attention == model.attention:
+    return model
+  axis = _shared(layout)[0]
+  warnings.warn(
+    f"model.attention={model.attention!r} runs as {attention!r}, because the TPU compiler of jax {jax.__version__} "
+    f"aborts on kernels in a stage that mesh.{axis}={layout.mesh[axis]} splits; use Python 3.12 or later",
+    stacklevel=3,
+  )
+  return dataclasses.replace(model, attention=attention)
 
 
 def _chunks(schedule: str, chunks: int, stages: int, depth: int) -> int:

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import config, model_config, one_sentence, program, random_batch, random_segments, relative_difference
+from helpers import model_config, program, random_batch, random_segments, relative_difference
 
-from models import attention, parameters, transformer
+from analysis import gpus
+from models import cores, parameters, transformer
 from models.config import ModelConfig
-from training import settings
 from training.program import Program
 
 Core = Callable[..., jax.Array]
@@ -23,13 +23,16 @@ def alone(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, segments: np.n
   for b, row in enumerate(segments):
     edges = np.flatnonzero(np.diff(row)) + 1
     parts = [jnp.split(x[b : b + 1], edges, axis=1) for x in (q, k, v)]
-    rows.append(jnp.concatenate([attention.plain(*part, causal=causal) for part in zip(*parts, strict=True)], axis=1))
+    rows.append(jnp.concatenate([cores.plain(*part, causal=causal) for part in zip(*parts, strict=True)], axis=1))
   return jnp.concatenate(rows)
 
 
-@pytest.mark.parametrize("name", ["plain", "blockwise"])
+interpreted = functools.partial(cores.splash, interpret=True)  # the TPU's kernel, on a CPU
+
+
+@pytest.mark.parametrize("core", [cores.plain, cores.blockwise, interpreted], ids=["plain", "blockwise", "splash"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_attention_stays_in_its_segment(name: str, causal: bool):
+def test_attention_stays_in_its_segment(core: Core, causal: bool):
   """Three blocks of queries. The last row is padding only."""
   segments = random_segments(np.random.default_rng(0), 4, 150)
   segments[-1] = 0
@@ -40,7 +43,7 @@ def test_attention_stays_in_its_segment(name: str, causal: bool):
     gradients = jax.grad(lambda q, k, v: jnp.sum(jnp.sin(run_core(q, k, v))), argnums=(0, 1, 2))
     return jax.jit(lambda *x: (run_core(*x), *gradients(*x)))(q, k, v)
 
-  for ours, expected in zip(run(attention.IMPLEMENTATIONS[name]), run(alone), strict=True):
+  for ours, expected in zip(run(core), run(alone), strict=True):
     assert relative_difference(ours, expected) < 1e-5  # which also refuses NaN
 
 
@@ -80,10 +83,11 @@ def test_a_prediction_counts_if_the_next_token_is_of_the_same_document():
   batch = {
     "segments": jnp.array([[1, 1, 1, 2, 3, 3, 0, 0, 0], [1] * 9, [1] * 9, [0] * 9]),
     "mask": jnp.array([True, True, False, True]),
+    "tokens": jnp.zeros((4, 9), int),
   }
   expected = np.zeros((4, 8), bool)
   expected[0, [0, 1, 4]] = expected[1] = True
-  np.testing.assert_array_equal(p.counted(batch), expected)
+  np.testing.assert_array_equal(p.targets(batch).counted, expected)
 
 
 def test_padding_changes_neither_loss_nor_gradient():
@@ -125,12 +129,22 @@ def test_the_class_of_an_empty_text_is_finite():
   assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
 
-def test_cudnn_is_used_for_even_lengths_only():
-  """It runs segments with a bias, whose sides must then be even."""
-  on_gpu = lambda length, **fields: settings.program(
-    config(model__width=512, model__seq_len=length, data__packing="documents", **fields), "gpu"
-  )
-  assert on_gpu(32).model.attention == "cudnn"
-  assert on_gpu(33).model.attention == "plain"
-  with one_sentence("model.attention='cudnn'", "model.seq_len=33", "'auto'"):
-    on_gpu(33, model__attention="cudnn")
+@pytest.mark.parametrize("documents", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_cudnn_gets_even_lengths_and_heads_of_eight(causal: bool, documents: bool, monkeypatch: pytest.MonkeyPatch):
+  """Its own kernel needs a GPU. Here XLA computes what cuDNN is asked for, after JAX has checked it for training."""
+  segments, given = random_segments(np.random.default_rng(0), 4, 33) if documents else None, []
+  q, k, v = (jax.random.normal(jax.random.key(i), (4, 33, heads, 12)) for i, heads in enumerate((4, 2, 2)))
+  with gpus.assumed():
+    loss = lambda *arrays: jnp.sum(cores.cudnn(*arrays, causal=causal, segments=segments))
+    jax.eval_shape(jax.grad(loss), *(array.astype("bfloat16") for array in (q, k, v)))
+
+  def compute(*arrays: jax.Array, implementation: str, **options: object) -> jax.Array:
+    given.extend(array.shape for array in arrays)
+    return xla(*arrays, **options)
+
+  xla = jax.nn.dot_product_attention
+  monkeypatch.setattr(jax.nn, "dot_product_attention", compute)
+  found = cores.cudnn(q, k, v, causal=causal, segments=segments)
+  assert relative_difference(found, cores.plain(q, k, v, causal=causal, segments=segments)) < 1e-5
+  assert {(length, size) for _, length, _, size in given} == {(34, 16)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import IMAGES, equations, model_config, one_sentence, program, relative_difference
 
-from models import attention, layers, parameters
+from models import attention, cores, layers, parameters
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED
 from models.generate import generate
@@ -38,12 +38,15 @@ def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -
   return out
 
 
-@pytest.mark.parametrize("name", ["plain", "blockwise"])
-@pytest.mark.parametrize("length", [64, 150])  # a multiple of the query block, and not
+interpreted = functools.partial(cores.splash, interpret=True)  # the TPU's kernel, on a CPU
+
+
+@pytest.mark.parametrize("core", [cores.plain, cores.blockwise, interpreted], ids=["plain", "blockwise", "splash"])
+@pytest.mark.parametrize("length", [128, 150])  # a multiple of what blockwise and splash process at a time, and not
 @pytest.mark.parametrize("causal", [True, False])
-def test_attention_equals_the_definition(name: str, length: int, causal: bool):
+def test_attention_equals_the_definition(core: Callable[..., jax.Array], length: int, causal: bool):
   q, k, v = (jax.random.normal(jax.random.key(i), (2, length, heads, 8)) for i, heads in enumerate((4, 2, 2)))
-  core, plain = (functools.partial(attention.IMPLEMENTATIONS[each], causal=causal) for each in (name, "plain"))
+  core, plain = (functools.partial(each, causal=causal) for each in (core, cores.plain))
   expected = naive_attention(*(np.asarray(x, np.float64) for x in (q, k, v)), causal)
   assert relative_difference(jax.jit(core)(q, k, v), expected) < 1e-5
 
@@ -212,7 +215,8 @@ def test_flops_count_every_matrix_product():
     ({"remat": "ful"}, ["model.remat='ful'", "'full'"]),
     ({"dtype": "float31"}, ["model.dtype='float31'", "'float32'"]),
     ({"param_dtype": "fp8"}, ["model.param_dtype='fp8'", "float32"]),
-    ({"attention": "flash"}, ["model.attention='flash'", "blockwise"]),
+    ({"loss_chunk": -1}, ["model.loss_chunk=-1", "use 0"]),
+    ({"attention": "flash"}, ["model.attention='flash'", "'splash'"]),
     ({"inputs": "images", "image_size": 32, "channels": 3, "patch_size": 5}, ["model.patch_size=5", "32"]),
     ({"inputs": "images", "heads": 32}, ["model.heads=32", "multiple of 4"]),
     ({"inputs": "images", "channels": 3}, ["model.image_size=0", "data", "set it"]),

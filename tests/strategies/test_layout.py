@@ -14,8 +14,7 @@ import strategies
 from strategies.base import Strategy
 from strategies.compiler_options import options
 from strategies.layout import Layout
-from strategies.mesh import fitted, make_mesh, resolve
-from strategies.sharding import OnMesh
+from strategies.mesh import OnMesh, fitted, make_mesh, resolve
 
 FSDP, TENSOR = strategies.layout_of("fsdp"), strategies.layout_of("tensor_parallel")
 

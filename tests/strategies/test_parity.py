@@ -1,7 +1,7 @@
 """Promise 1: every strategy equals a single device, in 20 losses and in every parameter's gradient."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 from helpers import IMAGES, PARITY, assert_trees_close, config, initial_state, random_batch, strategy
 
 import strategies
-from models import attention, parameters
+from models import attention, cores, parameters
 from training import settings
 from training.program import Params, Program, TrainState
 
@@ -19,7 +19,7 @@ SMALL = {"model__mlp_width": 64, "model__vocab_size": 64, "model__seq_len": 16, 
 MICROBATCHES = {"pipeline__microbatches": 4}
 
 DOCUMENTS = "documents, tied, remat dots"
-ACCUMULATED = {"accumulation": 2, "model__remat": "full"}
+ACCUMULATED = {"accumulation": 2, "model__remat": "full", "model__loss_chunk": 5}
 # Every option is in some variant: dropout, accumulation, remat, packed documents, a tied embedding, augmentation. Most
 # tests after the first use the plain "text".
 VARIANTS = {
@@ -115,18 +115,24 @@ def models_made_anew() -> Iterator[None]:
   parameters.definition.cache_clear()
 
 
+splash = functools.partial(cores.splash, interpret=True)  # the TPU's kernel, on a CPU
+KERNELS = [(name, cores.blockwise) for name in ("hsdp", "tensor_parallel", "pipeline", "three_d")] + [("two_d", splash)]
+
+
 @pytest.mark.usefixtures("models_made_anew")
-@pytest.mark.parametrize("name", ["hsdp", "tensor_parallel", "two_d", "pipeline", "three_d"])
-def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(name: str, monkeypatch: pytest.MonkeyPatch):
-  """Attention runs on each device's own rows and heads, as cuDNN's does on GPUs. Here the kernel is `blockwise`."""
+@pytest.mark.parametrize("name, core", KERNELS, ids=[name for name, _ in KERNELS])
+def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(
+  name: str, core: Callable[..., jax.Array], monkeypatch: pytest.MonkeyPatch
+):
+  """Attention runs on each device's own rows and heads."""
   shapes: list[tuple[int, ...]] = []
 
   def kernel(q: jax.Array, *given: jax.Array, **named: object) -> jax.Array:
     shapes.append(q.shape)
-    return attention.blockwise(q, *given, **named)
+    return core(q, *given, **named)
 
   monkeypatch.setattr(attention, "KERNELS", frozenset({"blockwise"}))
-  monkeypatch.setitem(attention.IMPLEMENTATIONS, "blockwise", kernel)
+  monkeypatch.setitem(cores.IMPLEMENTATIONS, "blockwise", kernel)
   fields = SMALL | VARIANTS[DOCUMENTS]
   program = settings.program(config(**fields), "cpu")
   batch, moments = random_batch(program, BATCH), []

@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+import warnings
 
 import jax
 import numpy as np
@@ -12,13 +13,15 @@ from helpers import program as make_program
 from jax.sharding import PartitionSpec as P
 
 import strategies
-from analysis import work
+from analysis import search, work
 from analysis.compiled import compile_step
 from analysis.timeline import unit_rounds
-from strategies.mesh import make_mesh
+from analysis.topology import machine_of
+from strategies.mesh import abstract_mesh, make_mesh, resolve
 from strategies.pipeline.regroup import regroup
 from strategies.pipeline.strategy import Pipeline
 from strategies.pipeline.table import KINDS
+from training import settings
 from training.program import Params, Program
 
 STEPS, BATCH = 20, 32
@@ -259,3 +262,23 @@ def test_describe_names_the_schedule():
   assert pipeline("1f1b", 8).describe("pipeline") == (
     "pipeline on mesh stage=4 × data=2; batch over data, layers over stage; schedule 1f1b, 8 microbatches: bubble 27%"
   )
+
+
+@pytest.mark.parametrize("version, attention", [((0, 10, 2), "plain"), ((0, 12, 0), "splash")])
+def test_devices_that_share_a_stage_have_no_kernel_where_the_tpu_compiler_aborts(
+  version: tuple[int, ...], attention: str, monkeypatch: pytest.MonkeyPatch
+):
+  """Training and the planner agree on it. Stages of one device, or of several with own examples, keep the kernel."""
+  monkeypatch.setattr(jax, "__version_info__", version)
+  fields = {"model__seq_len": 128, "model__depth": 4, "batch_size": 32}
+  program = settings.program(config("three_d", **fields), "tpu")
+  assert program.model.attention == "splash"
+  for name, expected in (("three_d", attention), ("pipeline", "splash")):
+    layout = resolve(strategies.layout_of(name), 8, {})
+    with warnings.catch_warnings(record=True) as warned:
+      warnings.simplefilter("always")
+      runner = strategies.build(config(name, **fields), layout, program, abstract_mesh(layout))
+    assert runner.program.model.attention == expected
+    assert any("runs as 'plain'" in str(each.message) for each in warned) == (expected == "plain")
+    plans = search.search(program.model, 32, machine_of("v5e:2x4"), [name])
+    assert {plan.case.model.attention for plan in plans if plan.case.schedule} >= {expected}

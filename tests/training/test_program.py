@@ -7,6 +7,7 @@ import optax
 import pytest
 from helpers import IMAGES, assert_trees_close, equations, one_sentence, program, random_batch
 
+from models import losses
 from training.optimizer import Optimizer, is_decayed
 from training.program import Program, TrainState
 
@@ -98,13 +99,13 @@ def test_masked_examples_are_not_counted_as_correct():
 
 
 def test_a_tie_is_not_counted_as_correct():
-  _, sums = program().cross_entropy_sums(jnp.zeros((4, 10)), jnp.arange(4), jnp.ones(4, bool))
+  _, sums = losses.of_logits(jnp.zeros((4, 10)), losses.Targets(jnp.arange(4), jnp.ones(4, bool)))
   assert int(sums["correct"]) == 0
 
 
 def test_accuracy_counts_the_largest_logit():
   logits = jnp.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 5.0]])
-  loss, sums = program().cross_entropy_sums(logits, jnp.array([1, 2, 2]), jnp.array([True, True, True]))
+  loss, sums = losses.of_logits(logits, losses.Targets(jnp.array([1, 2, 2]), jnp.array([True, True, True])))
   assert int(sums["correct"]) == 2
   expected = -jax.nn.log_softmax(logits)[jnp.arange(3), jnp.array([1, 2, 2])].sum()
   assert float(loss) == pytest.approx(float(expected), rel=1e-6)

@@ -1,0 +1,176 @@
+"""Ways to compute attention's core: which values each query reads, and how much of each.
+
+All compute the same function. `plain` is the reference, and runs anywhere. `choose` picks the best one for a platform:
+cuDNN's fused attention on NVIDIA GPUs, splash attention on TPUs, `blockwise` on CPUs. The fused ones never hold the
+scores of all pairs of positions in memory.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from errors import ConfigError
+from models.config import ModelConfig
+
+QUERY_BLOCK = 64  # queries that `blockwise` processes at a time
+TILE = 128  # positions; splash attention works on multiples of it
+BLOCKS = (512, 384, 256, 128)  # positions that splash attention processes at a time: the largest that divides the text
+RESULTS = "attention kernel"  # the name for remat policies of what splash attention's backward pass reads again
+CUDNN = "dot_product_attention_fwd_wrapper"  # the primitive whose results cuDNN's backward pass reads again
+CUDNN_HEAD = 128  # the largest head that cuDNN's backward pass supports on every GPU since A100
+
+
+class Choice(NamedTuple):
+  """An implementation, and why it is not the platform's best ("" if it is)."""
+
+  name: str
+  why: str = ""
+
+
+def choose(config: ModelConfig, platform: str) -> Choice:
+  """The implementation for a platform ("cpu", "gpu" or "tpu"): the best one that fits for `auto`, else the one named.
+
+  Raises ConfigError if the one named does not fit.
+  """
+  if config.attention in ("plain", "blockwise"):
+    return Choice(config.attention)
+  wanted = BEST.get(platform, "plain") if config.attention == "auto" else config.attention
+  obstacle = _obstacle(wanted, config, platform)
+  if config.attention != "auto" and obstacle:
+    raise ConfigError(f"model.attention={wanted!r} {obstacle}; use 'auto'")
+  return Choice("plain", f"{wanted} {obstacle}") if obstacle else Choice(wanted)
+
+
+def _obstacle(name: str, config: ModelConfig, platform: str) -> str:
+  """Why an implementation does not fit; "" if it does."""
+  if name == "cudnn" and platform != "gpu":
+    return f"needs an NVIDIA GPU, and this run has platform {platform!r}"
+  if name == "cudnn" and config.dtype == "float32":
+    return "computes in bfloat16, and model.dtype='float32'"
+  if name == "cudnn" and config.head_dim > CUDNN_HEAD:
+    return f"has heads of at most {CUDNN_HEAD}, and model.head_dim={config.head_dim}"
+  if name == "splash" and platform != "tpu":
+    return f"needs a TPU, and this run has platform {platform!r}"
+  if name == "splash" and config.positions < TILE:
+    return f"works on {TILE} positions at a time, and the model sees {config.positions}"
+  return ""
+
+
+def plain(
+  q: jax.Array,  # [B, T, N, H]
+  k: jax.Array,  # [B, S, K, H], where N is a multiple of K
+  v: jax.Array,  # [B, S, K, H]
+  *,
+  causal: bool,
+  offset: jax.Array | int = 0,
+  segments: jax.Array | None = None,  # [B, S]
+) -> jax.Array:
+  """The reference: each query attends to the keys that it sees → [B, T, N, H].
+
+  If `causal`, query t sees the keys up to position t + offset. With `segments`, the queries are the last T of the S
+  positions, and see only the keys of their own segment. Padding is a segment too, so every query sees at least itself.
+  """
+  b, t, n, h = q.shape
+  s, groups = k.shape[1], k.shape[2]
+  q = q.reshape(b, t, groups, n // groups, h)
+  scores = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32) / math.sqrt(h)
+  visible: jax.Array | bool = True
+  if causal:
+    visible = jnp.arange(s)[None, :] <= jnp.arange(t)[:, None] + offset  # [T, S]
+  if segments is not None:
+    visible &= same_segment(segments[:, s - t :], segments)[:, None, None]  # [B, 1, 1, T, S]
+  if visible is not True:
+    scores = jnp.where(visible, scores, -jnp.inf)
+  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+  return jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(b, t, n, h)
+
+
+def blockwise(
+  q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None
+) -> jax.Array:
+  """`plain` on one block of queries at a time. If causal, each block skips the keys that it cannot see."""
+  if not causal:
+    return plain(q, k, v, causal=False, segments=segments)
+
+  def row(start: int) -> jax.Array:
+    stop = start + QUERY_BLOCK
+    seen = None if segments is None else segments[:, :stop]
+    return plain(q[:, start:stop], k[:, :stop], v[:, :stop], causal=True, offset=start, segments=seen)
+
+  return jnp.concatenate([row(start) for start in range(0, q.shape[1], QUERY_BLOCK)], axis=1)
+
+
+def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None) -> jax.Array:
+  """cuDNN's fused attention, for bfloat16 on NVIDIA GPUs. It turns segments into a bias [B, 1, T, T].
+
+  Pads heads to a multiple of 8 and the text to an even length, as cuDNN needs. The padding is a segment of its own,
+  unless a causal mask hides it.
+  """
+  (_, t, _, h), scale = q.shape, 1 / math.sqrt(q.shape[-1])
+  mask, more = None, t % 2
+  if segments is None and more and not causal:
+    segments = jnp.zeros(q.shape[:2], jnp.int32)
+  if segments is not None:
+    segments = jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
+    mask = same_segment(segments, segments)[:, None]
+  q, k, v = (jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, -h % 8))) for x in (q, k, v))
+  out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, is_causal=causal, implementation="cudnn")
+  return out[:, :t, :, :h]
+
+
+def splash(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *,
+  causal: bool,
+  segments: jax.Array | None = None,
+  interpret: bool = False,
+) -> jax.Array:
+  """Splash attention, a kernel for TPUs that skips blocks of masked pairs. It comes with JAX.
+
+  Pads the text to a multiple of 128 positions. The padding is a segment of its own, unless a causal mask hides it.
+
+  Args:
+    interpret: run the kernel step by step, on any platform; for tests.
+  """
+  from jax.experimental.pallas.ops.tpu import splash_attention as pallas  # only here, as it takes long to import
+
+  (_, t, n, h), more = q.shape, -q.shape[1] % TILE
+  if segments is None and more and not causal:
+    segments = jnp.zeros(q.shape[:2], jnp.int32)
+  ids = None
+  if segments is not None:
+    padded = jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
+    ids = pallas.SegmentIds(padded, padded)
+  rows = lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))).swapaxes(1, 2)  # [B, N, T, H]
+  mask, block = (pallas.CausalMask if causal else pallas.FullMask)((t + more, t + more)), splash_block(t)
+  kernel = pallas.make_splash_mha(
+    pallas.MultiHeadMask([mask] * n),
+    block_sizes=pallas.BlockSizes(*(block,) * 3, *(block,) * 3, *(block,) * 2),  # forward; of keys; of queries
+    head_shards=1,
+    q_seq_shards=1,
+    residual_checkpoint_name=RESULTS,
+    interpret=interpret,
+  )
+  with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (analysis/calls.py)
+    attended = jax.vmap(kernel)(rows((q / math.sqrt(h)).astype(q.dtype)), rows(k), rows(v), ids)
+  return attended.swapaxes(1, 2)[:, :t]
+
+
+def splash_block(length: int) -> int:
+  """How many positions of a text of this length splash attention processes at a time."""
+  padded = length + -length % TILE
+  return next(size for size in BLOCKS if padded % size == 0)
+
+
+def same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
+  """Whether a query and a key are in the same segment: [B, T] and [B, S] → [B, T, S]."""
+  return queries[:, :, None] == keys[:, None, :]
+
+
+IMPLEMENTATIONS = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn, "splash": splash}
+KERNELS = frozenset({"cudnn", "splash"})  # which the compiler cannot split
+BEST = {"cpu": "blockwise", "gpu": "cudnn", "tpu": "splash"}
