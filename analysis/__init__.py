@@ -15,7 +15,8 @@ Formulas
     case.py           a step to predict: layout, model and batch
     theory.py         what the step must send
     compilers.py      where the compilers differ from theory, and constants fitted to them
-    predict.py        memory, FLOPs and traffic; saved.py: activations saved for the backward pass
+    memory.py         memory; saved.py: activations saved for the backward pass
+    predict.py        FLOPs, traffic and time
     timeline.py       pipeline schedules: timeline, idle time, and how often each unit runs
 
 Both

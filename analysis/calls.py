@@ -1,4 +1,4 @@
-"""FLOPs and traffic of library calls: on NVIDIA GPUs, cuBLAS runs matrix products and cuDNN may run attention.
+"""FLOPs and traffic of library calls: cuBLAS and cuDNN on NVIDIA GPUs, and splash attention on TPUs.
 
 A custom call names its target. Its backend config, JSON in the program's text, gives the contracted dimensions. A call
 that is not listed here may compute anything. `unknown` reports such calls, so that a reader knows what the times leave
@@ -8,14 +8,17 @@ has not been checked on GPUs.
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from analysis import splash
 from analysis.hlo import Computation, Instruction, Module, Shape
 
 # cuBLAS: products, also fused with a bias or an activation, or of 8-bit numbers with scales.
 _PRODUCTS = {"__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8", "__cublas$lt$matmul$mx"}
 _ATTENTION = "__cudnn$fmha"
+_SPLASH = re.compile(r"\b(causal|full)/.*\bsplash_mha_(fwd|dq|dkv)")  # in the name of a TPU kernel's origin
 
 # Calls without a matrix product: memory placement, communication, annotations; sorting and random bits on GPUs.
 _NONE = {
@@ -37,7 +40,9 @@ def flops(call: Instruction, computation: Computation) -> float | None:
   if name in _NONE:
     return 0.0
   config = _config(call)
-  operands = [computation[operand].shapes[0] for operand in call.operands if operand in computation]
+  operands = _operands(call, computation)
+  if kernel := _splash(call, operands):
+    return kernel.flops
   try:
     if name in _PRODUCTS:
       return _product(call.shapes[0], operands[0], config["gemm_backend_config"]["dot_dimension_numbers"])
@@ -66,10 +71,22 @@ def _attention(operands: list[Shape], config: dict[str, Any], backward: bool) ->
   return 2 * b * n * pairs * (3 * of_scores + 2 * of_values if backward else of_scores + of_values)
 
 
+def _splash(call: Instruction, operands: list[Shape]) -> splash.Work | None:
+  """What a call does if it runs a kernel of splash attention. Its third operand has the queries, [..., T, H]."""
+  found = _SPLASH.search(call.op_name)
+  if not found or len(operands) < 3:
+    return None
+  *rows, length, head = operands[2].dims
+  item = operands[2].bytes // operands[2].size
+  return splash.work(found.group(2), math.prod(rows), length, head, item, found.group(1) == "causal")
+
+
 def traffic(call: Instruction, computation: Computation) -> int:
   """Bytes that a call with products reads and writes, without its workspace (the last result, of dtype s8 or u8)."""
   if not flops(call, computation):
     return 0
+  if kernel := _splash(call, _operands(call, computation)):
+    return int(kernel.bytes)
   read = sum(shape.bytes for operand in call.operands for shape in computation[operand].shapes)
   return read + sum(shape.bytes for shape in call.shapes if shape.dtype not in ("s8", "u8"))
 
@@ -78,6 +95,10 @@ def unknown(module: Module, rounds: Mapping[str, int] | None = None) -> list[str
   """The targets of custom calls that may compute something and are not counted, without duplicates."""
   calls = (visit for visit in module.walk(rounds) if visit.instruction.operation == "custom-call")
   return sorted({target(visit.instruction) for visit in calls if flops(visit.instruction, visit.computation) is None})
+
+
+def _operands(call: Instruction, computation: Computation) -> list[Shape]:
+  return [computation[operand].shapes[0] for operand in call.operands if operand in computation]
 
 
 def _config(call: Instruction) -> dict[str, Any]:

@@ -126,6 +126,22 @@ class Case:
     """Bytes of an element in the compute dtype."""
     return jnp.dtype(self.model.dtype).itemsize
 
+  @property
+  def parts(self) -> tuple[int, int, int]:
+    """The number of pieces that a block's values are split into, besides the batch: heads, MLP and positions."""
+    return self.layout.shards("heads"), self.layout.shards("mlp"), self.layout.shards("sequence")
+
+  @property
+  def outputs(self) -> float:
+    """The head's outputs for one prediction on one device. The vocabulary may be split, classes are not."""
+    (_, outputs), dims = self.model.predicts.head(self.model)
+    return outputs / (self.layout.shards("vocab") if "vocab" in dims else 1)
+
+  @property
+  def logits(self) -> float:
+    """Logits of one example on one device."""
+    return self.model.predicts.predictions(self.model) * self.outputs
+
   def axes(self, dim: str) -> tuple[str, ...]:
     """The mesh axes that split a dimension (`Layout.axes`), outermost first."""
     split = self.layout.axes(dim)

@@ -111,11 +111,16 @@ def compile_step(strategy: Strategy, batch_size: int) -> Step:
 def planned(compiled: jax.stages.Compiled) -> dict[str, int]:
   """Bytes that a program needs on a device: `argument`, `output`, `temp`, `alias` and `total`.
 
-  `alias` is donated memory, which `argument` and `output` both include.
+  `alias` is donated memory, which `argument` and `output` both include. For TPUs the total is the peak, because `temp`
+  is too large there: of a 1B model on v5e it was 15.1 GB where the compiler reserved 12.2 GB, and the peak with the
+  arguments 11.9 GB (libtpu 0.0.42).
   """
   found = compiled.memory_analysis()
   sizes = {name: getattr(found, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")}
-  return sizes | {"total": sizes["argument"] + sizes["output"] + sizes["temp"] - sizes["alias"]}
+  total = sizes["argument"] + sizes["output"] + sizes["temp"] - sizes["alias"]
+  devices = {device for leaf in jax.tree.leaves(compiled.input_shardings) for device in leaf.device_set}
+  is_tpu = {device.platform for device in devices} == {"tpu"}
+  return sizes | {"total": found.peak_memory_in_bytes if is_tpu else total}
 
 
 @contextlib.contextmanager

@@ -22,9 +22,12 @@ class Fitted(NamedTuple):
   Attributes:
     block: working memory of a block's backward pass, in units of one block's values, by remat policy. It holds values,
       their cotangents and copies; what never leaves a kernel does not count.
+    scores: the same unit: what `plain` attention computes for every pair of positions; 0 if as all other values.
+    score_passes: how often that is read or written; 0 if as often as all other values.
     sums: the same unit: extra memory where tensor parallelism all-reduces activations.
     whole: how many residual streams with all positions exist beside these values, where positions are split.
     whole_passes: how often such a stream is read or written in a block.
+    gathered: how many times the gathered weights of a block exist: with those of the next, and with their gradients.
     cast: the share of the weights that exist in the compute dtype as well, as a whole.
     head: copies of the gathered head that exist beside the logits.
     part: the share of the gradients that exists twice if the batch runs in parts: the part's, beside the sum so far.
@@ -36,9 +39,12 @@ class Fitted(NamedTuple):
   whole: float
   whole_passes: float
   passes: Mapping[str, float]
+  gathered: float = 0.0
   cast: float = 1.0
   head: float = 0.0
   part: float = 1.0
+  scores: float = 0.0
+  score_passes: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,14 +93,6 @@ class Compiler:
   def gathered_item(self, case: Case, weight: Weight) -> int:
     """Bytes of an element of a weight when it is gathered."""
     return case.item_of(weight)
-
-  def maximum_bytes(self, case: Case) -> float:
-    """Bytes that the loss all-reduces for each prediction to find the largest logit.
-
-    The loss takes two maxima: over all logits, and over all but the target's. In a pipeline's unit both are
-    all-reduced; elsewhere compilers all-reduce only one.
-    """
-    return 2 * 4 if case.schedule else 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,10 +145,6 @@ class LibTpu(Compiler):
     """It hides little of all-reduces."""
     return kind in ("all-gather", "reduce-scatter", "collective-permute")
 
-  def maximum_bytes(self, case: Case) -> float:
-    """Outside of pipelines it all-reduces the maximum in the dtype that the logits had before their cast to float32."""
-    return super().maximum_bytes(case) if case.schedule else case.item
-
 
 @dataclasses.dataclass(frozen=True)
 class XlaGpu(Compiler):
@@ -195,18 +189,22 @@ COMPILERS: dict[str, Compiler] = {
   ),
   "tpu": LibTpu(
     Fitted(
-      block={"minimal": 1.3, "dots": 1.45, "full": 0.82},
-      sums=0.2,
-      whole=3.5,
-      whole_passes=40.0,
-      passes={"minimal": 5.2, "dots": 4.6, "full": 4.1},
+      block={"minimal": 0.2, "dots": 0.9, "full": 1.2},
+      sums=0.0,
+      whole=2.0,
+      whole_passes=20.0,
+      passes={"minimal": 11.0, "dots": 9.0, "full": 7.0},
+      gathered=1.0,
+      cast=0.5,
+      scores=0.35,
+      score_passes=4.2,
     )
   ),
   "gpu": XlaGpu(
     Fitted(
       block={"minimal": 0.35, "dots": 1.3, "full": 1.1},
       sums=0.0,
-      whole=10.0,
+      whole=8.0,
       whole_passes=50.0,
       passes={"minimal": 7.0, "dots": 6.2, "full": 7.0},
       cast=0.0,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from analysis import gpus, predict, theory
+from analysis import gpus, memory, predict, theory
 from analysis.case import Case, weights
 from analysis.compiled import DoesNotFit, Step, compile_step
 from analysis.fixes import fixes
@@ -37,7 +37,6 @@ ACTIVATIONS = {
   ("batch", None, None, None): "images",
   ("batch", None, "heads", None): "heads",
   ("batch", None, "mlp"): "hidden units of the MLP",
-  ("batch", None, "vocab"): "logits",
   ("vocab", None): "embedding table for lookup",
 }
 
@@ -145,7 +144,7 @@ def _shards(layout: Layout, dims: Dims) -> int:
 def _memory(
   name: str, case: Case, step: Step | None, error: DoesNotFit | None, figures: Chip | None, compiler_knows: bool
 ) -> dict[str, Any]:
-  predicted = predict.memory(case)
+  predicted = memory.of(case)
   total: float | None = step.bytes if step else None
   if error:
     total = error.needed or (error.temporary and error.temporary + predicted.state)

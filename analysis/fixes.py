@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import strategies
-from analysis import predict
+from analysis import memory
 from analysis.case import Case
 from errors import ConfigError
 from strategies.layout import Layout
@@ -30,7 +30,7 @@ def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
     changed = dataclasses.replace(full, layout=layout, schedule=schedule, gathers_once=once, sums_by_hand=by_hand)
     if full.batch_size % (layout.shards("batch") * changed.units) == 0:
       changes.append((f"{also}{fields}", changed))
-  totals = [(change, predict.memory(changed).total) for change, changed in changes]
+  totals = [(change, memory.of(changed).total) for change, changed in changes]
   return [{"change": change, "total": total} for change, total in totals if total <= capacity]
 
 

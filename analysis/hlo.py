@@ -201,7 +201,7 @@ def parse(text: str) -> Module:
   """Parses an HLO text. Raises ValueError for an instruction in an unknown format."""
   computations: dict[str, Computation] = {}
   entry, current = "", {}
-  for line in text.splitlines():
+  for line in re.sub(r'\n(?="|\}\})', " ", text).splitlines():  # a kernel's metadata are on lines of their own
     if header := _COMPUTATION.match(line):
       current = computations.setdefault(header.group(2), {})
       entry = header.group(2) if header.group(1) else entry

@@ -16,7 +16,8 @@ from analysis import gpus
 from models.config import ModelConfig
 from models.dimensions import Unsharded
 from models.parameters import bind
-from models.transformer import REMAT_POLICIES, VIEWS, Transformer, save_all_but
+from models.remat import REMAT_POLICIES, VIEWS, save_all_but
+from models.transformer import Transformer
 
 GATHER = "pad"  # the primitive of `OwnPositions.whole_sequence`; no block uses it otherwise
 SAVE_ALL = save_all_but(VIEWS)  # every value of a block
@@ -60,6 +61,16 @@ def bytes_per_example(
     return found
 
   return by(1) + (layers - 1) * (by(2) - by(1)) if layers > 1 else by(1)
+
+
+def block_values(model: ModelConfig, heads: int, mlp: int, sequence: int) -> tuple[int, int]:
+  """Bytes of all values that a block computes for one example on a device, and of the scores of `plain` attention."""
+  of = functools.partial(bytes_per_example, heads=heads, mlp=mlp, sequence=sequence, layers=1, remat="all")
+  values = of(model)
+  if model.attention != "plain":
+    return values, 0
+  others = of(dataclasses.replace(model, attention="splash"))  # a kernel, whose scores never leave it
+  return min(values, others), max(values - others, 0)
 
 
 @functools.cache

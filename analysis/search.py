@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import strategies
-from analysis import predict
+from analysis import memory, predict
 from analysis.case import Case
 from analysis.roofline import Roofline
 from analysis.topology import Machine
@@ -20,6 +20,7 @@ from errors import ConfigError
 from models.config import REMAT, ModelConfig
 from strategies.layout import PLACES, Layout
 from strategies.pipeline import schedule as schedules
+from strategies.pipeline.strategy import attention_in_stages
 
 USABLE = 0.95  # the share of a device's memory that a step may use; the runtime needs the rest
 # Devices along axes that split these dimensions wait for each other within a step, so such axes are at most this large.
@@ -82,7 +83,9 @@ def search(
       units = accumulation * (schedule.microbatches if schedule else 1)
       if batch_size % (units * layout.shards("batch")) or (schedule and accumulation > 1):
         continue
-      case = Case(layout, dataclasses.replace(model, remat=remat), batch_size, accumulation, schedule, where.platform)
+      attention = attention_in_stages(model, layout) if schedule else model.attention
+      chosen = dataclasses.replace(model, remat=remat, attention=attention)
+      case = Case(layout, chosen, batch_size, accumulation, schedule, where.platform)
       gathers_each_part = accumulation > 1 and set(layout.axes("embed")) & set(layout.axes("batch"))
       for once in (False, True) if gathers_each_part else (False,):
         candidate = _candidate(name, dataclasses.replace(case, gathers_once=once), where, pipeline)
@@ -174,6 +177,6 @@ def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, 
     strategy=name,
     fields=fields,
     case=case,
-    memory=predict.memory(case).total,
+    memory=memory.of(case).total,
     times=predict.times(case, where.chip, where.links(case.layout.mesh)),
   )

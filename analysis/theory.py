@@ -183,7 +183,7 @@ def _activations(case: Case) -> list[Sent]:
   vocab = ["embedding"] * has_table + ["head"] * has_logits  # rows that a device does not hold are zero; the cotangent
   gathers = layers * (6 + 2 * splits + 2 * max(again - 1, 0))
   gathers += has_table + has_logits  # the cotangent of that sum, and the head's input
-  loss = numbers * (compiler.maximum_bytes(case) + 4 + 4) if has_logits else 0  # and sum and target's logit
+  loss = numbers * 3 * 4 if has_logits else 0  # the largest logit, the target's, and the sum
   mean = 0 if has_logits else case.examples * model.width * 4  # over the positions, for a class
   return [
     _sum(case, "heads", layers * heads * stream, f"activations: {heads:.3g} sums a block for the heads"),

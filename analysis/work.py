@@ -119,8 +119,11 @@ def _moved(module: Module, instruction: Instruction, computation: Computation) -
     return 2 * _bytes(operands[1])
   if instruction.operation in _SLICES:
     return 2 * _bytes(instruction.shapes)
-  if instruction.operation in ("copy-start", "slice-start"):  # result: the copy, the operand again, a flag
+  if instruction.operation == "copy-start":  # result: the copy, the operand again, a flag
     return _bytes(operands[0]) + _bytes(instruction.shapes[:1])
+  if instruction.operation == "slice-start":  # result: the operand again, the slice, a flag
+    source, piece = operands[0][0], instruction.shapes[1]
+    return (0 if source.on_chip else piece.bytes) + _bytes((piece,))
   if instruction.operation.endswith("-start"):  # result: the operands again, the outputs, flags; or the outputs alone
     given = sum(map(len, operands))
     return sum(map(_bytes, operands)) + _bytes(instruction.shapes[given : 2 * given] or instruction.shapes)
@@ -171,13 +174,21 @@ def _read(module: Module, name: str, number: int) -> int:
         continue
       if reader.operation in _SLICES:
         read += _bytes(reader.shapes)
-      elif reader.operation in ("bitcast", "reshape", "tuple"):
+      elif reader.operation in ("bitcast", "reshape", "tuple") or _is_view(module, reader):
         waiting.append(reader.name)
       elif reader.operation == "fusion":
         read += _read(module, reader.attribute("calls"), reader.operands.index(value))
       elif not (reader.operation == "dynamic-update-slice" and reader.operands[0] == value):
         return _bytes(parameter.shapes)
   return read
+
+
+def _is_view(module: Module, instruction: Instruction) -> bool:
+  """Whether an instruction is a kernel in a kernel that only passes its operand on, as on TPU7x."""
+  if instruction.operation != "fusion":
+    return False
+  inside = module.computations[instruction.attribute("calls")].values()
+  return {part.operation for part in inside} <= {"parameter", "bitcast", "copy"}
 
 
 def _passes(instruction: Instruction) -> bool:

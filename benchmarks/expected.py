@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from analysis import links, predict
+from analysis import links, memory, predict
 from analysis.case import Case
 from runtime.hardware import chip, peak_flops
 from strategies import Strategy
@@ -30,4 +30,4 @@ def expected_step(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | N
   elif peaks:
     real = strategy.layout.device_count if device.platform != "cpu" else 1
     seconds = batch_size * strategy.program.model.train_flops_per_example() / peaks["flops"] / real
-  return {"bytes": predict.memory(case).total, "seconds": seconds}
+  return {"bytes": memory.of(case).total, "seconds": seconds}

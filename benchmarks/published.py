@@ -8,7 +8,7 @@ published speed would be wrong. A test checks this. Writes its table into docs/e
 import dataclasses
 from typing import Any
 
-from analysis import predict
+from analysis import memory, predict
 from analysis.search import model_of
 from analysis.topology import machine_of
 from benchmarks.pages import fill
@@ -87,7 +87,7 @@ def bound(row: Published) -> dict[str, float]:
   return {
     "tokens": examples * case.model.positions,
     "flops": examples * case.model.train_flops_per_example(),
-    "memory": predict.memory(case).total,
+    "memory": memory.of(case).total,
   }
 
 

@@ -175,7 +175,7 @@ def _time(found: dict[str, Any]) -> str:
   if time["idle"]:
     assumed = f"of the time, if a backward unit takes {time['backward']:g} times as long as a forward unit"
     rows.append(("stages wait", f"{time['idle']:.1%}", assumed))
-  best = f"{time['per_second']:,.0f} {time['unit']}/s, {time['mfu']:.1%} MFU"
+  best = f"{time['per_second']:,.0f} {time['unit']}/s, {time['mfu']:.1%} MFU as PaLM counts"
   lines = [table(rows), f"{time['binds']} binds: at least {duration(time['seconds'])} a step, at most {best}"]
   for axes in time["beyond"]:
     lines.append(f"{'+'.join(axes)} spans several slices, but the times assume the links within one.")

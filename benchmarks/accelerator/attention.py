@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from benchmarks.accelerator.step import Step, Values, Verdict, Where, difference, largest, reason, say
 from configs import base
-from models.attention import IMPLEMENTATIONS, plain
+from models.cores import BEST, IMPLEMENTATIONS, plain
 from runtime.devices import start_jax
 
 BATCH, LENGTH, DOCUMENTS = 4, 2048, 4
@@ -52,8 +52,7 @@ Kernel = Callable[..., jax.Array]
 
 def kernels(platform: str) -> dict[str, Kernel]:
   """The implementations to check on a platform. `plain` in bfloat16 is among them, and what the others are timed by."""
-  fused = {"gpu": "cudnn", "cpu": "blockwise"}.get(platform)
-  return {name: IMPLEMENTATIONS[name] for name in (fused, "plain") if name}
+  return {name: IMPLEMENTATIONS[name] for name in (BEST[platform], "plain")}
 
 
 def inputs(case: Case, batch: int, length: int) -> tuple[list[jax.Array], jax.Array | None]:

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from analysis import predict
+from analysis import memory
 from analysis.case import Case
 from benchmarks import cells, rounds, worker
 from benchmarks.accelerator.step import Step, Values, Verdict, Where, say
@@ -70,7 +70,7 @@ def measure_case(asked: dict[str, Any]) -> dict[str, Any]:
 def predicted(strategy: Strategy, batch_size: int) -> float:
   """The bytes that our formulas predict for one device."""
   platform = strategy.mesh.devices.flat[0].platform
-  return predict.memory(Case.of(strategy, batch_size, platform)).total
+  return memory.of(Case.of(strategy, batch_size, platform)).total
 
 
 def largest(needed: Callable[[int], float], devices: int, room: float) -> int:

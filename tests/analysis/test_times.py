@@ -7,7 +7,7 @@ import pytest
 from helpers import program, strategy
 
 import strategies
-from analysis import explanation, hlo, predict, search, theory
+from analysis import explanation, hlo, memory, predict, search, theory
 from analysis.case import Case, weights
 from analysis.compiled import Step
 from analysis.links import of_devices
@@ -156,8 +156,8 @@ def test_traffic_of_weights_blocks_and_logits():
 def test_accumulation_keeps_the_gradients_of_the_current_part_beside_the_sum():
   """The sum is in float32, and the part's gradients, which are summed by hand, in the compute dtype."""
   layout, held = strategies.layout_of("data_parallel").on(data=2), sum(weight.size for weight in weights(model())) * 4
-  assert predict.memory(Case(layout, model(), 8)).gradients == held
-  assert predict.memory(Case(layout, model(), 8, accumulation=2)).gradients == held + held / 2
+  assert memory.of(Case(layout, model(), 8)).gradients == held
+  assert memory.of(Case(layout, model(), 8, accumulation=2)).gradients == held + held / 2
 
 
 # Two gathers over `data` and one over `model` of 8 devices, and a product.

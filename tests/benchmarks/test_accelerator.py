@@ -35,7 +35,7 @@ from benchmarks.accelerator import (
 from benchmarks.accelerator.step import Aim, Step, Verdict, Where, largest
 from configs import base
 from errors import ConfigError
-from models.attention import blockwise, plain
+from models.cores import blockwise, plain
 from runtime import hardware
 from training import settings
 
@@ -284,7 +284,7 @@ def test_kernels_are_compared_in_output_gradients_and_time():
     assert all(seconds > 0 for seconds in made["seconds"].values())
   assert attention.row(values)[0] == "3 of 3"
   assert list(attention.kernels("gpu")) == ["cudnn", "plain"]
-  assert list(attention.kernels("tpu")) == ["plain"]
+  assert list(attention.kernels("tpu")) == ["splash", "plain"]
 
 
 def test_wrong_kernels_are_found():

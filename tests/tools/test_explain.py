@@ -46,11 +46,11 @@ def test_the_bytes_of_the_weights_are_those_of_the_state(found: dict):
 
 def test_every_pinned_activation_is_named(found: dict):
   assert {row["what"] for row in found["activations"]} == {
-    "embedding table for lookup", "residual stream", "heads", "hidden units of the MLP", "logits",
+    "embedding table for lookup", "residual stream", "heads", "hidden units of the MLP",
   }  # fmt: skip
-  logits = next(row for row in found["activations"] if row["what"] == "logits")
-  assert logits["shape"] == (16, 32, 256)
-  assert logits["bytes"] == 16 * 32 * 256 * 4 / 8
+  heads = next(row for row in found["activations"] if row["what"] == "heads")
+  assert heads["shape"] == (16, 32, 16, 4)
+  assert heads["bytes"] == 16 * 32 * 16 * 4 * 4 / 8
 
 
 def test_the_command_prints_all_parts_and_writes_json(
@@ -95,7 +95,7 @@ def test_one_device_sends_nothing():
 def test_every_fix_makes_the_step_fit():
   """Each fix alone is enough, and the changed config can be run."""
   case = Case.of(strategy("data_parallel", program(model__depth=4)), 64, "cpu")
-  total = explanation.predict.memory(case).total
+  total = explanation.memory.of(case).total
   capacity = 0.7 * total
   found = explanation.fixes("data_parallel", case, capacity)
   assert found
@@ -141,7 +141,7 @@ def test_a_fix_gives_the_predicted_memory(name: str, mesh: dict, remat: str, run
     changed |= {"gather": changes["gather"]} if "gather" in changes else {}
     made = strategy(other, program(**model, accumulation=accumulation), **changed)
     made.check_batch("batch_size", 32, accumulation)
-    assert explanation.predict.memory(Case.of(made, 32, "cpu")).total == fix["total"], fix
+    assert explanation.memory.of(Case.of(made, 32, "cpu")).total == fix["total"], fix
 
 
 def test_a_refusal_of_the_compiler_holds_the_bytes():

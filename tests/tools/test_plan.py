@@ -11,7 +11,7 @@ import pytest
 from helpers import command_line_of, one_sentence
 
 import strategies
-from analysis import predict, search
+from analysis import memory, predict, search
 from analysis.case import Case
 from analysis.topology import Cluster, machine_of
 from configs import base
@@ -71,7 +71,7 @@ def test_a_candidate_has_the_memory_and_flops_of_its_config(
     runner.check_batch("batch_size", config.batch_size, config.accumulation)
     runner.check_batch("eval_batch_size", config.eval_batch_size)
     case = predict.Case.of(runner, config.batch_size, "tpu")
-    assert predict.memory(case).total == candidate.memory
+    assert memory.of(case).total == candidate.memory
     assert predict.flops(case) == pytest.approx(candidate.times.compute * where.chip.flops)
 
 

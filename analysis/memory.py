@@ -1,0 +1,111 @@
+"""Predicts the memory of a step on each device, by formula, from the layout and the model alone.
+
+Sizes of arrays are exact. What the forward pass saves is read from JAX's trace (saved.py). The rest is fitted to the
+compilers' figures (compilers.py).
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from analysis.case import Case, weights
+from analysis.compilers import COMPILERS
+from analysis.saved import block_values, bytes_per_example
+from models.losses import chunk_count
+from strategies.pipeline.part import UNROLL
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """Bytes on one device in a training step.
+
+  Attributes:
+    saved: activations that the forward pass saves for the backward pass.
+    working: everything else at the worst moment: a block's values and their cotangents, gathered weights, the logits.
+  """
+
+  parameters: float
+  optimizer: float
+  gradients: float
+  saved: float
+  working: float
+
+  @property
+  def state(self) -> float:
+    return self.parameters + self.optimizer
+
+  @property
+  def total(self) -> float:
+    return sum(dataclasses.astuple(self))
+
+
+def of(case: Case) -> Memory:
+  """Bytes on one device. The backward pass of a block is the worst moment, or the loss, before there are gradients."""
+  model = case.model
+  param = jnp.dtype(model.param_dtype).itemsize
+  counts = (case.held, case.kept, case.summed, case.updated)
+  held, kept, summed, updated = (sum(map(count, weights(model))) for count in counts)
+  fitted = COMPILERS[case.compiler].fitted
+  cast = fitted.cast * held * case.item if model.dtype != model.param_dtype else 0
+  if case.by_hand:  # the weights as they are sent, for the whole step
+    cast = kept * case.item if kept > held or model.dtype != model.param_dtype else 0
+  gradients, saved, loss = summed * param, case.examples * _saved(case), _loss(case)
+  if case.units > 1:  # the sum so far, and the current part's; by hand this one is in the compute dtype
+    gradients += fitted.part * summed * (case.item if case.by_hand and not case.schedule else param)
+  else:
+    loss -= gradients
+  working = max(_block(case), loss) + cast
+  if updated < held:  # the new weights are gathered beside the old ones, when all else is free
+    working = max(working, held * param - gradients - saved)
+  return Memory(held * param, 2 * updated * param, gradients, saved, working)
+
+
+def _saved(case: Case) -> float:
+  """Bytes of one example that the blocks save for the backward pass."""
+  schedule, layers = case.schedule, case.model.depth // case.layout.shards("layers")
+  if not schedule:
+    return bytes_per_example(case.model, *case.parts, layers)
+  in_unit = layers // schedule.chunks
+  copies = 2 if in_unit > UNROLL else 1  # a scan stacks its residuals before they are copied to their slot
+  saved = (schedule.slots["residuals"] + copies) * bytes_per_example(case.model, *case.parts, in_unit)
+  return saved + (copies + schedule.slots["kept"]) * in_unit * cotangents(case) * schedule.splits
+
+
+def _block(case: Case) -> float:
+  """Bytes of the backward pass of one block: its values, their cotangents, its gathered weights and their gradients."""
+  model, layout, fitted = case.model, case.layout, COMPILERS[case.compiler].fitted
+  splits_positions, layers = layout.shards("sequence") > 1, model.depth // layout.shards("layers")
+  copies = fitted.block[model.remat]
+  if case.schedule:
+    copies += 1.0 if layers // case.schedule.chunks > UNROLL else 0.6
+  if layout.shards("heads") > 1 and not splits_positions and model.remat == "full":
+    copies += fitted.sums  # an all-reduced activation exists twice: before and after the all-reduce
+  values, scores = block_values(model, *case.parts)
+  total = case.examples * (copies * values + (fitted.scores or copies) * scores)
+  if splits_positions:
+    total += fitted.whole * case.examples * model.positions * model.width * case.item
+  gathered = sum(case.used(w) * case.item_of(w) for w in weights(model) if w.in_blocks and case.used(w) > case.kept(w))
+  return total + fitted.gathered * gathered / layers
+
+
+def cotangents(case: Case) -> float:
+  """Bytes of one example that a block's backward unit keeps for its weight unit: the cotangents of seven products."""
+  model, layout = case.model, case.layout
+  heads = (model.heads + 2 * model.kv_heads) * model.head_dim / layout.shards("heads")
+  mlp = 2 * model.mlp_width / layout.shards("mlp")
+  return case.item * model.positions * (heads + mlp + 2 * model.width / layout.shards("sequence"))
+
+
+def _loss(case: Case) -> float:
+  """Bytes of the logits of one chunk and of the gathered head; with several chunks, also of the head's gradient.
+
+  That is summed in float32, and then cast to be sent.
+  """
+  model, (inputs, _) = case.model, case.model.predicts.head(case.model)[0]
+  heads = [w for w in weights(model) if "head" in w.roles and case.used(w) > case.held(w)]
+  head = COMPILERS[case.compiler].fitted.head * sum(case.used(w) * case.item_of(w) for w in heads)
+  logits = case.examples * case.logits
+  if model.predicts.predictions(model) == 1:
+    return head + 4 * logits
+  count = chunk_count(int(logits / case.outputs), inputs, int(case.outputs), model.loss_chunk)
+  return head + 4 * logits / count + ((4 + case.item) * inputs * case.outputs if count > 1 else 0)
