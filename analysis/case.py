@@ -12,12 +12,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from models import remat
 from models.config import ModelConfig
 from models.dimensions import Dims
 from models.parameters import definition, logical_dims, used_dtypes
 from strategies.base import Strategy
 from strategies.layout import Layout
 from strategies.pipeline.table import Schedule
+from training.optimizer import Optimizer
+
+ADAMW = Optimizer(
+  3e-4, warmup=0, steps=1, final_fraction=1.0, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0, clip_norm=1.0
+)
 
 
 class Weight(NamedTuple):
@@ -66,6 +72,7 @@ class Case:
     gathers_once: whether weights that `embed` splits are gathered, and their gradients scattered, once a step and not
       for each part of the batch. A pipeline always does so.
     sums_by_hand: whether gradients are summed over devices by hand even if the batch runs as one part.
+    optimizer: its name, the dtype of its moments and where they are count here.
   """
 
   layout: Layout
@@ -76,6 +83,7 @@ class Case:
   compiler: str = "tpu"
   gathers_once: bool = False
   sums_by_hand: bool = False
+  optimizer: Optimizer = ADAMW
 
   @staticmethod
   def of(strategy: Strategy, batch_size: int, platform: str) -> "Case":
@@ -89,6 +97,7 @@ class Case:
       compiler=platform if platform in ("cpu", "gpu") else "tpu",
       gathers_once=strategy.gathers_once,
       sums_by_hand=bool(strategy.axes_by_hand),
+      optimizer=program.optimizer,
     )
 
   @property
@@ -107,9 +116,24 @@ class Case:
     return self.layout.axes_by_hand(self.once) if self.sums_by_hand or self.units > 1 else ()
 
   @property
+  def saved_names(self) -> frozenset[str]:
+    """The named values of a block that the backward pass need not compute again (models/remat.py)."""
+    return remat.kept(self.model.remat, self.model.saved)
+
+  @property
+  def repeats(self) -> bool:
+    """Whether the backward pass repeats the forward pass, except for what has a name and is saved."""
+    return self.model.remat in ("full", "offload")
+
+  @property
+  def policy(self) -> str:
+    """The remat policy whose fitted constants apply: what is offloaded is computed again as with "full"."""
+    return "full" if self.repeats else self.model.remat
+
+  @property
   def backward(self) -> float:
-    """Time of a backward pass relative to a forward pass: 2, and 1 more if remat "full" repeats the forward pass."""
-    return 3.0 if self.model.remat == "full" else 2.0
+    """Time of a backward pass relative to a forward pass: 2, and 1 more if remat repeats the forward pass."""
+    return 3.0 if self.repeats else 2.0
 
   @property
   def idle(self) -> float:
@@ -173,7 +197,7 @@ class Case:
     return self.kept(weight) if self.by_hand else self._pieces(weight, self.scattered)
 
   def updated(self, weight: Weight) -> float:
-    """Elements of a weight that one device updates: as many as it stores of each of the optimizer's moments."""
+    """Elements of a weight that one device updates: as many as it stores of each moment of Adam."""
     return self._pieces(weight, self.axes("state"))
 
   @property

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import strategies
 from analysis import memory, predict
-from analysis.case import Case
+from analysis.case import ADAMW, Case
 from analysis.roofline import Roofline
 from analysis.topology import Machine
 from errors import ConfigError
@@ -21,6 +21,7 @@ from models.config import REMAT, ModelConfig
 from strategies.layout import PLACES, Layout
 from strategies.pipeline import schedule as schedules
 from strategies.pipeline.strategy import attention_in_stages
+from training.optimizer import Optimizer
 
 USABLE = 0.95  # the share of a device's memory that a step may use; the runtime needs the rest
 # Devices along axes that split these dimensions wait for each other within a step, so such axes are at most this large.
@@ -68,7 +69,12 @@ def model_of(params: float, length: int) -> dict[str, int]:
 
 
 def search(
-  model: ModelConfig, batch_size: int, where: Machine, names: Sequence[str] = (), sequence_parallel: bool = True
+  model: ModelConfig,
+  batch_size: int,
+  where: Machine,
+  names: Sequence[str] = (),
+  sequence_parallel: bool = True,
+  optimizer: Optimizer = ADAMW,
 ) -> list[Candidate]:
   """Every candidate that fits into memory, the fastest first; among equally fast ones, the one that sends least first.
 
@@ -81,11 +87,11 @@ def search(
     for remat, accumulation, pipeline in itertools.product(REMAT, (1, 2, 4, 8, 16), _pipelines(layout, model.depth)):
       schedule = _schedule(*pipeline) if pipeline else None
       units = accumulation * (schedule.microbatches if schedule else 1)
-      if batch_size % (units * layout.shards("batch")) or (schedule and accumulation > 1):
+      if batch_size % (units * layout.shards("batch")) or (schedule and (accumulation > 1 or remat == "offload")):
         continue
       attention = attention_in_stages(model, layout) if schedule else model.attention
       chosen = dataclasses.replace(model, remat=remat, attention=attention)
-      case = Case(layout, chosen, batch_size, accumulation, schedule, where.platform)
+      case = Case(layout, chosen, batch_size, accumulation, schedule, where.platform, optimizer=optimizer)
       gathers_each_part = accumulation > 1 and set(layout.axes("embed")) & set(layout.axes("batch"))
       for once in (False, True) if gathers_each_part else (False,):
         candidate = _candidate(name, dataclasses.replace(case, gathers_once=once), where, pipeline)

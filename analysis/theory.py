@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from analysis import update
 from analysis.case import Case, Weight, weights
 from analysis.compilers import COMPILERS
 from strategies.pipeline.table import BACKWARD, FORWARD
@@ -36,7 +37,7 @@ class Sent(NamedTuple):
 
 def sent(case: Case) -> list[Sent]:
   """Every collective that the layout makes necessary, with the bytes that each device sends in a step."""
-  by_purpose = (_weights, _updates, _gradients, _table_gradients, _activations, _stages)
+  by_purpose = (_weights, _updates, _update, _gradients, _table_gradients, _activations, _stages)
   return [row for find in by_purpose for row in find(case) if row.bytes]
 
 
@@ -62,6 +63,19 @@ def _updates(case: Case) -> list[Sent]:
   item = jnp.dtype(case.model.param_dtype).itemsize
   size = _part(case.devices(axes)) * item * sum(case.held(weight) for weight in weights(case.model) if weight.is_matrix)
   return [Sent("all-gather", axes, size, "new weights, from the pieces that devices update", waits=True, edges=size)]
+
+
+def _update(case: Case) -> list[Sent]:
+  """What an optimizer sends to update weights in pieces, if it is not elementwise."""
+  what = {
+    "all-to-all": "for the optimizer: whole layers, and back",
+    "all-gather": "for the optimizer: updates by layer",
+  }
+  rows = [Sent(*found, size, what[found[0]], waits=True, edges=size) for found, size in update.shared(case).items()]
+  sums = update.summed(case).items()
+  return rows + [
+    Sent("all-reduce", axes, size, "for the optimizer: means", waits=True, edges=size) for axes, size in sums
+  ]
 
 
 def _gradients(case: Case) -> list[Sent]:
@@ -166,7 +180,8 @@ def _activations(case: Case) -> list[Sent]:
 
   A block has two sums in the forward pass, after attention and the MLP, and two in the backward pass, for the
   cotangents of their inputs. Query, key and value share an input, and so do gate and up. If remat repeats the forward
-  pass, then attention's sum too; the MLP's would only make the block's output, which the backward pass does not need.
+  pass, then attention's sum too, unless it is saved; the MLP's would only make the block's output, which the backward
+  pass does not need.
   If the positions are split, they are gathered where the sums' gradients come from: before attention and the MLP, again
   for the backward pass, and the cotangents of their outputs. A pipeline's weight units gather these cotangents again,
   and repeat the forward pass, too.
@@ -176,7 +191,7 @@ def _activations(case: Case) -> list[Sent]:
   stream = numbers * model.width * case.item  # [b, T, D]
   layers = model.depth / case.layout.shards("layers")
   splits = bool(case.schedule and case.schedule.splits)
-  again = 1 + splits if model.remat == "full" else 0
+  again = 0 if "attention_output" in case.saved_names else 1 + splits
   heads, mlp = 2 + again + compiler.attention_again(case), 2
   has_table = any(weight.is_table for weight in weights(model))
   has_logits = "vocab" in model.predicts.head(model)[1]

@@ -27,7 +27,7 @@ VERSION = 3  # the version of the record's format
 Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what `Checkpoints.save` adds
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 # The fields of config.model that a resumed run may change.
-FREE_TO_CHANGE = ("attention", "remat", "dtype", "dropout", "pixel_mean", "pixel_std")
+FREE_TO_CHANGE = ("attention", "remat", "saved", "dtype", "dropout", "pixel_mean", "pixel_std")
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
     "name", "path", "validation_path", "text_field", "label_field", "tokenizer", "packing", "resize", "dir",
@@ -101,7 +101,9 @@ def check_arrays(saved: Record, abstract: Any, where: str) -> None:
   ]
   if wrong:
     more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-    raise ConfigError(f"{where} holds another model or optimizer: {'; '.join(wrong[:3])}{more}; use the same model.*")
+    raise ConfigError(
+      f"{where} holds another model or optimizer: {'; '.join(wrong[:3])}{more}; use the same model.* and optimizer.*"
+    )
 
 
 def changes(saved: Record, now: Record) -> list[str]:
@@ -175,6 +177,7 @@ def digest(x: jax.Array) -> jax.Array:
   It is the sum, modulo 2³², of a hash of each element's bits and indices. The order of an integer sum does not matter,
   and a change of a single element always changes the digest.
   """
+  x = jax.device_put(x, jax.memory.Space.Device)  # an optimizer's state may be in the host's memory
   size = x.dtype.itemsize
   bits = x.astype(jnp.uint8) if x.dtype == bool else jax.lax.bitcast_convert_type(x, f"uint{8 * min(size, 4)}")
   place = jnp.zeros(bits.shape, jnp.uint32)

@@ -67,10 +67,13 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "rope_base": 10_000.0,  # of rotary embedding; use more for longer texts
         "norm_eps": 1e-5,
         "attention": "auto",  # "plain", "blockwise" (CPU), "cudnn" (NVIDIA), "splash" (TPU); "auto": the best
-        "remat": "minimal",  # recompute when going backward: "minimal" (if cheap), "dots" (all but products), "full"
+        # What the backward pass computes again: "minimal" (if cheap), "dots" (all but products), "full", or "offload"
+        # (as "full", but what is saved is in the host's memory).
+        "remat": "minimal",
+        "saved": "",  # values to save besides, by name and with commas, such as "context,mlp_up" (docs/memory.md)
         "loss_chunk": 0,  # tokens whose logits a device has at a time, at most; 0: automatic
         "dtype": "auto",  # of the computation: "auto" (float32 on CPU, bfloat16 elsewhere), "float32" or "bfloat16"
-        "param_dtype": "float32",  # of the master weights and the optimizer's moments
+        "param_dtype": "float32",  # of the master weights
         "image_size": 0,  # pixels along a side; 0: that of the data's images
         "channels": 0,  # 1 for grey, 3 for color; 0: those of the data's images
         "patch_size": 4,  # an image becomes (image_size / patch_size)² positions
@@ -78,15 +81,19 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "pixel_std": (),  # their standard deviation; (): of the training images
         "classes": 0,  # labels to tell apart; 0: those of the data
       },
-      "optimizer": {  # AdamW; the scales of norms are not decayed
+      "optimizer": {  # the scales of norms are not decayed
+        "name": "adamw",  # "adamw", "muon" (AdamW outside the blocks), "adafactor", "lion" or "sgd"
         "learning_rate": 3e-3,  # the peak, reached after warm-up
         "warmup": 50,  # steps of linear warm-up
         "final_fraction": 0.1,  # the cosine decays to this fraction of the peak
-        "b1": 0.9,
-        "b2": 0.95,
-        "eps": 1e-8,
+        "b1": 0.9,  # adamw, muon: decay of the first moment; lion: its share in an update
+        "b2": 0.95,  # adamw, muon, adafactor: decay of the second moment; lion: of the first
+        "eps": 1e-8,  # adamw, muon: added to the root of the second moment
+        "momentum": 0.95,  # muon, sgd: its decay
+        "moments": "float32",  # what is stored of all these between steps: "float32" or "bfloat16"
         "weight_decay": 0.1,
         "clip_norm": 1.0,  # of the global gradient norm; 0: no clipping
+        "on_host": False,  # keep the state in the host's memory, and bring it to the device for the update
       },
       "data": {
         "name": "text",  # "text", "images" or "synthetic" (docs/data.md lists the forms of files)

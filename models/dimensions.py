@@ -40,12 +40,26 @@ class Sharding(Protocol):
     """Whether `gather` lets the compiler scatter the gradients of weights."""
     ...
 
+  @property
+  def layer_pieces(self) -> int:
+    """The number of pieces into which devices split the stacked blocks."""
+    ...
+
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     """Constrains the sharding of an activation; `dims` names its dimensions."""
     ...
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """Returns a weight ready to use: no longer split along `embed`."""
+    ...
+
+  def by_layer(self, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
+    """Calls `work` on stacked weights [layers, ...] whose layers are whole, and may be some of all layers.
+
+    Args:
+      x: stored as the optimizer's state of a weight with these dimensions, and so is the result.
+      work: returns an array of the same shape. It must make zeros of zeros, in each layer apart.
+    """
     ...
 
   def whole_sequence(self, x: jax.Array) -> jax.Array:
@@ -90,12 +104,16 @@ class Unsharded:
   """For a single device, and for code that shards by itself. Ignores the names."""
 
   splits_products = scatters_gradients = False
+  layer_pieces = 1
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     return x
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     return w
+
+  def by_layer(self, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
+    return work(x)
 
   def whole_sequence(self, x: jax.Array) -> jax.Array:
     return x

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,6 +19,7 @@ from strategies.layout import Layout
 from strategies.mesh import OnMesh
 from strategies.sharding import MeshSharding
 from strategies.sums import SummedOnce
+from training.optimizers import map_dims
 from training.program import Batch, Metrics, Params, Program, Sums, TrainState
 
 if TYPE_CHECKING:
@@ -58,19 +58,13 @@ class Strategy:
     state_layout = layout.of("state")
     sharding = MeshSharding(layout.place(gradients=state_layout.embed) if program.accumulation == 1 else layout)
     replicated, shapes = NamedSharding(mesh, P()), jax.eval_shape(program.init, jax.random.key(0))
-    params, pieces = self._weight_shardings(layout), self._weight_shardings(state_layout)
+    params = self._shardings(layout, program.dims())
     self.state_sharding = TrainState(
       step=replicated,  # type: ignore[arg-type]  # the same tree, with shardings for arrays
       params=params,
       # Adam's moments are sharded like their weights, or into more pieces. The compiler then updates the pieces, and
       # gathers the new weights because the step's output has them whole.
-      opt_state=optax.tree.map_params(
-        program.optimizer.transform,
-        lambda _, sharding: sharding,
-        shapes.opt_state,
-        pieces,
-        transform_non_params=lambda _: replicated,
-      ),
+      opt_state=self._shardings(state_layout, program.rule.dims, program.optimizer.on_host),
     )
     self.batch_sharding = NamedSharding(mesh, layout.spec(("batch",)))
     self._abstract_state = jax.tree.map(
@@ -101,10 +95,10 @@ class Strategy:
       out_shardings=replicated,
     )
 
-  def _weight_shardings(self, layout: Layout) -> Any:
-    """The shardings of an array for each weight, placed as in this layout."""
-    sharding = lambda dims: NamedSharding(self.mesh, layout.spec(dims))
-    return jax.tree.map(sharding, self.program.dims(), is_leaf=lambda x: isinstance(x, tuple))
+  def _shardings(self, layout: Layout, dims: Any, on_host: bool = False) -> Any:
+    """The shardings of arrays with these dimensions, placed as in this layout. Numbers are always on the device."""
+    sharding = lambda names: NamedSharding(self.mesh, layout.spec(names))
+    return map_dims(lambda names: _on_host(sharding(names)) if on_host and names else sharding(names), dims)
 
   def compile_with(self, options: dict[str, Any]) -> None:
     """Sets the compiler options of the training step (compiler_options.py), unless a subclass has a step of its own."""
@@ -184,3 +178,11 @@ class Strategy:
       raise ConfigError(
         f"{field}={batch_size} is not a multiple of {shown}; use {max(1, round(batch_size / unit)) * unit}"
       )
+
+
+def _on_host(sharding: NamedSharding) -> NamedSharding:
+  """The same sharding in the host's memory. GPUs that are not there do not know their memories; their mesh need not."""
+  found = sharding.with_memory_kind("pinned_host")
+  return (
+    found if found.memory_kind else NamedSharding(sharding.mesh.abstract_mesh, sharding.spec, memory_kind="pinned_host")
+  )

@@ -17,6 +17,7 @@ from jax.lax import with_sharding_constraint as constrain
 from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims
+from strategies.by_layer import by_layer
 from strategies.layout import Layout, Place, axes_of
 
 T = TypeVar("T")
@@ -57,6 +58,11 @@ class MeshSharding:
     """Whether the compiler scatters the gradients of weights."""
     return self.layout.shards("gradients") > 1
 
+  @property
+  def layer_pieces(self) -> int:
+    """The number of pieces into which devices split the stacked blocks."""
+    return self.layout.shards("layers")
+
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """All-gathers a weight along `embed`. Its gradient is reduce-scattered to where sums of gradients are stored."""
     if "embed" not in dims:
@@ -88,6 +94,10 @@ class MeshSharding:
     first = jnp.moveaxis(gradient, at, 0)
     matrix = constrain(first.reshape(first.shape[0], -1), layout.spec(("embed", *others)))
     return constrain(jnp.moveaxis(matrix.reshape(first.shape), 0, at), layout.spec(dims))
+
+  def by_layer(self, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
+    """Calls `work` on whole layers of a stacked weight, stored as in the optimizer's state."""
+    return by_layer(self.layout.of("state"), work, x, dims)
 
   def whole_sequence(self, x: jax.Array) -> jax.Array:
     """All-gathers the positions of the residual stream [B, T, D]. Its gradient is reduce-scattered."""
@@ -181,25 +191,25 @@ class MeshSharding:
   def add_up(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
     """Sums over the first dimension of an array [n, ...], which has an entry for each piece of `dim`.
 
-    First along the mesh axes that split the gradient of `dims`, so that along the others only pieces are sent. Each sum
-    is that of a matrix that begins with this dimension, for the reason that `_scatter` gives.
+    First along the mesh axes that split the gradient of `dims`, so that along the others only pieces are sent. They are
+    added up as matrices, for the reason that `_scatter` gives.
     """
     gradient = self.layout.of("gradients")
     left = [axis for axis in self.layout.axes(dim) if self.layout.mesh[axis] > 1]
     parts = parts.reshape(*(self.layout.mesh[axis] for axis in left), *parts.shape[1:])
     split = {axis for name in dims if name for axis in gradient.axes(name)}
+    add = lambda x: jax.lax.reduce(x, np.zeros((), x.dtype), jax.lax.add, (0,))
     for axis in sorted(left, key=lambda axis: axis not in split):
       parts = jnp.moveaxis(parts, left.index(axis), 0)
       left.remove(axis)
+      if not left:
+        return add(parts)
       count, spec = len(left), gradient.only([axis for axis in gradient.mesh if axis not in left]).spec(dims)
       first = jnp.moveaxis(parts, range(1, count + 1), range(2, count + 2))  # [axis, D, *left, ...]
-      matrices = first.reshape(*first.shape[:2], -1)
-      if left:  # the compiler would undo this
-        matrices = jax.lax.optimization_barrier(matrices)
-      summed = jax.lax.reduce(matrices, np.zeros((), parts.dtype), jax.lax.add, (0,))
-      if left:
-        summed = constrain(summed, P(spec[0], (*left, *(axis for place in spec[1:] for axis in axes_of(place)))))
-      parts = jnp.moveaxis(summed.reshape(first.shape[1:]), range(1, count + 1), range(count))
+      matrices = jax.lax.optimization_barrier(first.reshape(*first.shape[:2], -1))  # or the compiler undoes this
+      columns = (*left, *(axis for place in spec[1:] for axis in axes_of(place)))
+      summed = constrain(add(matrices), P(spec[0], columns)).reshape(first.shape[1:])
+      parts = jnp.moveaxis(summed, range(1, count + 1), range(count))
     return parts
 
   def total(self, x: jax.Array, dim: str) -> jax.Array:

@@ -29,7 +29,7 @@ from models.config import ModelConfig
 from reporting import metrics
 from runtime import command_line
 from training import settings
-from training.program import Program, TrainState
+from training.program import Params, Program, TrainState
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,13 +67,15 @@ def strategy(name: str, program: Program, devices: int = 8, **fields: Any) -> st
 
 def initial_state(runner: strategies.Strategy, seed: int = 1) -> TrainState:
   """The state of `runner.init(seed)`, without compiling it for each strategy. test_parity.py tests `init` itself."""
-  return jax.device_put(_initial(runner.program.model, seed), runner.state_sharding)
+  params = _initial(runner.program.model, seed)
+  opt_state = runner.program.rule.transform.init(params)
+  return jax.device_put(TrainState(np.zeros((), np.int32), params, opt_state), runner.state_sharding)
 
 
 @functools.cache
-def _initial(model: ModelConfig, seed: int) -> TrainState:
-  some = program()
-  return jax.device_get(jax.jit(dataclasses.replace(some, model=model).init)(jax.random.key(seed)))
+def _initial(model: ModelConfig, seed: int) -> Params:
+  some = dataclasses.replace(program(), model=model)
+  return jax.device_get(jax.jit(lambda key: some.init(key).params)(jax.random.key(seed)))
 
 
 def measured(workdir: Path) -> list[dict[str, Any]]:

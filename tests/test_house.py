@@ -26,7 +26,18 @@ MAY_IMPORT |= {"train": LIBRARY - {"analysis"}, "benchmarks": LIBRARY, "tools": 
 PACKAGES = [name for name in MAY_IMPORT if (ROOT / name).is_dir()]
 FILES = sorted(f for f in [*ROOT.glob("*.py"), *(f for p in PACKAGES for f in (ROOT / p).rglob("*.py"))])
 # Files of strategies/ that are not strategies themselves.
-SUPPORT = {"__init__", "layout", "mesh", "sharding", "sums", "base", "compiler_options", "schedule", "stage"}
+SUPPORT = {
+  "__init__",
+  "layout",
+  "mesh",
+  "sharding",
+  "sums",
+  "base",
+  "by_layer",
+  "compiler_options",
+  "schedule",
+  "stage",
+}
 
 
 def package(file: Path) -> str:

@@ -109,7 +109,8 @@ def main(asked: flags.FlagValues) -> None:
     config.batch_size = batch_of(4e6 if tokens is None else tokens, config.model.seq_len, where.count)
   else:
     config = asked.config
-  model = settings.program(config, where.platform).model
+  program = settings.program(config, where.platform)
+  model = program.model
   if asked.config is not None and asked["batch-tokens"].value is not None:
     config.batch_size = batch_of(asked["batch-tokens"].value, model.positions, where.count)
   positive("batch_size", config.batch_size)
@@ -120,7 +121,8 @@ def main(asked: flags.FlagValues) -> None:
     f"{sum(weight.size for weight in weights(model)) / 1e9:.4g} B parameters, batches of {config.batch_size} × "
     f"{model.positions} {'tokens' if model.inputs == 'tokens' else 'patches'}, on {count}\n"
   )
-  found = best(search(model, config.batch_size, where, asked.strategies, config.sequence_parallel), asked.best)
+  found = search(model, config.batch_size, where, asked.strategies, config.sequence_parallel, program.optimizer)
+  found = best(found, asked.best)
   if not found:
     raise ConfigError(
       f"topology={asked.topology!r}: no strategy fits this model into {where.chip.memory / 1e9:.0f} GB a device and "

@@ -1,4 +1,4 @@
 """The mathematics of training, without devices or files.
 
-Read program.py first (state, loss and step), then optimizer.py. settings.py makes both from a config.
+Read program.py first (state, loss and step), then optimizer.py and optimizers/. settings.py makes both from a config.
 """

@@ -1,12 +1,17 @@
-"""AdamW with warm-up, cosine decay and clipping by global norm."""
+"""The optimizer's settings: what all optimizers share, and the learning rate. The optimizers are in optimizers/."""
 
 import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
-from errors import ConfigError, above_zero, not_negative, positive
+from errors import ConfigError, above_zero, not_negative, one_of, positive
+from training.optimizers import ELEMENTWISE, OPTIMIZERS, Rule
+from training.optimizers.rounding import stored
+
+MOMENTS = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +19,7 @@ class Optimizer:
   """The optimizer's settings; `configs/base.py` documents each field.
 
   The learning rate is a function of the step and is applied outside `transform`. So skipped updates count as steps, and
-  the state of `transform` holds only Adam's moments and their count.
+  the state of `transform` holds only what the optimizer itself needs.
   """
 
   learning_rate: float
@@ -26,28 +31,54 @@ class Optimizer:
   eps: float
   weight_decay: float
   clip_norm: float
+  name: str = "adamw"
+  momentum: float = 0.95
+  moments: str = "float32"
+  on_host: bool = False
 
   def __post_init__(self) -> None:
+    one_of("optimizer.name", self.name, OPTIMIZERS)
+    one_of("optimizer.moments", self.moments, MOMENTS)
+    if self.on_host and not self.can_stream:
+      raise ConfigError(
+        f"optimizer.on_host=True does not fit optimizer.name={self.name!r} with optimizer.moments={self.moments!r}; "
+        f"use one of {', '.join(ELEMENTWISE)} with 'float32'"
+      )
     positive("steps", self.steps)
     above_zero("optimizer.learning_rate", self.learning_rate, "3e-4")
     above_zero("optimizer.eps", self.eps, "1e-8")
     not_negative("optimizer.warmup", self.warmup, "use 0 for no warm-up")
     if not 0 <= self.final_fraction <= 1:
       raise ConfigError(f"optimizer.final_fraction={self.final_fraction} must be from 0 to 1")
-    for name in ("b1", "b2"):
+    for name in ("b1", "b2", "momentum"):
       if not 0 <= getattr(self, name) < 1:
         raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1")
     for name in ("clip_norm", "weight_decay"):
       not_negative(f"optimizer.{name}", getattr(self, name))
 
   @property
-  def transform(self) -> optax.GradientTransformation:
-    """Turns gradients into updates, which the learning rate then scales."""
-    return optax.chain(
-      optax.clip_by_global_norm(self.clip_norm) if self.clip_norm else optax.identity(),
-      optax.scale_by_adam(self.b1, self.b2, self.eps),
+  def can_stream(self) -> bool:
+    """Whether the state can be in the host's memory: parts of a weight can then be updated one after another."""
+    return self.name in ELEMENTWISE and self.moments == "float32"
+
+  def rule(self, dims: dict[str, Any], dtype: str) -> Rule:
+    """The optimizer for weights with these logical dimensions, in a model that computes in this dtype.
+
+    Its transformation turns gradients into updates, which the learning rate then scales.
+    """
+    own = OPTIMIZERS[self.name](self, dims, dtype)
+    transform = optax.chain(
+      optax.identity(),  # was clipping; without it the arrays of a state would have other names than in checkpoints
+      stored(own.transform, self.moments),
       optax.add_decayed_weights(self.weight_decay, mask=is_decayed),
     )
+    return own._replace(transform=transform, dims=(optax.EmptyState(), own.dims, optax.MaskedState(optax.EmptyState())))
+
+  def clipped(self, gradients: Any, norm: jax.Array) -> Any:
+    """Gradients with this global norm, scaled down if it is above `clip_norm`."""
+    if not self.clip_norm:
+      return gradients
+    return jax.tree.map(lambda g: jnp.where(norm < self.clip_norm, g, (g / norm) * self.clip_norm), gradients)
 
   def learning_rate_at(self, step: jax.Array | int) -> jax.Array:
     """The learning rate of the update from `step` to step + 1. It is never zero."""

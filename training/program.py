@@ -8,6 +8,7 @@ A strategy wraps `init`, `train_step`, `eval_step` and `gradients` for its mesh 
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -25,6 +26,8 @@ from models.losses import Targets
 from models.parameters import bind, init_params, logical_dims
 from training.augment import crop_and_flip
 from training.optimizer import Optimizer
+from training.optimizers import Rule
+from training.streaming import streamed
 
 _DROPOUT, _AUGMENT = 0, 1  # two independent uses of an example's random key
 
@@ -58,7 +61,12 @@ class Program:
 
   def init(self, key: jax.Array) -> TrainState:
     params = init_params(self.model, key)
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=self.optimizer.transform.init(params))
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=self.rule.transform.init(params))
+
+  @property
+  def rule(self) -> Rule:
+    """The optimizer, for this model."""
+    return self.optimizer.rule(self.dims(), self.model.dtype)
 
   def dims(self) -> dict[str, Any]:
     """The logical dimensions of every parameter, in the same nested dicts as the parameters."""
@@ -74,7 +82,7 @@ class Program:
 
   def train_step(self, state: TrainState, batch: Batch, sharding: Sharding = UNSHARDED) -> tuple[TrainState, Metrics]:
     sums, grads = self.gradient_sums(state.params, batch, state.step, sharding)
-    return self.apply_gradients(state, sums, grads)
+    return self.apply_gradients(state, sums, grads, sharding)
 
   def eval_step(self, params: Params, batch: Batch, sharding: Sharding = UNSHARDED) -> Sums:
     return self.loss_sums(params, batch, None, sharding)[1]
@@ -143,17 +151,23 @@ class Program:
     return sums, grads
 
   @jax.named_scope("optimizer")
-  def apply_gradients(self, state: TrainState, sums: Sums, grads: Params) -> tuple[TrainState, Metrics]:
+  def apply_gradients(
+    self, state: TrainState, sums: Sums, grads: Params, sharding: Sharding = UNSHARDED
+  ) -> tuple[TrainState, Metrics]:
     """Updates the state with the gradient of the summed loss. Skips the update if loss or gradient is not finite."""
     grads = jax.tree.map(lambda g: g / sums["count"], grads)
     loss, norm = sums["loss"] / sums["count"], optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     rate = self.optimizer.learning_rate_at(state.step)
-    updates, opt_state = self.optimizer.transform.update(grads, state.opt_state, state.params)
-    params = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates)
-    params, opt_state = jax.tree.map(
-      lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
-    )
+
+    def update(params: Params, opt_state: Any, grads: Params) -> tuple[Params, Any]:
+      changes, new_state = self.rule.transform.update(grads, opt_state, params, step=state.step, sharding=sharding)
+      new = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), params, changes)
+      return jax.tree.map(lambda new, old: jnp.where(finite, new, old), (new, new_state), (params, opt_state))
+
+    if self.optimizer.on_host:
+      update = functools.partial(streamed, update, pieces=sharding.layer_pieces)
+    params, opt_state = update(state.params, state.opt_state, self.optimizer.clipped(grads, norm))
     metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}
     if self.model.predicts.counts_correct:
       metrics["accuracy"] = sums["correct"] / sums["count"]

@@ -1,0 +1,112 @@
+"""Predicts what the optimizer stores, computes and sends, for any entry of its registry (training/optimizers)."""
+
+import collections
+import functools
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import jax
+from flax import nnx
+
+from analysis.case import Case, Weight, weights
+from models.config import ModelConfig
+from models.dimensions import Dims
+from models.parameters import definition, logical_dims
+from strategies.by_layer import Share, share
+from training.optimizer import Optimizer
+from training.optimizers import Rule, is_dims
+from training.optimizers.rule import sides
+
+
+class Array(NamedTuple):
+  """An array of an optimizer's state: its bytes, with all layers, and its logical dimensions."""
+
+  bytes: int
+  dims: Dims
+
+
+@functools.cache
+def rule(model: ModelConfig, optimizer: Optimizer) -> Rule:
+  return optimizer.rule(logical_dims(model), model.dtype)
+
+
+@functools.cache
+def state(model: ModelConfig, optimizer: Optimizer) -> tuple[Array, ...]:
+  """The arrays of an optimizer's state, without numbers such as the count of steps."""
+  _, params = definition(model)
+  found = rule(model, optimizer)
+  arrays = jax.tree.leaves(jax.eval_shape(found.transform.init, nnx.to_pure_dict(params)))
+  names = jax.tree.leaves(found.dims, is_leaf=is_dims)
+  return tuple(Array(x.size * x.dtype.itemsize, dims) for x, dims in zip(arrays, names, strict=True) if dims)
+
+
+def state_bytes(case: Case) -> float:
+  """Bytes of the state on one device."""
+  return sum(array.bytes / _pieces(case, array.dims) for array in state(case.model, case.optimizer))
+
+
+def flops(case: Case) -> float:
+  """FLOPs of one device for the matrices that the optimizer needs whole. Other updates have no products."""
+  one = lambda shape, dims: (math.prod(shape[at] for at in side) for side in sides(dims) or ())
+  work = rule(case.model, case.optimizer).flops
+  return sum(_share(case, weight).layers * work(*one(weight.shape, weight.dims)) for weight in whole(case))
+
+
+def repeated_flops(case: Case) -> float:
+  """The part of `flops` that is redundant, because several devices do the same (as `predict.repeated_flops`)."""
+  if not whole(case):
+    return 0.0
+  dims = whole(case)[0].dims
+  shares = case.devices(_share(case, whole(case)[0]).copies) * _pieces(case, dims)
+  return flops(case) * (1 - shares / case.layout.device_count)
+
+
+def whole(case: Case) -> list[Weight]:
+  """The weights that the optimizer needs whole."""
+  by_layer = rule(case.model, case.optimizer).by_layer
+  return [weight for weight in weights(case.model) if by_layer(weight.dims)]
+
+
+def shared(case: Case) -> dict[tuple[str, tuple[str, ...]], float]:
+  """Bytes that a device sends to share layers of weights (strategies/by_layer.py), by kind and mesh axes."""
+  sent: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
+  for weight in whole(case):
+    found = _share(case, weight)
+    size = found.layers * case.devices(found.copies) * math.prod(weight.shape[1:]) * case.item
+    for axes in (_ordered(case, axes) for _, axes in found.pieces):
+      sent["all-to-all", axes] += 2 * _part(case, axes) * size
+    sent["all-gather", found.copies] += _part(case, found.copies) * size
+  return sent
+
+
+def summed(case: Case) -> dict[tuple[str, ...], float]:
+  """Bytes that a device sends to sum over the pieces of weights, in float32, by mesh axes."""
+  sent: collections.Counter[tuple[str, ...]] = collections.Counter()
+  for weight in weights(case.model):
+    for kept, gone in rule(case.model, case.optimizer).sums(weight.dims):
+      size = 4 * math.prod(weight.shape[at] for at in kept) / _pieces(case, [weight.dims[at] for at in kept])
+      axes = _ordered(case, [axis for at in gone if (dim := weight.dims[at]) for axis in case.axes(_in_state(dim))])
+      sent[axes] += 2 * _part(case, axes) * size
+  return sent
+
+
+def _share(case: Case, weight: Weight) -> Share:
+  return share(case.layout.of("state"), weight.dims, weight.shape[0])
+
+
+def _pieces(case: Case, dims: Iterable[str | None]) -> int:
+  """The number of pieces of an array of the state with these dimensions."""
+  return math.prod(case.devices(case.axes(_in_state(dim))) for dim in dims if dim)
+
+
+def _in_state(dim: str) -> str:
+  return "state" if dim == "embed" else dim
+
+
+def _ordered(case: Case, axes: Iterable[str]) -> tuple[str, ...]:
+  return tuple(axis for axis in case.layout.mesh if axis in set(axes))
+
+
+def _part(case: Case, axes: tuple[str, ...]) -> float:
+  return 1 - 1 / case.devices(axes)

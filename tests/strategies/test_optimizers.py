@@ -1,0 +1,69 @@
+"""Every optimizer under every strategy: from given gradients, weights and state become those of a single device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import PARITY, assert_trees_close, initial_state, program, strategy
+
+import strategies
+from strategies import Strategy
+from strategies.sharding import MeshSharding
+from training.optimizers import OPTIMIZERS
+from training.program import Params, Program, TrainState
+
+STEPS = 3
+# Weights are square, so sizes do not tell their dimensions apart.
+SIZES = {"width": 32, "heads": 8, "kv_heads": 8, "head_dim": 4, "mlp_width": 32, "seq_len": 16, "vocab_size": 64}
+VARIANTS = {name: {"optimizer__name": name, "optimizer__clip_norm": 0.5} for name in OPTIMIZERS}
+# Without clipping, because a sum whose last bit differs would round some numbers of bfloat16 to others.
+VARIANTS["moments in bfloat16"] = {"optimizer__moments": "bfloat16", "optimizer__clip_norm": 0.0}
+
+
+@functools.cache
+def trained(variant: str, depth: int) -> Program:
+  model = {f"model__{name}": size for name, size in SIZES.items()} | {"model__depth": depth}
+  return program(optimizer__warmup=0, **model, **VARIANTS[variant])
+
+
+def depth_of(name: str) -> int:
+  """Where devices hold the same weights, eight layers, which they divide. Elsewhere six, which they do not."""
+  layout = strategies.layout_of(name).of("state")
+  return 6 if {axis for dim in ("layers", "embed", "heads") for axis in layout.axes(dim)} == set(layout.mesh) else 8
+
+
+def random_gradients(params: Params) -> Params:
+  """Sums of gradients for each step [STEPS, ...], small ones and large ones."""
+  random = np.random.default_rng(0)
+  draw = lambda w: (random.normal(size=(STEPS, *w.shape)) * random.lognormal(size=w.shape)).astype(np.float32)
+  return jax.tree.map(draw, params)
+
+
+def after_steps(runner: Strategy, state: TrainState, gradients: Params) -> TrainState:
+  sums = {"loss": jnp.ones(()), "correct": jnp.ones((), jnp.int32), "count": jnp.ones((), jnp.int32)}
+  update = functools.partial(runner.program.apply_gradients, sharding=MeshSharding(runner.layout))
+  return jax.lax.scan(lambda state, now: (update(state, sums, now)[0], None), state, gradients)[0]
+
+
+@functools.cache
+def updated(name: str, depth: int) -> dict[str, TrainState]:
+  """The state after some steps, for each optimizer. A single program computes them all."""
+  runners = {variant: strategy(name, trained(variant, depth)) for variant in VARIANTS}
+  states = {variant: initial_state(one) for variant, one in runners.items()}
+  first = runners["adamw"]
+  pieces = first.state_sharding.opt_state[1].mu  # where gradients of a batch in one part are
+  stacked = jax.tree.map(lambda s: jax.NamedSharding(s.mesh, jax.P(None, *s.spec)), pieces)
+  gradients = jax.device_put(random_gradients(states["adamw"].params), stacked)
+  run = lambda states, gradients: {v: after_steps(one, states[v], gradients) for v, one in runners.items()}
+  shardings = {variant: one.state_sharding for variant, one in runners.items()}
+  with jax.set_mesh(first.mesh):
+    return jax.device_get(jax.jit(run, out_shardings=shardings)(states, gradients))
+
+
+@pytest.mark.parametrize("name", [name for name in strategies.names() if name != "single"])
+def test_updates_and_state_equal_those_of_a_single_device(name: str):
+  expected = updated("single", depth_of(name))
+  for variant, ours in updated(name, depth_of(name)).items():
+    assert_trees_close(ours, expected[variant], PARITY)

@@ -1,0 +1,61 @@
+"""What an optimizer is: a transformation of gradients, and the names of its state's dimensions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import optax
+
+from models.dimensions import Dims
+
+Tree = Any  # nested dicts as those of the parameters
+
+
+class Rule(NamedTuple):
+  """An optimizer, without what all have in common: clipping, weight decay and the learning rate.
+
+  Attributes:
+    transform: turns gradients into updates. Its `update` may take two more arguments by name: `step`, and `sharding`,
+      a `models.dimensions.Sharding`. The updates are sharded as the weights or as the state.
+    dims: the logical dimensions of each array of the state, in the state's tree. Layouts place them by name, as the
+      optimizer's state; `()` is a number, which every device holds.
+    by_layer: whether the update of a weight with these dimensions needs whole matrices (`Sharding.by_layer`).
+    flops: FLOPs of this update, for one matrix of so many rows and columns.
+    sums: the sums over a weight with these dimensions that its update needs, and devices make together if it is in
+      pieces: the numbers of the dimensions that each sum keeps, and of those that it adds up.
+  """
+
+  transform: optax.GradientTransformation
+  dims: Tree
+  by_layer: Callable[[Dims], bool] = lambda dims: False
+  flops: Callable[[int, int], int] = lambda rows, columns: 0
+  sums: Callable[[Dims], Sequence[tuple[tuple[int, ...], tuple[int, ...]]]] = lambda dims: ()
+
+
+def is_dims(x: Any) -> bool:
+  """Whether x names the dimensions of one array. The states of optax are tuples too."""
+  return type(x) is tuple and all(name is None or isinstance(name, str) for name in x)
+
+
+def map_dims(f: Callable[[Dims], Any], dims: Tree) -> Tree:
+  """The same tree, with a value for the dimensions of each array."""
+  return jax.tree.map(f, dims, is_leaf=is_dims)
+
+
+class Sides(NamedTuple):
+  """A weight as a matrix, or as one matrix for each layer: the numbers of the dimensions that make each of its sides.
+
+  One side is the width of the model, `embed`. The other is everything else, such as heads and their size.
+  """
+
+  rows: tuple[int, ...]
+  columns: tuple[int, ...]
+
+
+def sides(dims: Dims) -> Sides | None:
+  """The sides of a weight; None for the scale of a norm, which has no `embed`."""
+  rest = tuple(at for at, dim in enumerate(dims) if dim not in ("layers", "embed"))
+  if "embed" not in dims or not rest:
+    return None
+  embed = (dims.index("embed"),)
+  return Sides(embed, rest) if embed < rest else Sides(rest, embed)
