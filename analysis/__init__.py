@@ -13,10 +13,11 @@ Compiled programs
 
 Formulas
     case.py           a step to predict: layout, model and batch
-    theory.py         what the step must send
+    theory.py         what the step must send; update.py: what its optimizer stores, computes and sends
     compilers.py      where the compilers differ from theory, and constants fitted to them
     memory.py         memory; saved.py: activations saved for the backward pass
     predict.py        FLOPs, traffic and time
+    host.py           what is in the host's memory, and the time to move it
     timeline.py       pipeline schedules: timeline, idle time, and how often each unit runs
 
 Both

@@ -30,6 +30,7 @@ class Step:
     seconds: time that the compiler took.
     mesh: the size of each mesh axis.
     rounds: how often each loop of a pipeline's units runs (`timeline.unit_rounds`).
+    host: bytes in the host's memory: of the state, and of activations at the worst moment. 0 for CPUs.
   """
 
   module: hlo.Module
@@ -38,6 +39,7 @@ class Step:
   seconds: float
   mesh: Mapping[str, int]
   rounds: Mapping[str, int]
+  host: int = 0
 
   @property
   def bytes(self) -> int:
@@ -105,22 +107,27 @@ def compile_step(strategy: Strategy, batch_size: int) -> Step:
     seconds=seconds,
     mesh=strategy.layout.mesh,
     rounds=unit_rounds(strategy),
+    host=sizes["host"],
   )
 
 
 def planned(compiled: jax.stages.Compiled) -> dict[str, int]:
-  """Bytes that a program needs on a device: `argument`, `output`, `temp`, `alias` and `total`.
+  """Bytes that a program needs on a device: `argument`, `output`, `temp`, `alias` and `total`; `host` is not in it.
 
   `alias` is donated memory, which `argument` and `output` both include. For TPUs the total is the peak, because `temp`
   is too large there: of a 1B model on v5e it was 15.1 GB where the compiler reserved 12.2 GB, and the peak with the
-  arguments 11.9 GB (libtpu 0.0.42).
+  arguments 11.9 GB (libtpu 0.0.42). But the peak includes the host's memory. So if there is some, the total is the
+  smaller of both figures, an upper bound.
   """
   found = compiled.memory_analysis()
   sizes = {name: getattr(found, f"{name}_size_in_bytes") for name in ("argument", "output", "temp", "alias")}
   total = sizes["argument"] + sizes["output"] + sizes["temp"] - sizes["alias"]
+  on_host = {name: getattr(found, f"host_{name}_size_in_bytes") for name in sizes}
+  host = on_host["argument"] + on_host["output"] + on_host["temp"] - on_host["alias"]
   devices = {device for leaf in jax.tree.leaves(compiled.input_shardings) for device in leaf.device_set}
   is_tpu = {device.platform for device in devices} == {"tpu"}
-  return sizes | {"total": found.peak_memory_in_bytes if is_tpu else total}
+  peak = min(found.peak_memory_in_bytes, total) if host else found.peak_memory_in_bytes
+  return sizes | {"total": peak if is_tpu else total, "host": host}
 
 
 @contextlib.contextmanager

@@ -167,9 +167,9 @@ class XlaGpu(Compiler):
   def attention_again(self, case: Case) -> float:
     """With the recommended options it starts the gathers of a scan's next round early, with all that they depend on.
 
-    If remat "full" repeats the forward pass, the positions that the MLP gathers depend on attention.
+    If remat repeats the forward pass, the positions that the MLP gathers depend on attention.
     """
-    if case.model.remat != "full" or case.layout.shards("sequence") == 1:
+    if "attention_output" in case.saved_names or case.layout.shards("sequence") == 1:
       return 0
     rounds = case.model.depth / case.layout.shards("layers")
     if case.schedule:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from analysis import gpus, memory, predict, theory
+from analysis import gpus, host, memory, predict, theory
 from analysis.case import Case, weights
 from analysis.compiled import DoesNotFit, Step, compile_step
 from analysis.fixes import fixes
@@ -152,10 +152,12 @@ def _memory(
   # A compiler that knows its devices' memory rejects a step that does not fit. For others, compare the figures.
   fits = None if capacity is None else step is not None and (compiler_knows or step.bytes <= capacity)
   return {
+    "optimizer": f"{case.optimizer.name}, moments in {case.optimizer.moments}",
     "predicted": dataclasses.asdict(predicted) | {"total": predicted.total},
     "arguments": step.arguments if step else None,
     "temporary": step.temporary if step else error and error.temporary,
     "total": total,
+    "host": step.host if step else None,
     "device": capacity,
     "fits": fits,
     "fixes": fixes(name, case, capacity) if fits is False and capacity else [],
@@ -201,6 +203,7 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip, timed: Over
     communication=timed.sent,
     exposed=timed.exposed,
     idle=case.idle,
+    **host.host_times(case, figures),
   )
   model, devices, mesh = strategy.program.model, strategy.layout.device_count, strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
@@ -216,6 +219,8 @@ def _time(strategy: Strategy, case: Case, step: Step, figures: Chip, timed: Over
     "model_flops": model_flops,
     "predicted_flops": predict.flops(case),
     "traffic": traffic,
+    "to_host": sum(host.to_host(case)),
+    "host_link": figures.host,
     "backward": case.backward,
     "left_out": step.left_out(),
     "beyond": sorted(axes for axes in used if figures.torus and spans_slices(mesh, axes)),

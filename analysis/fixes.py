@@ -8,6 +8,7 @@ import strategies
 from analysis import memory
 from analysis.case import Case
 from errors import ConfigError
+from models.config import REMAT
 from strategies.layout import Layout
 from strategies.mesh import resolve
 
@@ -15,9 +16,14 @@ from strategies.mesh import resolve
 def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
   """Changes to the config that are predicted to make a step fit into `capacity` bytes, with the predicted bytes."""
   remat = lambda policy: dataclasses.replace(case, model=dataclasses.replace(case.model, remat=policy))
-  stronger = {"minimal": ("dots", "full"), "dots": ("full",), "full": ()}[case.model.remat]
-  changes = [(f"model.remat={policy}", remat(policy)) for policy in stronger]
-  full, also = remat("full"), "" if case.model.remat == "full" else "model.remat=full "
+  stronger = REMAT[REMAT.index(case.model.remat) + 1 :]
+  changes = [
+    (f"model.remat={policy}", remat(policy)) for policy in stronger if policy != "offload" or not case.schedule
+  ]
+  if case.optimizer.can_stream and not case.optimizer.on_host:
+    on_host = dataclasses.replace(case.optimizer, on_host=True)
+    changes.append(("optimizer.on_host=True", dataclasses.replace(case, optimizer=on_host)))
+  full, also = (case, "") if case.repeats else (remat("full"), "model.remat=full ")
   for parts in (2, 4, 8, 16, 32):
     if case.examples >= parts and case.examples % parts == 0:
       accumulation = case.accumulation * parts

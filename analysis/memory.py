@@ -8,8 +8,10 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from analysis import update
 from analysis.case import Case, weights
 from analysis.compilers import COMPILERS
+from analysis.host import IN_FLIGHT, offloaded, to_host
 from analysis.saved import block_values, bytes_per_example
 from models.losses import chunk_count
 from strategies.pipeline.part import UNROLL
@@ -20,6 +22,7 @@ class Memory:
   """Bytes on one device in a training step.
 
   Attributes:
+    host: bytes in the memory of its host instead: saved activations, and the optimizer's state.
     saved: activations that the forward pass saves for the backward pass.
     working: everything else at the worst moment: a block's values and their cotangents, gathered weights, the logits.
   """
@@ -29,6 +32,7 @@ class Memory:
   gradients: float
   saved: float
   working: float
+  host: float = 0.0
 
   @property
   def state(self) -> float:
@@ -36,7 +40,8 @@ class Memory:
 
   @property
   def total(self) -> float:
-    return sum(dataclasses.astuple(self))
+    """Bytes on the device."""
+    return self.state + self.gradients + self.saved + self.working
 
 
 def of(case: Case) -> Memory:
@@ -57,14 +62,19 @@ def of(case: Case) -> Memory:
   working = max(_block(case), loss) + cast
   if updated < held:  # the new weights are gathered beside the old ones, when all else is free
     working = max(working, held * param - gradients - saved)
-  return Memory(held * param, 2 * updated * param, gradients, saved, working)
+  on_host, state = to_host(case)
+  layers = model.depth // case.layout.shards("layers")
+  if case.optimizer.on_host:  # a part of the update comes while another goes, when all activations are free
+    largest = max(case.updated(w) / (layers if w.in_blocks else 1) for w in weights(model))
+    working = max(working, 4 * largest * param - saved)
+  return Memory(held * param, update.state_bytes(case) - state, gradients, saved, working, on_host / case.units + state)
 
 
 def _saved(case: Case) -> float:
   """Bytes of one example that the blocks save for the backward pass."""
   schedule, layers = case.schedule, case.model.depth // case.layout.shards("layers")
   if not schedule:
-    return bytes_per_example(case.model, *case.parts, layers)
+    return bytes_per_example(case.model, *case.parts, layers) + IN_FLIGHT * offloaded(case, 1)
   in_unit = layers // schedule.chunks
   copies = 2 if in_unit > UNROLL else 1  # a scan stacks its residuals before they are copied to their slot
   saved = (schedule.slots["residuals"] + copies) * bytes_per_example(case.model, *case.parts, in_unit)
@@ -75,10 +85,10 @@ def _block(case: Case) -> float:
   """Bytes of the backward pass of one block: its values, their cotangents, its gathered weights and their gradients."""
   model, layout, fitted = case.model, case.layout, COMPILERS[case.compiler].fitted
   splits_positions, layers = layout.shards("sequence") > 1, model.depth // layout.shards("layers")
-  copies = fitted.block[model.remat]
+  copies = fitted.block[case.policy]
   if case.schedule:
     copies += 1.0 if layers // case.schedule.chunks > UNROLL else 0.6
-  if layout.shards("heads") > 1 and not splits_positions and model.remat == "full":
+  if layout.shards("heads") > 1 and not splits_positions and case.repeats:
     copies += fitted.sums  # an all-reduced activation exists twice: before and after the all-reduce
   values, scores = block_values(model, *case.parts)
   total = case.examples * (copies * values + (fitted.scores or copies) * scores)

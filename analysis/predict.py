@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from analysis import splash, theory
+from analysis import splash, theory, update
 from analysis.case import Case, weights
 from analysis.compilers import COMPILERS
+from analysis.host import host_times, to_host
 from analysis.links import Links
 from analysis.memory import cotangents
 from analysis.roofline import Roofline
@@ -35,7 +36,7 @@ class Product(NamedTuple):
 
 def flops(case: Case) -> float:
   """FLOPs of one device in a step, including what remat repeats. In a pipeline: of the busiest stage."""
-  return case.examples * case.units * case.model.positions * sum(product.flops for product in _products(case))
+  return update.flops(case) + case.examples * case.units * case.model.positions * sum(p.flops for p in _products(case))
 
 
 def repeated_flops(case: Case) -> float:
@@ -46,7 +47,7 @@ def repeated_flops(case: Case) -> float:
   `flops` × devices, and with it they run (`flops` − `repeated_flops`) × devices of different work.
   """
   layout, positions = case.layout, case.examples * case.units * case.model.positions
-  repeated = 0.0
+  repeated = update.repeated_flops(case)
   for product in _products(case):
     axes = {axis for dim in ("batch", "layers", *product.dims) for axis in layout.axes(dim)}
     copies = layout.device_count / case.devices(tuple(axes))
@@ -62,11 +63,9 @@ def _products(case: Case) -> list[Product]:
   projections = 2 * d * model.head_dim * (2 * model.heads + 2 * model.kv_heads) / layout.shards("heads")
   scores = 4 * t * model.heads * model.head_dim / layout.shards("heads") * _computed(model)
   mlp = 6 * d * model.mlp_width / layout.shards("mlp")
-  dots = 0.0 if model.attention in KERNELS else scores
-  attention_again = {"minimal": 0.0, "dots": dots, "full": projections + scores}[model.remat]
-  mlp_again = mlp * 2 / 3 if model.remat == "full" else 0.0  # gate and up, but not down
+  attention_again, mlp_again = _again(case, projections, scores, mlp)
   if case.schedule and case.schedule.splits:  # backward and weight units both compute again what they read
-    attention_again += {"minimal": 0.0, "dots": dots / 2, "full": projections + scores}[model.remat]
+    attention_again += attention_again if case.repeats else attention_again / 2
     mlp_again *= 2
   # The backward passes of kernels compute the scores again; splash attention in both its kernels, and another product.
   attention_again += {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(model.attention, 0.0)
@@ -80,6 +79,28 @@ def _products(case: Case) -> list[Product]:
     Product(2 * 2 * model.reads.embedding_products(model) / layout.shards("sequence"), ("sequence",)),
     Product(3 * head_flops, tuple(dim for dim in head if dim == "vocab")),
   ]
+
+
+def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[float, float]:
+  """The FLOPs of attention and of the MLP that remat repeats in a block, of all those of a forward pass.
+
+  Where devices split heads or hidden units, the products of one input are one (`layers.linears`): all are repeated, or
+  none.
+  """
+  model, names = case.model, set(case.saved_names)
+  if model.remat == "minimal":
+    return 0.0, 0.0
+  if case.layout.shards("heads") > 1 or case.layout.shards("mlp") > 1:
+    for joined in ({"query", "key", "value"}, {"mlp_gate", "mlp_up"}):
+      names -= set() if joined <= names else joined
+  shares = {"query": model.heads, "key": model.kv_heads, "value": model.kv_heads, "attention_output": model.heads}
+  share = sum(n for name, n in shares.items() if name not in names) / sum(shares.values())
+  is_kernel = model.attention in KERNELS
+  if is_kernel and (model.remat == "dots" or "context" in names):
+    scores = 0
+  elif "context" in names:
+    scores /= 2  # the product with the values is not repeated
+  return share * projections + scores, mlp / 3 * len({"mlp_gate", "mlp_up"} - names)  # not the product with `down`
 
 
 def _computed(model: ModelConfig) -> float:
@@ -99,17 +120,18 @@ def traffic(case: Case) -> float:
   """Bytes that one device reads from and writes to its memory in a step.
 
   A block's values pass through memory several times (`compilers.Fitted`). Each pass reads the weights. Gradients are
-  written and read, and the optimizer reads and writes three numbers a parameter.
+  written and read, and the optimizer reads and writes weights and its state.
   """
   model, layout = case.model, case.layout
   param = jnp.dtype(model.param_dtype).itemsize
   layers = model.depth // layout.shards("layers")
   fitted = COMPILERS[case.compiler].fitted
   values, scores = block_values(model, *case.parts)
-  block = fitted.passes[model.remat] * values + (fitted.score_passes or fitted.passes[model.remat]) * scores
+  passes = fitted.passes[case.policy]
+  block = passes * values + (fitted.score_passes or passes) * scores
   whole = fitted.whole_passes * model.positions * model.width * case.item if layout.shards("sequence") > 1 else 0
   logits = case.logits * 4
-  weight_passes = 4 if model.remat == "full" else 3
+  weight_passes = 4 if case.repeats else 3
   used = sum(map(case.used, weights(model))) * case.item
   summed, updated = (sum(map(count, weights(model))) * param for count in (case.summed, case.updated))
   activations = case.examples * (layers * (block + whole) + 6 * logits)
@@ -117,13 +139,16 @@ def traffic(case: Case) -> float:
     activations += case.examples * layers * _splash_bytes(case)
   if case.schedule and case.schedule.splits:  # what is kept is written, put into its slot, taken out of it, and read
     activations += case.examples * 4 * layers * cotangents(case)
-  return case.units * (activations + weight_passes * used + 2 * summed) + 6 * updated
+  state = update.state_bytes(case)
+  return case.units * (activations + weight_passes * used + 2 * summed) + 2 * (updated + state + sum(to_host(case)))
 
 
 def _splash_bytes(case: Case) -> float:
   """What the kernels of splash attention read and write for one example in a block."""
   model, rows = case.model, case.model.heads / case.layout.shards("heads")
-  kernels = ["fwd", "dq", "dkv"] + ["fwd"] * (model.remat == "full")  # the forward pass again
+  kernels = ["fwd", "dq", "dkv"] + ["fwd"] * (
+    case.repeats and "context" not in case.saved_names
+  )  # the forward pass again
   of = functools.partial(
     splash.work, length=model.positions, head=model.head_dim, item=case.item, causal=model.predicts.causal
   )
@@ -145,4 +170,4 @@ def times(case: Case, chip: Chip, links: Links) -> Roofline:
   hidden = sum((row.bytes - row.edges) / bandwidth(row) for row in rows if can_hide(row))
   sent = sum(row.bytes / bandwidth(row) for row in rows)
   exposed = sent - min(hidden, max(compute, memory))
-  return Roofline(compute, memory, communication=sent, exposed=exposed, idle=case.idle)
+  return Roofline(compute, memory, communication=sent, exposed=exposed, idle=case.idle, **host_times(case, chip))

@@ -18,6 +18,8 @@ class Roofline:
     communication: in which the links are busy.
     exposed: the part of it in which the device only waits.
     idle: the share of time in which a pipeline's stages wait.
+    host: in which the link to the host's memory is busy.
+    update: the part of it for the optimizer's state, which comes and goes when all else is done.
   """
 
   compute: float
@@ -25,16 +27,20 @@ class Roofline:
   communication: float
   exposed: float = 0.0
   idle: float = 0.0
+  host: float = 0.0
+  update: float = 0.0
 
   @property
   def seconds(self) -> float:
     """The least time of a step."""
-    return max(self.compute / (1 - self.idle), self.memory) + self.exposed
+    beside = max(self.compute / (1 - self.idle), self.memory, self.host - self.update)
+    return beside + self.exposed + self.update
 
   @property
   def binds(self) -> str:
-    """What takes the most of that time: compute, memory or communication."""
+    """What takes the most of that time: compute, memory, communication or the link to the host."""
     times = {"compute": self.compute / (1 - self.idle), "memory": self.memory, "communication": self.exposed}
+    times["link to the host"] = self.host
     return max(times, key=lambda name: times[name])
 
   def mfu(self, model_flops: float, chip: Chip) -> float:

@@ -16,7 +16,7 @@ from analysis import gpus
 from models.config import ModelConfig
 from models.dimensions import Unsharded
 from models.parameters import bind
-from models.remat import REMAT_POLICIES, VIEWS, save_all_but
+from models.remat import VIEWS, policy_of, save_all_but
 from models.transformer import Transformer
 
 GATHER = "pad"  # the primitive of `OwnPositions.whole_sequence`; no block uses it otherwise
@@ -38,9 +38,9 @@ class OwnPositions(Unsharded):
 
 
 def bytes_per_example(
-  model: ModelConfig, heads: int, mlp: int, sequence: int, layers: int, remat: str | None = None
+  model: ModelConfig, heads: int, mlp: int, sequence: int, layers: int, remat: str | None = None, host: bool = False
 ) -> int:
-  """Bytes that `layers` blocks save for one example on a device.
+  """Bytes that `layers` blocks save for one example on a device; with `host`, in the memory of its host.
 
   It has 1/heads of the heads, 1/mlp of the MLP, and 1/sequence of the residual stream's positions. Each saved value is
   proportional to one of these or to none, and exists once or in each block. Eight traces are therefore enough.
@@ -48,7 +48,7 @@ def bytes_per_example(
   Args:
     remat: the remat policy; the model's if None. "all" counts all values of a block.
   """
-  traced_here = functools.partial(traced, model, remat or model.remat)
+  traced_here = functools.partial(traced, model, remat or model.remat, host=host)
   sizes = {"heads": (model.kv_heads, heads), "mlp": (model.mlp_width, mlp), "sequence": (model.positions, sequence)}
 
   def by(layers: int) -> int:
@@ -74,7 +74,9 @@ def block_values(model: ModelConfig, heads: int, mlp: int, sequence: int) -> tup
 
 
 @functools.cache
-def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, sequence: int = 1, layers: int = 1) -> int:
+def traced(
+  model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, sequence: int = 1, layers: int = 1, host: bool = False
+) -> int:
   """`bytes_per_example`, from a single trace of the model in exactly these sizes."""
   part = dataclasses.replace(
     model,
@@ -84,7 +86,7 @@ def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, sequenc
     depth=layers,
     vocab_size=1,
   )
-  chosen = SAVE_ALL if remat == "all" else REMAT_POLICIES[remat]
+  chosen = SAVE_ALL if remat == "all" else policy_of(remat, model.saved)
   policy = lambda primitive, *given, **named: primitive.name != GATHER and chosen(primitive, *given, **named)
   sharding = OwnPositions(sequence)
   _, params = nnx.split(nnx.eval_shape(lambda: Transformer(part, nnx.Rngs(params=0))), nnx.Param)
@@ -99,9 +101,10 @@ def traced(model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, sequenc
     )[0]
     vjp = lambda params, x, given: jax.vjp(functools.partial(blocks, given=given), params, x)[1]
     with gpus.assumed():
-      leaves = jax.eval_shape(
-        lambda *given: jax.tree.leaves(vjp(*given)), shapes, x, {"keys": keys, "segments": segments}
-      )
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+      leaves = jax.make_jaxpr(lambda *given: jax.tree.leaves(vjp(*given)))(
+        shapes, x, {"keys": keys, "segments": segments}
+      ).out_avals
+    is_here = lambda leaf: (leaf.memory_space == jax.memory.Space.Host) == host
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if is_here(leaf))
 
   return kept(2) - kept(1)  # leaves out the weights and the angles of positions, which examples share

@@ -13,8 +13,6 @@ from models.cores import IMPLEMENTATIONS, KERNELS, plain
 from models.dimensions import Sharding
 from models.layers import linear, linears, weight
 
-OUTPUT = "attention output"  # its name for remat policies: what a device keeps of it
-
 
 class Cache(NamedTuple):
   """Keys and values of the positions seen so far, [B, S, K, H] each; [L, B, S, K, H] for all blocks stacked."""
@@ -68,7 +66,9 @@ class Attention(nnx.Module):
     x = sharding.whole_sequence(x)
     projected = linears(x, (self.query[...], self.key[...], self.value[...]), self._join, sharding)
     q, k, v = (sharding.activation(y, "batch", None, "heads", None) for y in projected)
-    q, k = rotate(q, angles), rotate(k, angles)
+    q, k, v = (
+      checkpoint_name(*named) for named in ((rotate(q, angles), "query"), (rotate(k, angles), "key"), (v, "value"))
+    )
     if cache is None:
       attended = self._attend(q, k, v, segments, sharding)
     else:
@@ -79,7 +79,7 @@ class Attention(nnx.Module):
       attended = plain(q, cache.k, cache.v, causal=True, offset=start)
     attended = sharding.activation(attended, "batch", None, "heads", None)  # [B, T, N, H]
     out = linear(attended, self.out[...], inputs=2, flat=False)
-    return checkpoint_name(sharding.split_sequence(out), OUTPUT), cache
+    return checkpoint_name(sharding.split_sequence(out), "attention_output"), cache
 
   def _join(self, arrays: tuple[jax.Array, ...]) -> jax.Array:
     """Arrays [..., N, H], [..., K, H] and [..., K, H] → [..., K, (N/K + 2)·H]: for each key head what belongs to it."""
@@ -91,7 +91,7 @@ class Attention(nnx.Module):
   ) -> jax.Array:
     """Queries [B, T, N, H], keys and values [B, T, K, H], segments [B, T] → [B, T, N, H]."""
     if not self.is_kernel:
-      return self.core(q, k, v, segments=segments)
+      return checkpoint_name(self.core(q, k, v, segments=segments), "context")
     kernel = lambda q, k, v, *rest: self.core(q, k, v, segments=rest[0] if rest else None)
     heads, rest = ("batch", None, "heads", None), () if segments is None else (segments,)
     return sharding.local(kernel, q, k, v, *rest, dims=(*(heads,) * 3, ("batch", None))[: 3 + len(rest)], results=heads)

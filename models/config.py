@@ -8,9 +8,10 @@ import numpy as np
 from errors import ConfigError, above_zero, not_negative, one_of, positive
 from models.inputs import INPUTS, Field, Input, Shapes
 from models.objectives import OBJECTIVES, Objective
+from models.remat import names_of
 
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
-REMAT = ("minimal", "dots", "full")
+REMAT = ("minimal", "dots", "full", "offload")  # in the order of what they keep on the device
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 
 
@@ -34,6 +35,7 @@ class ModelConfig:
   norm_eps: float
   attention: str
   remat: str
+  saved: str  # names (remat.py), with commas
   loss_chunk: int  # 0: automatic (losses.py)
   dtype: str  # of activations, and of weights when used; master weights are stored in `param_dtype`
   param_dtype: str
@@ -50,6 +52,7 @@ class ModelConfig:
     one_of("model.objective", self.objective, OBJECTIVES)
     one_of("model.attention", self.attention, ATTENTION)
     one_of("model.remat", self.remat, REMAT)
+    names_of(self.saved)
     one_of("model.dtype", self.dtype, DTYPES)
     one_of("model.param_dtype", self.param_dtype, DTYPES)
     for name in ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len", "patch_size"):

@@ -13,12 +13,11 @@ import jax.numpy as jnp
 
 from errors import ConfigError
 from models.config import ModelConfig
+from models.remat import KERNEL
 
 QUERY_BLOCK = 64  # queries that `blockwise` processes at a time
 TILE = 128  # positions; splash attention works on multiples of it
 BLOCKS = (512, 384, 256, 128)  # positions that splash attention processes at a time: the largest that divides the text
-RESULTS = "attention kernel"  # the name for remat policies of what splash attention's backward pass reads again
-CUDNN = "dot_product_attention_fwd_wrapper"  # the primitive whose results cuDNN's backward pass reads again
 CUDNN_HEAD = 128  # the largest head that cuDNN's backward pass supports on every GPU since A100
 
 
@@ -152,7 +151,7 @@ def splash(
     block_sizes=pallas.BlockSizes(*(block,) * 3, *(block,) * 3, *(block,) * 2),  # forward; of keys; of queries
     head_shards=1,
     q_seq_shards=1,
-    residual_checkpoint_name=RESULTS,
+    residual_checkpoint_name=KERNEL,
     interpret=interpret,
   )
   with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (analysis/calls.py)

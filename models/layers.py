@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from models.dimensions import Dims, Sharding
 
@@ -124,8 +125,9 @@ class SwiGLU(nnx.Module):
   def __call__(self, x: jax.Array, sharding: Sharding) -> jax.Array:  # [B, T, D] → [B, T, D]
     x = sharding.whole_sequence(x)
     gate, up = linears(x, (self.gate[...], self.up[...]), functools.partial(jnp.stack, axis=-2), sharding)
+    gate, up = checkpoint_name(gate, "mlp_gate"), checkpoint_name(up, "mlp_up")
     h = jax.nn.silu(gate) * up
-    h = sharding.activation(h, "batch", None, "mlp")  # [B, T, F]
+    h = checkpoint_name(sharding.activation(h, "batch", None, "mlp"), "mlp_hidden")  # [B, T, F]
     return sharding.split_sequence(linear(h, self.down[...], flat=False))
 
 

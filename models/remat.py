@@ -1,11 +1,32 @@
-"""Rematerialization: what a block's backward pass reuses from the forward pass, and what it computes again."""
+"""Rematerialization: what a block's backward pass reuses from the forward pass, and what it computes again.
 
+A policy decides by the kind of operation. In addition, some values of a block have names (`NAMES`), and `model.saved`
+lists those to save.
+"""
+
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
-from models.attention import OUTPUT
-from models.cores import CUDNN, RESULTS
+from errors import one_of
+
+CUDNN = "dot_product_attention_fwd_wrapper"  # the primitive whose results cuDNN's backward pass reads again
+KERNEL = "attention kernel"  # the name of what splash attention's backward pass reads again
+
+# What a block computes for one example of T positions, in the compute dtype: the values that have a name.
+NAMES = {
+  "block_input": "the residual stream before the block [T, D]; always saved",
+  "query": "rotated queries [T, N, H]",
+  "key": "rotated keys [T, K, H]",
+  "value": "values [T, K, H]",
+  "context": "what each head has read [T, N, H]; of kernels, all that their backward passes read",
+  "attention_output": "what attention adds to the residual stream [T, D]",
+  "mlp_gate": "the product with `gate` [T, F]",
+  "mlp_up": "the product with `up` [T, F]",
+  "mlp_hidden": "silu(gate) · up [T, F]",
+}
 
 # The gather of a weight, and views of the result. None may outlive the block, so the backward pass repeats them.
 VIEWS = frozenset(
@@ -15,28 +36,71 @@ VIEWS = frozenset(
 # Cheap to recompute from values that the backward pass reads anyway; saving them would cost more.
 ELEMENTWISE = frozenset({"mul", "div", "sub", "logistic"})
 
-Policy = Callable[..., bool]  # a policy of `jax.checkpoint`
+Policy = Callable[..., Any]  # a policy of `jax.checkpoint`
+
+# Of attention's last product, a device's own positions.
+_output = jax.checkpoint_policies.save_only_these_names("attention_output")
+_results = jax.checkpoint_policies.save_only_these_names("attention_output", KERNEL)
 
 
-def save_all_but(names: frozenset[str]) -> Policy:
-  """A remat policy that saves the results of all primitives except these."""
-  return lambda primitive, *_, **__: primitive.name not in names
-
-
-def save_any(*policies: Policy) -> Policy:
-  """A remat policy that saves what any of these saves."""
-  return lambda *given, **named: any(policy(*given, **named) for policy in policies)
+def save_all_but(primitives: frozenset[str]) -> Policy:
+  """A remat policy that saves the results of all primitives except these. Of those that only name a value: one."""
+  return lambda primitive, *given, **named: (
+    _output(primitive, *given, **named) if primitive.name == "name" else primitive.name not in primitives
+  )
 
 
 # What a block's backward pass reuses from the forward pass. "minimal" recomputes only what is cheap: gathers and
 # elementwise operations. "dots" saves only the results of matrix products and of attention kernels. "full" saves only
-# the block's input.
+# the block's input, and "offload" too, but in the host's memory.
 REMAT_POLICIES: dict[str, Policy] = {
   "minimal": save_all_but(VIEWS | ELEMENTWISE),
-  "dots": save_any(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(OUTPUT, RESULTS),  # OUTPUT: a device's own positions of a product
-    lambda primitive, *_, **__: primitive.name == CUDNN,
+  "dots": lambda primitive, *given, **named: (
+    primitive.name == CUDNN
+    or _results(primitive, *given, **named)
+    or jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *given, **named)
   ),
   "full": jax.checkpoint_policies.nothing_saveable,
+  "offload": jax.checkpoint_policies.nothing_saveable,
 }
+
+
+# The named values that these policies save by themselves, or make of saved ones without a product.
+_SAVED = {
+  "minimal": frozenset(NAMES),
+  "dots": frozenset({"block_input", "query", "key", "value", "attention_output", "mlp_gate", "mlp_up"}),
+}
+
+
+def names_of(saved: str) -> frozenset[str]:
+  """The names in a list with commas. Raises ConfigError for one that does not exist."""
+  return frozenset(one_of("model.saved", name.strip(), NAMES) for name in saved.split(",") if name.strip())
+
+
+def kept(remat: str, saved: str = "") -> frozenset[str]:
+  """The named values that the backward pass need not compute again with matrix products."""
+  return _SAVED.get(remat, frozenset({"block_input"})) | names_of(saved)
+
+
+@functools.cache
+def policy_of(remat: str, saved: str = "") -> Policy:
+  """The policy of the fields `model.remat` and `model.saved`. "offload" moves the named values to the host, too."""
+  names, others = names_of(saved), REMAT_POLICIES[remat]
+  names |= {KERNEL} if "context" in names else set()
+  named = jax.checkpoint_policies.save_only_these_names(*names)
+  if remat == "offload":
+    names |= {"block_input"}
+    named = jax.checkpoint_policies.save_and_offload_only_these_names(
+      names_which_can_be_saved=(),
+      names_which_can_be_offloaded=names,
+      offload_src="device",
+      offload_dst="pinned_host",
+    )
+
+  def policy(primitive: Any, *args: Any, **given: Any) -> Any:
+    if primitive.name == CUDNN and "context" in names:
+      return True  # its results have no names, without which they cannot be offloaded
+    chosen = named if primitive.name == "name" and given["name"] in names else others
+    return chosen(primitive, *args, **given)
+
+  return policy

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from models.attention import Attention, Cache, rope_angles
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
 from models.layers import RMSNorm, SwiGLU, dropout, fold_in, weight
 from models.losses import Sums, Targets
-from models.remat import REMAT_POLICIES, Policy
+from models.remat import Policy, policy_of
 
 
 class Block(nnx.Module):
@@ -148,7 +149,7 @@ class Transformer(nnx.Module):
       start: with a cache, the position of the first column of x.
       first_layer: the number of the first block, if these blocks are a slice of a longer stack.
       unroll: how many blocks one iteration of the scan runs.
-      policy: what the backward pass may reuse; by default the policy of `model.remat`.
+      policy: what the backward pass may reuse; by default the policy of `model.remat` and `model.saved`.
       length: the number of positions, if x holds only a device's own.
     """
     graph, stacked = nnx.split(self.blocks)
@@ -162,10 +163,11 @@ class Transformer(nnx.Module):
     angles = rope_angles(coordinates, self.config.head_dim, self.config.rope_base)
 
     def body(x: jax.Array, layer: _Layer) -> tuple[jax.Array, Cache | None]:
+      x = checkpoint_name(x, "block_input")
       block = nnx.merge(graph, jax.tree.map(lambda w: self._ready(w, sharding), layer.weights, is_leaf=is_param))
       return block(x, angles, segments, fold_in(keys, layer.number), sharding, layer.cache, start)
 
-    body = jax.checkpoint(body, policy=policy or REMAT_POLICIES[self.config.remat], prevent_cse=False)
+    body = jax.checkpoint(body, policy=policy or policy_of(self.config.remat, self.config.saved), prevent_cse=False)
     return jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
 
   @jax.named_scope("head")

@@ -11,6 +11,7 @@ from benchmarks import (
   checkpoint_cost,
   guide,
   input_pipeline,
+  optimizers,
   pages,
   pipeline_schedules,
   predictions,
@@ -18,6 +19,7 @@ from benchmarks import (
   published,
 )
 from benchmarks.pages import ROOT
+from models.remat import NAMES
 from strategies.layout import Layout
 from strategies.pipeline.schedule import ORDERS
 
@@ -47,10 +49,25 @@ def test_the_pipeline_docstring_quotes_the_record():
     assert f"{name} {ratios[name]}" in text
 
 
-@pytest.mark.parametrize("benchmark", [checkpoint_cost, input_pipeline, preparation])
+@pytest.mark.parametrize("benchmark", [checkpoint_cost, input_pipeline, optimizers, preparation])
 def test_a_page_shows_its_benchmarks_record(benchmark: ModuleType):
   page = benchmark.PAGE.read_text()
   assert pages.fill(page, benchmark.tables(json.loads(benchmark.RECORD.read_text()))) == page
+
+
+def test_muon_is_better_than_adamw_from_every_seed():
+  """With rates that are best inside the grid, not at its ends."""
+  record = json.loads(optimizers.RECORD.read_text())
+  assert max(optimizers.seeds(record, "muon")) < min(optimizers.seeds(record, "adamw"))
+  for name in optimizers.NAMES:
+    assert len(optimizers.seeds(record, name)) == len(optimizers.SEEDS) == 3
+    assert record["losses"][name][-1]["rate"] in optimizers.RATES[1:-1]
+
+
+def test_the_memory_page_lists_the_names_of_values():
+  table = (ROOT / "docs/memory.md").read_text().partition("| Name | Value |")[2].partition("\n\n")[0]
+  rows = [row.split("|")[1] for row in table.splitlines()[2:]]
+  assert re.findall(r"`(\w+)`", " ".join(rows)) == list(NAMES)
 
 
 @pytest.mark.parametrize("platform", predictions.RECORDS)

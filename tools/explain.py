@@ -95,7 +95,7 @@ def _memory(memory: dict[str, Any]) -> str:
   rows = [
     ("memory of a device", "predicted", "compiler"),
     ("parameters", size(p["parameters"]), ""),
-    ("optimizer", size(p["optimizer"]), ""),
+    (f"optimizer ({memory['optimizer']})", size(p["optimizer"]), ""),
     ("= state (compiler: with the batch)", size(state), size(memory["arguments"])),
     ("gradients", size(p["gradients"]), ""),
     ("activations for the backward pass", size(p["saved"]), ""),
@@ -103,6 +103,8 @@ def _memory(memory: dict[str, Any]) -> str:
     ("= temporary", size(p["total"] - state), size(memory["temporary"])),
     ("total", size(p["total"]), size(memory["total"]) or "refused"),
   ]
+  if p["host"]:
+    rows.append(("and in the host's memory", size(p["host"]), size(memory["host"] or None)))
   lines = [table(rows)]
   if memory["fits"] is not None:
     verdict = "The step fits" if memory["fits"] else "The step does not fit"
@@ -172,6 +174,9 @@ def _time(found: dict[str, Any]) -> str:
     ("memory", duration(time["memory"]), f"{time['traffic'] / 1e9:,.2f} GB read and written"),
     ("communication", duration(time["communication"]), f"{duration(time['exposed'])} of it exposed"),
   ]
+  if time["to_host"]:
+    rate = f"at {time['host_link'] / 1e9:g} GB/s" if time["host_link"] else "at a rate that is not known"
+    rows.append(("link to the host", duration(time["host"]), f"{time['to_host'] / 1e9:,.2f} GB each way, {rate}"))
   if time["idle"]:
     assumed = f"of the time, if a backward unit takes {time['backward']:g} times as long as a forward unit"
     rows.append(("stages wait", f"{time['idle']:.1%}", assumed))

@@ -37,6 +37,11 @@ class Pipeline(Strategy):
     layout.check_divides(program.model.sizes())
     stages, depth = layout.shards("layers"), program.model.depth
     if stages > 1:
+      if program.model.remat == "offload":  # the TPU compiler fails on such slots in the host's memory (libtpu 0.0.42)
+        raise ConfigError(
+          "model.remat='offload' does not fit a pipeline, whose stages keep what they save in slots on the device; "
+          "use 'full'"
+        )
       chunks = _chunks(schedule, chunks, stages, depth)
       _check(stages, chunks, depth, microbatches)
       if gather == "part":

@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from helpers import IMAGES, holds_all_logits, program, strategy
 
 import strategies
-from analysis import compiled, predict, theory
+from analysis import compiled, memory, predict, theory
 from analysis.case import Case, weights
 from strategies.base import Strategy
 from strategies.mesh import make_mesh
@@ -20,17 +21,31 @@ from training.program import Program
 # Then different arrays often have equal sizes, and telling them apart by shape is hardest.
 BATCH = 16
 
-# Numbers beside the formulas' terms: losses, counts and norms, a few bytes each.
+# Numbers beside the formulas' terms: losses, counts and norms, and for some optimizers a number for each matrix.
 SCALARS = 512
 
 CHUNKED = "accumulation, remat, loss in chunks"
 
-# Every option in some variant; with 112 positions blockwise attention skips what a block of queries cannot see.
+# Every option in some variant, and the optimizers that send something of their own. With 112 positions blockwise
+# attention skips what a block of queries cannot see.
 VARIANTS = {
   "text": {"model__vocab_size": 1000},  # a size that nothing else has
-  CHUNKED: {"model__vocab_size": 1000, "accumulation": 2, "model__remat": "full", "model__loss_chunk": 16},
-  "tied, remat dots, blocks": {"model__tied_embedding": True, "model__remat": "dots", "model__seq_len": 112},
-  "images": IMAGES,
+  CHUNKED: {
+    "model__vocab_size": 1000,
+    "accumulation": 2,
+    "model__remat": "full",
+    "model__loss_chunk": 16,
+    "model__saved": "key,context,mlp_up",
+    "optimizer__moments": "bfloat16",
+  },
+  "tied, remat dots, blocks, muon": {
+    "model__tied_embedding": True,
+    "model__remat": "dots",
+    "model__seq_len": 112,
+    "model__depth": 8,  # which devices that hold the same pieces divide
+    "optimizer__name": "muon",
+  },
+  "images, adafactor": {**IMAGES, "optimizer__name": "adafactor"},
 }
 
 
@@ -72,6 +87,18 @@ def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, varia
   ours, wanted = measured(name, variant)
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", strategies.names())
+def test_a_device_holds_the_state_that_is_predicted(name: str, variant: str):
+  case, step = compiled_case(name, variant, BATCH * make(variant).accumulation)
+  fields = make(variant).example_shapes().items()
+  examples = case.batch_size / case.layout.shards("batch")
+  size = {name: examples * math.prod(field.shape) * np.dtype(field.dtype).itemsize for name, field in fields}
+  ids = size.pop("id")  # which a step without dropout does not need
+  # The rest are a few numbers, such as those of steps.
+  assert 0 <= step.arguments - memory.of(case).state - sum(size.values()) <= ids + 16
 
 
 def parameters() -> int:
@@ -146,9 +173,10 @@ def test_the_bytes_of_gradients_do_not_grow_with_the_parts_of_a_batch(name: str)
   [
     ("three_d", {"pipeline__schedule": "zero_bubble"}),  # weight units repeat the forward pass, with what it sends
     ("pipeline", {"mesh__stage": 8, "mesh__data": 1, "model__depth": 8}),  # stages without data parallelism
+    ("two_d", {"model__saved": "attention_output"}),  # whose sum is not repeated
   ],
 )
-def test_other_pipelines_send_what_theory_says(name: str, fields: dict):
+def test_other_steps_that_repeat_the_forward_pass_send_what_theory_says(name: str, fields: dict):
   ours, wanted = sent_and_wanted(*compile_case(name, program(model__remat="full", **fields), BATCH, **fields))
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
@@ -174,7 +202,7 @@ def test_no_flop_is_done_twice(name: str, variant: str):
   Two images a device, because the compiler writes the outer product of one with its label as no product.
   """
   in_stages = strategies.layout_of(name).layers is not None
-  batch_size = BATCH * (make(variant).accumulation * (2 if in_stages and variant == "images" else 1))
+  batch_size = BATCH * (make(variant).accumulation * (2 if in_stages and "images" in variant else 1))
   case, step = compiled_case(name, variant, batch_size)
   assert step.flops() == round(predict.flops(case))  # which divides by the number of positions
   if not in_stages and variant == "text":

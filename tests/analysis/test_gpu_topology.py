@@ -18,7 +18,7 @@ from golden import make_explain as golden
 from helpers import explained_in_8_gb, holds_all_logits, loops_beside_sends
 
 import strategies
-from analysis import calls, gpus, memory, predict, theory
+from analysis import calls, explanation, gpus, memory, predict, theory
 from analysis.case import Case, weights
 from analysis.compiled import Step, compile_step
 from analysis.topology import Machine, machine_of
@@ -67,6 +67,23 @@ def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, input
   ours, wanted = grouped(name, inputs)
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+
+
+@pytest.mark.parametrize("name", ["fsdp", "pipeline"])
+def test_the_host_holds_the_state_and_offloaded_activations(name: str):
+  """Streamed: what comes to the device for the update takes no more room than the activations did."""
+  config, where = base.get_config("tiny", name), machine_of(HOST)
+  kept = {"optimizer.on_host": True, "model.remat": "full" if strategies.layout_of(name).layers else "offload"}
+  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS | kept)
+  found = explanation.explain(name, runner := tool.create(config, where), config.batch_size, where)
+  of_host, predicted = found["memory"]["host"], found["memory"]["predicted"]
+  _, before, step = compiled(name, "tokens")
+  assert of_host == predicted["host"] >= memory.of(before).optimizer
+  assert found["memory"]["arguments"] == pytest.approx(predicted["parameters"], rel=0.01)
+  assert found["memory"]["temporary"] < step.temporary
+  text = tool.text(found, runner)
+  assert "and in the host's memory" in text
+  assert f"{of_host / 1e9:.2f} GB each way, at 64 GB/s" in text
 
 
 @pytest.mark.parametrize("inputs", ["tokens", "images"])

@@ -137,6 +137,9 @@ def test_what_remat_keeps():
   stream = 4 * 256 * 256 * 4  # layers, positions, width, float32
   assert kept["minimal"] > kept["dots"] > kept["full"]
   assert kept["full"] == pytest.approx(stream, rel=0.02)  # and the angles of the positions, once
+  offload = program("offload").model
+  assert bytes_per_example(offload, 1, 1, 1, 4, host=True) == stream
+  assert bytes_per_example(offload, 1, 1, 1, 4) == kept["full"] - stream
   products = 4 * 256 * 4 * (256 * 3 + 256 + 2 * 768)  # query, key, value; attention's output; gate and up
   assert kept["dots"] == pytest.approx(stream + products, rel=0.02)
   # Twice the stream; query, and attention's output; gate and up; the keys and values that a block of 64 queries sees,

@@ -14,7 +14,7 @@ from golden import make_explain as golden
 from helpers import explained_in_8_gb, holds_all_logits, loops_beside_sends
 
 import strategies
-from analysis import predict
+from analysis import memory, predict
 from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.topology import machine_of
@@ -184,6 +184,20 @@ def test_dots_keeps_the_results_of_attention_kernels():
     flops[remat] = compile_step(runner, config.batch_size).flops()
     assert flops[remat] == round(predict.flops(Case.of(runner, config.batch_size, where.platform)))
   assert flops["dots"] < flops["full"]
+
+
+@pytest.mark.parametrize("name", ["fsdp", "pipeline"])
+def test_the_host_holds_the_state_and_offloaded_activations(name: str):
+  """In a model whose state is large. If all of it came at once for the update, the step would need more memory."""
+  config, where = base.get_config("tiny", name), machine_of(golden.SLICE)
+  kept = {"optimizer.on_host": True, "model.remat": "full" if strategies.layout_of(name).layers else "offload"}
+  sizes = {"model.width": 1024, "model.mlp_width": 4096, "model.depth": 8}
+  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS | sizes | kept)
+  runner = tool.create(config, where)
+  step, predicted = compile_step(runner, config.batch_size), memory.of(Case.of(runner, config.batch_size, "tpu"))
+  assert step.host == predicted.host
+  assert step.arguments == pytest.approx(predicted.parameters, rel=0.01)
+  assert step.bytes < 1.1 * predicted.total
 
 
 @pytest.mark.parametrize("name", NAMES)

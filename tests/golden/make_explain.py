@@ -26,6 +26,7 @@ INPUTS = {
     "model.image_size": 32,
     "model.channels": 3,
     "model.classes": 10,
+    "optimizer.name": "muon",  # so that every compiler shares layers by all-to-alls in some program
   },
 }
 

@@ -213,6 +213,7 @@ def test_flops_count_every_matrix_product():
     ({"dropout": 1.0}, ["model.dropout=1.0"]),
     ({"depth": 0}, ["model.depth=0"]),
     ({"remat": "ful"}, ["model.remat='ful'", "'full'"]),
+    ({"saved": "query,mlp_op"}, ["model.saved='mlp_op'", "'mlp_up'"]),
     ({"dtype": "float31"}, ["model.dtype='float31'", "'float32'"]),
     ({"param_dtype": "fp8"}, ["model.param_dtype='fp8'", "float32"]),
     ({"loss_chunk": -1}, ["model.loss_chunk=-1", "use 0"]),

@@ -211,6 +211,8 @@ def test_regroup_assigns_the_layers_to_stages_in_turn(stages: int, chunks: int):
     ),
     ("pipeline", {"pipeline__microbatches": 0}, ["pipeline.microbatches=0"]),
     ("pipeline", {"gather": "part"}, ["gather='part'"]),
+    ("pipeline", {"model__remat": "offload"}, ["model.remat='offload'", "'full'"]),
+    ("pmap_ddp", {"optimizer__on_host": True}, ["optimizer.on_host=True", "strategy='data_parallel'"]),
     ("fsdp", {"gather": "often"}, ["gather='often'", "part"]),
     ("pipeline", {"pipeline__schedule": "interleaved", "pipeline__chunks": -1}, ["pipeline.chunks=-1"]),
     (
@@ -222,7 +224,7 @@ def test_regroup_assigns_the_layers_to_stages_in_turn(stages: int, chunks: int):
 )
 def test_mistakes_get_one_sentence(name: str, fields: dict, parts: list[str]):
   with one_sentence(*parts):
-    strategy(name, make_program(model__depth=4), **fields)
+    strategy(name, make_program(**{"model__depth": 4} | fields), **fields)
 
 
 @pytest.mark.parametrize("param_dtype, schedule", [("float32", "1f1b"), ("bfloat16", "zero_bubble")])

@@ -58,12 +58,12 @@ def test_a_candidate_has_the_memory_and_flops_of_its_config(
   found: list[search.Candidate], topology: str, batch_size: int
 ):
   """The printed fields, given to train.py, make the case that was judged. train.py accepts them."""
-  where = machine_of(topology)
-  if topology != SLICE:
-    found = search.search(model(), batch_size, where)
-  asked = base.get_config("lm", "fsdp")
+  where, asked = machine_of(topology), base.get_config("lm", "fsdp")
   asked.model.update(tool.model_of(7e9, 2048))
   asked.batch_size = batch_size
+  if topology != SLICE:
+    asked.optimizer.name = "muon"
+    found = search.search(model(), batch_size, where, optimizer=settings.program(asked, "tpu").optimizer)
   for candidate in search.best(found, 10):
     config = tool.config_of(candidate, asked)
     layout = resolve(strategies.layout_of(config.strategy), where.count, config.mesh)

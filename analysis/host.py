@@ -1,0 +1,28 @@
+"""Offloaded activations and the optimizer's state in the host's memory: their sizes, and the time to move them."""
+
+from analysis import update
+from analysis.case import Case
+from analysis.saved import bytes_per_example
+from runtime.hardware import Chip
+
+IN_FLIGHT = 2  # the blocks whose offloaded values are on the device: the one at work, and the one that comes or goes
+
+
+def offloaded(case: Case, layers: int) -> int:
+  """Bytes of one example that so many blocks of a device move to its host."""
+  return bytes_per_example(case.model, *case.parts, layers, host=True) if case.model.remat == "offload" else 0
+
+
+def to_host(case: Case) -> tuple[float, float]:
+  """Bytes that go from a device to its host in a step, and come back: saved activations, and the optimizer's state."""
+  activations = case.units * case.examples * offloaded(case, case.model.depth // case.layout.shards("layers"))
+  return activations, update.state_bytes(case) if case.optimizer.on_host else 0.0
+
+
+def host_times(case: Case, chip: Chip) -> dict[str, float]:
+  """Seconds in which the link to the host is busy: `Roofline.host` and `Roofline.update`. 0 if its rate is not known.
+
+  Activations go in the forward pass and come back in the backward pass. The state goes and comes at the same time.
+  """
+  activations, state = (size / chip.host if chip.host else 0.0 for size in to_host(case))
+  return {"host": 2 * activations + state, "update": state}
