@@ -95,7 +95,7 @@ def _block(case: Case) -> float:
   if splits_positions:
     total += fitted.whole * case.examples * model.positions * model.width * case.item
   gathered = sum(case.used(w) * case.item_of(w) for w in weights(model) if w.in_blocks and case.used(w) > case.kept(w))
-  return total + fitted.gathered * gathered / layers
+  return total + fitted.gathered * gathered / layers + fitted.head_later * _gathered_head(case)
 
 
 def cotangents(case: Case) -> float:
@@ -112,10 +112,15 @@ def _loss(case: Case) -> float:
   That is summed in float32, and then cast to be sent.
   """
   model, (inputs, _) = case.model, case.model.predicts.head(case.model)[0]
-  heads = [w for w in weights(model) if "head" in w.roles and case.used(w) > case.held(w)]
-  head = COMPILERS[case.compiler].fitted.head * sum(case.used(w) * case.item_of(w) for w in heads)
+  head = COMPILERS[case.compiler].fitted.head * _gathered_head(case)
   logits = case.examples * case.logits
   if model.predicts.predictions(model) == 1:
     return head + 4 * logits
   count = chunk_count(int(logits / case.outputs), inputs, int(case.outputs), model.loss_chunk)
   return head + 4 * logits / count + ((4 + case.item) * inputs * case.outputs if count > 1 else 0)
+
+
+def _gathered_head(case: Case) -> float:
+  """Bytes of the head if a device holds only a piece of it, and has to gather it."""
+  heads = (w for w in weights(case.model) if "head" in w.roles and case.used(w) > case.held(w))
+  return sum(case.used(w) * case.item_of(w) for w in heads)

@@ -106,7 +106,7 @@ def test_gpus_send_what_theory_says():
 def test_there_are_enough_cases():
   for name, found in RECORDED.items():
     assert len(found) == len(predictions.CASES[name]) >= 12
-    assert {one["case"][5] for one in found} == {"minimal", "dots", "full"}
+    assert {one["case"][5] for one in found} >= {"minimal", "dots", "full"}
 
 
 @pytest.mark.parametrize("name, topology", [("tpu", "v5p:8x8x16"), ("gpu", "h100:128x8")])

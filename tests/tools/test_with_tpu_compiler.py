@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
       "-c",
       "from configs import base; from runtime.devices import start_jax; start_jax(base.get_config('tiny', 'fsdp'))",
     ],
-    ["-m", "tools.plan", CONFIG, SLICE, "--config.batch_size=32", "--strategies=fsdp", "--best=1", "--compile"],
+    ["-m", "tools.plan", CONFIG, SLICE, "--config.batch_size=8", "--strategies=fsdp", "--best=1", "--compile"],
   ],
 )
 def test_a_machine_without_tpus_prints_nothing_about_them(program: list[str]):
@@ -40,10 +40,12 @@ def test_a_machine_without_tpus_prints_nothing_about_them(program: list[str]):
 
 
 def test_the_compiler_confirms_the_plan(capsys: pytest.CaptureFixture):
-  sizes = {"width": 1024, "heads": 8, "kv_heads": 8, "mlp_width": 2816, "depth": 4, "seq_len": 512, "vocab_size": 8192}
+  """For blocks of realistic size. Of smaller ones, more values stay on the chip than predicted (docs/explain.md)."""
+  sizes = {"width": 2048, "heads": 16, "kv_heads": 16, "mlp_width": 5632, "depth": 4, "seq_len": 2048}
+  sizes |= {"vocab_size": 32_000}
   fields = [f"--config.model.{name}={size}" for name, size in sizes.items()]
   asked = command_line_of(
-    plan.define, CONFIG, SLICE, *fields, "--config.batch_size=32", "--strategies=fsdp", "--best=1", "--compile"
+    plan.define, CONFIG, SLICE, *fields, "--config.batch_size=8", "--strategies=fsdp", "--best=1", "--compile"
   )
   plan.main(asked)
   said = capsys.readouterr().out.split("By the compiler:\n")[1]
