@@ -83,8 +83,8 @@ GPU: list[Row] = [
   ("three_d", "h100:2x8", "7B", 2048, 64, "full", {"pipeline.microbatches": 16, "mesh.stage": 2, "mesh.model": 4}),
   ("fsdp", "b200:1x8", "7B", 4096, 32, "dots", {}),
 ]
-# Cases that no constant was fitted to: long texts, with the kernels of attention and the loss in chunks; and host memory,
-# for GPUs alone, because the TPU compiler's figures mix it with the device's (`compiled.planned`).
+# Cases that no constant was fitted to: long texts, with kernels of attention and the loss in chunks. Host memory is
+# there for GPUs alone, because the TPU compiler's figures mix it with the device's (`compiled.planned`).
 HELD_OUT: dict[str, list[Row]] = {
   "tpu": [
     ("fsdp", "v5e:4x8", "1B", 4096, 64, "full", {}),
