@@ -27,7 +27,7 @@ VERSION = 3  # the version of the record's format
 Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what `Checkpoints.save` adds
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 # The fields of config.model that a resumed run may change.
-FREE_TO_CHANGE = ("attention", "remat", "saved", "dtype", "dropout", "pixel_mean", "pixel_std")
+FREE_TO_CHANGE = ("attention", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std")
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
     "name", "path", "validation_path", "text_field", "label_field", "tokenizer", "packing", "resize", "dir",

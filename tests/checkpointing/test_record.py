@@ -1,10 +1,12 @@
-"""The digest of an array depends on its bits and their positions, not on its layout."""
+"""The digest of an array depends on its bits and their positions, not on its layout. And what a resumed run may change."""
+
+import contextlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import initial_state, program, strategy
+from helpers import initial_state, one_sentence, program, strategy
 
 from checkpointing import record
 
@@ -62,3 +64,15 @@ def test_a_digest_moves_no_array():
   assert "all-reduce" in text
   for kind in ("all-gather", "all-to-all", "collective-permute"):
     assert kind not in text
+
+
+@pytest.mark.parametrize("field, value", [("loss_chunk", 64), ("saved", "context"), ("remat", "full"), ("depth", 8)])
+def test_a_resumed_run_may_change_how_the_model_is_computed_but_not_what_it_is(field: str, value: object):
+  """Also from a checkpoint that was written before the field existed."""
+  data = {"seed": 0, "batch_size": 8, "tokenizer": "bytes", "fingerprints": [1], "turns": [1]}
+  fields = {"depth": 4, "remat": "minimal", "saved": "", "loss_chunk": 0}
+  run = lambda model: {"version": 1, "config": {"model": model, "data": {"on_change": "refuse"}}, "data": data}
+  for before in (fields, {name: x for name, x in fields.items() if name != field}):
+    refused = one_sentence(f"model.{field}") if field == "depth" else contextlib.nullcontext()
+    with refused:
+      record.check_same_run(run(before), run(fields | {field: value}), "runs/a")
