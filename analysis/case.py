@@ -6,6 +6,7 @@ Next: theory.py and predict.py, which predict what such a step sends, stores and
 import dataclasses
 import functools
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from flax import nnx
 
 from models import remat
 from models.config import ModelConfig
-from models.dimensions import Dims
+from models.dimensions import Dims, is_dims
 from models.parameters import definition, logical_dims, used_dtypes
 from strategies.base import Strategy
 from strategies.layout import Layout
@@ -168,8 +169,11 @@ class Case:
 
   def axes(self, dim: str) -> tuple[str, ...]:
     """The mesh axes that split a dimension (`Layout.axes`), outermost first."""
-    split = self.layout.axes(dim)
-    return tuple(axis for axis in self.layout.mesh if axis in split)
+    return self.ordered(self.layout.axes(dim))
+
+  def ordered(self, axes: Collection[str]) -> tuple[str, ...]:
+    """These mesh axes, outermost first."""
+    return tuple(axis for axis in self.layout.mesh if axis in axes)
 
   def devices(self, axes: tuple[str, ...]) -> int:
     """The number of devices along these mesh axes."""
@@ -215,7 +219,7 @@ def weights(model: ModelConfig) -> tuple[Weight, ...]:
   """The model's parameters, ordered by name."""
   _, params = definition(model)
   found = jax.tree.leaves_with_path(nnx.to_pure_dict(params))
-  named = jax.tree.leaves(logical_dims(model), is_leaf=lambda x: isinstance(x, tuple))
+  named = jax.tree.leaves(logical_dims(model), is_leaf=is_dims)
   dtypes = jax.tree.leaves(used_dtypes(model))
   name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
   return tuple(
@@ -230,3 +234,8 @@ def _roles(model: ModelConfig, dims: Dims) -> tuple[str, ...]:
   if dims == model.reads.embedding(model)[1]:
     return ("embedding", "head") if model.tied_embedding else ("embedding",)
   return ("head",) if dims == model.predicts.head(model)[1] else ("norm",)
+
+
+def part(n: int) -> float:
+  """The part of an array that a device sends or receives in a ring of n devices."""
+  return (n - 1) / n

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from analysis import update
-from analysis.case import Case, Weight, weights
+from analysis.case import Case, Weight, part, weights
 from analysis.compilers import COMPILERS
 from strategies.pipeline.table import BACKWARD, FORWARD
 
@@ -48,9 +48,9 @@ def _weights(case: Case) -> list[Sent]:
   each = tuple(axis for axis in case.axes("embed") if axis not in once)
   times = lambda weight: 2 * case.units if weight.in_blocks else compiler.edge_gathers(case)
   item = functools.partial(compiler.gathered_item, case)
-  of = lambda some: _part(case.devices(each)) * sum(times(weight) * case.used(weight) * item(weight) for weight in some)
+  of = lambda some: part(case.devices(each)) * sum(times(weight) * case.used(weight) * item(weight) for weight in some)
   edges = of(weight for weight in matrices if not weight.in_blocks)
-  for_step = _part(case.devices(once)) * sum(case.kept(weight) * item(weight) for weight in matrices)
+  for_step = part(case.devices(once)) * sum(case.kept(weight) * item(weight) for weight in matrices)
   return [
     Sent("all-gather", each, of(matrices), "weights, for the forward and for the backward pass", edges=edges),
     Sent("all-gather", once, for_step, "weights, once a step", edges=for_step),
@@ -61,7 +61,7 @@ def _updates(case: Case) -> list[Sent]:
   """Gathers of the new weights, in the dtype in which they are stored, where a device updates only a piece of them."""
   axes = tuple(axis for axis in case.axes("state") if axis not in case.axes("embed"))
   item = jnp.dtype(case.model.param_dtype).itemsize
-  size = _part(case.devices(axes)) * item * sum(case.held(weight) for weight in weights(case.model) if weight.is_matrix)
+  size = part(case.devices(axes)) * item * sum(case.held(weight) for weight in weights(case.model) if weight.is_matrix)
   return [Sent("all-gather", axes, size, "new weights, from the pieces that devices update", waits=True, edges=size)]
 
 
@@ -105,9 +105,9 @@ def _gradients(case: Case) -> list[Sent]:
     return Sent(kind, axes, size(chosen), what, edges=size(weight for weight in chosen if not weight.in_blocks))
 
   return [
-    row("reduce-scatter", sharded, scattered, _part(n), to_shards),
-    row("all-reduce", sharded, sliced, 2 * _part(n), to_shards),
-    row("all-reduce", whole, matrices, 2 * _part(r) / n, "gradients of weights"),
+    row("reduce-scatter", sharded, scattered, part(n), to_shards),
+    row("all-reduce", sharded, sliced, 2 * part(n), to_shards),
+    row("all-reduce", whole, matrices, 2 * part(r) / n, "gradients of weights"),
     *_over_positions(case),
   ]
 
@@ -120,12 +120,12 @@ def _over_positions(case: Case) -> list[Sent]:
   patches = [weight for weight in of if "embedding" in weight.roles and not weight.is_table] if positions else []
   later = case.units * case.item * sum(map(case.used if case.by_hand else case.summed, patches))  # summed, then these
   if COMPILERS[case.compiler].sums_positions_together and positions:
-    both = tuple(axis for axis in case.layout.mesh if axis in batch + positions)
+    both = case.ordered(batch + positions)
     sizes = [(both, scales), (positions, later)]
   else:
     sizes = [(batch, scales), (positions, scales + later)]
   what = "gradients of the norms' scales" + (", and sums over positions" if positions else "")
-  return [Sent("all-reduce", axes, 2 * size * _part(case.devices(axes)), what) for axes, size in sizes]
+  return [Sent("all-reduce", axes, 2 * size * part(case.devices(axes)), what) for axes, size in sizes]
 
 
 def _sums(case: Case) -> list[Sent]:
@@ -154,11 +154,11 @@ def _sums(case: Case) -> list[Sent]:
     for axes, times in scatters if split else ():
       n, stays = case.devices(axes), COMPILERS[case.compiler].scatters_by_hand(case, axes)
       kind, each = ("reduce-scatter", 1) if stays else ("all-reduce", 2)
-      add(weight, kind, axes, times * each * size * _part(n), "gradients, to the weight shards")
+      add(weight, kind, axes, times * each * size * part(n), "gradients, to the weight shards")
       size /= n
     rest = (*(() if weight.in_blocks else stages), *case.by_hand)
     whole = tuple(axis for axis in case.layout.mesh if axis in rest and not (split and axis in pieces))
-    add(weight, "all-reduce", whole, 2 * size * _part(case.devices(whole)), "gradients, once a step")
+    add(weight, "all-reduce", whole, 2 * size * part(case.devices(whole)), "gradients, once a step")
   return [Sent(*row[:2], total[row], row[2], edges=edges[row]) for row in total]
 
 
@@ -171,7 +171,7 @@ def _table_gradients(case: Case) -> list[Sent]:
     return []
   batch = case.axes("batch")
   tables = sum(case.used(weight) for weight in weights(case.model) if weight.is_table)
-  size = case.units * 2 * _part(case.devices(batch)) * case.item * tables
+  size = case.units * 2 * part(case.devices(batch)) * case.item * tables
   return [Sent("all-reduce", batch, size, "gradient of the embedding", edges=size)]
 
 
@@ -219,7 +219,7 @@ def _sum(case: Case, dim: str, size: float, what: str) -> Sent:
 def _waits(case: Case, kind: str, dim: str, size: float, what: str) -> Sent:
   """A collective over the devices that split a dimension, in each part of the batch. `size` is the whole in bytes."""
   times = case.units * (2 if kind == "all-reduce" else 1)
-  return Sent(kind, case.axes(dim), times * _part(case.layout.shards(dim)) * size, what, waits=True)
+  return Sent(kind, case.axes(dim), times * part(case.layout.shards(dim)) * size, what, waits=True)
 
 
 def _stages(case: Case) -> list[Sent]:
@@ -241,8 +241,3 @@ def _stages(case: Case) -> list[Sent]:
   if case.schedule.chunks > 1:
     rows.append(Sent("collective-permute", axes, moved, "weights to their chunks, gradients back", edges=moved))
   return rows
-
-
-def _part(n: int) -> float:
-  """The part of an array that a device sends or receives in a ring of n devices."""
-  return (n - 1) / n

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
-from analysis.case import Case, Weight, weights
+from analysis.case import Case, Weight, part, weights
 from models.config import ModelConfig
-from models.dimensions import Dims
+from models.dimensions import Dims, is_dims
 from models.parameters import definition, logical_dims
 from strategies.by_layer import Share, share
 from training.optimizer import Optimizer
-from training.optimizers import Rule, is_dims
+from training.optimizers import Rule
 from training.optimizers.rule import sides
 
 
@@ -74,9 +74,9 @@ def shared(case: Case) -> dict[tuple[str, tuple[str, ...]], float]:
   for weight in whole(case):
     found = _share(case, weight)
     size = found.layers * case.devices(found.copies) * math.prod(weight.shape[1:]) * case.item
-    for axes in (_ordered(case, axes) for _, axes in found.pieces):
-      sent["all-to-all", axes] += 2 * _part(case, axes) * size
-    sent["all-gather", found.copies] += _part(case, found.copies) * size
+    for axes in (case.ordered(axes) for _, axes in found.pieces):
+      sent["all-to-all", axes] += 2 * part(case.devices(axes)) * size
+    sent["all-gather", found.copies] += part(case.devices(found.copies)) * size
   return sent
 
 
@@ -86,8 +86,8 @@ def summed(case: Case) -> dict[tuple[str, ...], float]:
   for weight in weights(case.model):
     for kept, gone in rule(case.model, case.optimizer).sums(weight.dims):
       size = 4 * math.prod(weight.shape[at] for at in kept) / _pieces(case, [weight.dims[at] for at in kept])
-      axes = _ordered(case, [axis for at in gone if (dim := weight.dims[at]) for axis in case.axes(_in_state(dim))])
-      sent[axes] += 2 * _part(case, axes) * size
+      axes = case.ordered([axis for at in gone if (dim := weight.dims[at]) for axis in case.axes(_in_state(dim))])
+      sent[axes] += 2 * part(case.devices(axes)) * size
   return sent
 
 
@@ -102,11 +102,3 @@ def _pieces(case: Case, dims: Iterable[str | None]) -> int:
 
 def _in_state(dim: str) -> str:
   return "state" if dim == "embed" else dim
-
-
-def _ordered(case: Case, axes: Iterable[str]) -> tuple[str, ...]:
-  return tuple(axis for axis in case.layout.mesh if axis in set(axes))
-
-
-def _part(case: Case, axes: tuple[str, ...]) -> float:
-  return 1 - 1 / case.devices(axes)

@@ -27,6 +27,16 @@ T = TypeVar("T")
 Dims = tuple[str | None, ...]  # one name, or None, for each dimension of an array
 
 
+def is_dims(x: Any) -> bool:
+  """Whether x names the dimensions of one array. The states of optax are tuples too."""
+  return type(x) is tuple and all(name is None or isinstance(name, str) for name in x)
+
+
+def map_dims(f: Callable[[Dims], Any], dims: Any) -> Any:
+  """The same tree, with a value for the dimensions of each array."""
+  return jax.tree.map(f, dims, is_leaf=is_dims)
+
+
 class Sharding(Protocol):
   """What the model needs from whoever shards it."""
 

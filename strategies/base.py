@@ -15,11 +15,11 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError, one_of
+from models.dimensions import map_dims
 from strategies.layout import Layout
 from strategies.mesh import OnMesh
 from strategies.sharding import MeshSharding
 from strategies.sums import SummedOnce
-from training.optimizers import map_dims
 from training.program import Batch, Metrics, Params, Program, Sums, TrainState
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.lax import with_sharding_constraint as constrain
 from jax.sharding import PartitionSpec as P
 
-from models.dimensions import Dims
+from models.dimensions import Dims, map_dims
 from strategies.by_layer import by_layer
 from strategies.layout import Layout, Place, axes_of
 
@@ -185,7 +185,7 @@ class MeshSharding:
     if not axes or (self.layout.device_count == 1 and not mesh.manual_axes):
       return kernel(*arrays)
     ins = tuple(map(self.layout.spec, dims))
-    outs = jax.tree.map(self.layout.spec, results, is_leaf=lambda dims: isinstance(dims, tuple))
+    outs = map_dims(self.layout.spec, results)
     return jax.shard_map(kernel, in_specs=ins, out_specs=outs, axis_names=axes, check_vma=False)(*arrays)
 
   def add_up(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:

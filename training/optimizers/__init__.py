@@ -13,8 +13,6 @@ from training.optimizers.adafactor import adafactor
 from training.optimizers.muon import muon
 from training.optimizers.rule import Rule as Rule
 from training.optimizers.rule import Tree
-from training.optimizers.rule import is_dims as is_dims
-from training.optimizers.rule import map_dims as map_dims
 
 if TYPE_CHECKING:
   from training.optimizer import Optimizer

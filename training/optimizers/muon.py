@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.dimensions import UNSHARDED, Dims, Sharding
-from training.optimizers.rule import Rule, Tree, is_dims, sides
+from models.dimensions import UNSHARDED, Dims, Sharding, is_dims
+from training.optimizers.rule import Rule, Tree, sides
 
 if TYPE_CHECKING:
   from training.optimizer import Optimizer

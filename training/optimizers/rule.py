@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import optax
 
 from models.dimensions import Dims
@@ -30,16 +29,6 @@ class Rule(NamedTuple):
   by_layer: Callable[[Dims], bool] = lambda dims: False
   flops: Callable[[int, int], int] = lambda rows, columns: 0
   sums: Callable[[Dims], Sequence[tuple[tuple[int, ...], tuple[int, ...]]]] = lambda dims: ()
-
-
-def is_dims(x: Any) -> bool:
-  """Whether x names the dimensions of one array. The states of optax are tuples too."""
-  return type(x) is tuple and all(name is None or isinstance(name, str) for name in x)
-
-
-def map_dims(f: Callable[[Dims], Any], dims: Tree) -> Tree:
-  """The same tree, with a value for the dimensions of each array."""
-  return jax.tree.map(f, dims, is_leaf=is_dims)
 
 
 class Sides(NamedTuple):
