@@ -24,7 +24,8 @@ test: $(INSTALLED)
 test-topology: $(INSTALLED)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check 'jax[tpu]' 'jax[cuda13-local]'
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -q tests/analysis/test_topology.py \
-	  tests/analysis/test_gpu_topology.py tests/tools/test_with_tpu_compiler.py
+	  tests/analysis/test_gpu_topology.py tests/analysis/test_accelerator_programs.py \
+	  tests/tools/test_with_tpu_compiler.py
 
 # A real SLURM of one node on this machine, and a job that is requeued in mid-run; needs Debian, and root to install it.
 test-cluster: $(INSTALLED)

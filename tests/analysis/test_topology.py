@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from golden import make_explain as golden
-from helpers import explained_in_8_gb, holds_all_logits, loops_beside_sends
+from helpers import explained_in_8_gb, loops_beside_sends
 
 import strategies
-from analysis import memory, predict
+from analysis import memory
 from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.topology import machine_of
@@ -155,35 +155,6 @@ def test_stages_exchange_while_their_units_run(schedule: str, beside: set[str]):
     (one.collective.times, one.hidden / one.sent) for one in sends if one.collective.kind == "collective-permute"
   ]
   assert [share for times, share in shares if times == runner.schedule.phases[1].ticks] == [1, 1]
-
-
-@pytest.mark.parametrize("name", ["fsdp", "two_d", "pipeline"])
-def test_no_step_holds_the_logits_of_all_tokens(name: str):
-  """In chunks of 64 tokens; a loss that is not in chunks shows that this test would see them."""
-  config, where = base.get_config("tiny", name), machine_of(golden.SLICE)
-  config.update_from_flattened_dict(
-    golden.FIELDS | golden.TPU_FIELDS | {"model.vocab_size": 1000, "model.seq_len": 192}
-  )
-  holds = {}
-  for chunk in (64, 0):
-    config.model.loss_chunk = chunk
-    runner = tool.create(config, where)
-    step = compile_step(runner, config.batch_size)
-    holds[chunk] = holds_all_logits(Case.of(runner, config.batch_size, where.platform), step)
-  assert holds == {64: False, 0: True}
-
-
-def test_dots_keeps_the_results_of_attention_kernels():
-  """So the backward pass does not run the kernel of the forward pass again, as with remat "full"."""
-  config, where = base.get_config("tiny", "fsdp"), machine_of(golden.SLICE)
-  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS)
-  flops = {}
-  for remat in ("dots", "full"):
-    config.model.remat = remat
-    runner = tool.create(config, where)
-    flops[remat] = compile_step(runner, config.batch_size).flops()
-    assert flops[remat] == round(predict.flops(Case.of(runner, config.batch_size, where.platform)))
-  assert flops["dots"] < flops["full"]
 
 
 @pytest.mark.parametrize("name", ["fsdp", "pipeline"])

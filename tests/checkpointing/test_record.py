@@ -1,4 +1,4 @@
-"""The digest of an array depends on its bits and their positions, not on its layout. And what a resumed run may change."""
+"""The digest of an array depends on its bits and positions, not on its layout; and what a resumed run may change."""
 
 import contextlib
 
