@@ -7,6 +7,9 @@ smaller sizes, for one example. Every strategy's share follows from that. Nothin
 
 import dataclasses
 import functools
+import itertools
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +18,8 @@ from flax import nnx
 from analysis import gpus
 from models.config import ModelConfig
 from models.dimensions import Unsharded
-from models.parameters import bind
+from models.parameters import bind, definition
 from models.remat import VIEWS, policy_of, save_all_but
-from models.transformer import Transformer
 
 GATHER = "pad"  # the primitive of `OwnPositions.whole_sequence`; no block uses it otherwise
 SAVE_ALL = save_all_but(VIEWS)  # every value of a block
@@ -48,7 +50,7 @@ def bytes_per_example(
   Args:
     remat: the remat policy; the model's if None. "all" counts all values of a block.
   """
-  traced_here = functools.partial(traced, model, remat or model.remat, host=host)
+  traced_here = lambda **sizes: traced(model, remat or model.remat, **sizes)[host]
   sizes = {"heads": (model.kv_heads, heads), "mlp": (model.mlp_width, mlp), "sequence": (model.positions, sequence)}
 
   def by(layers: int) -> int:
@@ -73,38 +75,52 @@ def block_values(model: ModelConfig, heads: int, mlp: int, sequence: int) -> tup
   return min(values, others), max(values - others, 0)
 
 
-@functools.cache
 def traced(
-  model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, sequence: int = 1, layers: int = 1, host: bool = False
-) -> int:
-  """`bytes_per_example`, from a single trace of the model in exactly these sizes."""
+  model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, sequence: int = 1, layers: int = 1
+) -> tuple[int, int]:
+  """`bytes_per_example` without and with `host`, from a single trace of the model in exactly these sizes."""
   part = dataclasses.replace(
     model,
     heads=model.heads // heads,
     kv_heads=model.kv_heads // heads,
     mlp_width=model.mlp_width // mlp,
     depth=layers,
+    # The blocks do not see these. So models that differ in nothing else share a trace.
     vocab_size=1,
+    remat="minimal",
+    loss_chunk=0,
   )
+  return _traced(part, remat, sequence)
+
+
+@functools.cache
+def _traced(model: ModelConfig, remat: str, sequence: int) -> tuple[int, int]:
   chosen = SAVE_ALL if remat == "all" else policy_of(remat, model.saved)
   policy = lambda primitive, *given, **named: primitive.name != GATHER and chosen(primitive, *given, **named)
   sharding = OwnPositions(sequence)
-  _, params = nnx.split(nnx.eval_shape(lambda: Transformer(part, nnx.Rngs(params=0))), nnx.Param)
-  shapes = nnx.to_pure_dict(params)
+  examples = _prime_above(2 * max(model.positions, model.width, model.mlp_width, model.heads * model.head_dim))
 
-  def kept(examples: int) -> int:
-    x = jax.ShapeDtypeStruct((examples, model.positions // sequence, model.width), model.dtype)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), examples)) if model.dropout else None
-    segments = jax.ShapeDtypeStruct((examples, model.positions), "int32") if model.segments else None
-    blocks = lambda params, x, given: bind(part, params).run_blocks(
-      x, **given, sharding=sharding, policy=policy, length=model.positions
-    )[0]
-    vjp = lambda params, x, given: jax.vjp(functools.partial(blocks, given=given), params, x)[1]
-    with gpus.assumed():
-      leaves = jax.make_jaxpr(lambda *given: jax.tree.leaves(vjp(*given)))(
-        shapes, x, {"keys": keys, "segments": segments}
-      ).out_avals
-    is_here = lambda leaf: (leaf.memory_space == jax.memory.Space.Host) == host
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves if is_here(leaf))
+  def blocks(params: Any, x: jax.Array, given: dict[str, Any]) -> jax.Array:
+    run = bind(model, params).run_blocks
+    return run(x, **given, sharding=sharding, policy=policy, length=model.positions)[0]
 
-  return kept(2) - kept(1)  # leaves out the weights and the angles of positions, which examples share
+  x = jax.ShapeDtypeStruct((examples, model.positions // sequence, model.width), model.dtype)
+  keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), examples)) if model.dropout else None
+  segments = jax.ShapeDtypeStruct((examples, model.positions), "int32") if model.segments else None
+  vjp = lambda params, x, given: jax.vjp(functools.partial(blocks, given=given), params, x)[1]
+  with gpus.assumed():
+    leaves = jax.make_jaxpr(lambda *given: jax.tree.leaves(vjp(*given)))(
+      nnx.to_pure_dict(definition(model)[1]), x, {"keys": keys, "segments": segments}
+    ).out_avals
+  device = host = 0
+  for leaf in leaves:
+    if leaf.size % examples == 0:  # so it is of the examples: weights and angles of positions have smaller dimensions
+      size = leaf.size // examples * leaf.dtype.itemsize
+      is_host = leaf.memory_space == jax.memory.Space.Host
+      device, host = device + size * (not is_host), host + size * is_host
+  return device, host
+
+
+def _prime_above(number: int) -> int:
+  """The smallest prime number above a number. Trial division takes no time at the sizes of models."""
+  return next(p for p in itertools.count(number + 1) if all(p % d for d in range(2, math.isqrt(p) + 1)))

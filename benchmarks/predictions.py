@@ -11,6 +11,7 @@ their compilers: pip install '.[topology]' or '.[gpu-topology]'. A test compares
 
 import argparse
 import collections
+import functools
 import json
 import os
 from importlib import metadata
@@ -152,6 +153,12 @@ def case_on(where: Machine, asked: Any) -> Case:
 
 def by_formula(case: list | tuple) -> dict[str, float]:
   """The same figures by our formulas, without the compiler and without devices."""
+  return _by_formula(json.dumps(case))
+
+
+@functools.cache
+def _by_formula(written: str) -> dict[str, float]:
+  case = json.loads(written)
   where = machine_of(case[1])
   step = case_on(where, config(case))
   times = predict.times(step, where.chip, where.links(step.layout.mesh))

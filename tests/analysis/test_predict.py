@@ -162,4 +162,4 @@ def test_what_is_kept_is_linear_in_layers_and_in_parts(remat: str):
   """So eight traces stand for all; here a few of the others, traced."""
   model = program(remat).model
   for parts in ((1, 1, 1, 3), (4, 4, 4, 1), (4, 1, 1, 5), (2, 8, 4, 4)):  # heads, mlp, sequence, layers
-    assert bytes_per_example(model, *parts) == traced(model, remat, *parts)
+    assert bytes_per_example(model, *parts) == traced(model, remat, *parts)[False]
