@@ -140,32 +140,41 @@ def test_fsdp_sends_weights_twice():
 # Strategies whose gradients are summed over these axes once a step, whatever the parts of the batch.
 ONCE = {
   "data_parallel": ("data",), "hsdp": ("replica",), "pipeline": ("data",), "three_d": ("data",), "pmap_ddp": ("data",),
-  "data_parallel|tensor_parallel": ("data",),
 }  # fmt: skip
 
 
-def sent_over(name: str, axes: tuple[str, ...], **fields: Any) -> float:
+def sent_over(step: compiled.Step, axes: tuple[str, ...]) -> float:
   """Bytes that a device sends over these mesh axes in the compiled step, alone or together with other axes."""
-  trained = program(model__depth=4, model__seq_len=16, **fields)
-  if "|" in name:
-    first, second = map(strategies.layout_of, name.split("|"))
-    layout = (first | second).on(data=4, model=2)
-    runner = Strategy(layout, trained, make_mesh(layout, jax.devices()))
-  else:
-    runner = strategy(name, trained, **fields)
-  step = compiled.compile_step(runner, 64)
   return sum(found.sent_in_step for found in step.collectives() if set(found.axes) & set(axes))
+
+
+def assert_once(one: float, two: float, more: float) -> None:
+  """Checks what is sent for one, two and four parts of a batch."""
+  assert two == pytest.approx(more, abs=SCALARS)
+  assert two <= one + SCALARS
 
 
 @pytest.mark.parametrize("name", ONCE)
 def test_the_bytes_of_gradients_do_not_grow_with_the_parts_of_a_batch(name: str):
-  """A strategy's, or those of two layouts together: tensor parallelism with replicas."""
-  parts = ({"accumulation": 1}, {"accumulation": 2}, {"accumulation": 4})
-  if name in ("pipeline", "three_d"):
-    parts = tuple({"pipeline__microbatches": 4} | fields for fields in (*parts[:2], {"pipeline__microbatches": 8}))
-  one, two, more = (sent_over(name, ONCE[name], **fields) for fields in parts)
-  assert two == pytest.approx(more, abs=SCALARS)
-  assert two <= one + SCALARS
+  parts = VARIANTS[CHUNKED] | ({"accumulation": 4} if name not in ("pipeline", "three_d") else {})
+  microbatches = {"pipeline__microbatches": 16}  # twice as many
+  four = program(**{"model__depth": 4, "model__seq_len": 48} | parts)
+  more = compile_case(name, four, 4 * BATCH, **microbatches)[1]
+  one, two = (compiled_case(name, variant, BATCH * make(variant).accumulation)[1] for variant in ("text", CHUNKED))
+  assert_once(*(sent_over(step, ONCE[name]) for step in (one, two, more)))
+
+
+def test_two_layouts_together_sum_gradients_once():
+  """Tensor parallelism with replicas."""
+  first, second = map(strategies.layout_of, ("data_parallel", "tensor_parallel"))
+  layout = (first | second).on(data=4, model=2)
+
+  def sent(parts: int) -> float:
+    trained = program(model__depth=4, model__seq_len=16, accumulation=parts)
+    runner = Strategy(layout, trained, make_mesh(layout, jax.devices()))
+    return sent_over(compiled.compile_step(runner, 64), ("data",))
+
+  assert_once(*map(sent, (1, 2, 4)))
 
 
 @pytest.mark.parametrize(
