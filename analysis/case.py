@@ -58,8 +58,15 @@ class Weight(NamedTuple):
 
   @property
   def is_matrix(self) -> bool:
-    """Whether it is more than the scale of a norm."""
-    return any(dim not in (None, "layers") for dim in self.dims)
+    """Whether it is more than the scale of a norm or a bias."""
+    return "embed" in self.dims
+
+  @property
+  def summed_over(self) -> tuple[str, ...]:
+    """For a scale or a bias: the dimensions along which devices compute parts of its gradient."""
+    if "heads" in self.dims:
+      return ("batch",)  # a bias, of the heads on a device
+    return ("batch", "heads" if "attention/" in self.name else "sequence")  # of queries and keys, or of the stream
 
 
 @dataclasses.dataclass(frozen=True)

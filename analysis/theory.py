@@ -113,19 +113,26 @@ def _gradients(case: Case) -> list[Sent]:
 
 
 def _over_positions(case: Case) -> list[Sent]:
-  """All-reduces of the norms' scales' gradients, and of those that devices compute from their own positions only."""
+  """All-reduces of the gradients of scales and biases, and of those that devices compute from their own positions only.
+
+  Devices compute parts of the gradient of a scale: from their own positions, or from their own heads.
+  """
   batch, positions = () if case.by_hand else case.axes("batch"), case.axes("sequence")
-  of = weights(case.model)
-  scales = case.units * 4 * sum(case.used(weight) for weight in of if not weight.is_matrix)  # in float32
-  patches = [weight for weight in of if "embedding" in weight.roles and not weight.is_table] if positions else []
-  later = case.units * case.item * sum(map(case.used if case.by_hand else case.summed, patches))  # summed, then these
-  if COMPILERS[case.compiler].sums_positions_together and positions:
-    both = case.ordered(batch + positions)
-    sizes = [(both, scales), (positions, later)]
-  else:
-    sizes = [(batch, scales), (positions, scales + later)]
-  what = "gradients of the norms' scales" + (", and sums over positions" if positions else "")
-  return [Sent("all-reduce", axes, 2 * size * part(case.devices(axes)), what) for axes, size in sizes]
+  sizes: collections.Counter[tuple[str, ...]] = collections.Counter()
+  together = COMPILERS[case.compiler].sums_positions_together
+  for weight in weights(case.model):
+    if not weight.is_matrix:
+      _, *dims = weight.summed_over
+      others = tuple(axis for dim in dims for axis in case.axes(dim))
+      item = 4 if dims else case.item_of(weight)  # scales are used in float32
+      for axes in {case.ordered(batch + others)} if together and others else (batch, others):
+        sizes[axes] += item * case.used(weight)
+    elif "embedding" in weight.roles and not weight.is_table and positions:  # of patches: summed, then these
+      sizes[positions] += case.item * (case.used if case.by_hand else case.summed)(weight)
+  what = "gradients of the norms' scales" + (" and of biases" if case.model.qkv_bias else "")
+  what += ", and sums over positions" if positions else ""
+  sent = lambda axes, size: case.units * 2 * size * part(case.devices(axes))
+  return [Sent("all-reduce", axes, sent(axes, size), what) for axes, size in sizes.items()]
 
 
 def _sums(case: Case) -> list[Sent]:

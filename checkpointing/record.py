@@ -9,6 +9,8 @@ import functools
 import importlib.metadata
 import json
 import platform
+import shlex
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +30,8 @@ Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 # The fields of config.model that a resumed run may change.
 FREE_TO_CHANGE = ("attention", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std")
+# Fields that came later, and what models were before.
+ADDED = {"model.rope_scaling": [], "model.qkv_bias": False, "model.qk_norm": False}
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
     "name", "path", "validation_path", "text_field", "label_field", "tokenizer", "packing", "resize", "dir",
@@ -51,6 +55,7 @@ def make(config: ConfigDict, dataset: Dataset, strategy: Strategy) -> Record:
     "strategy": strategy.describe(config.strategy),
     "devices": strategy.mesh.devices.size,
     "processes": jax.process_count(),
+    "command": shlex.join(["python", *sys.argv]),
   }
 
 
@@ -75,7 +80,7 @@ def check_version(saved: Record, now: Record, where: str) -> None:
 def check_same_run(saved: Record, now: Record, where: str) -> None:
   """Raises ConfigError if a run with record `now` may not resume from the checkpoint `where` with record `saved`."""
   check_version(saved, now, where)
-  before, after = (flat(record["config"]) for record in (saved, now))
+  before, after = (ADDED | flat(record["config"]) for record in (saved, now))
   names = [n for n in sorted(before.keys() | after.keys()) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
   wrong = [_change(name, before, after) for name in names if before.get(name) != after.get(name)]
   # The step alone gives the position in the data, so everything that determines a batch must be equal.

@@ -65,7 +65,11 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "tied_embedding": False,  # the head is the embedding, transposed
         "dropout": 0.0,  # on the output of attention and MLP
         "rope_base": 10_000.0,  # of rotary embedding; use more for longer texts
+        # Llama 3's, to read longer texts than before: (factor, low, high, length of before), such as (8., 1., 4., 8192)
+        "rope_scaling": (),
         "norm_eps": 1e-5,
+        "qkv_bias": False,  # add biases to queries, keys and values, as Qwen2 does
+        "qk_norm": False,  # normalize queries and keys, as Qwen3 does
         "attention": "auto",  # "plain", "blockwise" (CPU), "cudnn" (NVIDIA), "splash" (TPU); "auto": the best
         # What the backward pass computes again: "minimal" (if cheap), "dots" (all but products), "full", or "offload"
         # (as "full", but what is saved is in the host's memory).
@@ -81,7 +85,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "pixel_std": (),  # their standard deviation; (): of the training images
         "classes": 0,  # labels to tell apart; 0: those of the data
       },
-      "optimizer": {  # the scales of norms are not decayed
+      "optimizer": {  # the scales of norms and biases are not decayed
         "name": "adamw",  # "adamw", "muon" (AdamW outside the blocks), "adafactor", "lion" or "sgd"
         "learning_rate": 3e-3,  # the peak, reached after warm-up
         "warmup": 50,  # steps of linear warm-up
@@ -120,7 +124,9 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "keep": 2,  # how many of the latest to keep
         "keep_best": 1,  # and how many of those with the lowest validation loss
       },
-      "init_from": "",  # start with another run's parameters: its workdir, or one of its checkpoints
+      # Start with the parameters of another run: its workdir, or one of its checkpoints. Or with a model in the form of
+      # Hugging Face: a folder with config.json and safetensors, whose sizes and tokenizer replace those here.
+      "init_from": "",
       # What to report
       "log_every": 20,  # steps between lines of metrics
       "eval_every": 0,  # steps between evaluations; 0: at the end only

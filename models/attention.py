@@ -1,6 +1,7 @@
 """Grouped-query attention with rotary positions: the layer. cores.py has the ways to compute its core."""
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from models.config import ModelConfig
 from models.cores import IMPLEMENTATIONS, KERNELS, plain
 from models.dimensions import Sharding
-from models.layers import linear, linears, weight
+from models.layers import RMSNorm, linear, linears, weight
 
 
 class Cache(NamedTuple):
@@ -21,15 +22,23 @@ class Cache(NamedTuple):
   v: jax.Array
 
 
-def rope_angles(coordinates: jax.Array, head_dim: int, base: float) -> jax.Array:
+def rope_angles(coordinates: jax.Array, config: ModelConfig) -> jax.Array:
   """The angles of rotary embedding (arXiv:2104.09864): coordinates [..., C] → [..., head_dim / 2].
 
   C is the number of coordinates of a position: 1 in a text, 2 (row and column) in an image. Each coordinate sets the
   angles of an equal share of the pairs.
+
+  With `rope_scaling`, pairs that turn slowly turn `factor` times slower, as in Llama 3.1 (arXiv:2407.21783). So a model
+  reads longer texts than it was trained on. Pairs that turn at least `high` times over `length` positions stay as they
+  are, pairs that turn at most `low` times are slowed down in full, and those between in part.
   """
   count = coordinates.shape[-1]
-  pairs = head_dim // 2 // count
-  frequency = base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
+  pairs = config.head_dim // 2 // count
+  frequency = config.rope_base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
+  if config.rope_scaling:
+    factor, low, high, length = config.rope_scaling
+    kept = jnp.clip((length * frequency / (2 * math.pi) - low) / (high - low), 0, 1)
+    frequency *= kept + (1 - kept) / factor
   return (coordinates[..., None] * frequency).reshape(*coordinates.shape[:-1], count * pairs)
 
 
@@ -49,6 +58,12 @@ class Attention(nnx.Module):
     self.key = weight(rngs, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
     self.value = weight(rngs, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
     self.out = weight(rngs, (n, h, d), ("heads", None, "embed"), std=(2 * config.depth * d) ** -0.5, dtype=dtype)
+    if config.qkv_bias:
+      bias = lambda heads: nnx.Param(jnp.zeros((heads, h), dtype), dims=("heads", None))
+      self.query_bias, self.key_bias, self.value_bias = bias(n), bias(k), bias(k)
+    if config.qk_norm:
+      self.query_norm, self.key_norm = RMSNorm(h, config), RMSNorm(h, config)
+    self.has_bias, self.has_norms = config.qkv_bias, config.qk_norm
     self.core = functools.partial(IMPLEMENTATIONS[config.attention], causal=config.predicts.causal)
     self.is_kernel = config.attention in KERNELS
 
@@ -65,10 +80,16 @@ class Attention(nnx.Module):
     """Returns [B, T, D] and the updated cache. With a cache, x begins at position `start` and has no segments."""
     x = sharding.whole_sequence(x)
     projected = linears(x, (self.query[...], self.key[...], self.value[...]), self._join, sharding)
+    if self.has_bias:
+      biases = (self.query_bias[...], self.key_bias[...], self.value_bias[...])
+      projected = tuple(y + bias for y, bias in zip(projected, biases, strict=True))
     q, k, v = (sharding.activation(y, "batch", None, "heads", None) for y in projected)
-    q, k, v = (
-      checkpoint_name(*named) for named in ((rotate(q, angles), "query"), (rotate(k, angles), "key"), (v, "value"))
-    )
+    v = checkpoint_name(v, "value")
+    if self.has_norms:  # whose gradients need what they read
+      q, k = self.query_norm(checkpoint_name(q, "query")), self.key_norm(checkpoint_name(k, "key"))
+      q, k = rotate(q, angles), rotate(k, angles)
+    else:
+      q, k = checkpoint_name(rotate(q, angles), "query"), checkpoint_name(rotate(k, angles), "key")
     if cache is None:
       attended = self._attend(q, k, v, segments, sharding)
     else:

@@ -32,6 +32,9 @@ class ModelConfig:
   tied_embedding: bool
   dropout: float
   rope_base: float
+  rope_scaling: tuple[float, ...]  # (factor, low, high, length) (attention.rope_angles), or () for none
+  qkv_bias: bool
+  qk_norm: bool
   norm_eps: float
   attention: str
   remat: str
@@ -48,6 +51,8 @@ class ModelConfig:
   segments: bool  # whether a batch has the field `segments` (`example_shapes`)
 
   def __post_init__(self) -> None:
+    for name in ("rope_scaling", "pixel_mean", "pixel_std"):
+      object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON makes lists of them
     one_of("model.inputs", self.inputs, INPUTS)
     one_of("model.objective", self.objective, OBJECTIVES)
     one_of("model.attention", self.attention, ATTENTION)
@@ -60,6 +65,11 @@ class ModelConfig:
     above_zero("model.rope_base", self.rope_base, "10000")
     not_negative("model.loss_chunk", self.loss_chunk, "use 0 to choose")
     above_zero("model.norm_eps", self.norm_eps, "1e-5")
+    if self.rope_scaling and not (len(self.rope_scaling) == 4 and 0 < self.rope_scaling[1] < self.rope_scaling[2]):
+      raise ConfigError(
+        f"model.rope_scaling={self.rope_scaling} needs four numbers: factor, low, high (above low) and length; use "
+        "(8.0, 1.0, 4.0, 8192) for that of Llama 3.1, or () for none"
+      )
     if not self.head_dim:
       if self.width % self.heads:
         raise ConfigError(

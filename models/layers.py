@@ -100,13 +100,13 @@ def _rows(x: jax.Array) -> jax.Array:
 
 
 class RMSNorm(nnx.Module):
-  """Root mean square normalization over the width, in float32 (arXiv:1910.07467)."""
+  """Root mean square normalization over the last dimension, of this size, in float32 (arXiv:1910.07467)."""
 
-  def __init__(self, config: "ModelConfig"):
+  def __init__(self, size: int, config: "ModelConfig"):
     self.eps = config.norm_eps
-    self.scale = nnx.Param(jnp.ones(config.width, config.param_dtype), dims=(None,))
+    self.scale = nnx.Param(jnp.ones(size, config.param_dtype), dims=(None,))
 
-  def __call__(self, x: jax.Array) -> jax.Array:  # [B, T, D] → [B, T, D]
+  def __call__(self, x: jax.Array) -> jax.Array:  # [..., size] → [..., size]
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
     return (normed * self.scale[...]).astype(x.dtype)

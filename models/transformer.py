@@ -1,4 +1,4 @@
-"""The Transformer: an embedding, a stack of identical blocks and a head. Llama-style, without biases.
+"""The Transformer: an embedding, a stack of identical blocks and a head. Llama-style.
 
 The blocks' weights are stacked on a leading `layers` dimension and the blocks run in a scan. So compile time does not
 grow with depth, and a pipeline stage is a slice of that dimension. The body of the scan gathers the weights of one
@@ -27,9 +27,9 @@ class Block(nnx.Module):
   """Adds attention(norm(x)) to x, then mlp(norm(x))."""
 
   def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    self.attention_norm = RMSNorm(config)
+    self.attention_norm = RMSNorm(config.width, config)
     self.attention = Attention(config, rngs)
-    self.mlp_norm = RMSNorm(config)
+    self.mlp_norm = RMSNorm(config.width, config)
     self.mlp = SwiGLU(config, rngs)
     self.dropout = config.dropout
 
@@ -74,7 +74,7 @@ class Transformer(nnx.Module):
       return Block(config, rngs)
 
     self.blocks = stacked(rngs)
-    self.norm = RMSNorm(config)
+    self.norm = RMSNorm(config.width, config)
     if not config.tied_embedding:
       shape, dims = config.predicts.head(config)
       self.head = weight(rngs, shape, dims, std=config.width**-0.5, dtype=config.param_dtype)
@@ -160,7 +160,7 @@ class Transformer(nnx.Module):
       segments = sharding.activation(segments, "batch", None)
       positions = sharding.activation(positions_in(segments), "batch", None)  # [B, T]
     coordinates = self.config.reads.locate(self.config, positions)
-    angles = rope_angles(coordinates, self.config.head_dim, self.config.rope_base)
+    angles = rope_angles(coordinates, self.config)
 
     def body(x: jax.Array, layer: _Layer) -> tuple[jax.Array, Cache | None]:
       x = checkpoint_name(x, "block_input")

@@ -142,7 +142,8 @@ class Layout:
       if size % self.shards(finest):
         fields = " × ".join(f"mesh.{axis}={self.mesh[axis]}" for axis in self.axes(finest))
         divisors = [str(d) for d in range(1, min(size, 64) + 1) if size % d == 0]
-        raise ConfigError(f"{fields} does not divide {field}={size}; use {_either(divisors)}")
+        padded = -(-size // self.shards(finest)) * self.shards(finest)
+        raise ConfigError(f"{fields} does not divide {field}={size}; use {_either(divisors)}, or {field}={padded}")
 
 
 def axes_of(place: Place) -> tuple[str, ...]:

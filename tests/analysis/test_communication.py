@@ -26,10 +26,11 @@ SCALARS = 512
 
 CHUNKED = "accumulation, remat, loss in chunks"
 
+QWEN = {"model__qkv_bias": True, "model__qk_norm": True}
 # Every option in some variant, and the optimizers that send something of their own. With 112 positions blockwise
 # attention skips what a block of queries cannot see.
 VARIANTS = {
-  "text": {"model__vocab_size": 1000},  # a size that nothing else has
+  "text": {"model__vocab_size": 1000, **QWEN},  # a size that nothing else has
   CHUNKED: {
     "model__vocab_size": 1000,
     "accumulation": 2,
@@ -37,6 +38,7 @@ VARIANTS = {
     "model__loss_chunk": 16,
     "model__saved": "key,context,mlp_up",
     "optimizer__moments": "bfloat16",
+    **QWEN,
   },
   "tied, remat dots, blocks, muon": {
     "model__tied_embedding": True,

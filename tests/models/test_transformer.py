@@ -58,10 +58,11 @@ def test_attention_equals_the_definition(core: Callable[..., jax.Array], length:
 
 
 def test_rotary_scores_depend_only_on_the_distance():
+  config = model_config(head_dim=16)
   q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 16)) for i in range(2))
 
   def score(query_at: int, key_at: int) -> float:
-    angles = [attention.rope_angles(jnp.array([[p]]), 16, 1e4) for p in (query_at, key_at)]
+    angles = [attention.rope_angles(jnp.array([[p]]), config) for p in (query_at, key_at)]
     return float(jnp.sum(attention.rotate(q, angles[0]) * attention.rotate(k, angles[1])))
 
   assert score(3, 1) == pytest.approx(score(12, 10), rel=1e-4)

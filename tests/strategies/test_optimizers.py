@@ -17,6 +17,7 @@ from training.program import Params, Program, TrainState
 STEPS = 3
 # Weights are square, so sizes do not tell their dimensions apart.
 SIZES = {"width": 32, "heads": 8, "kv_heads": 8, "head_dim": 4, "mlp_width": 32, "seq_len": 16, "vocab_size": 64}
+SIZES |= {"qkv_bias": True, "qk_norm": True}  # weights that are no matrices
 VARIANTS = {name: {"optimizer__name": name, "optimizer__clip_norm": 0.5} for name in OPTIMIZERS}
 # Without clipping, because a sum whose last bit differs would round some numbers of bfloat16 to others.
 VARIANTS["moments in bfloat16"] = {"optimizer__moments": "bfloat16", "optimizer__clip_norm": 0.0}

@@ -19,11 +19,13 @@ SMALL = {"model__mlp_width": 64, "model__vocab_size": 64, "model__seq_len": 16, 
 MICROBATCHES = {"pipeline__microbatches": 4}
 
 DOCUMENTS = "documents, tied, remat dots"
+# What Qwen's and Llama 3's models add. The rotations of 2 pairs: one that stays, and one that is slowed down in part.
+FAMILIES = {"model__qkv_bias": True, "model__qk_norm": True, "model__rope_scaling": (8.0, 0.01, 1.0, 16)}
 ACCUMULATED = {"accumulation": 2, "model__remat": "full", "model__loss_chunk": 5}
 # What is kept on the host, and what is saved by name.
 KEPT = {"optimizer__on_host": True, "model__remat": "offload", "model__saved": "query,context,mlp_up"}
 # Every option is in some variant: dropout, accumulation, remat, packed documents, a tied embedding, augmentation, the
-# host's memory. Most tests after the first use the plain "text".
+# host's memory, biases. Most tests after the first use the plain "text".
 VARIANTS = {
   "text": {"model__dropout": 0.1},
   "text, accumulated, remat": {"model__dropout": 0.1, **ACCUMULATED},
@@ -31,6 +33,7 @@ VARIANTS = {
     "data__packing": "documents",
     "model__tied_embedding": True,
     "model__remat": "dots",
+    **FAMILIES,
   },
   "images": {**IMAGES, "model__dropout": 0.1, "model__image_size": 16, "data__augment": True, **KEPT},
 }
