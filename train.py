@@ -16,6 +16,7 @@ import numpy as np
 from absl import flags
 
 import data
+import pretrained
 import strategies
 from checkpointing import record, restore
 from checkpointing.save import Checkpoints, NotSaved
@@ -44,7 +45,7 @@ def train(config: Any, workdir: Path | None) -> dict[str, float]:
     Diverged: too many updates in a row were not finite.
     NotSaved: at the end, if a checkpoint could not be written on the way.
   """
-  clock = Clock()
+  clock, config = Clock(), pretrained.adopt(config)
   with clock("set-up"):
     devices = start_jax(config)
     default = f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -133,7 +134,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
   with processes.raise_together():
     writer = Writer(workdir, start.loop, plan.last, enabled=jax.process_index() == 0)
     if writer.enabled:
-      (workdir / "config.json").write_text(config.to_json(indent=2))
+      summary.write_config(workdir, config, dataset)
   return Run(
     config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer,
     batches=data.Batches(mixture, config.batch_size, config.seed),

@@ -15,6 +15,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+import pretrained
 from checkpointing import history, record
 from checkpointing.record import Record
 from errors import ConfigError, first_line
@@ -42,7 +43,7 @@ def begin(workdir: Path, init_from: str, strategy: Strategy, run: Record, warn: 
   """Restores the newest checkpoint in `workdir`. Without one, starts with new parameters or those of `init_from`.
 
   Args:
-    init_from: another run's workdir or checkpoint; "" for new parameters.
+    init_from: another run's workdir or checkpoint, or a model folder; "" for new parameters.
     run: the record of this run (record.make).
     warn: called with a message for each damaged checkpoint that is skipped.
   """
@@ -55,6 +56,13 @@ def begin(workdir: Path, init_from: str, strategy: Strategy, run: Record, warn: 
   state = strategy.init(run["config"]["seed"])
   if not init_from:
     return Start(state, LoopState(), run, [])
+  if pretrained.is_folder(init_from):
+    state = dataclasses.replace(state, params={})  # makes room
+    with processes.raise_together():
+      folder = pretrained.Folder(init_from)
+      params = pretrained.load(folder, strategy.program.model, strategy.abstract_state().params)
+    lines = [f"initial   parameters of {init_from}, a {folder.shape.family} model in {' and '.join(folder.dtypes)}"]
+    return Start(dataclasses.replace(state, params=params), LoopState(), run, lines)
   params, saved = load_params(init_from, strategy.abstract_state(), run)
   lines = [f"initial   parameters of {init_from}, step {saved['loop']['step']}, saved by {saved['strategy']}"]
   return Start(dataclasses.replace(state, params=params), LoopState(), run, lines)
@@ -106,7 +114,8 @@ def load_params(source: str, abstract: TrainState, now: Record) -> tuple[Params,
   saved = processes.on_process_zero(lambda: read_record(folder))
   if saved is None:
     raise ConfigError(
-      f"init_from={source!r} names no workdir with a checkpoint, nor a checkpoint; use the workdir of another run"
+      f"init_from={source!r} names no workdir with a checkpoint, no checkpoint and no folder with a model's "
+      "safetensors; use the workdir of another run"
     )
   where = f"init_from={source!r}"
   record.check_version(saved, now, where)

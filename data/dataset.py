@@ -51,11 +51,13 @@ class Text:
   Attributes:
     encode, decode: text to token ids, and back.
     to_bytes: token ids to the bytes that they stand for.
+    files: returns the files in which others can load it, by name.
   """
 
   encode: Callable[[str], list[int]]
   decode: Callable[[list[int]], str]
   to_bytes: Callable[[Sequence[int]], bytes]
+  files: Callable[[], dict[str, str]]
 
 
 @dataclasses.dataclass(frozen=True)

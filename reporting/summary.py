@@ -30,6 +30,15 @@ def prompt(config: ConfigDict, dataset: Dataset, model: ModelConfig) -> np.ndarr
   return ids
 
 
+def write_config(workdir: Path, config: ConfigDict, dataset: Dataset) -> None:
+  """Writes config.json, and into `tokenizer/` the files with which others can load the tokenizer."""
+  (workdir / "config.json").write_text(config.to_json(indent=2))
+  if dataset.text:
+    (workdir / "tokenizer").mkdir(exist_ok=True)
+    for name, text in dataset.text.files().items():
+      (workdir / "tokenizer" / name).write_text(text)
+
+
 def epochs(dataset: Dataset, batches: Batches, step: int) -> dict[str, float]:
   """How many epochs each part of a mixture has given before a step, as `epochs/NAME`; {} for a single part."""
   if len(dataset.parts) == 1:

@@ -17,7 +17,8 @@ MAY_IMPORT = {
   "runtime": {"errors"},
   "strategies": {"errors", "models", "training"},
   "evaluation": {"errors", "models", "data", "training", "strategies"},
-  "checkpointing": {"errors", "models", "data", "training", "runtime", "strategies"},
+  "pretrained": {"errors", "models"},
+  "checkpointing": {"errors", "models", "data", "training", "runtime", "strategies", "pretrained"},
   "reporting": {"errors", "models", "data", "training", "runtime", "evaluation"},
   "analysis": {"errors", "models", "training", "runtime", "strategies"},
 }

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from data.dataset import Text
+from data.text import tokenizer_files
 from errors import ConfigError, first_line
 
 TOKENIZERS = ("bytes", "bpe")  # or the path of a tokenizer.json
@@ -59,6 +60,7 @@ BYTES = Tokenizer(
     encode=lambda text: list(text.encode()),
     decode=lambda ids: bytes(i for i in ids if i < 256).decode(errors="replace"),
     to_bytes=bytes,
+    files=lambda: tokenizer_files.of_bytes(end=0),
   ),
 )
 
@@ -89,15 +91,17 @@ def from_file(file: Path, kind: str = "") -> Tokenizer:
     ) from error
   loaded.no_truncation()
   loaded.no_padding()
-  end = next((i for name in END_NAMES if (i := loaded.token_to_id(name)) is not None), None)
+  known = next((i for name in END_NAMES if (i := loaded.token_to_id(name)) is not None), None)
+  end = known if (given := tokenizer_files.end_of(file)) is None else given
   if end is None:
     raise ConfigError(
       f"data.tokenizer={str(file)!r} has no token that ends a document; add one of {', '.join(END_NAMES)}"
     )
   size = max(loaded.get_vocab().values()) + 1
+  other = "" if end == known else f", ends with {end}"
   dtype = dtype_of(size)
   return Tokenizer(
-    name=f"{kind or 'tokenizer.json'} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}",
+    name=f"{kind or 'tokenizer.json'} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}{other}",
     size=size,
     end=end,
     encode=lambda pieces: [np.array(encoding.ids, dtype) for encoding in _encode(loaded, pieces)],
@@ -105,6 +109,7 @@ def from_file(file: Path, kind: str = "") -> Tokenizer:
       encode=lambda text: loaded.encode(text, add_special_tokens=False).ids,
       decode=lambda ids: loaded.decode(ids),
       to_bytes=lambda ids: loaded.decode(list(ids)).encode(),
+      files=lambda: tokenizer_files.of_file(file, end, loaded.id_to_token(end)),
     ),
   )
 

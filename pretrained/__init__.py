@@ -1,0 +1,10 @@
+"""Models that people have, in and out: folders in the form of Hugging Face (config.json, safetensors, tokenizer.json).
+
+families.py says what a config.json means, tensors.py which tensor is which weight, and folder.py checks and reads a
+folder. adopt.py takes the model's shape into a config, and load.py brings weights to where a layout wants them.
+"""
+
+from pretrained.adopt import adopt as adopt
+from pretrained.folder import Folder as Folder
+from pretrained.folder import is_folder as is_folder
+from pretrained.load import load as load

@@ -1,0 +1,95 @@
+"""Which tensor of a model folder is which weight, and how its rows and columns are arranged here.
+
+A folder has a tensor for each layer: a matrix [outputs, inputs] or a vector. Here layers are stacked, and heads are a
+dimension of their own: `query` is [layers, width, heads, head_dim], and in a folder [heads · head_dim, width].
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from flax import nnx
+
+from models.config import ModelConfig
+from models.parameters import definition
+
+LAYER = "model.layers.{}."
+# For each weight the name of its tensor, and which dimensions of a layer's weight make rows and columns.
+FORMS = {
+  "embedding": ("model.embed_tokens.weight", (0,), (1,)),
+  "blocks/attention_norm/scale": (LAYER + "input_layernorm.weight", (0,), ()),
+  "blocks/attention/query": (LAYER + "self_attn.q_proj.weight", (1, 2), (0,)),
+  "blocks/attention/key": (LAYER + "self_attn.k_proj.weight", (1, 2), (0,)),
+  "blocks/attention/value": (LAYER + "self_attn.v_proj.weight", (1, 2), (0,)),
+  "blocks/attention/query_bias": (LAYER + "self_attn.q_proj.bias", (0, 1), ()),
+  "blocks/attention/key_bias": (LAYER + "self_attn.k_proj.bias", (0, 1), ()),
+  "blocks/attention/value_bias": (LAYER + "self_attn.v_proj.bias", (0, 1), ()),
+  "blocks/attention/query_norm/scale": (LAYER + "self_attn.q_norm.weight", (0,), ()),
+  "blocks/attention/key_norm/scale": (LAYER + "self_attn.k_norm.weight", (0,), ()),
+  "blocks/attention/out": (LAYER + "self_attn.o_proj.weight", (2,), (0, 1)),
+  "blocks/mlp_norm/scale": (LAYER + "post_attention_layernorm.weight", (0,), ()),
+  "blocks/mlp/gate": (LAYER + "mlp.gate_proj.weight", (1,), (0,)),
+  "blocks/mlp/up": (LAYER + "mlp.up_proj.weight", (1,), (0,)),
+  "blocks/mlp/down": (LAYER + "mlp.down_proj.weight", (1,), (0,)),
+  "norm/scale": ("model.norm.weight", (0,), ()),
+  "head": ("lm_head.weight", (1,), (0,)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+  """A tensor of a model folder.
+
+  Attributes:
+    weight: the name of the weight that it belongs to, such as "blocks/mlp/up".
+    layer: of the weight; None outside the blocks.
+    sizes: the shape of the weight, without layers.
+    groups: the dimensions of `sizes` that make its rows, and its columns; of a vector, only rows.
+  """
+
+  name: str
+  weight: str
+  layer: int | None
+  sizes: tuple[int, ...]
+  groups: tuple[tuple[int, ...], ...]
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    return tuple(math.prod(self.sizes[at] for at in group) for group in self.groups)
+
+  def part(self, index: Sequence[slice]) -> tuple[slice, ...]:
+    """The rows and columns that hold a part of the weight. Only the first dimension of a group may be split."""
+    found = []
+    for first, *rest in self.groups:
+      start, stop, _ = index[first].indices(self.sizes[first])
+      each = math.prod(self.sizes[at] for at in rest)
+      assert all(index[at].indices(self.sizes[at])[:2] == (0, self.sizes[at]) for at in rest)
+      found.append(slice(start * each, stop * each))
+    return tuple(found)
+
+  def to_weight(self, part: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """Rows and columns as the part of the weight that they hold, which has this shape."""
+    order = [at for group in self.groups for at in group]
+    return part.reshape([shape[at] for at in order]).transpose(np.argsort(order))
+
+  def of_weight(self, weight: np.ndarray) -> np.ndarray:
+    """The tensor of a layer's weight."""
+    return weight.transpose([at for group in self.groups for at in group]).reshape(self.shape)
+
+
+@functools.cache
+def tensors(model: ModelConfig) -> tuple[Tensor, ...]:
+  """The tensors of a model: those outside the blocks, and those of each layer."""
+  found = jax.tree.leaves_with_path(nnx.to_pure_dict(definition(model)[1]))
+  made = []
+  for path, param in found:
+    weight = jax.tree_util.keystr(path, simple=True, separator="/")
+    name, rows, columns = FORMS[weight]
+    stacked = weight.startswith("blocks/")
+    sizes, groups = tuple(param.shape[stacked:]), (rows, columns) if columns else (rows,)
+    layers = range(model.depth) if stacked else [None]
+    made += [Tensor(name.format(layer), weight, layer, sizes, groups) for layer in layers]
+  return tuple(made)

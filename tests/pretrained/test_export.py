@@ -1,0 +1,115 @@
+"""What a folder gave comes out again bit for bit, and a trained model becomes a folder that computes the same."""
+
+import json
+from pathlib import Path
+
+import model_folders
+import numpy as np
+import pytest
+from helpers import config, model_config, one_sentence
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+import pretrained
+import train
+from errors import ConfigError
+from pretrained import families
+from pretrained.export import export
+from tools import export as tool
+
+SMALL = {
+  "steps": 2, "batch_size": 16, "eval_batch_size": 16, "eval_examples": 16, "sample_length": 0, "model__seq_len": 16,
+  "model__width": 32, "model__depth": 2, "model__mlp_width": 64,
+}  # fmt: skip
+
+
+def weights_of(folder: Path) -> dict[str, np.ndarray]:
+  return {name: x for file in folder.glob("*.safetensors") for name, x in load_file(file).items()}
+
+
+def shape_of(folder: Path) -> families.Shape:
+  return families.read(json.loads((folder / "config.json").read_text()), "it")
+
+
+@pytest.mark.parametrize("shard_bytes", [10**9, 10_000])
+@pytest.mark.parametrize("name", model_folders.NAMES)
+def test_what_comes_in_goes_out_bit_for_bit(name: str, shard_bytes: int, tmp_path: Path):
+  """In one file, and in several with an index."""
+  out, given = tmp_path / "out", model_folders.FOLDER / name
+  runner, params = model_folders.loaded(name, "single")
+  read = lambda weight: np.asarray(model_folders.weight(params, weight))
+  export(out, runner.program.model, read, {}, shard_bytes=shard_bytes)
+  ours, theirs = weights_of(out), weights_of(given)
+  assert ours.keys() == theirs.keys()
+  for tensor, x in theirs.items():
+    np.testing.assert_array_equal(ours[tensor], x)
+  assert (out / "model.safetensors").exists() == (shard_bytes == 10**9)
+  head_dim = {"head_dim": runner.program.model.head_dim}
+  assert shape_of(out).fields == shape_of(given).fields | head_dim
+  assert not shape_of(out).window
+  pretrained.Folder(str(out)).check(runner.program.model)
+
+
+def test_a_failed_export_leaves_no_folder(tmp_path: Path):
+  def read(weight: str) -> np.ndarray:
+    raise ConfigError("damaged")
+
+  with pytest.raises(ConfigError):
+    export(tmp_path / "out", model_config(depth=1), read, {})
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("tokenizer, vocab_size", [("bytes", 256), ("bpe", 300)])
+def test_a_trained_model_goes_out_with_its_tokenizer_and_in_again(tokenizer: str, vocab_size: int, tmp_path: Path):
+  """Its loss as a model folder is what it was; the ids of texts are the same."""
+  text = tmp_path / "text"
+  text.mkdir()
+  (text / "a.txt").write_text("Some words, and others; Ā, é and 😀 take several bytes.\n" * 300)
+  data = {"data__name": "text", "data__path": str(text), "data__tokenizer": tokenizer, "model__vocab_size": vocab_size}
+  first = train.train(config("two_d", **SMALL | data), tmp_path / "run")
+  out = tmp_path / "out"
+  tool.main([str(tmp_path / "run"), f"--out={out}"])
+  sample = "Words, é\n 😀!"
+  dataset = train.data.load(config(**SMALL | data))
+  assert Tokenizer.from_file(str(out / "tokenizer.json")).encode(sample).ids == dataset.text.encode(sample)
+  assert Tokenizer.from_file(str(out / "tokenizer.json")).decode(dataset.text.encode(sample)) == sample
+  ends = json.loads((out / "generation_config.json").read_text())["eos_token_id"]
+  assert ends == json.loads((out / "config.json").read_text())["eos_token_id"] == (0 if tokenizer == "bytes" else ends)
+  again = SMALL | data | {"data__tokenizer": "bytes", "init_from": str(out), "model__width": 64}
+  frozen = {"optimizer__learning_rate": 1e-30, "steps": 1}
+  assert train.train(config("fsdp", **again | frozen), tmp_path / "new")["loss"] == pytest.approx(
+    first["loss"], rel=1e-5
+  )
+
+
+def test_the_model_card_says_how_the_model_was_made(tmp_path: Path):
+  train.train(config("fsdp", **SMALL | {"data__name": "synthetic"}), tmp_path / "run")
+  tool.main([str(tmp_path / "run"), f"--out={tmp_path / 'out'}", "--dtype=bfloat16"])
+  card = (tmp_path / "out/README.md").read_text()
+  for part in ("synthetic", "2 with 16 sequences", "fsdp on mesh data=8", "nats per token", "python "):
+    assert part in card
+  assert {str(x.dtype) for x in weights_of(tmp_path / "out").values()} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(
+  "arguments, parts",
+  [
+    (["nowhere", "--out=new"], ["workdir='nowhere'", "no workdir with a checkpoint"]),
+    (["nowhere", "--out=new", "--dtype=int8"], ["dtype='int8'", "float32"]),
+  ],
+)
+def test_mistakes_get_one_sentence(arguments: list[str], parts: list[str]):
+  with one_sentence(*parts):
+    tool.main(arguments)
+
+
+def test_a_folder_with_files_is_not_written_over(tmp_path: Path):
+  (tmp_path / "a").write_text("")
+  with one_sentence(f"out={str(tmp_path)!r}", "exists already"):
+    export(tmp_path, model_config(depth=1), lambda weight: np.zeros(1), {})
+
+
+def test_an_image_classifier_is_refused(tmp_path: Path):
+  images = model_config(inputs="images", objective="class", image_size=8, channels=1, classes=2)
+  with one_sentence("model.inputs='images'", "predict the next token"):
+    export(tmp_path / "out", images, lambda weight: np.zeros(1), {})

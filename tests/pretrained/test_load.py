@@ -1,0 +1,195 @@
+"""Models in the form of Hugging Face compute what the library transformers does, under every strategy."""
+
+import dataclasses
+import json
+import math
+import re
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import model_folders
+import numpy as np
+import pytest
+from helpers import ROOT, assert_trees_close, config, model_config, one_sentence, program, strategy
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import pretrained
+import strategies
+import train
+from checkpointing import record
+from models.parameters import bind
+from pretrained.export import export
+from tools import launch
+from training.program import Params
+
+TOLERANCE = 1e-4
+FRESH = {"steps": 1, "eval_examples": 16, "batch_size": 16, "eval_batch_size": 16, "sample_length": 0}
+
+
+@pytest.mark.parametrize("name", model_folders.NAMES)
+def test_logits_and_gradients_equal_those_of_transformers(name: str):
+  expected = np.load(model_folders.FOLDER / name / "expected.npz")
+  runner, params = model_folders.loaded(name)
+  model, tokens = runner.program.model, jnp.asarray(expected["tokens"], jnp.int32)
+
+  def loss_and_logits(params: Params) -> tuple[jax.Array, jax.Array]:
+    logits = bind(model, params)(tokens[:, :-1])
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)
+    return -chosen.mean(), logits
+
+  (loss, logits), gradients = jax.jit(jax.value_and_grad(loss_and_logits, has_aux=True))(params)
+  assert float(loss) == pytest.approx(float(expected["loss"]), rel=TOLERANCE)
+  assert_trees_close(logits, expected["logits"], TOLERANCE)
+  ours = model_folders.of_tensors(model, gradients)
+  theirs = {key.removeprefix("gradient "): expected[key] for key in expected if key.startswith("gradient ")}
+  assert ours.keys() == theirs.keys()
+  assert_trees_close(ours, theirs, TOLERANCE)
+
+
+@pytest.mark.parametrize("under", [name for name in strategies.names() if name != "single"])
+def test_every_strategy_loads_the_same_weights_to_where_its_layout_wants_them(
+  under: str, monkeypatch: pytest.MonkeyPatch
+):
+  """Layer by layer and some rows at a time, as large models are read."""
+  _, expected = model_folders.loaded("llama")
+  monkeypatch.setattr(sys.modules["pretrained.load"], "PART_BYTES", 0)
+  monkeypatch.setattr(sys.modules["pretrained.folder"], "READ_BYTES", 1000)
+  runner, params = model_folders.loaded("llama", under)
+  jax.tree.map(np.testing.assert_array_equal, params, expected)
+  assert jax.tree.map(lambda x: x.sharding, params) == runner.state_sharding.params
+
+
+def test_no_process_holds_more_than_its_share_and_the_largest_tensor(tmp_path: Path, capfd: pytest.CaptureFixture):
+  """Two processes of 4 devices load 197 MB, a third of it the embedding. Reading all of it would need twice as much."""
+  model = model_config(width=256, depth=16, mlp_width=1024, vocab_size=1 << 16)
+  shapes = {
+    name: x.shape
+    for name, x in record.named(strategy("single", dataclasses.replace(program(), model=model)).abstract_state().params)
+  }
+  export(tmp_path / "model", model, lambda weight: np.ones(shapes[weight], np.float32), {})
+  whole = 4 * sum(math.prod(shape) for shape in shapes.values())
+  arguments = [f"--config={ROOT}/configs/fsdp.py:tiny", f"--config.init_from={tmp_path / 'model'}"]
+  assert launch.launch(2, 4, arguments, Path(__file__).with_name("load_memory.py")) == 0
+  needed = [int(found) for found in re.findall(r"needed (\d+) bytes", capfd.readouterr().out)]
+  assert len(needed) == 2
+  assert min(needed) > 0.9 * whole / 2, "the measured memory does not include the weights"
+  assert max(needed) < whole / 2 + 4 * math.prod(shapes["embedding"])
+
+
+def words(folder: Path) -> None:
+  """Writes a tokenizer of a few words."""
+  vocabulary = {word: number for number, word in enumerate(["?", "a", "few", "words", "and", "more", "<end>"])}
+  made = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+  made.pre_tokenizer = pre_tokenizers.Whitespace()
+  made.save(str(folder / "tokenizer.json"))
+
+
+def test_a_run_starts_from_a_model_folder_and_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture):
+  """With its sizes, whatever the config says of them, and the loss of these weights."""
+  folder = shutil.copytree(model_folders.FOLDER / "qwen3", tmp_path / "model")
+  words(folder)
+  (tmp_path / "a.txt").write_text("a few words and a few more words " * 400)
+  fields = {"data__name": "text", "data__path": str(tmp_path / "a.txt"), "init_from": str(folder)}
+  frozen = FRESH | fields | {"model__seq_len": 16, "optimizer__learning_rate": 1e-30}
+  losses = [train.train(config(name, **frozen), tmp_path / name)["loss"] for name in ("fsdp", "single")]
+  assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+  assert f"initial   parameters of {folder}, a qwen3 model in F32" in capsys.readouterr().out
+  made = json.loads((tmp_path / "fsdp/config.json").read_text())["model"]
+  assert (made["width"], made["head_dim"], made["qk_norm"], made["vocab_size"]) == (32, 8, True, 64)
+
+
+def edit(folder: Path, **fields: object) -> None:
+  file = folder / "config.json"
+  file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+def change(folder: Path, f: Callable[[dict], dict]) -> None:
+  save_file(f(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+
+
+def cut(folder: Path) -> None:
+  file = folder / "model.safetensors"
+  file.write_bytes(file.read_bytes()[:-1])
+
+
+def index(folder: Path, **places: str) -> None:
+  every = dict.fromkeys(load_file(folder / "model.safetensors"), "model.safetensors")
+  (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": every | places}))
+
+
+def one_tensor_as(folder: Path, dtype: str) -> None:
+  """Changes the header only: as many bytes in another type."""
+  data = (folder / "model.safetensors").read_bytes()
+  (size,) = struct.unpack("<Q", data[:8])
+  header = data[8 : 8 + size].replace(b'"F32"', f'"{dtype}"'.encode(), 1)
+  (folder / "model.safetensors").write_bytes(data[:8] + header.ljust(size) + data[8 + size :])
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+  "break_it, parts",
+  [
+    (lambda f: edit(f, model_type="gpt2"), ["model_type", "'gpt2'", "llama, mistral, qwen2, qwen3"]),
+    (lambda f: edit(f, hidden_act="gelu"), ["config.json", "hidden_act='gelu'"]),
+    (lambda f: edit(f, alibi=True), ["config.json", "'alibi'", "not known"]),
+    (lambda f: edit(f, attention_bias=True), ["attention_bias=True"]),
+    (lambda f: edit(f, hidden_size="many"), ["hidden_size='many'", "positive number"]),
+    (lambda f: edit(f, rope_parameters={"rope_type": "yarn", "factor": 4.0}), ["'yarn'", "'llama3'"]),
+    (lambda f: (f / "config.json").write_text("{"), ["config.json", "copy it again"]),
+    (lambda f: (f / "model.safetensors").unlink(), ["'model.safetensors'", "copy it there"]),
+    (cut, ["'model.safetensors' is damaged"]),
+    (lambda f: index(f, **{NORM: "model-2.safetensors"}), ["'model-2.safetensors'", "copy it there"]),
+    (lambda f: index(f, **{"model.norm.bias": "model.safetensors"}), ["'model.norm.bias'", "which holds none"]),
+    (lambda f: change(f, lambda x: x | {"model.norm.bias": x[NORM]}), ["'model.norm.bias'", "llama"]),
+    (lambda f: change(f, lambda x: {k: v for k, v in x.items() if k != NORM}), [f"lacks the tensor '{NORM}'"]),
+    (lambda f: change(f, lambda x: x | {NORM: x[NORM][:-2]}), [NORM, "[30]", "[32]"]),
+    (lambda f: one_tensor_as(f, "I32"), ["I32", "F32, F16, BF16"]),
+  ],
+)  # fmt: skip
+def test_a_damaged_or_unknown_model_gets_one_sentence(
+  break_it: Callable[[Path], object], parts: list[str], tmp_path: Path
+):
+  folder = shutil.copytree(model_folders.FOLDER / "llama3", tmp_path / "model")
+  break_it(folder)
+  with one_sentence(*parts):
+    adopted = pretrained.adopt(config(init_from=str(folder)))
+    pretrained.Folder(str(folder)).check(train.settings.program(adopted, "cpu").model)
+
+
+@pytest.mark.parametrize("vocab_size, parts", [(6, ["7 ids", "knows 6"]), (None, ["damaged tokenizer.json"])])
+def test_a_tokenizer_that_does_not_fit_is_refused(vocab_size: int | None, parts: list[str], tmp_path: Path):
+  folder = shutil.copytree(model_folders.FOLDER / "llama3", tmp_path / "model")
+  words(folder)
+  if vocab_size:
+    edit(folder, vocab_size=vocab_size)
+  else:
+    (folder / "tokenizer.json").write_text("{")
+  with one_sentence("init_from=", *parts):
+    pretrained.adopt(config(init_from=str(folder), data__name="text"))
+
+
+def test_a_sequence_longer_than_the_window_is_refused():
+  with one_sentence("model.seq_len=64", "window of 48 positions", "at most 48"):
+    pretrained.adopt(config(init_from=str(model_folders.FOLDER / "mistral"), model__seq_len=64))
+
+
+def test_half_precision_is_read_as_it_is(tmp_path: Path):
+  """And becomes the dtype of the parameters."""
+  folder = shutil.copytree(model_folders.FOLDER / "llama", tmp_path / "model")
+  whole = load_file(folder / "model.safetensors")
+  rounded = {name: x.astype(jnp.bfloat16) for name, x in whole.items()}
+  save_file(rounded, folder / "model.safetensors")
+  runner, _ = model_folders.loaded("llama")
+  params = pretrained.load(pretrained.Folder(str(folder)), runner.program.model, runner.abstract_state().params)
+  found = model_folders.of_tensors(runner.program.model, params)
+  for name, x in rounded.items():
+    assert found[name].dtype == np.float32
+    np.testing.assert_array_equal(found[name], x.astype(np.float32))

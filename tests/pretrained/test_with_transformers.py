@@ -1,0 +1,69 @@
+"""The library transformers loads what is exported, and computes what this model does. Needs `pip install '.[peer]'`."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import model_folders
+import numpy as np
+import pytest
+from helpers import config, relative_difference
+
+import pretrained
+import strategies
+import train
+from models.parameters import bind
+from pretrained.export import export
+from tools import export as tool
+from training import settings
+
+pytestmark = pytest.mark.skipif(
+  not (importlib.util.find_spec("transformers") and importlib.util.find_spec("torch")),
+  reason="transformers and torch are not installed; pip install '.[peer]'",
+)
+TOLERANCE = 1e-4
+
+
+def logits_of(folder: Path, tokens: np.ndarray) -> np.ndarray:
+  import torch
+  from transformers import AutoModelForCausalLM
+
+  model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+  return model(torch.tensor(tokens)).logits.detach().numpy()
+
+
+@pytest.mark.parametrize("name", model_folders.NAMES)
+def test_a_model_that_came_in_and_goes_out_computes_the_same(name: str, tmp_path: Path):
+  runner, params = model_folders.loaded(name)
+  read = lambda weight: np.asarray(model_folders.weight(params, weight))
+  export(tmp_path / "out", runner.program.model, read, {}, shard_bytes=30_000)
+  expected = np.load(model_folders.FOLDER / name / "expected.npz")
+  found = logits_of(tmp_path / "out", expected["tokens"][:, :-1])
+  assert relative_difference(found, expected["logits"]) < 1e-6
+
+
+@pytest.mark.parametrize("tokenizer, vocab_size", [("bytes", 256), ("bpe", 300)])
+def test_a_trained_model_and_its_tokenizer_load_with_nothing_else(tokenizer: str, vocab_size: int, tmp_path: Path):
+  from transformers import AutoTokenizer
+
+  sizes = {"steps": 2, "batch_size": 16, "eval_examples": 16, "eval_batch_size": 16, "sample_length": 0}
+  shape = {"model__seq_len": 32, "model__head_dim": 6, "model__vocab_size": vocab_size}  # 6 × heads is not the width
+  (tmp_path / "a.txt").write_text("Some words, and others; Ā, é and 😀 take several bytes.\n" * 300)
+  data = {"data__name": "text", "data__path": str(tmp_path / "a.txt"), "data__tokenizer": tokenizer}
+  asked = config("fsdp", **sizes | shape | data)
+  train.train(asked, tmp_path / "run")
+  tool.main([str(tmp_path / "run"), f"--out={tmp_path / 'out'}"])
+
+  sample = "Words, é\n 😀!  And others"
+  loaded, ours = AutoTokenizer.from_pretrained(tmp_path / "out"), train.data.load(asked).text
+  assert loaded(sample)["input_ids"] == ours.encode(sample)
+  assert loaded.decode(ours.encode(sample)) == sample
+  ids = np.array([ours.encode(sample)[:32]])
+  program = settings.program(pretrained.adopt(config(init_from=str(tmp_path / "out"), **shape)), "cpu")
+  runner = strategies.create(config("single"), program, train.jax.devices()[:1])
+  params = pretrained.load(pretrained.Folder(str(tmp_path / "out")), program.model, runner.abstract_state().params)
+  expected = np.asarray(bind(program.model, params)(jnp.asarray(ids)))
+  assert relative_difference(logits_of(tmp_path / "out", ids), expected) < TOLERANCE
+  end = json.loads((tmp_path / "out/generation_config.json").read_text())["eos_token_id"]
+  assert (end == 0) if tokenizer == "bytes" else (loaded.eos_token_id == end)
