@@ -124,12 +124,20 @@ def load_params(source: str, abstract: TrainState, now: Record) -> tuple[Params,
     raise ConfigError(
       f"{where} was trained on tokens of {theirs!r}, but this run has tokens of {ours!r}; use the same tokenizer"
     )
-  only = {"params": abstract.params}
+  return read_params(folder, saved, abstract.params, where), saved
+
+
+def read_params(folder: Path, saved: Record, abstract: Params, where: str) -> Params:
+  """The parameters of a checkpoint with record `saved`, in the layout of `abstract`.
+
+  Raises ConfigError, naming `where`, if they have other shapes or are damaged.
+  """
+  only = {"params": abstract}
   record.check_arrays(saved, only, where)
   params, why = _read(folder, only, saved)
   if params is None:
     raise ConfigError(f"{where} is damaged ({why}); use another checkpoint, as WORKDIR/{FOLDER}/STEP")
-  return params["params"], saved
+  return params["params"]
 
 
 def steps(folder: Path) -> list[int]:

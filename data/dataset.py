@@ -49,15 +49,17 @@ class Text:
   """The tokenizer of a text.
 
   Attributes:
-    encode, decode: text to token ids, and back.
+    encode, decode: text to token ids, and back. `encode` is for prompts: it adds what the tokenizer puts before texts.
     to_bytes: token ids to the bytes that they stand for.
     files: returns the files in which others can load it, by name.
+    ends: the ids that end a text.
   """
 
   encode: Callable[[str], list[int]]
   decode: Callable[[list[int]], str]
   to_bytes: Callable[[Sequence[int]], bytes]
   files: Callable[[], dict[str, str]]
+  ends: frozenset[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The one Transformer. It names the dimensions of its arrays (dimensions.py) and does not know about strategies.
 
 Read transformer.py first, then attention.py and layers.py. inputs.py and objectives.py hold the two choices that make
-a model: what goes in (tokens, images) and what is predicted (the next token, a class). generate.py samples text.
+a model: what goes in (tokens, images) and what is predicted (the next token, a class). generate.py writes text.
 """
 
 from models.config import ModelConfig

@@ -77,7 +77,10 @@ class Attention(nnx.Module):
     cache: Cache | None = None,
     start: jax.Array | int = 0,
   ) -> tuple[jax.Array, Cache | None]:
-    """Returns [B, T, D] and the updated cache. With a cache, x begins at position `start` and has no segments."""
+    """Returns [B, T, D] and the updated cache. With a cache, x begins at position `start` and has no segments.
+
+    `start` is a number, or [B]: one for each row.
+    """
     x = sharding.whole_sequence(x)
     projected = linears(x, (self.query[...], self.key[...], self.value[...]), self._join, sharding)
     if self.has_bias:
@@ -93,11 +96,11 @@ class Attention(nnx.Module):
     if cache is None:
       attended = self._attend(q, k, v, segments, sharding)
     else:
-      cache = Cache(
-        jax.lax.dynamic_update_slice_in_dim(cache.k, k, start, axis=1),
-        jax.lax.dynamic_update_slice_in_dim(cache.v, v, start, axis=1),
-      )
-      attended = plain(q, cache.k, cache.v, causal=True, offset=start)
+      cache = Cache(_written(cache.k, k, start), _written(cache.v, v, start))
+      if isinstance(start, int) and start == 0:  # nothing came before, so the fastest core can read these positions
+        attended = self._attend(q, k, v, segments, sharding)
+      else:
+        attended = plain(q, cache.k, cache.v, causal=True, offset=start)
     attended = sharding.activation(attended, "batch", None, "heads", None)  # [B, T, N, H]
     out = linear(attended, self.out[...], inputs=2, flat=False)
     return checkpoint_name(sharding.split_sequence(out), "attention_output"), cache
@@ -116,3 +119,10 @@ class Attention(nnx.Module):
     kernel = lambda q, k, v, *rest: self.core(q, k, v, segments=rest[0] if rest else None)
     heads, rest = ("batch", None, "heads", None), () if segments is None else (segments,)
     return sharding.local(kernel, q, k, v, *rest, dims=(*(heads,) * 3, ("batch", None))[: 3 + len(rest)], results=heads)
+
+
+def _written(cache: jax.Array, new: jax.Array, start: jax.Array | int) -> jax.Array:
+  """The cache [B, S, K, H] with the new positions [B, T, K, H] from `start` on: a number, or one for each row [B]."""
+  if jnp.ndim(start) == 0:
+    return jax.lax.dynamic_update_slice_in_dim(cache, new, start, axis=1)
+  return jax.vmap(lambda row, x, at: jax.lax.dynamic_update_slice_in_dim(row, x, at, axis=0))(cache, new, start)

@@ -63,7 +63,7 @@ def plain(
   v: jax.Array,  # [B, S, K, H]
   *,
   causal: bool,
-  offset: jax.Array | int = 0,
+  offset: jax.Array | int = 0,  # or [B]
   segments: jax.Array | None = None,  # [B, S]
 ) -> jax.Array:
   """The reference: each query attends to the keys that it sees → [B, T, N, H].
@@ -77,7 +77,8 @@ def plain(
   scores = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32) / math.sqrt(h)
   visible: jax.Array | bool = True
   if causal:
-    visible = jnp.arange(s)[None, :] <= jnp.arange(t)[:, None] + offset  # [T, S]
+    offset = jnp.reshape(offset, (-1, 1, 1, 1, 1))  # [1 or B, K, G, T, S]
+    visible = jnp.arange(s) <= jnp.arange(t)[:, None] + offset
   if segments is not None:
     visible &= same_segment(segments[:, s - t :], segments)[:, None, None]  # [B, 1, 1, T, S]
   if visible is not True:

@@ -1,62 +1,101 @@
-"""Generates text one token at a time, with a key-value cache."""
+"""Generates texts one token at a time, with a key-value cache.
+
+Prompts of different lengths stand in one array, padded at the right. A text never sees its padding, because it writes
+its own tokens over it.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from models.attention import Cache
-from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
-from models.parameters import bind
+from models.sampling import Sampling, choose
+from models.transformer import Transformer
 
 RunBlocks = Callable[[jax.Array, Cache, jax.Array | int], tuple[jax.Array, Cache | None]]  # (x, cache, start)
 
 
-def generate(
-  config: ModelConfig,
-  params: dict[str, Any],
-  prompt: jax.Array,  # [B, P] token ids
-  *,
-  length: int,
-  key: jax.Array,
-  temperature: float = 1.0,
-  sharding: Sharding = UNSHARDED,
-  run_blocks: RunBlocks | None = None,
-) -> jax.Array:
-  """Continues each prompt by `length` tokens → [B, P + length]. Temperature 0 picks the most likely token.
+class Texts(NamedTuple):
+  """Texts that are being written.
 
-  One pass over the prompt fills the cache. After that, each step runs a single position. A strategy that runs the
-  blocks in its own way passes `run_blocks(x, cache, start)`, which replaces the model's.
+  Attributes:
+    cache: keys and values of all tokens but the newest; None while it is passed apart, to be donated.
+    newest: [B], the newest token of each text.
+    lengths: [B], how many tokens each text has.
+    seen: [B, V], whether a text holds a token; [B, 0] if nobody asks.
+    keys: [B], a random key for each text.
+  """
+
+  cache: Cache | None
+  newest: jax.Array
+  lengths: jax.Array
+  seen: jax.Array
+  keys: jax.Array
+
+
+class Writer(NamedTuple):
+  """Writes texts.
+
+  Attributes:
+    run_blocks: replaces the model's, for a strategy that runs the blocks in its own way.
+  """
+
+  model: Transformer
+  sampling: Sampling = Sampling()
+  sharding: Sharding = UNSHARDED
+  run_blocks: RunBlocks | None = None
+
+  def begin(self, prompts: jax.Array, lengths: jax.Array, keys: jax.Array, *, size: int) -> Texts:
+    """Reads prompts [B, P] with these lengths [B], and writes the first token of each. `size`: tokens to have room for.
+
+    Keys belong to texts, so a text does not depend on the others in its batch.
+    """
+    batch, width = prompts.shape
+    seen = jnp.zeros((batch, self.model.config.vocab_size if self.sampling.counts_tokens else 0), bool)
+    if self.sampling.counts_tokens:
+      is_text = jnp.arange(width) < lengths[:, None]
+      seen = jax.vmap(lambda row, tokens, held: row.at[tokens].max(held))(seen, prompts, is_text)
+    texts = Texts(self.model.empty_cache(batch, size), prompts[:, 0], lengths, seen, keys)
+    return self._next(texts, prompts, 0, lengths - 1)
+
+  def go_on(self, texts: Texts) -> Texts:
+    """Writes one more token of each text."""
+    return self._next(texts, texts.newest[:, None], texts.lengths - 1, jnp.zeros_like(texts.lengths))
+
+  def _next(self, texts: Texts, tokens: jax.Array, start: jax.Array | int, last: jax.Array) -> Texts:
+    """Reads tokens [B, T] from the position `start` on, and writes the token after the column `last` [B]."""
+    run = self.run_blocks or self._run_blocks
+    assert texts.cache is not None
+    x, cache = run(self.model.embed(tokens, self.sharding), texts.cache, start)
+    x = jnp.take_along_axis(x, last[:, None, None], axis=1)  # [B, 1, D]
+    logits = self.model.logits(x, self.sharding)[:, 0]
+    keys = jax.vmap(jax.random.fold_in)(texts.keys, texts.lengths)
+    newest = choose(logits, self.sampling, texts.seen, keys).astype(tokens.dtype)
+    seen = texts.seen
+    if self.sampling.counts_tokens:
+      seen = jax.vmap(lambda row, token: row.at[token].set(True))(seen, newest)
+    return Texts(cache, newest, texts.lengths + 1, seen, texts.keys)
+
+  def _run_blocks(self, x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache | None]:
+    return self.model.run_blocks(x, sharding=self.sharding, cache=cache, start=start)
+
+
+def generate(writer: Writer, prompt: jax.Array, *, length: int, key: jax.Array) -> jax.Array:
+  """Continues each prompt [B, P] by `length` tokens → [B, P + length], in a single program.
 
   Raises ValueError if P + length exceeds `model.seq_len`, the length the model was trained on.
   """
-  batch, prompt_length = prompt.shape
-  if prompt_length + length > config.seq_len:
-    raise ValueError(f"prompt ({prompt_length}) + length ({length}) exceeds model.seq_len={config.seq_len}")
-  model = bind(config, params)
+  (batch, prompt_length), longest = prompt.shape, writer.model.config.seq_len
+  if prompt_length + length > longest:
+    raise ValueError(f"prompt ({prompt_length}) + length ({length}) exceeds model.seq_len={longest}")
+  texts = writer.begin(prompt, jnp.full(batch, prompt_length), text_keys(key, batch), size=prompt_length + length)
+  end, tokens = jax.lax.scan(lambda texts, _: (writer.go_on(texts), texts.newest), texts, length=length - 1)
+  return jnp.concatenate([prompt, tokens.T, end.newest[:, None]], axis=1)
 
-  run_blocks = run_blocks or (lambda x, c, start: model.run_blocks(x, sharding=sharding, cache=c, start=start))
 
-  def run(tokens: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
-    x, updated = run_blocks(model.embed(tokens, sharding), cache, start)
-    assert updated is not None  # as a cache was given
-    return model.logits(x[:, -1:], sharding)[:, 0], updated  # [B, V]
-
-  def choose(logits: jax.Array, position: jax.Array | int) -> jax.Array:
-    if temperature == 0:
-      return jnp.argmax(logits, axis=-1).astype(prompt.dtype)
-    chosen = jax.random.categorical(jax.random.fold_in(key, position), logits / temperature)
-    return chosen.astype(prompt.dtype)
-
-  def step(carry: tuple[jax.Array, Cache], position: jax.Array) -> tuple[tuple[jax.Array, Cache], jax.Array]:
-    token, cache = carry
-    logits, cache = run(token[:, None], cache, position)
-    return (choose(logits, position), cache), token
-
-  logits, cache = run(prompt, model.empty_cache(batch, prompt_length + length), 0)
-  first = choose(logits, prompt_length - 1)
-  positions = prompt_length + jnp.arange(length - 1)
-  (last, _), tokens = jax.lax.scan(step, (first, cache), positions)
-  return jnp.concatenate([prompt, tokens.T, last[:, None]], axis=1)
+def text_keys(key: jax.Array, batch: int) -> jax.Array:
+  """A key for each text [B]."""
+  return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(batch))

@@ -146,7 +146,7 @@ class Transformer(nnx.Module):
 
     Args:
       cache: keys and values of earlier positions.
-      start: with a cache, the position of the first column of x.
+      start: with a cache, the position of the first column of x; [B] if it differs between rows.
       first_layer: the number of the first block, if these blocks are a slice of a longer stack.
       unroll: how many blocks one iteration of the scan runs.
       policy: what the backward pass may reuse; by default the policy of `model.remat` and `model.saved`.
@@ -155,7 +155,7 @@ class Transformer(nnx.Module):
     graph, stacked = nnx.split(self.blocks)
     depth = jax.tree.leaves(stacked)[0].shape[0]
     if segments is None:
-      positions = start + jnp.arange(length or x.shape[1])  # [T]
+      positions = jnp.expand_dims(start, -1) + jnp.arange(length or x.shape[1])  # [T] or [B, T]
     else:
       segments = sharding.activation(segments, "batch", None)
       positions = sharding.activation(positions_in(segments), "batch", None)  # [B, T]

@@ -16,6 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError, one_of
 from models.dimensions import map_dims
+from models.generate import Texts, generate, text_keys
+from models.sampling import Sampling
 from strategies.layout import Layout
 from strategies.mesh import OnMesh
 from strategies.sharding import MeshSharding
@@ -89,10 +91,22 @@ class Strategy:
       in_shardings=(self.state_sharding, self.batch_sharding),
       out_shardings=(replicated, params),
     )
+    # Texts are not split over devices.
+    writer = functools.partial(program.writer, sharding=sharding.place(batch=None, sequence=None))
     self._generate = jax.jit(
-      functools.partial(program.generate, sharding=sharding.place(batch=None, sequence=None)),
-      static_argnames=("length", "temperature"),
+      lambda params, sampling, prompt, key, length: generate(writer(params, sampling), prompt, length=length, key=key),
+      static_argnums=(1, 4),
       out_shardings=replicated,
+    )
+    self._begin_texts = jax.jit(
+      lambda params, sampling, *prompts, size: writer(params, sampling).begin(*prompts, size=size),
+      static_argnums=1,
+      static_argnames="size",
+    )
+    self._go_on = jax.jit(
+      lambda params, sampling, cache, rest: writer(params, sampling).go_on(rest._replace(cache=cache)),
+      static_argnums=1,
+      donate_argnums=2,
     )
 
   def _shardings(self, layout: Layout, dims: Any, on_host: bool = False) -> Any:
@@ -147,7 +161,25 @@ class Strategy:
   def generate(self, state: TrainState, prompt: np.ndarray, *, length: int, seed: int, temperature: float) -> jax.Array:
     """Continues prompts [B, P] by `length` tokens. The result is replicated."""
     with self._on_mesh():
-      return self._generate(state.params, prompt, length=length, key=jax.random.key(seed), temperature=temperature)
+      sampling = Sampling(temperature=temperature)
+      return self._generate(state.params, sampling, prompt, jax.random.key(seed), length)
+
+  def begin_texts(
+    self, params: Params, prompts: np.ndarray, lengths: np.ndarray, *, size: int, seed: int, sampling: Sampling
+  ) -> Texts:
+    """Reads prompts [B, P] with these lengths [B], padded at the right, and writes the first token of each.
+
+    Args:
+      size: how many tokens a text may have.
+    """
+    with self._on_mesh():
+      keys = text_keys(jax.random.key(seed), len(prompts))
+      return self._begin_texts(params, sampling, prompts, lengths, keys, size=size)
+
+  def go_on(self, params: Params, texts: Texts, sampling: Sampling) -> Texts:
+    """Writes one more token of each text. Donates the cache, so `texts` cannot be continued again."""
+    with self._on_mesh():
+      return self._go_on(params, sampling, texts.cache, texts._replace(cache=None))
 
   def lower_train_step(self, batch_size: int, **options: Any) -> jax.stages.Lowered:
     """The training step, lowered but not compiled. `options` are those of `jax.stages.Traced.lower`."""

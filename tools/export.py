@@ -25,8 +25,8 @@ from models.config import ModelConfig
 from models.settings import model_config
 from pretrained.export import DTYPES, export
 from runtime import command_line
+from tools.source import TOKENIZER, checkpoint_of
 
-TOKENIZER = "tokenizer"  # the folder in a workdir
 CARD = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -44,18 +44,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")
 ```
 """
-
-
-def checkpoint_of(workdir: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
-  """The newest checkpoint of a run, or that of a step, and its record."""
-  steps = restore.steps(workdir / restore.FOLDER)
-  if step is not None and step not in steps:
-    raise ConfigError(f"step={step} has no checkpoint in {str(workdir)!r}; use one of {steps}")
-  folder = workdir / restore.FOLDER / str(max(steps) if step is None else step) if steps else workdir
-  saved = restore.read_record(folder)
-  if saved is None:
-    raise ConfigError(f"workdir={str(workdir)!r} names no workdir with a checkpoint, nor a checkpoint; name one")
-  return folder, saved
 
 
 def reader(folder: Path, saved: dict[str, Any]) -> Callable[[str], np.ndarray]:

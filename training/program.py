@@ -19,11 +19,12 @@ import optax
 from errors import positive
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
-from models.generate import generate
+from models.generate import Writer
 from models.inputs import Field, Shapes
 from models.losses import Sums as Sums
 from models.losses import Targets
 from models.parameters import bind, init_params, logical_dims
+from models.sampling import Sampling
 from training.augment import crop_and_flip
 from training.optimizer import Optimizer
 from training.optimizers import Rule
@@ -104,9 +105,9 @@ class Program:
     keys = self.dropout_keys(batch, step)
     return model.loss_sums(inputs, self.targets(batch), segments=segments, keys=keys, sharding=sharding)
 
-  def generate(self, params: Params, prompt: jax.Array, *, sharding: Sharding = UNSHARDED, **options: Any) -> jax.Array:
-    """Continues prompts [B, P]; see models/generate.py for the options."""
-    return generate(self.model, params, prompt, sharding=sharding, **options)
+  def writer(self, params: Params, sampling: Sampling, sharding: Sharding = UNSHARDED) -> Writer:
+    """Writes texts with these parameters."""
+    return Writer(bind(self.model, params), sampling, sharding)
 
   def inputs(self, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED) -> jax.Array:
     """The model's input: tokens [B, T], or images [B, S, S, C], normalized and, in training, augmented."""

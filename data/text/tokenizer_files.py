@@ -31,14 +31,13 @@ def of_file(file: Path, end: int, end_name: str | None) -> dict[str, str]:
   return {TOKENIZER: file.read_text(), **found, **_generation(given.get("eos_token_id", end), given)}
 
 
-def end_of(file: Path) -> int | None:
-  """The id that ends a text, by the files beside a tokenizer.json; None if they do not say."""
+def ends_of(file: Path) -> list[int]:
+  """The ids that end a text, by the files beside a tokenizer.json; the first also ends a document. [] if none says."""
   for name in CONFIGS:
-    ids = _json(file.with_name(name)).get("eos_token_id")
-    first = ids[0] if isinstance(ids, list) and ids else ids
-    if isinstance(first, int):
-      return first
-  return None
+    given = _json(file.with_name(name)).get("eos_token_id")
+    if ids := [found for found in (given if isinstance(given, list) else [given]) if isinstance(found, int)]:
+      return ids
+  return []
 
 
 def _generation(end: Any, given: dict[str, Any] | None = None) -> dict[str, str]:

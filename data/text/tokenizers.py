@@ -61,6 +61,7 @@ BYTES = Tokenizer(
     decode=lambda ids: bytes(i for i in ids if i < 256).decode(errors="replace"),
     to_bytes=bytes,
     files=lambda: tokenizer_files.of_bytes(end=0),
+    ends=frozenset({0}),
   ),
 )
 
@@ -92,7 +93,8 @@ def from_file(file: Path, kind: str = "") -> Tokenizer:
   loaded.no_truncation()
   loaded.no_padding()
   known = next((i for name in END_NAMES if (i := loaded.token_to_id(name)) is not None), None)
-  end = known if (given := tokenizer_files.end_of(file)) is None else given
+  given = tokenizer_files.ends_of(file)
+  end = given[0] if given else known
   if end is None:
     raise ConfigError(
       f"data.tokenizer={str(file)!r} has no token that ends a document; add one of {', '.join(END_NAMES)}"
@@ -106,10 +108,11 @@ def from_file(file: Path, kind: str = "") -> Tokenizer:
     end=end,
     encode=lambda pieces: [np.array(encoding.ids, dtype) for encoding in _encode(loaded, pieces)],
     text=Text(
-      encode=lambda text: loaded.encode(text, add_special_tokens=False).ids,
+      encode=lambda text: loaded.encode(text).ids,
       decode=lambda ids: loaded.decode(ids),
       to_bytes=lambda ids: loaded.decode(list(ids)).encode(),
       files=lambda: tokenizer_files.of_file(file, end, loaded.id_to_token(end)),
+      ends=frozenset({end, *tokenizer_files.ends_of(file)}),
     ),
   )
 

@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 from models.attention import Cache
 from models.dimensions import UNSHARDED, Sharding
-from models.generate import generate
+from models.generate import Writer
 from models.parameters import bind
+from models.sampling import Sampling
 from strategies.pipeline.regroup import regroup
 from strategies.pipeline.stage import Stage, once
 from strategies.pipeline.table import Schedule
@@ -65,8 +66,8 @@ class PipelinedProgram(Program):
     blocks, of_edges = end.gradients
     return end.sums, {"blocks": blocks, **of_edges}
 
-  def generate(self, params: Params, prompt: jax.Array, *, sharding: Sharding = UNSHARDED, **options: Any) -> jax.Array:
-    """Generates text. With a single microbatch nothing can overlap: the stages take turns, each with its own cache."""
+  def writer(self, params: Params, sampling: Sampling, sharding: Sharding = UNSHARDED) -> Writer:
+    """Writes texts. With a single microbatch nothing can overlap: the stages take turns, each with its own cache."""
     assert isinstance(sharding, MeshSharding)
 
     def in_turn(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
@@ -93,4 +94,4 @@ class PipelinedProgram(Program):
         check_vma=False,
       )(params["blocks"], x, cache, jnp.asarray(start))
 
-    return generate(self.model, params, prompt, sharding=sharding, run_blocks=in_turn, **options)
+    return Writer(bind(self.model, params), sampling, sharding, in_turn)

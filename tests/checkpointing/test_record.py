@@ -66,13 +66,26 @@ def test_a_digest_moves_no_array():
     assert kind not in text
 
 
+def run(model: dict) -> record.Record:
+  """The record of a run, as far as resuming asks for it."""
+  data = {"seed": 0, "batch_size": 8, "tokenizer": "bytes", "fingerprints": [1], "turns": [1]}
+  return {"version": 1, "config": {"model": model, "data": {"on_change": "refuse"}}, "data": data}
+
+
 @pytest.mark.parametrize("field, value", [("loss_chunk", 64), ("saved", "context"), ("remat", "full"), ("depth", 8)])
 def test_a_resumed_run_may_change_how_the_model_is_computed_but_not_what_it_is(field: str, value: object):
   """Also from a checkpoint that was written before the field existed."""
-  data = {"seed": 0, "batch_size": 8, "tokenizer": "bytes", "fingerprints": [1], "turns": [1]}
   fields = {"depth": 4, "remat": "minimal", "saved": "", "loss_chunk": 0}
-  run = lambda model: {"version": 1, "config": {"model": model, "data": {"on_change": "refuse"}}, "data": data}
   for before in (fields, {name: x for name, x in fields.items() if name != field}):
     refused = one_sentence(f"model.{field}") if field == "depth" else contextlib.nullcontext()
     with refused:
       record.check_same_run(run(before), run(fields | {field: value}), "runs/a")
+
+
+@pytest.mark.parametrize(
+  "field, usual, other", [("qkv_bias", False, True), ("rope_scaling", [], [8.0, 1.0, 4.0, 8192])]
+)
+def test_a_run_from_before_a_field_existed_resumes_as_the_same_model(field: str, usual: object, other: object):
+  record.check_same_run(run({"depth": 4}), run({"depth": 4, field: usual}), "runs/a")
+  with one_sentence(f"model.{field} was {usual!r} and is now {other!r}"):
+    record.check_same_run(run({"depth": 4}), run({"depth": 4, field: other}), "runs/a")

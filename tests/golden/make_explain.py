@@ -26,7 +26,10 @@ INPUTS = {
     "model.image_size": 32,
     "model.channels": 3,
     "model.classes": 10,
-    "optimizer.name": "muon",  # so that every compiler shares layers by all-to-alls in some program
+    # So that in some program each compiler shares layers by all-to-alls, and sums gradients of biases and heads' norms.
+    "optimizer.name": "muon",
+    "model.qkv_bias": True,
+    "model.qk_norm": True,
   },
 }
 

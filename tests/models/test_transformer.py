@@ -12,8 +12,9 @@ from helpers import IMAGES, equations, model_config, one_sentence, program, rela
 from models import attention, cores, layers, parameters
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED
-from models.generate import generate
+from models.generate import Writer, generate, text_keys
 from models.inputs import patches
+from models.sampling import Sampling
 from training.program import Params
 
 
@@ -115,7 +116,8 @@ def test_cached_generation_equals_full_recomputation(prompt_length: int):
   config = model_config()
   params = params_of(config)
   prompt = jax.random.randint(jax.random.key(1), (3, prompt_length), 0, 256)
-  cached = generate(config, params, prompt, length=20, key=jax.random.key(0), temperature=0)
+  writer = Writer(parameters.bind(config, params), Sampling(temperature=0))
+  cached = generate(writer, prompt, length=20, key=jax.random.key(0))
 
   predict = jax.jit(lambda text: jnp.argmax(parameters.bind(config, params)(text), axis=-1))
   text = jnp.pad(prompt, ((0, 0), (0, 20)))  # with causal attention, padding changes nothing, and avoids recompiling
@@ -140,8 +142,9 @@ def test_samples_depend_on_the_seed_unless_the_temperature_is_0():
   config = model_config()
   params = params_of(config)
   prompt = jnp.zeros((8, 4), jnp.int32)
+  model = parameters.bind(config, params)
   draw = [
-    generate(config, params, prompt, length=12, key=jax.random.key(seed), temperature=t)
+    generate(Writer(model, Sampling(temperature=t)), prompt, length=12, key=jax.random.key(seed))
     for seed, t in ((0, 1.0), (1, 1.0), (0, 0.0), (1, 0.0))
   ]
   assert (draw[0] != draw[1]).any()
@@ -151,7 +154,35 @@ def test_samples_depend_on_the_seed_unless_the_temperature_is_0():
 def test_generation_stops_at_the_trained_length():
   config = model_config()
   with pytest.raises(ValueError, match=r"model\.seq_len=32"):
-    generate(config, {}, jnp.zeros((1, 30), jnp.int32), length=5, key=jax.random.key(0))
+    generate(
+      Writer(parameters.bind(config, params_of(config))), jnp.zeros((1, 30), jnp.int32), length=5, key=jax.random.key(0)
+    )
+
+
+def test_a_text_does_not_depend_on_the_others_in_its_batch():
+  """Prompts of 9, 1 and 4 tokens in one array, and each alone. Token 5 is the padding, and a prompt ends with it."""
+  config = model_config()
+  model, sampling = (
+    parameters.bind(config, params_of(config)),
+    Sampling(temperature=1.0, top_k=20, repetition_penalty=1.3),
+  )
+  prompts = [list(range(40, 49)), [7], [1, 2, 3, 5]]
+  keys = text_keys(jax.random.key(3), 3)
+
+  def written(rows: list[int]) -> np.ndarray:
+    lengths = np.array([len(prompts[row]) for row in rows])
+    padded = np.array([prompts[row] + [5] * (max(lengths) - len(prompts[row])) for row in rows])
+    writer = Writer(model, sampling)
+    texts, tokens = jax.jit(writer.begin, static_argnames="size")(padded, lengths, keys[jnp.array(rows)], size=24), []
+    for _ in range(12):
+      tokens.append(texts.newest)
+      texts = jax.jit(writer.go_on)(texts)
+    return np.stack(tokens, axis=1)
+
+  together = written([0, 1, 2])
+  for row in range(3):
+    np.testing.assert_array_equal(written([row])[0], together[row])
+  assert len(np.unique(together)) > 12
 
 
 @pytest.mark.parametrize("remat", ["minimal", "full"])

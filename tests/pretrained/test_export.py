@@ -94,7 +94,7 @@ def test_the_model_card_says_how_the_model_was_made(tmp_path: Path):
 @pytest.mark.parametrize(
   "arguments, parts",
   [
-    (["nowhere", "--out=new"], ["workdir='nowhere'", "no workdir with a checkpoint"]),
+    (["nowhere", "--out=new"], ["'nowhere'", "no workdir with a checkpoint"]),
     (["nowhere", "--out=new", "--dtype=int8"], ["dtype='int8'", "float32"]),
   ],
 )

@@ -3,8 +3,8 @@
     pip install torch transformers
     python tests/golden/pretrained/make.py
 
-Each folder is a model folder, with `expected.npz`: tokens, logits, the mean loss of the next tokens, and the gradient
-of each tensor. All in float32.
+Each folder is a model folder, with `expected.npz`: tokens, logits, the mean loss of the next tokens, the gradient of
+each tensor, and the most likely continuations of prompts. All in float32.
 """
 
 import json
@@ -23,6 +23,7 @@ LLAMA3 = {
   "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
   "original_max_position_embeddings": 16,
 }  # fmt: skip
+PROMPTS = (9, 1, 4)  # tokens; each is continued by 12
 MODELS = {
   "llama": ("Llama", {"num_hidden_layers": 4, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}),
   "llama3": ("Llama", {"num_attention_heads": 4, "rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -43,10 +44,14 @@ def make(name: str, family: str, fields: dict) -> None:
   logits = model(tokens[:, :-1]).logits
   loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
   loss.backward()
+  texts = {}
+  for length in PROMPTS:
+    prompt = tokens[:1, :length]
+    texts[f"text {length}"] = model.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None).numpy()[0]
   model.save_pretrained(FOLDER / name)
   gradients = {f"gradient {key}": weight.grad.numpy() for key, weight in model.named_parameters()}
   expected = {"tokens": tokens.numpy(), "logits": logits.detach().numpy(), "loss": loss.detach().numpy()}
-  np.savez_compressed(FOLDER / name / "expected.npz", **expected, **gradients)
+  np.savez_compressed(FOLDER / name / "expected.npz", **expected, **gradients, **texts)
   print(name, json.dumps({"loss": float(loss), "transformers": transformers.__version__}))
 
 

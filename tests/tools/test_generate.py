@@ -1,0 +1,120 @@
+"""Texts that a trained model writes: those of the library transformers, under every strategy, and shown in order."""
+
+import io
+from pathlib import Path
+
+import model_folders
+import numpy as np
+import pytest
+from helpers import config, one_sentence
+
+import strategies
+import train
+from data.dataset import Text
+from data.text.tokenizers import BYTES
+from models.sampling import Sampling
+from tools import generate as tool
+
+GREEDY = Sampling(temperature=0.0)
+NUMBERS = Text(
+  encode=lambda text: [int(word) for word in text.split()],
+  decode=lambda ids: " ".join(map(str, ids)),
+  to_bytes=bytes,
+  files=dict,
+)
+SMALL = {"steps": 2, "batch_size": 16, "eval_batch_size": 16, "eval_examples": 16, "sample_length": 0}
+
+
+def check(name: str, under: str) -> None:
+  """Compares what a strategy writes with the texts of transformers. Each prompt has another length."""
+  runner, params = model_folders.loaded(name, under)
+  expected = np.load(model_folders.FOLDER / name / "expected.npz")
+  texts = [expected[key].tolist() for key in sorted(expected) if key.startswith("text ")]
+  *_, end = tool.write(runner, params, NUMBERS, [text[:-12] for text in texts], length=12, sampling=GREEDY)
+  assert [text[:-12] + writing.ids for text, writing in zip(texts, end, strict=True)] == texts
+  assert len({len(text) for text in texts}) == 3
+
+
+@pytest.mark.parametrize("name", model_folders.NAMES)
+def test_greedy_texts_are_those_of_transformers(name: str):
+  """All in one batch; transformers wrote each alone."""
+  check(name, "single")
+
+
+@pytest.mark.parametrize("under", [name for name in strategies.names() if name != "single"])
+def test_every_strategy_writes_the_same(under: str):
+  check("llama", under)
+
+
+def test_a_run_writes_on_the_command_line(
+  tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+  """The same text under another strategy, and from a line of standard input."""
+  train.train(config("fsdp", **SMALL), tmp_path / "run")
+  capsys.readouterr()
+  found = []
+  for arguments in (["--prompt=def "], ["--prompt=def ", "--strategy=two_d", "--mesh=model=2"], []):
+    monkeypatch.setattr("sys.stdin", io.StringIO("def \n"))
+    tool.main([str(tmp_path / "run"), "--length=8", "--seed=3", *arguments])
+    found.append(capsys.readouterr().out)
+  assert found[0] == found[1] == found[2]
+  assert found[0].startswith("def ")
+  assert found[0].endswith("\n")
+
+
+def show(tokens: list[bytes], stops: tuple[str, ...] = ()) -> list[str]:
+  """What is shown of one text, piece by piece. A token is a byte here."""
+  writing, pieces = tool.Writing(BYTES.text, stops), []
+
+  def steps():
+    for token in b"".join(tokens):
+      writing.add(token)
+      yield [writing]
+      if writing.done:
+        return
+    writing.done = True
+    yield [writing]
+
+  tool.show(steps(), [">"], pieces.append)
+  return [piece for piece in pieces if piece]
+
+
+def test_characters_are_shown_when_they_are_complete():
+  assert show(["aé".encode(), "😀".encode()]) == [">", "a", "é", "😀", "\n"]
+  assert show([b"a", "😀".encode()[:2]]) == [">", "a", "\N{REPLACEMENT CHARACTER}", "\n"]
+
+
+def test_texts_end_at_stop_strings_and_at_the_token_that_ends_texts():
+  """Nothing of a stop string is shown, nor what may become one."""
+  assert show([b"ab. c\n\nd"], ("\n\n",)) == [">", "a", "b", ".", " ", "c", "\n"]
+  assert show([b"a\nb"], ("\n\n",)) == [">", "a", "\nb", "\n"]
+  assert show([b"ab\0c"]) == [">", "a", "b", "\n"]
+
+
+def test_texts_are_shown_in_the_order_of_their_prompts():
+  first, second = (tool.Writing(BYTES.text, ("!",)) for _ in range(2))
+  pieces: list[str] = []
+
+  def steps():
+    for a, b in (b"xy", b"y!", b"!-"):
+      first.add(a)
+      second.add(b)
+      yield [first, second]
+
+  tool.show(steps(), ["1", "2"], pieces.append)
+  assert "".join(pieces) == "1xy\n2y\n"
+
+
+@pytest.mark.parametrize(
+  "arguments, parts",
+  [
+    (["nowhere", "--prompt=a"], ["'nowhere'", "no workdir with a checkpoint"]),
+    (["nowhere", "--prompt=a", "--strategy=fdsp"], ["strategy='fdsp'", "did you mean 'fsdp'"]),
+    (["nowhere", "--prompt=a", "--length=0"], ["length=0", "at least 1"]),
+    (["nowhere", "--prompt=a", "--top-p=2"], ["top_p=2.0"]),
+    ([str(model_folders.FOLDER / "llama"), "--prompt=a"], ["no tokenizer"]),
+  ],
+)
+def test_mistakes_get_one_sentence(arguments: list[str], parts: list[str]):
+  with one_sentence(*parts):
+    tool.main(arguments)

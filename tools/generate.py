@@ -1,0 +1,164 @@
+"""Writes text with a trained model.
+
+    python -m tools.generate WORKDIR_or_DIR --prompt="def " [--prompt=...] [--length=100] [--temperature=0.8] ...
+    python -m tools.generate WORKDIR_or_DIR < prompts.txt        # a prompt a line
+    python -m tools.generate WORKDIR_or_DIR --prompt=... --strategy=two_d --mesh=model=2
+
+WORKDIR is that of a run, or one of its checkpoints; DIR is a model in the form of Hugging Face. Texts are written
+together. The first one is shown while it is written, and each of the others when those before it are complete.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from checkpointing.quiet import quiet
+from data.dataset import Text
+from errors import ConfigError, one_of, positive
+from models.sampling import Sampling
+from runtime import command_line
+from runtime.devices import start_jax
+from strategies import Strategy, names
+from tools.source import Model, laid_out, open_model
+from training.program import Params
+
+
+class Writing:
+  """One text while it is written: its tokens, and where it stops.
+
+  Attributes:
+    ids: the tokens that were written.
+    done: whether it is complete.
+  """
+
+  def __init__(self, text: Text, stops: Sequence[str]):
+    self.text, self.stops, self.ids, self.done = text, stops, list[int](), False
+
+  def add(self, token: int) -> None:
+    """Adds a token, unless it ends the text."""
+    if self.done:
+      return
+    if token in self.text.ends:
+      self.done = True
+      return
+    self.ids.append(token)
+    self.done = any(stop in self.text.decode(self.ids) for stop in self.stops)
+
+  def shown(self) -> str:
+    """The text so far: up to a stop string, and without the first bytes of an incomplete character."""
+    found = self.text.decode(self.ids)
+    for stop in self.stops:
+      found = found.partition(stop)[0]
+    if self.done:
+      return found
+    held = max((n for stop in self.stops for n in range(1, len(stop)) if found.endswith(stop[:n])), default=0)
+    return found[: len(found) - held].rstrip("\N{REPLACEMENT CHARACTER}")
+
+
+def write(
+  strategy: Strategy,
+  params: Params,
+  text: Text,
+  prompts: Sequence[Sequence[int]],
+  *,
+  length: int,
+  sampling: Sampling,
+  seed: int = 0,
+  stops: Sequence[str] = (),
+) -> Iterator[list[Writing]]:
+  """Continues prompts, given as token ids, by `length` tokens at most. Yields the texts after each token."""
+  lengths = np.array([len(prompt) for prompt in prompts], np.int32)
+  padded = np.zeros((len(prompts), max(lengths)), np.int32)
+  for row, prompt in zip(padded, prompts, strict=True):
+    row[: len(prompt)] = prompt
+  writings = [Writing(text, stops) for _ in prompts]
+  size = int(max(lengths)) + length
+  texts = strategy.begin_texts(params, padded, lengths, size=size, seed=seed, sampling=sampling)
+  for step in range(length):
+    newest = texts.newest
+    if step + 1 < length:
+      texts = strategy.go_on(params, texts, sampling)  # dispatched, while this token is looked at
+    for writing, token in zip(writings, np.asarray(newest), strict=True):
+      writing.add(int(token))
+    yield writings
+    if all(writing.done for writing in writings):
+      return
+  for writing in writings:
+    writing.done = True
+  yield writings
+
+
+def show(steps: Iterator[list[Writing]], prompts: Sequence[str], say: Callable[[str], object]) -> None:
+  """Shows texts, each after its prompt: the first that is not complete as it is written, then the next."""
+  at, shown = 0, -1
+  for writings in steps:
+    while at < len(writings):
+      if shown < 0:
+        say(prompts[at])
+        shown = 0
+      now = writings[at].shown()
+      say(now[shown:])
+      shown = max(shown, len(now))
+      if not writings[at].done:
+        break
+      say("\n")
+      at, shown = at + 1, -1
+
+
+def encoded(model: Model, prompts: Sequence[str]) -> tuple[Text, list[list[int]]]:
+  """The model's tokenizer, and the token ids of prompts. Raises ConfigError for a prompt without tokens."""
+  if model.text is None:
+    raise ConfigError("this model has no tokenizer, so it reads no text; use one that was trained on text")
+  found = [model.text.encode(prompt) for prompt in prompts]
+  for prompt, ids in zip(prompts, found, strict=True):
+    if not ids:
+      raise ConfigError(f"prompt={prompt!r} has no tokens; write at least one character")
+  return model.text, found
+
+
+def mesh_of(given: Sequence[str]) -> dict[str, int]:
+  """The sizes of mesh axes, from AXIS=SIZE."""
+  sizes = dict(one.partition("=")[::2] for one in given)
+  for axis, size in sizes.items():
+    if not size.isdigit():
+      raise ConfigError(f"mesh={axis}={size} has no size; write it as --mesh=model=2")
+  return {axis: int(size) for axis, size in sizes.items()}
+
+
+def main(arguments: list[str]) -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("source", metavar="WORKDIR_or_DIR")
+  parser.add_argument("--prompt", action="append", help="text to continue; may be repeated")
+  parser.add_argument("--length", type=int, default=100, help="tokens to write, at most (default: 100)")
+  parser.add_argument("--temperature", type=float, default=1.0, help="0: always the most likely token (default: 1)")
+  parser.add_argument("--top-k", type=int, default=0, help="choose among so many tokens; 0: all (default)")
+  parser.add_argument("--top-p", type=float, default=1.0, help="choose among tokens that are so likely together")
+  parser.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1: repeat less (default: 1)")
+  parser.add_argument(
+    "--stop", action="append", default=[], help="a string that ends a text; may be given several times"
+  )
+  parser.add_argument("--seed", type=int, default=0)
+  parser.add_argument("--strategy", default="single", help="how the model is laid out (default: single)")
+  parser.add_argument("--mesh", action="append", default=[], metavar="AXIS=SIZE", help="the size of a mesh axis")
+  options = parser.parse_args(arguments)
+  one_of("strategy", options.strategy, names())
+  positive("length", options.length)
+  sampling = Sampling(options.repetition_penalty, options.temperature, options.top_k, options.top_p).check()
+  quiet()
+  model = open_model(options.source)
+  prompts = options.prompt or [line.rstrip("\n") for line in sys.stdin]
+  text, ids = encoded(model, prompts)
+  devices = start_jax(model.config)
+  strategy = laid_out(model, options.strategy, mesh_of(options.mesh), max(map(len, ids)) + options.length, devices)
+  params = model.load(strategy)
+  steps = write(
+    strategy, params, text, ids, length=options.length, sampling=sampling, seed=options.seed, stops=options.stop
+  )
+  show(steps, prompts, lambda part: print(part, end="", flush=True))
+
+
+if __name__ == "__main__":
+  with command_line.bad_input_ends_the_program():
+    main(sys.argv[1:])
