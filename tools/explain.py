@@ -16,6 +16,7 @@ from typing import Any
 import jax
 from absl import flags
 
+import pretrained
 import strategies
 from analysis.explanation import explain
 from analysis.topology import Machine, bytes_of, machine_of
@@ -31,7 +32,11 @@ NETWORK = "Of a GPU cluster: the bandwidth between hosts for each GPU, such as 4
 
 
 def create(config: Any, where: Machine | None) -> Strategy:
-  """The strategy of a config, on the devices of a TPU slice or GPU cluster, or on this machine's devices."""
+  """The strategy of a config, on the devices of a TPU slice or GPU cluster, or on this machine's devices.
+
+  If `init_from` names a model folder, its sizes count.
+  """
+  config = pretrained.adopt(config)
   devices = where.devices() if where else start_jax(config)
   program = settings.program(config, devices[0].platform)
   strategy = strategies.create(config, program, devices)

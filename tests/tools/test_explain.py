@@ -306,3 +306,9 @@ def test_a_file_that_cannot_be_written_is_refused_before_compiling(tmp_path: Pat
   asked = command_line_of(explain.define, f"--config={ROOT}/configs/fsdp.py:tiny", f"--json={tmp_path}")
   with one_sentence("json=", "is a folder"):
     explain.main(asked.config, asked)
+
+
+def test_a_model_folder_gives_the_sizes():
+  folder = Path(__file__).parents[1] / "golden/pretrained/qwen3"
+  model = explain.create(config("fsdp", init_from=str(folder)), None).program.model
+  assert (model.width, model.head_dim, model.qk_norm, model.vocab_size) == (32, 8, True, 64)
