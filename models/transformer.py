@@ -168,7 +168,9 @@ class Transformer(nnx.Module):
       return block(x, angles, segments, fold_in(keys, layer.number), sharding, layer.cache, start)
 
     body = jax.checkpoint(body, policy=policy or policy_of(self.config.remat, self.config.saved), prevent_cse=False)
-    return jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
+    x, new = jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
+    # Written once for all blocks: a scan that returned the cache would copy it.
+    return x, cache.add(new, start) if cache else None
 
   @jax.named_scope("head")
   def logits(
