@@ -16,7 +16,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
-from ml_collections import ConfigDict
 
 from checkpointing import record, restore
 from checkpointing.quiet import quiet
@@ -25,7 +24,7 @@ from models.config import ModelConfig
 from models.settings import model_config
 from pretrained.export import DTYPES, export
 from runtime import command_line
-from tools.source import TOKENIZER, checkpoint_of
+from tools.source import TOKENIZER, checkpoint_of, config_of
 
 CARD = """---
 library_name: transformers
@@ -90,7 +89,7 @@ def main(arguments: list[str]) -> None:
   quiet()
   jax.config.update("jax_platforms", "cpu")  # a run may be using the accelerators
   folder, saved = checkpoint_of(options.workdir.expanduser(), options.step)
-  model = model_config(ConfigDict(saved["config"]), "cpu")
+  model = model_config(config_of(saved), "cpu")
   workdir = folder.parent.parent
   files = {file.name: file.read_text() for file in sorted((workdir / TOKENIZER).glob("*"))}
   end = json.loads(files["generation_config.json"])["eos_token_id"] if files else None

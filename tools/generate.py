@@ -33,8 +33,13 @@ class Writing:
     done: whether it is complete.
   """
 
-  def __init__(self, text: Text, stops: Sequence[str]):
-    self.text, self.stops, self.ids, self.done = text, stops, list[int](), False
+  def __init__(self, text: Text, prompt: Sequence[int], stops: Sequence[str]):
+    self.text, self.prompt, self.stops = text, list(prompt), stops
+    self.ids, self.done = list[int](), False
+
+  def decoded(self) -> str:
+    """What was written. It is decoded behind the prompt, because some tokenizers drop a space that begins a text."""
+    return self.text.decode(self.prompt + self.ids)[len(self.text.decode(self.prompt)) :]
 
   def add(self, token: int) -> None:
     """Adds a token, unless it ends the text."""
@@ -44,11 +49,11 @@ class Writing:
       self.done = True
       return
     self.ids.append(token)
-    self.done = any(stop in self.text.decode(self.ids) for stop in self.stops)
+    self.done = any(stop in self.decoded() for stop in self.stops)
 
   def shown(self) -> str:
     """The text so far: up to a stop string, and without the first bytes of an incomplete character."""
-    found = self.text.decode(self.ids)
+    found = self.decoded()
     for stop in self.stops:
       found = found.partition(stop)[0]
     if self.done:
@@ -73,7 +78,7 @@ def write(
   padded = np.zeros((len(prompts), max(lengths)), np.int32)
   for row, prompt in zip(padded, prompts, strict=True):
     row[: len(prompt)] = prompt
-  writings = [Writing(text, stops) for _ in prompts]
+  writings = [Writing(text, prompt, stops) for prompt in prompts]
   size = int(max(lengths)) + length
   texts = strategy.begin_texts(params, padded, lengths, size=size, seed=seed, sampling=sampling)
   for step in range(length):
@@ -111,6 +116,8 @@ def encoded(model: Model, prompts: Sequence[str]) -> tuple[Text, list[list[int]]
   """The model's tokenizer, and the token ids of prompts. Raises ConfigError for a prompt without tokens."""
   if model.text is None:
     raise ConfigError("this model has no tokenizer, so it reads no text; use one that was trained on text")
+  if not prompts:
+    raise ConfigError("prompt is missing; give one with --prompt=..., or a line of standard input")
   found = [model.text.encode(prompt) for prompt in prompts]
   for prompt, ids in zip(prompts, found, strict=True):
     if not ids:
@@ -136,9 +143,7 @@ def main(arguments: list[str]) -> None:
   parser.add_argument("--top-k", type=int, default=0, help="choose among so many tokens; 0: all (default)")
   parser.add_argument("--top-p", type=float, default=1.0, help="choose among tokens that are so likely together")
   parser.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1: repeat less (default: 1)")
-  parser.add_argument(
-    "--stop", action="append", default=[], help="a string that ends a text; may be given several times"
-  )
+  parser.add_argument("--stop", action="append", default=[], help="a string that ends texts; may be repeated")
   parser.add_argument("--seed", type=int, default=0)
   parser.add_argument("--strategy", default="single", help="how the model is laid out (default: single)")
   parser.add_argument("--mesh", action="append", default=[], metavar="AXIS=SIZE", help="the size of a mesh axis")

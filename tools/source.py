@@ -60,7 +60,15 @@ def _of_run(workdir: Path) -> Model:
   text = tokenizers.from_file(files / "tokenizer.json").text if files.exists() else None
   if saved["data"]["tokenizer"] == tokenizers.BYTES.name:
     text = tokenizers.BYTES.text
-  return Model(ConfigDict(saved["config"]), text, load, None)
+  return Model(config_of(saved), text, load, None)
+
+
+def config_of(saved: dict[str, Any]) -> ConfigDict:
+  """The config of the run that wrote a checkpoint with this record, with the defaults of fields that came later."""
+  config = base.get_config().to_dict()
+  for name, value in saved["config"].items():
+    config[name] = {**config[name], **value} if isinstance(config.get(name), dict) else value
+  return ConfigDict(config)
 
 
 def checkpoint_of(workdir: Path, step: int | None) -> tuple[Path, dict[str, Any]]:

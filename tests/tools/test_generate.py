@@ -1,5 +1,6 @@
 """Texts that a trained model writes: those of the library transformers, under every strategy, and shown in order."""
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -7,13 +8,17 @@ import model_folders
 import numpy as np
 import pytest
 from helpers import config, one_sentence
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import strategies
 import train
+from checkpointing import record
 from data.dataset import Text
 from data.text.tokenizers import BYTES
 from models.sampling import Sampling
+from models.settings import model_config
 from tools import generate as tool
+from tools.source import Model, config_of
 
 GREEDY = Sampling(temperature=0.0)
 NUMBERS = Text(
@@ -64,7 +69,7 @@ def test_a_run_writes_on_the_command_line(
 
 def show(tokens: list[bytes], stops: tuple[str, ...] = ()) -> list[str]:
   """What is shown of one text, piece by piece. A token is a byte here."""
-  writing, pieces = tool.Writing(BYTES.text, stops), []
+  writing, pieces = tool.Writing(BYTES.text, b">", stops), []
 
   def steps():
     for token in b"".join(tokens):
@@ -92,7 +97,7 @@ def test_texts_end_at_stop_strings_and_at_the_token_that_ends_texts():
 
 
 def test_texts_are_shown_in_the_order_of_their_prompts():
-  first, second = (tool.Writing(BYTES.text, ("!",)) for _ in range(2))
+  first, second = (tool.Writing(BYTES.text, b">", ("!",)) for _ in range(2))
   pieces: list[str] = []
 
   def steps():
@@ -103,6 +108,29 @@ def test_texts_are_shown_in_the_order_of_their_prompts():
 
   tool.show(steps(), ["1", "2"], pieces.append)
   assert "".join(pieces) == "1xy\n2y\n"
+
+
+def test_a_space_that_a_tokenizer_drops_at_the_beginning_of_a_text_is_shown():
+  """As those of Llama 2 and Mistral do."""
+  made = Tokenizer(models.WordLevel({"▁a": 0, "▁b": 1, "</s>": 2}, unk_token="</s>"))
+  made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+  assert made.decode([1]) == "b"
+  writing = tool.Writing(dataclasses.replace(NUMBERS, decode=made.decode), made.encode("a").ids, ())
+  writing.add(1)
+  assert writing.shown() == " b"
+
+
+def test_no_prompt_gets_one_sentence(monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.setattr("sys.stdin", io.StringIO(""))
+  with one_sentence("prompt is missing", "--prompt"):
+    tool.encoded(Model(config(), BYTES.text, lambda strategy: {}, None), [])
+
+
+def test_a_run_from_before_some_fields_existed_has_a_config():
+  saved = {"config": config().to_dict()}
+  for name in record.ADDED:
+    del saved["config"]["model"][name.removeprefix("model.")]
+  assert model_config(config_of(saved)) == model_config(config())
 
 
 @pytest.mark.parametrize(
