@@ -62,11 +62,11 @@ class Weight(NamedTuple):
     return "embed" in self.dims
 
   @property
-  def summed_over(self) -> tuple[str, ...]:
-    """For a scale or a bias: the dimensions along which devices compute parts of its gradient."""
+  def in_parts_along(self) -> str | None:
+    """The dimension, besides the batch, along which devices compute parts of a scale's gradient; None for a bias."""
     if "heads" in self.dims:
-      return ("batch",)  # a bias, of the heads on a device
-    return ("batch", "heads" if "attention/" in self.name else "sequence")  # of queries and keys, or of the stream
+      return None  # a device has all of the gradient for its heads
+    return "heads" if "attention/" in self.name else "sequence"  # of queries and keys, or of the stream
 
 
 @dataclasses.dataclass(frozen=True)

@@ -122,10 +122,10 @@ def _over_positions(case: Case) -> list[Sent]:
   together = COMPILERS[case.compiler].sums_positions_together
   for weight in weights(case.model):
     if not weight.is_matrix:
-      _, *dims = weight.summed_over
-      others = tuple(axis for dim in dims for axis in case.axes(dim))
-      item = 4 if dims else case.item_of(weight)  # scales are used in float32
-      for axes in {case.ordered(batch + others)} if together and others else (batch, others):
+      dim = weight.in_parts_along
+      others = case.axes(dim) if dim else ()
+      item = 4 if dim else case.item_of(weight)  # scales are used in float32
+      for axes in [case.ordered(batch + others)] if together and others else [batch, others]:
         sizes[axes] += item * case.used(weight)
     elif "embedding" in weight.roles and not weight.is_table and positions:  # of patches: summed, then these
       sizes[positions] += case.item * (case.used if case.by_hand else case.summed)(weight)

@@ -14,6 +14,7 @@ from typing import TypeVar
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from jax.sharding import SingleDeviceSharding
 
 import pretrained
 from checkpointing import history, record
@@ -108,9 +109,7 @@ def restore(
 
 def load_params(source: str, abstract: TrainState, now: Record) -> tuple[Params, Record]:
   """Another run's parameters, in the layout of `abstract`, and its record. `source` is a workdir or a checkpoint."""
-  given = Path(source).expanduser()
-  held = processes.on_process_zero(lambda: steps(given / FOLDER))
-  folder = given / FOLDER / str(max(held)) if held else given
+  folder = Path(processes.on_process_zero(lambda: str(newest(Path(source).expanduser()))))
   saved = processes.on_process_zero(lambda: read_record(folder))
   if saved is None:
     raise ConfigError(
@@ -138,6 +137,12 @@ def read_params(folder: Path, saved: Record, abstract: Params, where: str) -> Pa
   if params is None:
     raise ConfigError(f"{where} is damaged ({why}); use another checkpoint, as WORKDIR/{FOLDER}/STEP")
   return params["params"]
+
+
+def newest(source: Path) -> Path:
+  """The newest checkpoint of a workdir. A path without checkpoints may be one itself, and stays as it is."""
+  held = steps(source / FOLDER)
+  return source / FOLDER / str(max(held)) if held else source
 
 
 def steps(folder: Path) -> list[int]:
@@ -187,6 +192,14 @@ def read_arrays(folder: Path, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) ->
     read = dict(record.named(handler.restore(epath.Path((folder / item).absolute()), args=args)))
     out += [read[name.removeprefix("params/")] for name, _ in group]
   return out
+
+
+def read_array(folder: Path, saved: Record, name: str) -> tuple[jax.Array, bool]:
+  """An array of a checkpoint with record `saved`, on a CPU device, and whether it is what was saved."""
+  shape, dtype, _ = saved["arrays"][name]
+  here = SingleDeviceSharding(jax.devices("cpu")[0])
+  (found,) = read_arrays(folder, [(name, jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=here))])
+  return found, record.damaged({name: found}, saved) is None
 
 
 def _groups(wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> Iterator[tuple[str, list]]:

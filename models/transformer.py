@@ -170,7 +170,7 @@ class Transformer(nnx.Module):
     body = jax.checkpoint(body, policy=policy or policy_of(self.config.remat, self.config.saved), prevent_cse=False)
     x, new = jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
     # Written once for all blocks: a scan that returned the cache would copy it.
-    return x, cache.add(new, start) if cache else None
+    return x, None if cache is None else cache.add(new, start)
 
   @jax.named_scope("head")
   def logits(

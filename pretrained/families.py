@@ -28,10 +28,9 @@ READ = {
 # What does not change what the model computes.
 IGNORED = {
   "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache", "initializer_range",
-  "attention_dropout", "pretraining_tp",
-  "max_position_embeddings", "is_llama_config", "transformers.js_config", "return_dict", "output_attentions",
-  "output_hidden_states", "chunk_size_feed_forward", "id2label", "label2id", "problem_type", "attn_implementation",
-  "_attn_implementation_autoset", "unsloth_version", "unsloth_fixed",
+  "attention_dropout", "pretraining_tp", "max_position_embeddings", "is_llama_config", "transformers.js_config",
+  "return_dict", "output_attentions", "output_hidden_states", "chunk_size_feed_forward", "id2label", "label2id",
+  "problem_type", "attn_implementation", "_attn_implementation_autoset", "unsloth_version", "unsloth_fixed",
 }  # fmt: skip
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 

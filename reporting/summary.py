@@ -16,6 +16,8 @@ from models.cores import choose
 from reporting import metrics
 from training.program import Params
 
+TOKENIZER = "tokenizer"  # the folder in a workdir
+
 
 def prompt(config: ConfigDict, dataset: Dataset, model: ModelConfig) -> np.ndarray | None:
   """The token ids [1, P] of the prompt for the sample at the end of a run; None if there is no sample."""
@@ -31,12 +33,12 @@ def prompt(config: ConfigDict, dataset: Dataset, model: ModelConfig) -> np.ndarr
 
 
 def write_config(workdir: Path, config: ConfigDict, dataset: Dataset) -> None:
-  """Writes config.json, and into `tokenizer/` the files with which others can load the tokenizer."""
+  """Writes config.json, and into TOKENIZER the files with which others can load the tokenizer."""
   (workdir / "config.json").write_text(config.to_json(indent=2))
   if dataset.text:
-    (workdir / "tokenizer").mkdir(exist_ok=True)
+    (workdir / TOKENIZER).mkdir(exist_ok=True)
     for name, text in dataset.text.files().items():
-      (workdir / "tokenizer" / name).write_text(text)
+      (workdir / TOKENIZER / name).write_text(text)
 
 
 def epochs(dataset: Dataset, batches: Batches, step: int) -> dict[str, float]:

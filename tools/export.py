@@ -15,16 +15,16 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
-from checkpointing import record, restore
+from checkpointing import restore
 from checkpointing.quiet import quiet
 from errors import ConfigError, one_of
 from models.config import ModelConfig
 from models.settings import model_config
 from pretrained.export import DTYPES, export
+from reporting.summary import TOKENIZER
 from runtime import command_line
-from tools.source import TOKENIZER, checkpoint_of, config_of
+from tools.source import checkpoint_of, config_of
 
 CARD = """---
 library_name: transformers
@@ -47,13 +47,10 @@ model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from
 
 def reader(folder: Path, saved: dict[str, Any]) -> Callable[[str], np.ndarray]:
   """A function that reads a weight of a checkpoint by its name."""
-  here = SingleDeviceSharding(jax.devices("cpu")[0])
 
   def read(name: str) -> np.ndarray:
-    shape, dtype, digest = saved["arrays"][f"params/{name}"]
-    wanted = (f"params/{name}", jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=here))
-    (found,) = restore.read_arrays(folder, [wanted])
-    if record.arrays({"params": found})["params"][2] != digest:
+    found, is_whole = restore.read_array(folder, saved, f"params/{name}")
+    if not is_whole:
       raise ConfigError(f"workdir={str(folder)!r} is damaged: {name} is not what was saved; use another checkpoint")
     return np.asarray(found)
 

@@ -15,11 +15,10 @@ from configs import base
 from data.dataset import Text
 from data.text import tokenizers
 from errors import ConfigError
+from reporting.summary import TOKENIZER
 from strategies import Strategy
 from training import settings
 from training.program import Params
-
-TOKENIZER = "tokenizer"  # the folder in a workdir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +75,7 @@ def checkpoint_of(workdir: Path, step: int | None) -> tuple[Path, dict[str, Any]
   steps = restore.steps(workdir / restore.FOLDER)
   if step is not None and step not in steps:
     raise ConfigError(f"step={step} has no checkpoint in {str(workdir)!r}; use one of {steps}")
-  folder = workdir / restore.FOLDER / str(max(steps) if step is None else step) if steps else workdir
+  folder = restore.newest(workdir) if step is None else workdir / restore.FOLDER / str(step)
   saved = restore.read_record(folder)
   if saved is None:
     raise ConfigError(
