@@ -31,7 +31,7 @@ class Evaluator:
     With several parts, these are means weighted by the parts' shares in training. The values of a part have its name
     after a slash, as in `loss/NAME`.
     """
-    sums = self._sums(state)
+    sums = self.sums(state)
     losses = np.array([s["loss"] / s["count"] for s in sums])
     found = {"loss": losses}
     if self.strategy.program.model.predicts.counts_correct:
@@ -47,12 +47,7 @@ class Evaluator:
         values |= {f"{name}/{part.name}": float(x) for part, x in zip(self.dataset.parts, each, strict=True)}
     return values
 
-  def _bytes_per_token(self) -> np.ndarray | None:
-    """Of each part [parts]; None if it is not known of all."""
-    known = [part.bytes_per_token for part in self.dataset.parts]
-    return None if None in known else np.array(known, np.float64)
-
-  def _sums(self, state: TrainState) -> list[dict[str, float]]:
+  def sums(self, state: TrainState) -> list[dict[str, float]]:
     """Sums over all batches of each part. Results are read two batches late, so that the device does not wait."""
     totals: list[dict[str, float]] = [collections.defaultdict(float) for _ in self._batches]
     waiting: collections.deque[tuple[int, Sums]] = collections.deque()
@@ -76,6 +71,11 @@ class Evaluator:
       while waiting:
         read_oldest()
     return totals
+
+  def _bytes_per_token(self) -> np.ndarray | None:
+    """Of each part [parts]; None if it is not known of all."""
+    known = [part.bytes_per_token for part in self.dataset.parts]
+    return None if None in known else np.array(known, np.float64)
 
   def baseline(self) -> Baseline | None:
     """The loss of byte bigram models on the same examples, one for each part; None if the bytes are not known."""

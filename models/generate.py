@@ -1,4 +1,4 @@
-"""Generates texts one token at a time, with a key-value cache.
+"""Generates texts one token at a time, with a key-value cache, and says how likely given texts are.
 
 Prompts of different lengths stand in one array, padded at the right. A text never sees its padding, because it writes
 its own tokens over it.
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from models.attention import Cache
 from models.dimensions import UNSHARDED, Sharding
+from models.losses import LOGITS
 from models.sampling import Sampling, choose
 from models.transformer import Transformer
 
@@ -64,6 +65,34 @@ class Writer(NamedTuple):
   def go_on(self, texts: Texts) -> Texts:
     """Writes one more token of each text."""
     return self._next(texts, texts.newest[:, None], texts.lengths - 1, jnp.zeros_like(texts.lengths))
+
+  def log_likelihoods(self, tokens: jax.Array, counted: jax.Array) -> jax.Array:
+    """The log-likelihood of each text, float32 [B]: the sum over the tokens [B, T + 1] that count [B, T + 1].
+
+    The first token has none. Makes logits for some positions at a time, as the loss does.
+    """
+    run, sharding = self.run_blocks or self._run_blocks, self.sharding
+    tokens, counted = (sharding.activation(x, "batch", None) for x in (tokens, counted))
+    batch, length = tokens[:, 1:].shape
+    x, _ = run(self.model.embed(tokens[:, :-1], sharding), self.model.empty_cache(batch, length), 0)
+
+    def some(piece: tuple[jax.Array, ...]) -> jax.Array:
+      x, targets, counted = piece
+      logits = self.model.logits(x, sharding)  # [B, c, V]
+      is_target = targets[..., None] == jnp.arange(logits.shape[-1])
+      found = jnp.sum(jnp.where(is_target, logits, 0), axis=-1) - jax.nn.logsumexp(logits, axis=-1)
+      return jnp.sum(jnp.where(counted, found, 0), axis=-1)
+
+    size = min(length, max(1, LOGITS // (batch * self.model.config.vocab_size)))
+    count = -(-length // size)
+
+    def split(
+      array: jax.Array,
+    ) -> jax.Array:  # [B, T, ...] → [pieces, B, c, ...]; what pads the last one does not count
+      padded = jnp.pad(array, [(0, 0), (0, count * size - length), *((0, 0),) * (array.ndim - 2)])
+      return jnp.moveaxis(padded.reshape(batch, count, size, *array.shape[2:]), 1, 0)
+
+    return jnp.sum(jax.lax.map(some, (split(x), split(tokens[:, 1:]), split(counted[:, 1:]))), axis=0)
 
   def _next(self, texts: Texts, tokens: jax.Array, start: jax.Array | int, last: jax.Array) -> Texts:
     """Reads tokens [B, T] from the position `start` on, and writes the token after the column `last` [B]."""

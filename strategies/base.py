@@ -103,6 +103,11 @@ class Strategy:
       static_argnums=1,
       static_argnames="size",
     )
+    # Rows of given texts are. They have any length, so their positions stay whole.
+    self._log_likelihoods = jax.jit(
+      lambda params, *texts: program.writer(params, Sampling(), sharding.place(sequence=None)).log_likelihoods(*texts),
+      out_shardings=replicated,
+    )
     self._go_on = jax.jit(
       lambda params, sampling, cache, rest: writer(params, sampling).go_on(rest._replace(cache=cache)),
       static_argnums=1,
@@ -180,6 +185,14 @@ class Strategy:
     """Writes one more token of each text. Donates the cache, so `texts` cannot be continued again."""
     with self._on_mesh():
       return self._go_on(params, sampling, texts.cache, texts._replace(cache=None))
+
+  def log_likelihoods(self, params: Params, tokens: np.ndarray, counted: np.ndarray) -> jax.Array:
+    """The log-likelihood of each text [B]: the sum over its tokens [B, T + 1] that count [B, T + 1], but the first.
+
+    B must be a multiple of the devices that split the batch. The result is replicated.
+    """
+    with self._on_mesh():
+      return self._log_likelihoods(params, tokens, counted)
 
   def lower_train_step(self, batch_size: int, **options: Any) -> jax.stages.Lowered:
     """The training step, lowered but not compiled. `options` are those of `jax.stages.Traced.lower`."""

@@ -21,7 +21,7 @@ from models.sampling import Sampling
 from runtime import command_line
 from runtime.devices import start_jax
 from strategies import Strategy, names
-from tools.source import Model, laid_out, open_model
+from tools.source import Model, laid_out, mesh_of, open_model
 from training.program import Params
 
 
@@ -114,24 +114,14 @@ def show(steps: Iterator[list[Writing]], prompts: Sequence[str], say: Callable[[
 
 def encoded(model: Model, prompts: Sequence[str]) -> tuple[Text, list[list[int]]]:
   """The model's tokenizer, and the token ids of prompts. Raises ConfigError for a prompt without tokens."""
-  if model.text is None:
-    raise ConfigError("this model has no tokenizer, so it reads no text; use one that was trained on text")
+  text = model.reads_text().text
   if not prompts:
     raise ConfigError("prompt is missing; give one with --prompt=..., or a line of standard input")
-  found = [model.text.encode(prompt) for prompt in prompts]
+  found = [text.encode(prompt) for prompt in prompts]
   for prompt, ids in zip(prompts, found, strict=True):
     if not ids:
       raise ConfigError(f"prompt={prompt!r} has no tokens; write at least one character")
-  return model.text, found
-
-
-def mesh_of(given: Sequence[str]) -> dict[str, int]:
-  """The sizes of mesh axes, from AXIS=SIZE."""
-  sizes = dict(one.partition("=")[::2] for one in given)
-  for axis, size in sizes.items():
-    if not size.isdigit():
-      raise ConfigError(f"mesh={axis}={size} has no size; write it as --mesh=model=2")
-  return {axis: int(size) for axis, size in sizes.items()}
+  return text, found
 
 
 def main(arguments: list[str]) -> None:

@@ -1,7 +1,7 @@
 """A trained model to use: the workdir of a run, one of its checkpoints, or a folder in the form of Hugging Face."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,15 @@ import pretrained
 import strategies
 from checkpointing import restore
 from configs import base
-from data.dataset import Text
 from data.text import tokenizers
+from data.text.tokenizers import Tokenizer
 from errors import ConfigError
 from reporting.summary import TOKENIZER
 from strategies import Strategy
 from training import settings
 from training.program import Params
+
+SEQ_LEN = 1024  # tokens of a text that a model from a folder reads at a time; what it allows may not fit the memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,15 +29,23 @@ class Model:
 
   Attributes:
     config: with its sizes.
-    text: its tokenizer; None for a model of something else.
+    tokenizer: None for a model of something else than text.
     load: returns its weights, in the layout of a strategy.
     window: the longest text it can read; None if it does not say.
+    seq_len: tokens of a text to read at a time, unless the user says otherwise.
   """
 
   config: ConfigDict
-  text: Text | None
+  tokenizer: Tokenizer | None
   load: Callable[[Strategy], Params]
   window: int | None
+  seq_len: int
+
+  def reads_text(self) -> Tokenizer:
+    """The tokenizer. Raises ConfigError if there is none."""
+    if self.tokenizer is None:
+      raise ConfigError("this model has no tokenizer, so it reads no text; use one that was trained on text")
+    return self.tokenizer
 
 
 def open_model(path: str) -> Model:
@@ -49,17 +59,19 @@ def _of_folder(path: str) -> Model:
   config, folder = pretrained.adopt(config), pretrained.Folder(path)
   file = folder.path / "tokenizer.json"
   load = lambda strategy: pretrained.load(folder, strategy.program.model, strategy.abstract_state().params)
-  return Model(config, tokenizers.from_file(file).text if file.exists() else None, load, folder.shape.window)
+  tokenizer, window = tokenizers.from_file(file) if file.exists() else None, folder.shape.window
+  return Model(config, tokenizer, load, window, min(SEQ_LEN, window or SEQ_LEN))
 
 
 def _of_run(workdir: Path) -> Model:
   folder, saved = checkpoint_of(workdir, None)
   load = lambda strategy: restore.read_params(folder, saved, strategy.abstract_state().params, str(folder))
   files = folder.parent.parent / TOKENIZER
-  text = tokenizers.from_file(files / "tokenizer.json").text if files.exists() else None
+  tokenizer = tokenizers.from_file(files / "tokenizer.json") if files.exists() else None
   if saved["data"]["tokenizer"] == tokenizers.BYTES.name:
-    text = tokenizers.BYTES.text
-  return Model(config_of(saved), text, load, None)
+    tokenizer = tokenizers.BYTES
+  config = config_of(saved)
+  return Model(config, tokenizer, load, None, config.model.seq_len)
 
 
 def config_of(saved: dict[str, Any]) -> ConfigDict:
@@ -97,3 +109,12 @@ def laid_out(model: Model, strategy: str, mesh: dict[str, int], length: int, dev
     {"accumulation": 1, "optimizer.on_host": False, "optimizer.name": "sgd", "model.dropout": 0.0}
   )
   return strategies.create(config, settings.program(config, devices[0].platform), devices)
+
+
+def mesh_of(given: Sequence[str]) -> dict[str, int]:
+  """The sizes of mesh axes, from AXIS=SIZE."""
+  sizes = dict(one.partition("=")[::2] for one in given)
+  for axis, size in sizes.items():
+    if not size.isdigit():
+      raise ConfigError(f"mesh={axis}={size} has no size; write it as --mesh=model=2")
+  return {axis: int(size) for axis, size in sizes.items()}

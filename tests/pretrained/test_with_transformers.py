@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import model_folders
 import numpy as np
 import pytest
-from helpers import config, relative_difference
+from helpers import config, initial_state, program, relative_difference, strategy
 
 import pretrained
 import strategies
 import train
+from data.text import tokenizers
 from models.parameters import bind
 from pretrained.export import export
+from tools import evaluate
 from tools import export as tool
 from training import settings
 
@@ -67,3 +69,35 @@ def test_a_trained_model_and_its_tokenizer_load_with_nothing_else(tokenizer: str
   assert relative_difference(logits_of(tmp_path / "out", ids), expected) < TOLERANCE
   end = json.loads((tmp_path / "out/generation_config.json").read_text())["eos_token_id"]
   assert (end == 0) if tokenizer == "bytes" else (loaded.eos_token_id == end)
+
+
+def test_choices_score_what_transformers_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """With a byte-level BPE. The reference follows lm-evaluation-harness."""
+  import torch
+  from transformers import AutoTokenizer
+
+  tokenizers.train_bpe(tmp_path, [b"Some words, and others; the cat sat on the mat. " * 9], 300)
+  files = tokenizers.from_file(tmp_path / "tokenizer.json").text.files()
+  made = program(model__vocab_size=300, model__seq_len=32)
+  params = initial_state(strategy("single", made)).params
+  export(tmp_path / "out", made.model, lambda name: np.asarray(model_folders.weight(params, name)), files)
+  questions = [
+    ("the cat sat", ["on the mat", "é, and"]),
+    ("Some\n", ["words", " others", "😀"]),
+    ("the m", ["at", "a"]),
+  ]
+  lines = [json.dumps({"question": q, "choices": choices, "answer": 0}) for q, choices in questions]
+  (tmp_path / "a.jsonl").write_text("\n".join(lines))
+  monkeypatch.setattr(evaluate, "start_jax", lambda config: train.jax.devices())
+  asked = [f"--choices={tmp_path / 'a.jsonl'}", "--seq-len=32", "--strategy=fsdp", f"--json={tmp_path / 'found.json'}"]
+  evaluate.main([str(tmp_path / "out"), *asked])
+
+  encode = AutoTokenizer.from_pretrained(tmp_path / "out").encode
+  found = json.loads((tmp_path / "found.json").read_text())["choices"]["scores"]
+  for (question, choices), scores in zip(questions, found, strict=True):
+    for choice, score in zip(choices, scores, strict=True):
+      ids = encode(question + ("" if question[-1:].isspace() or choice[0] == " " else " ") + choice)
+      before = len(encode(question.rstrip()))
+      logits = torch.tensor(logits_of(tmp_path / "out", np.array([ids[:-1]])))[0].double()
+      likelihoods = torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), ids[1:]]
+      assert score == pytest.approx(float(likelihoods[before - 1 :].sum()), rel=1e-5)

@@ -123,7 +123,7 @@ def test_a_space_that_a_tokenizer_drops_at_the_beginning_of_a_text_is_shown():
 def test_no_prompt_gets_one_sentence(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.setattr("sys.stdin", io.StringIO(""))
   with one_sentence("prompt is missing", "--prompt"):
-    tool.encoded(Model(config(), BYTES.text, lambda strategy: {}, None), [])
+    tool.encoded(Model(config(), BYTES, lambda strategy: {}, None, 32), [])
 
 
 def test_a_run_from_before_some_fields_existed_has_a_config():

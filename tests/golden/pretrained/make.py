@@ -5,12 +5,17 @@
 
 Each folder is a model folder, with `expected.npz`: tokens, logits, the mean loss of the next tokens, the gradient of
 each tensor, and the most likely continuations of prompts. All in float32.
+
+The folder `evaluate` holds a tokenizer, questions and texts, and in `expected.json` what the model in `llama` makes of
+them: scores of the choices, as lm-evaluation-harness computes them, and the log-likelihood of each text, in pieces of
+PIECE tokens that each begin with the last token of the piece before.
 """
 
 import json
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 import torch
 import transformers
 
@@ -55,6 +60,63 @@ def make(name: str, family: str, fields: dict) -> None:
   print(name, json.dumps({"loss": float(loss), "transformers": transformers.__version__}))
 
 
+QUESTIONS = (
+  ("the cat sat on", ["the mat", "a dog that ran", "mats"], 1),
+  ("a man and a woman ran to", ["it", "the river and then to the road", "the road"], "B"),
+  ("so what did the dog eat? ", ["an ant", "a cat, a rat and some more rats", "it ate so"], "it ate so"),
+  ("", ["some words", "others"], 1),
+  ("who", ["ever", "is it", "dares to stand on the mat at the end of the road?"], "A"),
+  ("one and one more", ["is two", "is ten", "was a red cat", "is another red hat"], 0),
+)  # fmt: skip
+TEXTS = (
+  "the cat sat on the mat, and then it ran to the road.", "so it is", "a man is there; who is he?", "is it?",
+  "one man and one woman are two, so two men and two women are more than two; "
+  "ten cats are more than ten rats, and the rats ran to the river",
+)  # fmt: skip
+PIECE = 32
+
+
+def make_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
+  """A BPE that begins a word with the space before it, and puts <s> in front of texts, as that of Llama 2."""
+  made = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+  made.pre_tokenizer, made.decoder = tokenizers.pre_tokenizers.Metaspace(), tokenizers.decoders.Metaspace()
+  special = ["<unk>", "<s>", "</s>"]
+  trainer = tokenizers.trainers.BpeTrainer(vocab_size=SIZES["vocab_size"], special_tokens=special, show_progress=False)
+  made.train_from_iterator([*TEXTS, *(question for question, *_ in QUESTIONS)], trainer)
+  made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+  made.save(str(folder / "tokenizer.json"), pretty=False)
+  return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+
+
+def evaluate(folder: Path) -> None:
+  folder.mkdir(exist_ok=True)
+  tokenizer = make_tokenizer(folder)
+  model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER / "llama", dtype=torch.float32).eval()
+
+  def log_likelihoods(ids: list[int]) -> np.ndarray:
+    """The log-likelihood of each token after the first."""
+    logits = model(torch.tensor([ids])).logits[0, :-1].double()
+    return torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), ids[1:]].detach().numpy()
+
+  scores, texts, lines = [], [], []
+  for question, choices, answer in QUESTIONS:
+    join = "" if not question or question[-1] == " " else " "
+    before = len(tokenizer(question.rstrip())["input_ids"]) - 1
+    wholes = [tokenizer(question + join + choice)["input_ids"] for choice in choices]
+    scores.append([float(log_likelihoods(ids)[before:].sum()) for ids in wholes])
+    lines.append({"question": question, "choices": choices, "answer": answer})
+  for text in TEXTS:
+    ids = tokenizer(text)["input_ids"]
+    pieces = [log_likelihoods(ids[at : at + PIECE + 1]) for at in range(0, len(ids) - 1, PIECE)]
+    texts.append((sum(float(piece.sum()) for piece in pieces), sum(map(len, pieces))))
+  expected = {"scores": scores, "texts": [found for found, _ in texts], "tokens": [count for _, count in texts]}
+  (folder / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+  (folder / "texts.jsonl").write_text("".join(json.dumps({"content": text}) + "\n" for text in TEXTS))
+  (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+  print("evaluate", json.dumps(expected))
+
+
 if __name__ == "__main__":
   for name, (family, fields) in MODELS.items():
     make(name, family, fields)
+  evaluate(FOLDER / "evaluate")

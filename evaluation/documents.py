@@ -1,0 +1,84 @@
+"""All documents of a text as examples to evaluate on: each is read by itself, and each of its tokens predicted once.
+
+Before a document stands a token that is not part of it: what the tokenizer puts in front of texts, or else the END
+token. So the first token of the document is predicted, too. END itself is not predicted. A document that is longer than
+a sequence is cut, and each further piece begins with the last token of the piece before. lm-evaluation-harness does the
+same (get_rolling_token_windows in lm_eval/utils.py), except that its last piece begins earlier, so that it is full.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from data.dataset import Dataset, Part
+from data.files import ArrayFile, array_file
+from data.text import prepare_text
+from data.text.files import VALIDATION, find
+from data.text.packing import packed
+from data.text.tokenizers import Tokenizer
+from errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Documents:
+  """The documents of a text, packed into sequences of `model.seq_len` predictions.
+
+  Attributes:
+    dataset: the sequences, as those to validate on.
+    count: how many documents there are.
+    tokens: how many predictions there are.
+    bytes: of the text, without what begins or ends documents.
+  """
+
+  dataset: Dataset
+  count: int
+  tokens: int
+  bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _After(ArrayFile):
+  """The numbers in a file after one more, `first`, and without the last."""
+
+  first: int = 0
+
+  def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+    found = super().read(np.maximum(starts - 1, 0), length)
+    from_start = np.roll(found, 1, axis=1)
+    from_start[:, :1] = self.first
+    return np.where(starts[:, None] == 0, from_start, found)
+
+
+def documents(path: str, config: ConfigDict, tokenizer: Tokenizer) -> Documents:
+  """All documents of the text at a path, also what training would hold out. Prepares the text if needed.
+
+  Raises ConfigError if there is no text, or a file is damaged.
+  """
+  files = tuple(dataclasses.replace(file, split=VALIDATION) for file in find(path))
+  begin = (in_front(tokenizer) or [tokenizer.end])[-1]
+  if begin != tokenizer.end:  # is stored in the place of END, so that it is before the next document
+    name = f"{tokenizer.name}, begins with {begin}"
+    tokenizer = dataclasses.replace(tokenizer, name=name, end=begin)
+  text = prepare_text(config, path, files, tokenizer)
+  stored = array_file(text.folder / "validation.tokens", text.meta["dtype"])
+  count = text.meta["documents"]["validation"]
+  if not count:
+    raise ConfigError(f"data.path={path!r} holds no text; use a file or folder with text")
+  source = packed(
+    _After(stored.path, stored.dtype, stored.count, first=begin),
+    array_file(text.folder / "validation.ends", "<i8"),
+    config.model.seq_len,
+    config.data.cache_dir,
+    (text.meta["fingerprint"], "evaluation"),
+  )
+  part = Part(path, train=source, validation=source, fingerprint=text.meta["fingerprint"])
+  tokens, size = text.meta["tokens"]["validation"] - count, text.meta["bytes"] - count  # each END counts as a byte
+  return Documents(Dataset((part,), Path(path).name), count, tokens, size)
+
+
+def in_front(tokenizer: Tokenizer) -> list[int]:
+  """The tokens that a tokenizer puts in front of every text, such as <s>; [] if there are none."""
+  plain, whole = tokenizer.encode([b"a"])[0].tolist(), tokenizer.text.encode("a")
+  return whole[: next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), 0)]
