@@ -30,11 +30,15 @@ Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 # The fields of config.model that a resumed run may change.
 FREE_TO_CHANGE = ("attention", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std")
-# Fields that came later, and what models were before.
-ADDED = {"model.rope_scaling": [], "model.qkv_bias": False, "model.qk_norm": False}
+# Fields that came later, and what runs were before.
+ADDED = {
+  "model.rope_scaling": [], "model.qkv_bias": False, "model.qk_norm": False,
+  "data.prompt_field": "", "data.completion_field": "completion",
+}  # fmt: skip
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
-    "name", "path", "validation_path", "text_field", "label_field", "tokenizer", "packing", "resize", "dir",
+    "name", "path", "validation_path", "text_field", "label_field", "prompt_field", "completion_field", "tokenizer",
+    "packing", "resize", "dir",
   )
 )  # fmt: skip
 RUN = (

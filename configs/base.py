@@ -107,6 +107,9 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "validation_path": "",  # files to validate on; "": one in 20 examples of `path`, or its own validation split
         "text_field": "text",  # the field, or column, that holds the text
         "label_field": "label",  # and the one that holds its class, for model.objective="class"
+        # The field that holds the prompt, to train on prompts and completions; the loss counts completions alone.
+        "prompt_field": "",  # "": no prompts; with them, packing must be "documents"
+        "completion_field": "completion",  # with prompts: the field that holds the completion, in place of text_field
         "tokenizer": "bytes",  # "bytes", "bpe" (trained to model.vocab_size), or a tokenizer.json
         "packing": "windows",  # a sequence is "windows": of all text in a row; "documents": of whole documents
         "resize": 0,  # images: scale the shorter side to so many pixels and cut out the middle; 0: as they are

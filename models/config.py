@@ -49,6 +49,7 @@ class ModelConfig:
   pixel_std: tuple[float, ...]
   classes: int
   segments: bool  # whether a batch has the field `segments` (`example_shapes`)
+  completions: bool  # whether a batch has the field `completions` (`example_shapes`)
 
   def __post_init__(self) -> None:
     for name in ("rope_scaling", "pixel_mean", "pixel_std"):
@@ -114,14 +115,17 @@ class ModelConfig:
     return self.reads.unit, self.reads.units_per_example(self)
 
   def example_shapes(self) -> Shapes:
-    """The content of a batch: the fields that the input and the objective read, and `segments` if the model has them.
+    """The content of a batch: the fields that the input and the objective read, and two more if the model has them.
 
     A row of `segments` says to which document each token belongs: its documents are numbered 1, 2, ... in order, and 0
-    is padding. Tokens of different documents do not see each other.
+    is padding. Tokens of different documents do not see each other. A row of `completions` says which tokens belong to
+    completions. Only their predictions count.
     """
     shapes = self.reads.shapes(self, self.predicts.ahead) | self.predicts.shapes(self)
     length = self.positions + self.predicts.ahead
-    return shapes | {"segments": Field((length,), np.int32, length + 1)} if self.segments else shapes
+    if self.segments:
+      shapes |= {"segments": Field((length,), np.int32, length + 1)}
+    return shapes | {"completions": Field((length,), np.bool_, 2)} if self.completions else shapes
 
   def sizes(self) -> list[tuple[str, str, int]]:
     """(logical dimension, config field, size) for every size that a layout may split."""

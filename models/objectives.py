@@ -42,8 +42,13 @@ class Objective(Protocol):
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
     """The correct predictions for a batch: tokens [B, T], or classes [B]."""
 
-  def counted(self, mask: jax.Array, segments: jax.Array | None) -> jax.Array:
-    """Whether each prediction counts, [B] or [B, T]: by the examples' mask [B] and segments [B, T + ahead], if any."""
+  def counted(self, mask: jax.Array, segments: jax.Array | None, completions: jax.Array | None) -> jax.Array:
+    """Whether each prediction counts, [B] or [B, T].
+
+    Args:
+      mask: of the examples, [B].
+      segments, completions: of their tokens, [B, T + ahead], if the batch has them (`ModelConfig.example_shapes`).
+    """
 
   def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
     """The shape and dimensions of the head's weight."""
@@ -88,11 +93,12 @@ class NextToken:
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
     return batch["tokens"][:, 1:]
 
-  def counted(self, mask: jax.Array, segments: jax.Array | None) -> jax.Array:
+  def counted(self, mask: jax.Array, segments: jax.Array | None, completions: jax.Array | None) -> jax.Array:
     if segments is None:
       return mask
     here, after = segments[:, :-1], segments[:, 1:]
-    return mask[:, None] & (here == after) & (after > 0)  # the last token of a document predicts nothing
+    counted = mask[:, None] & (here == after) & (after > 0)  # the last token of a document predicts nothing
+    return counted if completions is None else counted & completions[:, 1:]
 
   def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
     return (model.width, model.vocab_size), ("embed", "vocab")
@@ -134,7 +140,7 @@ class Class:
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
     return batch["label"]
 
-  def counted(self, mask: jax.Array, segments: jax.Array | None) -> jax.Array:
+  def counted(self, mask: jax.Array, segments: jax.Array | None, completions: jax.Array | None) -> jax.Array:
     return mask
 
   def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:

@@ -26,7 +26,18 @@ def model_config(config: ConfigDict, platform: str = "cpu", draft: bool = False)
     model["dtype"] = "float32" if platform == "cpu" else "bfloat16"
   documents = one_of("data.packing", config.data.packing, PACKINGS) == "documents"
   padded = model["inputs"] == "tokens" and model["objective"] == "class"  # texts shorter than seq_len
-  checked = ModelConfig(**model, segments=documents or padded)
+  prompt_field = config.data.prompt_field
+  checked = ModelConfig(**model, segments=documents or padded, completions=bool(prompt_field))
+  if prompt_field and model["objective"] != "next_token":
+    raise ConfigError(
+      f"data.prompt_field={prompt_field!r} needs model.objective='next_token', but model.objective="
+      f"{checked.objective!r}; leave data.prompt_field empty"
+    )
+  if prompt_field and not documents:
+    raise ConfigError(
+      f"data.prompt_field={prompt_field!r} needs data.packing='documents', because data.packing="
+      f"{config.data.packing!r} would separate completions from their prompts; use 'documents'"
+    )
   if documents and model["objective"] != "next_token":
     raise ConfigError(
       "data.packing='documents' needs model.objective='next_token', but model.objective="

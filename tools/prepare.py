@@ -52,11 +52,14 @@ def texts(dataset: data.Dataset, batch: dict[str, np.ndarray]) -> str:
   assert dataset.text
   lines = []
   for i, tokens in enumerate(batch["tokens"][:EXAMPLES]):
-    kept = tokens[batch["segments"][i] == 1] if "segments" in batch else tokens  # its first document
-    shown = dataset.text.decode(kept.tolist())
+    first = batch["segments"][i] == 1 if "segments" in batch else np.full(len(tokens), True)  # its first document
     name = f"example {batch['id'][i, 0]}" + (f", {_label(dataset, batch['label'][i])}" if "label" in batch else "")
-    more = "…" if len(shown) > LETTERS else ""
-    lines += [name, *(f"  | {line}" for line in (shown[:LETTERS] + more).splitlines())]
+    lines.append(name)
+    learned = batch["completions"][i] if "completions" in batch else first
+    for mark, kept in (("prompt |", first & ~learned), ("|", first & learned)):
+      shown = dataset.text.decode(tokens[kept].tolist())
+      more = "…" if len(shown) > LETTERS else ""
+      lines += [f"  {mark} {line}" for line in (shown[:LETTERS] + more).splitlines()]
   return "\n".join(lines)
 
 

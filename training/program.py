@@ -119,7 +119,9 @@ class Program:
   def targets(self, batch: Batch) -> Targets:
     """What is to be predicted: for each position the next token, or for each example a label."""
     values = self.model.predicts.targets(batch)
-    counted = self.model.predicts.counted(batch["mask"], batch["segments"] if self.model.segments else None)
+    segments = batch["segments"] if self.model.segments else None
+    completions = batch["completions"] if self.model.completions else None
+    counted = self.model.predicts.counted(batch["mask"], segments, completions)
     counted = counted.reshape(*counted.shape, *(1,) * (values.ndim - counted.ndim))
     return Targets(values, jnp.broadcast_to(counted, values.shape))
 

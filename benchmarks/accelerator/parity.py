@@ -41,7 +41,8 @@ IMAGES = {
 VARIANTS: dict[str, dict[str, Any]] = {
   "text": {**TEXT, "model.dropout": 0.1},
   "documents": {
-    **TEXT, "data.packing": "documents", "model.tied_embedding": True, "model.remat": "full", "accumulation": 2,
+    **TEXT, "data.packing": "documents", "data.prompt_field": "prompt", "model.tied_embedding": True,
+    "model.remat": "full", "accumulation": 2,
   },
   "images": {**TEXT, **IMAGES, "model.dropout": 0.1},
   "kernel": {**TEXT, "model.dtype": "bfloat16", "model.attention": "auto"},

@@ -33,7 +33,8 @@ from models.settings import PACKINGS
 
 __all__ = ["PreparedText", "find", "find_sources", "load", "pair_counts", "prepare_text", "tokenizer_of"]
 
-FORMAT = 5  # version of the prepared files; increase it when they change
+FORMAT = 6  # version of the prepared files; increase it when they change
+OF_COMPLETIONS = "tokens of completions"
 Sources = dict[str, Files | TokenFiles]  # by the path that the user gave
 
 
@@ -125,7 +126,7 @@ def tokenizer_of(config: ConfigDict, sources: Sources) -> Tokenizer | None:
 
 
 def _trained_bpe(config: ConfigDict, texts: dict[str, Files]) -> Tokenizer:
-  vocab_size, fields = config.model.vocab_size, Fields(config.data.text_field)
+  vocab_size, fields = config.model.vocab_size, _fields(config, labels=False)
   if vocab_size < 257:
     raise ConfigError(
       f"model.vocab_size={vocab_size} is too small for a BPE; use at least 257: 256 bytes and the end-of-document token"
@@ -146,9 +147,19 @@ def _trained_bpe(config: ConfigDict, texts: dict[str, Files]) -> Tokenizer:
   return tokenizers.from_file(prepared(config.data.cache_dir, "bpe", key, write) / "tokenizer.json", "bpe")
 
 
+def _fields(config: ConfigDict, labels: bool) -> Fields:
+  """The fields of a row that a text is read from."""
+  given, with_prompts = config.data, bool(config.data.prompt_field)
+  return Fields(
+    text=given.completion_field if with_prompts else given.text_field,
+    label=given.label_field if labels else None,
+    prompt=given.prompt_field if with_prompts else None,
+  )
+
+
 def prepare_text(config: ConfigDict, name: str, files: Files, tokenizer: Tokenizer) -> PreparedText:
   """The prepared text of a source, from the cache if it is there."""
-  fields = Fields(config.data.text_field, config.data.label_field if config.model.objective == "class" else None)
+  fields = _fields(config, labels=config.model.objective == "class")
   key = (FORMAT, stamps(files), fields, tokenizer.name)
   folder = prepared(
     config.data.cache_dir, "text", key, lambda to: prepare.write(to, files, tokenizer, fields, _title(name))
@@ -170,17 +181,26 @@ def _part(text: PreparedText, tokenizer: Tokenizer, config: ConfigDict) -> Part:
     train=train,
     validation=validation,
     fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
-    bytes_per_token=meta["validation_bytes"] / meta["tokens"]["validation"],
-    byte_pairs=np.load(text.folder / "pairs.npy", mmap_mode="r"),
-    counts={unit: (meta[unit]["train"], meta[unit]["validation"]) for unit in ("documents", "tokens")},
+    bytes_per_token=meta["counted_bytes"]["validation"] / meta["counted_tokens"]["validation"],
+    byte_pairs=None if config.data.prompt_field else np.load(text.folder / "pairs.npy", mmap_mode="r"),
+    counts=_counts(text, config),
   )
+
+
+def _counts(text: PreparedText, config: ConfigDict) -> dict[str, tuple[int, int]]:
+  """How much there is to train on and to validate on, by unit."""
+  keys = {"documents": "documents", "tokens": "tokens"}
+  if config.data.prompt_field:
+    keys[OF_COMPLETIONS] = "counted_tokens"
+  return {unit: (text.meta[key]["train"], text.meta[key]["validation"]) for unit, key in keys.items()}
 
 
 def _source(text: PreparedText, split: str, config: ConfigDict) -> Source:
   tokens = array_file(text.folder / f"{split}.tokens", text.meta["dtype"])
   ends = array_file(text.folder / f"{split}.ends", "<i8")
   if config.model.objective != "class":
-    return sequences(text.name, split, tokens, ends, (text.meta["fingerprint"], split), config)
+    completions = array_file(text.folder / f"{split}.completions", "?") if config.data.prompt_field else None
+    return sequences(text.name, split, tokens, ends, (text.meta["fingerprint"], split), config, completions)
   if not len(ends):
     raise ConfigError(f"data.path={text.name!r} has no document for {split}; {more(split)}")
   return Labelled(tokens, ends, array_file(text.folder / f"{split}.labels", "<i4"), config.model.seq_len)
@@ -193,11 +213,12 @@ def _title(name: str) -> str:
 def _describe(text: PreparedText, config: ConfigDict) -> str:
   """One line for the user."""
   meta, unit = text.meta, "documents" if config.model.objective == "class" else "tokens"
-  files = "1 file" if meta["files"] == 1 else f"{meta['files']} files"
+  unit = OF_COMPLETIONS if config.data.prompt_field else unit
+  train, validation = _counts(text, config)[unit]
   files = "1 file" if meta["files"] == 1 else f"{meta['files']} files"
   return (
-    f"text of {_title(text.name)}: {files}, {meta['bytes'] / 1e6:.1f} MB, {meta[unit]['train']:,} {unit} to train on "
-    f"and {meta[unit]['validation']:,} to validate on ({Path(config.data.tokenizer).stem})"
+    f"text of {_title(text.name)}: {files}, {meta['bytes'] / 1e6:.1f} MB, {train:,} {unit} to train on and "
+    f"{validation:,} to validate on ({Path(config.data.tokenizer).stem})"
   )
 
 

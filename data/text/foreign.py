@@ -88,6 +88,11 @@ def load(
       f"data.path={name!r} holds tokens without classes, but model.objective={config.model.objective!r} needs classes; "
       "use text with labels, or model.objective='next_token'"
     )
+  if config.data.prompt_field:
+    raise ConfigError(
+      f"data.path={name!r} holds tokens without prompts, but data.prompt_field={config.data.prompt_field!r}; use JSON "
+      "lines or a table, or leave data.prompt_field empty"
+    )
   documents = config.data.packing == "documents"
   found = scan(files, config.data.cache_dir, end if documents else None)
   _check_vocabulary(name, found.largest_id, config.model.vocab_size, vocab_size)

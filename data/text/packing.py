@@ -5,6 +5,9 @@ A document longer than a sequence is cut into full pieces. Neighbouring pieces s
 piece first, each into the fullest sequence that still has room for it. (Ding et al. 2024, "Fewer truncations improve
 language modeling".) So every prediction within a document is made exactly once in an epoch.
 
+With prompts, only predictions of completions count. A full piece that is all prompt is left out: nothing in it counts,
+and no other piece sees it. So every sequence has a prediction that counts.
+
 The placement is computed once and kept in files. Training reads it by position and holds none of it in memory.
 """
 
@@ -34,6 +37,7 @@ class Packed:
     full: where each full piece starts, int64 [F].
     bins: how many pieces are placed before each sequence of several, and in all, int64 [B + 1].
     pieces: start and size of each piece, int64 [2 * pieces].
+    completions: whether each token belongs to a completion, bool; None without prompts.
   """
 
   tokens: ArrayFile
@@ -41,28 +45,46 @@ class Packed:
   full: ArrayFile
   bins: ArrayFile
   pieces: ArrayFile
+  completions: ArrayFile | None = None
 
   def __len__(self) -> int:
     return len(self.full) + len(self.bins) - 1
 
   def read(self, ids: np.ndarray) -> HostBatch:
-    """Sequences as `tokens` and `segments`, int32 [N, length + 1]. Segments are 1, 2, ... by place, 0 for padding."""
+    """Sequences as `tokens` and `segments`, int32 [N, length + 1]; with prompts also `completions`, bool.
+
+    Segments are 1, 2, ... by place, 0 for padding.
+    """
     tokens, segments = np.zeros((2, len(ids), self.length + 1), np.int32)
+    found, files = {"tokens": tokens, "segments": segments}, [(tokens, self.tokens)]
+    if self.completions is not None:
+      found["completions"] = np.zeros(tokens.shape, np.bool_)
+      files.append((found["completions"], self.completions))
     full = ids < len(self.full)
-    tokens[full] = self.tokens.read(self.full.read(ids[full], 1)[:, 0], self.length + 1)
+    starts = self.full.read(ids[full], 1)[:, 0]
+    for rows, file in files:
+      rows[full] = file.read(starts, self.length + 1)
     segments[full] = 1
     for row in np.flatnonzero(~full).tolist():
       number = int(ids[row]) - len(self.full)
       first, last = self.bins.slice(number, number + 2).tolist()
       at = 0
       for segment, (start, size) in enumerate(self.pieces.slice(2 * first, 2 * last).reshape(-1, 2).tolist(), 1):
-        tokens[row, at : at + size] = self.tokens.slice(start, start + size)
+        for rows, file in files:
+          rows[row, at : at + size] = file.slice(start, start + size)
         segments[row, at : at + size] = segment
         at += size
-    return {"tokens": tokens, "segments": segments}
+    return found
 
 
-def packed(tokens: ArrayFile, ends: ArrayFile, length: int, cache_root: str, key: Any) -> Packed:
+def packed(
+  tokens: ArrayFile,
+  ends: ArrayFile,
+  length: int,
+  cache_root: str,
+  key: Any,
+  completions: ArrayFile | None = None,
+) -> Packed:
   """Packs documents into sequences of `length` + 1 tokens. Prepares the index under `cache_root` if there is none.
 
   Args:
@@ -70,13 +92,16 @@ def packed(tokens: ArrayFile, ends: ArrayFile, length: int, cache_root: str, key
     ends: the position just after each document, int64, in increasing order.
     length: the predictions of a sequence.
     cache_root: the folder of prepared data.
-    key: determines `ends`: equal keys, equal documents.
+    key: determines `ends` and `completions`: equal keys, equal documents.
+    completions: whether each token belongs to a completion, bool; None without prompts.
   """
-  folder = prepared(cache_root, "packing", (FORMAT, key, length), lambda to: _write(to, ends, length))
-  return Packed(tokens, length, *(array_file(folder / name, "<i8") for name in ("full", "bins", "pieces")))
+  write = lambda to: _write(to, ends, length, completions)
+  folder = prepared(cache_root, "packing", (FORMAT, key, length), write)
+  full, bins, pieces = (array_file(folder / name, "<i8") for name in ("full", "bins", "pieces"))
+  return Packed(tokens, length, full, bins, pieces, completions)
 
 
-def _write(folder: Path, ends: ArrayFile, length: int) -> None:
+def _write(folder: Path, ends: ArrayFile, length: int, completions: ArrayFile | None) -> None:
   """Writes the index: the files `full`, `bins` and `pieces`, as `Packed` reads them."""
   with (
     (folder / "full").open("wb") as full,
@@ -90,7 +115,7 @@ def _write(folder: Path, ends: ArrayFile, length: int) -> None:
       starts = np.concatenate([before, stops[:-1]])
       predictions = np.maximum(stops - starts - 1, 0)
       count = predictions // length
-      _write_full(full, starts, count, length)
+      _write_full(full, starts, count, length, completions)
 
       rest = predictions % length
       pieces, counts = _place(np.stack([starts + count * length, rest + 1], axis=1)[rest > 0], length + 1)
@@ -99,14 +124,20 @@ def _write(folder: Path, ends: ArrayFile, length: int) -> None:
       placed, before = placed + len(pieces), stops[-1:]
 
 
-def _write_full(file: BinaryIO, starts: np.ndarray, count: np.ndarray, length: int) -> None:
-  """Writes where the full pieces start: `count` [D] of each of the documents at `starts` [D]."""
+def _write_full(
+  file: BinaryIO, starts: np.ndarray, count: np.ndarray, length: int, completions: ArrayFile | None
+) -> None:
+  """Writes where the full pieces start: `count` [D] of each of the documents at `starts` [D].
+
+  Leaves out pieces that are all prompt. The completion comes last, so the last token of a piece decides.
+  """
   after = np.cumsum(count)
   for first in range(0, int(after[-1]), BLOCK):
     number = np.arange(first, min(first + BLOCK, int(after[-1])))
     document = np.searchsorted(after, number, side="right")
     within = number - (after - count)[document]
-    file.write((starts[document] + within * length).tobytes())
+    at = starts[document] + within * length
+    file.write((at if completions is None else at[completions.read(at + length, 1)[:, 0]]).tobytes())
 
 
 def _place(pieces: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,8 +1,13 @@
 """Prepares a text: tokenizes its documents and writes them to files, in bounded memory, whatever the size.
 
 The folder then holds, for each split s: `s.tokens`, all documents in a row, each ended by an END token; `s.ends`, the
-position just after each document, int64; and with classes `s.labels`, int32. `pairs.npy` counts the pairs of bytes in
-the training text, int64 [256, 256]. `meta.json` holds the rest.
+position just after each document, int64; with classes `s.labels`, int32; and with prompts `s.completions`, bool:
+whether each token belongs to a completion. `pairs.npy` counts the pairs of bytes in the training text, int64
+[256, 256]; all are 0 with prompts. `meta.json` holds the rest.
+
+With prompts, a document is a prompt, its completion and the END token. The prompt is encoded by itself, as
+`tools.generate` encodes it (`Text.encode`), so the model sees the same tokens here and there. The END token belongs to
+the completion, so the model learns where to stop.
 
 A preparation that was killed goes on where it was (data/journal.py). The result is the same as without that.
 """
@@ -35,7 +40,7 @@ def write(folder: Path, files: Files, tokenizer: Tokenizer, fields: Fields, name
   """
   if (folder / "meta.json").exists():
     return  # all is written; the process was killed just after that
-  kinds = ("tokens", "ends", "numbers") if fields.label else ("tokens", "ends")
+  kinds = ["tokens", "ends", *(["numbers"] if fields.label else []), *(["completions"] if fields.prompt else [])]
   with Journal(folder, tuple(f"{split}.{kind}" for split in SPLITS for kind in kinds)) as journal:
     writer = Writer(journal, tokenizer, fields)
     unsaved = 0
@@ -65,8 +70,9 @@ class Writer:
     if not self.state:
       self.state |= {
         "position": Position(), "done": 0, "documents": [0, 0], "tokens": [0, 0], "bytes": [0, 0], "largest_id": 0,
-        "last_byte": 0, "pairs": [0] * (1 << 16), "classes": [],
+        "last_byte": 0, "pairs": [0] * (1 << 16), "classes": [], "counted_tokens": [0, 0], "counted_bytes": [0, 0],
       }  # fmt: skip
+    self._has_prompts = bool(fields.prompt)
     self._pairs = np.array(self.state["pairs"]).reshape(256, 256)
     self._classes = Classes(fields.label, self.state["classes"]) if fields.label else None
 
@@ -77,12 +83,20 @@ class Writer:
       for split, name in enumerate(SPLITS):
         own_numbers = [number for whose, number in numbers if whose == split]
         self._journal.files[f"{name}.numbers"].write(np.array(own_numbers, "<i4"))
-    ids = self._tokenizer.encode([piece.text for piece in pieces])
+    ids = self._encode(pieces)
     for split, name in enumerate(SPLITS):
       mine = [(piece, own) for piece, own in zip(pieces, ids, strict=True) if piece.split == split]
       if mine:
         self._append_tokens(split, name, mine)
         self._append_text(split, [piece for piece, _ in mine])
+
+  def _encode(self, pieces: list[Piece]) -> list[np.ndarray]:
+    """The token ids of each piece."""
+    if not self._has_prompts:
+      return self._tokenizer.encode([piece.text for piece in pieces])
+    prompts = iter(self._tokenizer.encode_prompts([piece.text for piece in pieces if piece.is_prompt]))
+    others = iter(self._tokenizer.encode([piece.text for piece in pieces if not piece.is_prompt]))
+    return [next(prompts if piece.is_prompt else others) for piece in pieces]
 
   def _append_tokens(self, split: int, name: str, pieces: list[tuple[Piece, np.ndarray]]) -> None:
     last = np.array([piece.last for piece, _ in pieces])
@@ -94,13 +108,21 @@ class Writer:
     self._journal.files[f"{name}.ends"].write(stops[last].astype("<i8"))
     self.state["tokens"][split] = int(stops[-1])
     self.state["documents"][split] += int(last.sum())
+    self.state["counted_tokens"][split] += sum(len(ids) + piece.last for piece, ids in pieces if not piece.is_prompt)
     self.state["largest_id"] = max(self.state["largest_id"], int(tokens.max(initial=0)))
+    if self._has_prompts:
+      completions = np.concatenate([np.full(len(ids) + piece.last, not piece.is_prompt) for piece, ids in pieces])
+      self._journal.files[f"{name}.completions"].write(completions)
 
   def _append_text(self, split: int, pieces: list[Piece]) -> None:
-    """Counts the bytes, and the pairs of bytes. A zero byte ends each document, and is before the first."""
+    """Counts the bytes, and the pairs of bytes if there are no prompts.
+
+    A zero byte ends each document, and is before the first.
+    """
     text = b"".join(piece.text + b"\0" if piece.last else piece.text for piece in pieces)
     self.state["bytes"][split] += len(text)
-    if split == TRAIN:
+    self.state["counted_bytes"][split] += sum(len(piece.text) + piece.last for piece in pieces if not piece.is_prompt)
+    if split == TRAIN and not self._has_prompts:
       self._pairs += pair_counts(bytes([self.state["last_byte"]]) + text)
       self.state["last_byte"] = text[-1]
 
@@ -116,9 +138,10 @@ class Writer:
     identity = json.dumps([self._tokenizer.name, fingerprints, self.state["classes"]])
     for file in self._journal.files.values():
       file.sync()
-    meta: dict[str, Any] = {key: dict(zip(SPLITS, self.state[key], strict=True)) for key in ("documents", "tokens")}
+    by_split = ("documents", "tokens", "counted_tokens", "counted_bytes")  # the loss counts all, or completions
+    meta: dict[str, Any] = {key: dict(zip(SPLITS, self.state[key], strict=True)) for key in by_split}
     meta |= {
-      "files": len(files), "bytes": sum(self.state["bytes"]), "validation_bytes": self.state["bytes"][1],
+      "files": len(files), "bytes": sum(self.state["bytes"]),
       "dtype": self._tokenizer.dtype.str, "largest_id": self.state["largest_id"],
       "fingerprint": hashlib.sha256(identity.encode()).hexdigest(),
     }  # fmt: skip

@@ -57,6 +57,7 @@ class Piece(NamedTuple):
     position: after this piece; None in the middle of a row, where reading cannot begin.
     done: bytes on disk, of all files, that have been read so far.
     label: the class of the document, if classes are read.
+    is_prompt: whether this is a prompt, which is never cut. The document goes on with its completion.
   """
 
   text: bytes
@@ -65,6 +66,7 @@ class Piece(NamedTuple):
   position: Position | None
   done: int
   label: int | str | None = None
+  is_prompt: bool = False
 
 
 def read(files: Files, fields: Fields, start: Position | None = None) -> Iterator[Piece]:
@@ -155,9 +157,10 @@ def _blocks(text: BinaryIO, size: int | None) -> Iterator[bytes]:
 
 
 def _plain_pieces(file: TextFile, fields: Fields, start: Position, done: int) -> Generator[Piece, None, int]:
-  if fields.label is not None:
+  if fields.label is not None or fields.prompt is not None:
+    missing = "classes" if fields.prompt is None else f"prompts, but data.prompt_field={fields.prompt!r}"
     raise ConfigError(
-      f"{file.path!r} in data.path is plain text, which has no classes; use JSON lines (.jsonl), Parquet, or a "
+      f"{file.path!r} in data.path is plain text, which has no {missing}; use JSON lines (.jsonl), Parquet, or a "
       "saved Hugging Face dataset"
     )
   parts: list[tuple[int, int | None]] = [(file.split or TRAIN, None)]
@@ -182,6 +185,8 @@ def _row_pieces(file: TextFile, fields: Fields, start: Position, done: int) -> G
       split = VALIDATION if held_out(start.before + count) else TRAIN
     count += 1
     position = start._replace(offset=row.offset, rows=count)
+    if row.prompt is not None:
+      yield Piece(row.prompt, split, False, None, done + row.done, is_prompt=True)
     if row.text and len(row.text) > PIECE:
       for piece, last in cut([row.text]):
         yield Piece(piece, split, last, position if last else None, done + row.done, row.label)

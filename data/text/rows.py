@@ -16,14 +16,31 @@ LONGEST_NAME = 1000  # characters of the name of a class
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-  """The columns, or fields of JSON, that hold the text and its class. `label` is None without classes."""
+  """The columns, or fields of JSON, that hold the text, its class and the prompt before it.
+
+  `label` is None without classes, and `prompt` is None without prompts. With prompts, the text is the completion.
+  """
 
   text: str = "text"
   label: str | None = None
+  prompt: str | None = None
+
+  def __post_init__(self) -> None:
+    if self.prompt == self.text:
+      raise ConfigError(
+        f"data.prompt_field={self.prompt!r} and data.completion_field={self.text!r} are the same field; name two"
+      )
+
+  @property
+  def options(self) -> dict[str, str]:
+    """The names, by the field of the config that gives each."""
+    text = "data.text_field" if self.prompt is None else "data.completion_field"
+    names = {"data.prompt_field": self.prompt, text: self.text, "data.label_field": self.label}
+    return {option: name for option, name in names.items() if name is not None}
 
   @property
   def names(self) -> list[str]:
-    return [self.text] if self.label is None else [self.text, self.label]
+    return list(self.options.values())
 
 
 class Row(NamedTuple):
@@ -34,12 +51,14 @@ class Row(NamedTuple):
     label: its class; None without classes.
     offset: where the next row begins: a byte of the decompressed JSON, or the number of a row.
     done: bytes on disk that have been read so far.
+    prompt: what comes before the text; None without prompts.
   """
 
   text: bytes | None
   label: int | str | None
   offset: int
   done: int
+  prompt: bytes | None = None
 
 
 def rows(file: TextFile, fields: Fields, offset: int = 0, before: int = 0) -> Iterator[Row]:
@@ -49,13 +68,22 @@ def rows(file: TextFile, fields: Fields, offset: int = 0, before: int = 0) -> It
   """
   read = {"json": _json_rows, "parquet": _parquet_rows, "arrow": _arrow_rows}[file.kind]
   place = "line" if file.kind == "json" else "row"
-  for number, (values, next_offset, done) in enumerate(read(file, fields, offset, before), before + 1):
-    if values is None:
+  for number, (found, next_offset, done) in enumerate(read(file, fields, offset, before), before + 1):
+    if found is None:
       yield Row(None, None, next_offset, done)
       continue
-    where = f"{place} {number} of {file.path!r}"
-    label = None if fields.label is None else _label(values[1], fields.label, where)
-    yield Row(_text(values[0], fields.text, where), label, next_offset, done)
+    where, values = f"{place} {number} of {file.path!r}", dict(zip(fields.options, found, strict=True))
+    label = None if fields.label is None else _label(values["data.label_field"], fields.label, where)
+    if fields.prompt is None:
+      yield Row(_text(values, fields, "data.text_field", where), label, next_offset, done)
+    else:
+      prompt, text = (_text(values, fields, f"data.{name}_field", where) for name in ("prompt", "completion"))
+      if not text:
+        raise ConfigError(
+          f"data.completion_field={fields.text!r} is empty in {where}, so nothing can be learned from it; write a "
+          f"completion, or leave out the {place}"
+        )
+      yield Row(text, label, next_offset, done, prompt)
 
 
 def class_names(file: TextFile, field: str) -> list[str]:
@@ -94,7 +122,8 @@ def _json_rows(file: TextFile, fields: Fields, offset: int, before: int) -> Read
       except ValueError as error:
         raise ConfigError(f"{where} in data.path is not valid JSON ({first_line(error)}); correct it") from error
       if not isinstance(values, dict):
-        raise ConfigError(f'{where} in data.path is not a JSON object; use lines such as {{"{fields.text}": "..."}}')
+        example = json.dumps(dict.fromkeys(names, "..."))
+        raise ConfigError(f"{where} in data.path is not a JSON object; use lines such as {example}")
       if not all(name in values for name in names):
         _check_names(fields, list(values), where)
       yield tuple(values[name] for name in names), offset, raw.tell()
@@ -158,21 +187,23 @@ def _values(batch: Any, fields: Fields) -> Iterator[Values]:
 
 
 def _check_names(fields: Fields, names: Sequence[str], where: str) -> None:
-  for option, name in (("data.text_field", fields.text), ("data.label_field", fields.label)):
-    if name is not None and name not in names:
+  for option, name in fields.options.items():
+    if name not in names:
       nearest = difflib.get_close_matches(name, names, n=1)
       hint = f"did you mean {nearest[0]!r}?" if nearest else "use one of them"
       raise ConfigError(f"{option}={name!r} is not in {where}, which has {', '.join(names)}; {hint}")
 
 
-def _text(value: Any, field: str, where: str) -> bytes:
+def _text(values: dict[str, Any], fields: Fields, option: str, where: str) -> bytes:
+  """The text in the field that `option` names. A missing value is an empty text, but not an empty prompt."""
+  value, name = values[option], fields.options[option]
   if isinstance(value, str):
     return value.encode(errors="replace")  # JSON may hold half of a surrogate pair
   if isinstance(value, bytes):
     return value
-  if value is None:
+  if value is None and option != "data.prompt_field":
     return b""
-  raise ConfigError(f"data.text_field={field!r} is {repr(value)[:50]} in {where}; use a field that holds text")
+  raise ConfigError(f"{option}={name!r} is {repr(value)[:50]} in {where}; use a field that holds text")
 
 
 def _label(value: Any, field: str, where: str) -> int | str:

@@ -11,7 +11,15 @@ from data.text.tokens import Windows
 from errors import ConfigError
 
 
-def sequences(name: str, split: str, tokens: ArrayFile, ends: ArrayFile | None, key: Any, config: ConfigDict) -> Source:
+def sequences(
+  name: str,
+  split: str,
+  tokens: ArrayFile,
+  ends: ArrayFile | None,
+  key: Any,
+  config: ConfigDict,
+  completions: ArrayFile | None = None,
+) -> Source:
   """Windows of all tokens in a row, or whole documents packed together.
 
   Args:
@@ -21,13 +29,14 @@ def sequences(name: str, split: str, tokens: ArrayFile, ends: ArrayFile | None, 
     ends: the position just after each document, int64; needed to pack documents.
     key: determines `ends`: equal keys, equal documents.
     config: of the whole run.
+    completions: whether each token belongs to a completion, bool; None without prompts.
 
   Raises ConfigError if there is not enough for one sequence.
   """
   length, where, fix = config.model.seq_len, f"data.path={name!r}", more(split)
   if config.data.packing == "documents":
-    assert ends
-    source = packed(tokens, ends, length, config.data.cache_dir, key)
+    assert ends is not None
+    source = packed(tokens, ends, length, config.data.cache_dir, key, completions)
     if not len(source):
       raise ConfigError(f"{where} has no document of 2 tokens or more for {split}; {fix}")
     return source

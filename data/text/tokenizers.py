@@ -1,6 +1,7 @@
 """From text to token ids: bytes, a BPE that is trained on the text, or a tokenizer.json of the Hugging Face form."""
 
 import dataclasses
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,7 @@ class Tokenizer:
     size: all ids are below.
     end: the id that ends a document.
     encode: from pieces of UTF-8 to the ids of each, using all cores.
+    encode_prompts: the same for whole prompts. It gives the ids that `text.encode` gives.
     text: the same for the text of prompts and samples.
   """
 
@@ -39,6 +41,7 @@ class Tokenizer:
   size: int
   end: int
   encode: Callable[[list[bytes]], list[np.ndarray]]
+  encode_prompts: Callable[[list[bytes]], list[np.ndarray]]
   text: Text
 
   @property
@@ -51,11 +54,16 @@ def dtype_of(size: int) -> np.dtype:
   return np.dtype("u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<u4")
 
 
+def _bytes(pieces: list[bytes]) -> list[np.ndarray]:
+  return [np.frombuffer(piece, np.uint8) for piece in pieces]
+
+
 BYTES = Tokenizer(
   name="bytes",
   size=256,
   end=0,
-  encode=lambda pieces: [np.frombuffer(piece, np.uint8) for piece in pieces],
+  encode=_bytes,
+  encode_prompts=_bytes,
   text=Text(
     encode=lambda text: list(text.encode()),
     decode=lambda ids: bytes(i for i in ids if i < 256).decode(errors="replace"),
@@ -102,11 +110,17 @@ def from_file(file: Path, kind: str = "") -> Tokenizer:
   size = max(loaded.get_vocab().values()) + 1
   other = "" if end == known else f", ends with {end}"
   dtype = dtype_of(size)
+
+  def encode(pieces: list[bytes], special: bool = False) -> list[np.ndarray]:
+    texts = [piece.decode(errors="replace") for piece in pieces]
+    return [np.array(found.ids, dtype) for found in loaded.encode_batch_fast(texts, add_special_tokens=special)]
+
   return Tokenizer(
     name=f"{kind or 'tokenizer.json'} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}{other}",
     size=size,
     end=end,
-    encode=lambda pieces: [np.array(encoding.ids, dtype) for encoding in _encode(loaded, pieces)],
+    encode=encode,
+    encode_prompts=functools.partial(encode, special=True),
     text=Text(
       encode=lambda text: loaded.encode(text).ids,
       decode=lambda ids: loaded.decode(ids),
@@ -120,10 +134,6 @@ def from_file(file: Path, kind: str = "") -> Tokenizer:
 def room(text: bytes) -> int:
   """About how much memory a piece of text takes. Many short ones take more than their text."""
   return len(text) + 64
-
-
-def _encode(loaded: Any, pieces: list[bytes]) -> list[Any]:
-  return loaded.encode_batch_fast([piece.decode(errors="replace") for piece in pieces], add_special_tokens=False)
 
 
 def train_bpe(folder: Path, pieces: Iterable[bytes], vocab_size: int) -> None:

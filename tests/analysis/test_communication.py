@@ -38,6 +38,8 @@ VARIANTS = {
     "model__loss_chunk": 16,
     "model__saved": "key,context,mlp_up",
     "optimizer__moments": "bfloat16",
+    "data__packing": "documents",
+    "data__prompt_field": "prompt",
     **QWEN,
   },
   "tied, remat dots, blocks, muon": {

@@ -89,3 +89,11 @@ def test_a_run_from_before_a_field_existed_resumes_as_the_same_model(field: str,
   record.check_same_run(run({"depth": 4}), run({"depth": 4, field: usual}), "runs/a")
   with one_sentence(f"model.{field} was {usual!r} and is now {other!r}"):
     record.check_same_run(run({"depth": 4}), run({"depth": 4, field: other}), "runs/a")
+
+
+def test_a_field_of_the_data_that_came_later_is_not_reported_as_changed():
+  before, now = run({}), run({})
+  now["config"]["data"] |= {"prompt_field": "", "completion_field": "completion"}
+  now["data"] = now["data"] | {"fingerprints": [2]}
+  with one_sentence("runs/a is from another run: the content of the data has changed"):
+    record.check_same_run(before, now, "runs/a")

@@ -55,6 +55,10 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     {"model__objective": "class", "data__tokenizer": "bpe", "model__vocab_size": 300},
   ),
   "parquet": (lambda tmp: write_parquet(tmp / "a.parquet"), {}),
+  "prompts": (
+    lambda tmp: write_json(tmp / "a.jsonl.gz"),
+    {"data__prompt_field": "text", "data__completion_field": "label", "data__packing": "documents"},
+  ),
 }
 
 

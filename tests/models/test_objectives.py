@@ -41,7 +41,14 @@ def test_a_sharded_token_classifier_equals_a_single_device(name: str):
   assert_trees_close(*found, PARITY)
 
 
-@pytest.mark.parametrize("fields", [{"model__objective": "class", "model__classes": 3}, {"data__packing": "documents"}])
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"model__objective": "class", "model__classes": 3},
+    {"data__packing": "documents"},
+    {"data__packing": "documents", "data__prompt_field": "prompt"},
+  ],
+)
 def test_synthetic_data_fits_the_model(fields: dict):
   model = program(**fields).model
   batch, shapes = Synthetic(model, first=0, size=64).read(np.arange(64)), model.example_shapes()

@@ -90,6 +90,19 @@ def test_a_prediction_counts_if_the_next_token_is_of_the_same_document():
   np.testing.assert_array_equal(p.targets(batch).counted, expected)
 
 
+def test_with_prompts_a_prediction_counts_if_the_next_token_is_of_a_completion():
+  p = program(data__packing="documents", data__prompt_field="prompt", model__seq_len=8)
+  batch = {
+    "segments": jnp.array([[1, 1, 1, 1, 2, 2, 2, 0, 0], [1] * 9]),
+    "completions": jnp.array([[0, 0, 1, 1, 1, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0, 0, 1, 1]], bool),
+    "mask": jnp.array([True, True]),
+    "tokens": jnp.zeros((2, 9), int),
+  }
+  expected = np.zeros((2, 8), bool)
+  expected[0, [1, 2, 4, 5]] = expected[1, [6, 7]] = True  # not 3: document 2 has no prompt, so nothing comes before it
+  np.testing.assert_array_equal(p.targets(batch).counted, expected)
+
+
 def test_padding_changes_neither_loss_nor_gradient():
   """Whatever its token ids are; and a row that is only padding counts nothing."""
   p = program(data__packing="documents")

@@ -18,19 +18,20 @@ STEPS, BATCH = 20, 16
 SMALL = {"model__mlp_width": 64, "model__vocab_size": 64, "model__seq_len": 16, "optimizer__clip_norm": 0.0}
 MICROBATCHES = {"pipeline__microbatches": 4}
 
-DOCUMENTS = "documents, tied, remat dots"
+DOCUMENTS = "documents with prompts, tied, remat dots"
 # What Qwen's and Llama 3's models add. The rotations of 2 pairs: one that stays, and one that is slowed down in part.
 FAMILIES = {"model__qkv_bias": True, "model__qk_norm": True, "model__rope_scaling": (8.0, 0.01, 1.0, 16)}
 ACCUMULATED = {"accumulation": 2, "model__remat": "full", "model__loss_chunk": 5}
 # What is kept on the host, and what is saved by name.
 KEPT = {"optimizer__on_host": True, "model__remat": "offload", "model__saved": "query,context,mlp_up"}
-# Every option is in some variant: dropout, accumulation, remat, packed documents, a tied embedding, augmentation, the
-# host's memory, biases. Most tests after the first use the plain "text".
+# Every option is in some variant: dropout, accumulation, remat, packed documents, prompts, a tied embedding,
+# augmentation, the host's memory, biases. Most tests after the first use the plain "text".
 VARIANTS = {
   "text": {"model__dropout": 0.1},
   "text, accumulated, remat": {"model__dropout": 0.1, **ACCUMULATED},
   DOCUMENTS: {
     "data__packing": "documents",
+    "data__prompt_field": "prompt",
     "model__tied_embedding": True,
     "model__remat": "dots",
     **FAMILIES,
@@ -103,9 +104,10 @@ def documents_alone() -> tuple[float, Params]:
   alone["tokens"] = random.integers(0, program.model.vocab_size, alone["tokens"].shape, np.int32)
   alone["segments"][:] = 0
   for i, (row, n) in enumerate(numbers):
-    tokens = packed["tokens"][row, packed["segments"][row] == n]
-    alone["tokens"][i, : len(tokens)] = tokens
-    alone["segments"][i, : len(tokens)] = 1
+    document = packed["segments"][row] == n
+    for field in ("tokens", "completions"):
+      alone[field][i, : document.sum()] = packed[field][row, document]
+    alone["segments"][i, : document.sum()] = 1
   assert BATCH < len(numbers) < len(alone["tokens"])
   runner = strategy("single", program)
   metrics, gradients = runner.gradients(initial_state(runner), alone)
@@ -156,9 +158,12 @@ def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(
   assert len(set(shapes)) == 2  # of a whole microbatch, and of the part on one device
 
 
-@pytest.mark.parametrize("variant", ["text", "images"])
+@pytest.mark.parametrize("variant", ["text", DOCUMENTS, "images"])
 def test_accumulation_and_remat_change_nothing(variant: str):
-  """Compares two runs on a single device, because the test above compares runs with the same options."""
+  """Compares two runs on a single device, because the test above compares runs with the same options.
+
+  With prompts, a different number of predictions counts in each part.
+  """
   losses, gradients = run("single", make_program(variant, **ACCUMULATED))
   assert_trees_close(gradients, reference(variant)[1], PARITY)
   np.testing.assert_allclose(losses, reference(variant)[0], rtol=PARITY)

@@ -154,6 +154,8 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_masters():
     ({"model__dtype": "flaot32"}, ["model.dtype='flaot32'", "'float32'"]),
     ({"data__packing": "document"}, ["data.packing='document'", "'documents'"]),
     ({"data__packing": "documents", **IMAGES}, ["data.packing='documents'", "model.objective='class'", "'windows'"]),
+    ({"data__prompt_field": "prompt"}, ["data.prompt_field='prompt'", "data.packing='windows'", "use 'documents'"]),
+    ({"data__prompt_field": "prompt", **IMAGES}, ["data.prompt_field='prompt'", "model.objective='class'", "empty"]),
   ],
 )
 def test_invalid_settings_are_refused(fields: dict, parts: list[str]):
