@@ -18,7 +18,7 @@ from absl import flags
 import data
 import pretrained
 import strategies
-from checkpointing import record, restore
+from checkpointing import reading, record, restore
 from checkpointing.save import Checkpoints, NotSaved
 from evaluation.evaluator import Evaluator
 from reporting import summary
@@ -141,7 +141,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
     progress=Progress(clock, meter, writer, plan, used, start.loop),
     evaluator=Evaluator(strategy, dataset, config),
     checkpoints=Checkpoints(
-      workdir / restore.FOLDER, config.checkpoint.keep, config.checkpoint.keep_best, writer.say, warn
+      workdir / reading.FOLDER, config.checkpoint.keep, config.checkpoint.keep_best, writer.say, warn
     ),
     profiler=Profiler(workdir, config.profile, start.loop.step, writer.say, warn),
   )  # fmt: skip
@@ -153,7 +153,7 @@ def announce(run: Run, devices: list[jax.Device]) -> None:
     config, strategy = run.config, run.strategy
     described, model = strategy.describe(config.strategy), strategy.program.model
     lines = summary.start_lines(devices, described, config.model.attention, model, run.dataset)
-    for line in (*lines, summary.parameter_table(run.start.state.params), *run.start.lines):
+    for line in (*lines, summary.parameter_table(model, run.start.state.params), *run.start.lines):
       run.writer.say(line)
 
 

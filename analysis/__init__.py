@@ -12,8 +12,9 @@ Compiled programs
     links.py          how fast their devices can send to one another
 
 Formulas
-    case.py           a step to predict: layout, model and batch
-    theory.py         what the step must send; update.py: what its optimizer stores, computes and sends
+    case.py           a step to predict: layout, model and batch; weights.py: the model's weights
+    theory.py         what the step must send; activations.py: the part that devices send to share products
+    update.py         what its optimizer stores, computes and sends
     compilers.py      where the compilers differ from theory, and constants fitted to them
     memory.py         memory; saved.py: activations saved for the backward pass
     predict.py        FLOPs, traffic and time

@@ -1,22 +1,17 @@
-"""A step to predict: a layout, a model and a batch. Also the model's weights, with the names of their dimensions.
+"""A step to predict: a layout, a model and a batch.
 
 Next: theory.py and predict.py, which predict what such a step sends, stores and costs.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Collection
-from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
-from flax import nnx
 
+from analysis.weights import Weight
 from models import remat
 from models.config import ModelConfig
-from models.dimensions import Dims, is_dims
-from models.parameters import definition, logical_dims, used_dtypes
 from strategies.base import Strategy
 from strategies.layout import Layout
 from strategies.pipeline.table import Schedule
@@ -25,48 +20,6 @@ from training.optimizer import Optimizer
 ADAMW = Optimizer(
   3e-4, warmup=0, steps=1, final_fraction=1.0, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0, clip_norm=1.0
 )
-
-
-class Weight(NamedTuple):
-  """A parameter of the model.
-
-  Attributes:
-    shape: global, with all layers.
-    dims: the logical dimensions of `shape`.
-    dtype: in which the model uses it: float32 for a classifier's head, `param_dtype` for norms, else the compute dtype.
-    roles: how the model uses it: "block", "embedding", "head" or "norm". A tied embedding is also the head.
-  """
-
-  name: str
-  shape: tuple[int, ...]
-  dims: Dims
-  dtype: str
-  roles: tuple[str, ...]
-
-  @property
-  def size(self) -> int:
-    return math.prod(self.shape)
-
-  @property
-  def is_table(self) -> bool:
-    """Whether its rows are looked up by token id."""
-    return self.dims[0] == "vocab"
-
-  @property
-  def in_blocks(self) -> bool:
-    return "block" in self.roles
-
-  @property
-  def is_matrix(self) -> bool:
-    """Whether it is more than the scale of a norm or a bias."""
-    return "embed" in self.dims
-
-  @property
-  def in_parts_along(self) -> str | None:
-    """The dimension, besides the batch, along which devices compute parts of a scale's gradient; None for a bias."""
-    if "heads" in self.dims:
-      return None  # a device has all of the gradient for its heads
-    return "heads" if "attention/" in self.name else "sequence"  # of queries and keys, or of the stream
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,6 +139,10 @@ class Case:
     """The number of devices along these mesh axes."""
     return math.prod(self.layout.mesh[axis] for axis in axes)
 
+  def stored_item(self, weight: Weight) -> int:
+    """Bytes of an element of a weight as it is stored."""
+    return jnp.dtype(self.model.param_dtype).itemsize if weight.trained else self.item_of(weight)
+
   def item_of(self, weight: Weight) -> int:
     """Bytes of an element of a weight as the model uses it, and of its gradient (`models.parameters.used_dtypes`)."""
     return jnp.dtype(weight.dtype).itemsize
@@ -219,28 +176,6 @@ class Case:
   def _pieces(self, weight: Weight, axes: tuple[str, ...]) -> float:
     """Elements of a weight on one device if these mesh axes split `embed`."""
     return self.used(weight) / (self.devices(axes) if "embed" in weight.dims else 1)
-
-
-@functools.cache
-def weights(model: ModelConfig) -> tuple[Weight, ...]:
-  """The model's parameters, ordered by name."""
-  _, params = definition(model)
-  found = jax.tree.leaves_with_path(nnx.to_pure_dict(params))
-  named = jax.tree.leaves(logical_dims(model), is_leaf=is_dims)
-  dtypes = jax.tree.leaves(used_dtypes(model))
-  name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-  return tuple(
-    Weight(name(path), tuple(param.shape), dims, dtype, _roles(model, dims))
-    for (path, param), dims, dtype in zip(found, named, dtypes, strict=True)
-  )
-
-
-def _roles(model: ModelConfig, dims: Dims) -> tuple[str, ...]:
-  if "layers" in dims:
-    return ("block",)
-  if dims == model.reads.embedding(model)[1]:
-    return ("embedding", "head") if model.tied_embedding else ("embedding",)
-  return ("head",) if dims == model.predicts.head(model)[1] else ("norm",)
 
 
 def part(n: int) -> float:

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from analysis.case import Case, Weight
+from analysis.case import Case
+from analysis.weights import Weight
 from strategies.pipeline.part import UNROLL
 
 ROWS = 32  # bytes of a column of a tile in a TPU's memory
@@ -68,6 +69,14 @@ class Compiler:
     """Whether a reduce-scatter that the program asks for stays one. Otherwise it is an all-reduce and a slice."""
     return True
 
+  def scatters_adapters(self, case: Case) -> bool:
+    """Whether sums between the halves of adapters are reduce-scattered, too. These arrays are narrow."""
+    return self.scatters_stream(case)
+
+  def sums_positions_first(self, case: Case, weight: Weight) -> bool:
+    """Whether the gradient of an adapter is summed over positions before it is summed over the batch and split."""
+    return False
+
   def reduces_tied_gradients_apart(self, case: Case) -> bool:
     """Whether a tied embedding's gradients, as table and as head, are reduced separately."""
     return False
@@ -113,6 +122,10 @@ class XlaCpu(Compiler):
     """It reduces both gradients as soon as they exist, unless the strategy sums gradients by hand after adding them."""
     return not case.by_hand
 
+  def sums_positions_first(self, case: Case, weight: Weight) -> bool:
+    """Those that it computes together, of adapters that read the stream, if remat repeats the forward pass."""
+    return case.repeats and weight.dims[1] == "embed"
+
 
 @dataclasses.dataclass(frozen=True)
 class LibTpu(Compiler):
@@ -130,6 +143,9 @@ class LibTpu(Compiler):
   def scatters_stream(self, case: Case) -> bool:
     """Only if the positions of a device fill tiles."""
     return case.model.positions / case.layout.shards("sequence") * case.item % ROWS == 0
+
+  def scatters_adapters(self, case: Case) -> bool:
+    return False
 
   def scatters_by_hand(self, case: Case, axes: tuple[str, ...]) -> bool:
     """Only in groups of some devices. With all devices in one group it all-reduces over all links at once."""

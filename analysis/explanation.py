@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from analysis import gpus, host, memory, predict, theory
-from analysis.case import Case, weights
+from analysis.case import Case
 from analysis.compiled import DoesNotFit, Step, compile_step
 from analysis.fixes import fixes
 from analysis.links import of_devices, spans_slices
@@ -21,6 +21,7 @@ from analysis.profile import scope
 from analysis.roofline import Roofline
 from analysis.timeline import timeline
 from analysis.topology import Cluster, Machine
+from analysis.weights import weights
 from models.dimensions import Dims, Unsharded
 from runtime.hardware import Chip, chip, peak_flops
 from strategies.base import Strategy

@@ -9,10 +9,11 @@ import dataclasses
 import jax.numpy as jnp
 
 from analysis import update
-from analysis.case import Case, weights
+from analysis.case import Case
 from analysis.compilers import COMPILERS
 from analysis.host import IN_FLIGHT, offloaded, to_host
 from analysis.saved import block_values, bytes_per_example
+from analysis.weights import trained, weights
 from models.losses import chunk_count
 from strategies.pipeline.part import UNROLL
 
@@ -48,8 +49,9 @@ def of(case: Case) -> Memory:
   """Bytes on one device. The backward pass of a block is the worst moment, or the loss, before there are gradients."""
   model = case.model
   param = jnp.dtype(model.param_dtype).itemsize
-  counts = (case.held, case.kept, case.summed, case.updated)
-  held, kept, summed, updated = (sum(map(count, weights(model))) for count in counts)
+  held, kept = (sum(map(count, weights(model))) for count in (case.held, case.kept))
+  changed, summed, updated = (sum(map(count, trained(model))) for count in (case.held, case.summed, case.updated))
+  stored = sum(case.held(weight) * case.stored_item(weight) for weight in weights(model))
   fitted = COMPILERS[case.compiler].fitted
   cast = fitted.cast * held * case.item if model.dtype != model.param_dtype else 0
   if case.by_hand:  # the weights as they are sent, for the whole step
@@ -60,14 +62,14 @@ def of(case: Case) -> Memory:
   else:
     loss -= gradients
   working = max(_block(case), loss) + cast
-  if updated < held:  # the new weights are gathered beside the old ones, when all else is free
-    working = max(working, held * param - gradients - saved)
+  if updated < changed:  # the new weights are gathered beside the old ones, when all else is free
+    working = max(working, changed * param - gradients - saved)
   on_host, state = to_host(case)
   layers = model.depth // case.layout.shards("layers")
   if case.optimizer.on_host:  # a part of the update comes while another goes, when all activations are free
-    largest = max(case.updated(w) / (layers if w.in_blocks else 1) for w in weights(model))
+    largest = max(case.updated(w) / (layers if w.in_blocks else 1) for w in trained(model))
     working = max(working, 4 * largest * param - saved)
-  return Memory(held * param, update.state_bytes(case) - state, gradients, saved, working, on_host / case.units + state)
+  return Memory(stored, update.state_bytes(case) - state, gradients, saved, working, on_host / case.units + state)
 
 
 def _saved(case: Case) -> float:

@@ -10,13 +10,15 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from analysis import splash, theory, update
-from analysis.case import Case, weights
+from analysis.case import Case
 from analysis.compilers import COMPILERS
 from analysis.host import host_times, to_host
 from analysis.links import Links
 from analysis.memory import cotangents
 from analysis.roofline import Roofline
 from analysis.saved import block_values
+from analysis.weights import trained, weights
+from models import lora
 from models.config import ModelConfig
 from models.cores import KERNELS, QUERY_BLOCK
 from runtime.hardware import Chip
@@ -56,10 +58,13 @@ def repeated_flops(case: Case) -> float:
 
 
 def _products(case: Case) -> list[Product]:
-  """The products of one device: forward, backward (two for each of the forward pass), and again with remat."""
+  """The products of one device: forward, backward and again with remat.
+
+  The backward pass has two for each of the forward pass, or one for that of a weight that is not trained.
+  """
   model, layout = case.model, case.layout
   t, d = model.positions, model.width
-  layers = model.depth / layout.shards("layers")
+  layers, each = model.depth / layout.shards("layers"), 2 if model.lora_rank else 3
   projections = 2 * d * model.head_dim * (2 * model.heads + 2 * model.kv_heads) / layout.shards("heads")
   scores = 4 * t * model.heads * model.head_dim / layout.shards("heads") * _computed(model)
   mlp = 6 * d * model.mlp_width / layout.shards("mlp")
@@ -73,12 +78,31 @@ def _products(case: Case) -> list[Product]:
   (inputs, _), head = model.predicts.head(model)
   head_flops = 2 * inputs * case.outputs * model.predicts.predictions(model) / t
   return [
-    Product(layers * (3 * (projections + scores) + attention_again), ("heads",)),
-    Product(layers * (3 * mlp + mlp_again), ("mlp",)),
+    Product(layers * (each * projections + 3 * scores + attention_again), ("heads",)),
+    Product(layers * (each * mlp + mlp_again), ("mlp",)),
     # The input has no gradient, so the embedding's product has no second backward product.
-    Product(2 * 2 * model.reads.embedding_products(model) / layout.shards("sequence"), ("sequence",)),
-    Product(3 * head_flops, tuple(dim for dim in head if dim == "vocab")),
+    Product((each - 1) * 2 * model.reads.embedding_products(model) / layout.shards("sequence"), ("sequence",)),
+    Product(each * head_flops, tuple(dim for dim in head if dim == "vocab")),
+    *_adapters(case, layers),
   ]
+
+
+def _adapters(case: Case, layers: float) -> list[Product]:
+  """The products of adapters: the half on the side of the stream, for own positions, and the other half.
+
+  With "dots", large results are not saved, and "full" repeats all but what makes the block's output.
+  """
+  model, shards = case.model, case.layout.shards
+  sides = {"query": model.heads, "key": model.kv_heads, "value": model.kv_heads, "out": model.heads}
+  found = []
+  for dim, reading, writing in lora.groups(model.lora_targets) if model.lora_rank else []:
+    wide = lambda names: sum(sides[name] * model.head_dim if name in sides else model.mlp_width for name in names)
+    repeats, ends_block = case.repeats, dim == "mlp"
+    stream = 3 * len(reading + writing) + repeats * (len(reading) + (0 if ends_block else len(writing)))
+    other = 3 * wide(reading + writing) + (case.model.remat != "minimal") * wide(reading) + repeats * wide(writing)
+    found.append(Product(layers * 2 * model.lora_rank * model.width * stream / shards("sequence"), ("sequence",)))
+    found.append(Product(layers * 2 * model.lora_rank * other / shards(dim), (dim,)))
+  return found
 
 
 def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[float, float]:
@@ -133,7 +157,7 @@ def traffic(case: Case) -> float:
   logits = case.logits * 4
   weight_passes = 4 if case.repeats else 3
   used = sum(map(case.used, weights(model))) * case.item
-  summed, updated = (sum(map(count, weights(model))) * param for count in (case.summed, case.updated))
+  summed, updated = (sum(map(count, trained(model))) * param for count in (case.summed, case.updated))
   activations = case.examples * (layers * (block + whole) + 6 * logits)
   if model.attention == "splash":
     activations += case.examples * layers * _splash_bytes(case)

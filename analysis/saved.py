@@ -95,7 +95,7 @@ def traced(
 
 @functools.cache
 def _traced(model: ModelConfig, remat: str, sequence: int) -> tuple[int, int]:
-  chosen = SAVE_ALL if remat == "all" else policy_of(remat, model.saved)
+  chosen = SAVE_ALL if remat == "all" else policy_of(remat, model.saved, model.lora_rank)
   policy = lambda primitive, *given, **named: primitive.name != GATHER and chosen(primitive, *given, **named)
   sharding = OwnPositions(sequence)
   examples = _prime_above(2 * max(model.positions, model.width, model.mlp_width, model.heads * model.head_dim))

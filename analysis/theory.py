@@ -7,37 +7,21 @@ test_gpu_topology.py for GPUs.
 
 import collections
 import functools
-from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from analysis import update
-from analysis.case import Case, Weight, part, weights
+from analysis.activations import activations, adapters
+from analysis.case import Case, part
 from analysis.compilers import COMPILERS
+from analysis.sent import Sent
+from analysis.weights import Weight, trained, weights
 from strategies.pipeline.table import BACKWARD, FORWARD
-
-
-class Sent(NamedTuple):
-  """Bytes that each device sends in a step, by one kind of collective over some mesh axes, for one purpose.
-
-  Attributes:
-    what: the purpose.
-    waits: whether the next computation needs the result, so that nothing can hide the collective.
-    edges: the part of `bytes` that is sent where little can hide it: before or after the blocks run, or in ticks of a
-      pipeline in which all units wait for it.
-  """
-
-  kind: str
-  axes: tuple[str, ...]
-  bytes: float
-  what: str
-  waits: bool = False
-  edges: float = 0.0
 
 
 def sent(case: Case) -> list[Sent]:
   """Every collective that the layout makes necessary, with the bytes that each device sends in a step."""
-  by_purpose = (_weights, _updates, _update, _gradients, _table_gradients, _activations, _stages)
+  by_purpose = (_weights, _updates, _update, _gradients, _table_gradients, activations, adapters, _stages)
   return [row for find in by_purpose for row in find(case) if row.bytes]
 
 
@@ -61,7 +45,7 @@ def _updates(case: Case) -> list[Sent]:
   """Gathers of the new weights, in the dtype in which they are stored, where a device updates only a piece of them."""
   axes = tuple(axis for axis in case.axes("state") if axis not in case.axes("embed"))
   item = jnp.dtype(case.model.param_dtype).itemsize
-  size = part(case.devices(axes)) * item * sum(case.held(weight) for weight in weights(case.model) if weight.is_matrix)
+  size = part(case.devices(axes)) * item * sum(case.held(weight) for weight in trained(case.model) if weight.is_matrix)
   return [Sent("all-gather", axes, size, "new weights, from the pieces that devices update", waits=True, edges=size)]
 
 
@@ -93,7 +77,7 @@ def _gradients(case: Case) -> list[Sent]:
   apart = compiler.reduces_tied_gradients_apart(case)
   tables = compiler.scatters_tables(case)
   as_product = lambda weight: not weight.is_table or tables or (apart and "head" in weight.roles)
-  matrices = [weight for weight in weights(case.model) if weight.is_matrix and as_product(weight)]
+  matrices = [weight for weight in trained(case.model) if weight.is_matrix and as_product(weight)]
   scattered = [weight for weight in matrices if compiler.scatters(case, weight)]
   sliced = [weight for weight in matrices if not compiler.scatters(case, weight)]
   n, r = map(case.devices, (sharded, whole))
@@ -119,16 +103,18 @@ def _over_positions(case: Case) -> list[Sent]:
   """
   batch, positions = () if case.by_hand else case.axes("batch"), case.axes("sequence")
   sizes: collections.Counter[tuple[str, ...]] = collections.Counter()
-  together = COMPILERS[case.compiler].sums_positions_together
-  for weight in weights(case.model):
+  compiler = COMPILERS[case.compiler]
+  for weight in trained(case.model):
     if not weight.is_matrix:
       dim = weight.in_parts_along
       others = case.axes(dim) if dim else ()
       item = 4 if dim else case.item_of(weight)  # scales are used in float32
-      for axes in [case.ordered(batch + others)] if together and others else [batch, others]:
+      for axes in [case.ordered(batch + others)] if compiler.sums_positions_together and others else [batch, others]:
         sizes[axes] += item * case.used(weight)
-    elif "embedding" in weight.roles and not weight.is_table and positions:  # of patches: summed, then these
-      sizes[positions] += case.item * (case.used if case.by_hand else case.summed)(weight)
+    elif positions and ("adapter" in weight.roles or ("embedding" in weight.roles and not weight.is_table)):
+      # Of patches, and of adapters on the side of the stream: summed over the batch, then over positions.
+      is_whole = case.by_hand or compiler.sums_positions_first(case, weight)
+      sizes[positions] += case.item * (case.used if is_whole else case.summed)(weight)
   what = "gradients of the norms' scales" + (" and of biases" if case.model.qkv_bias else "")
   what += ", and sums over positions" if positions else ""
   sent = lambda axes, size: case.units * 2 * size * part(case.devices(axes))
@@ -155,7 +141,7 @@ def _sums(case: Case) -> list[Sent]:
     each_part = weight.in_blocks and axes == stored and not case.once
     edges[kind, axes, what] += 0 if each_part else size
 
-  for weight in weights(case.model):
+  for weight in trained(case.model):
     size, split = case.held(weight) * case.item_of(weight), "embed" in weight.dims
     size *= case.devices(stored) if split else 1  # before it is scattered
     for axes, times in scatters if split else ():
@@ -177,56 +163,9 @@ def _table_gradients(case: Case) -> list[Sent]:
   if case.by_hand or COMPILERS[case.compiler].scatters_tables(case):
     return []
   batch = case.axes("batch")
-  tables = sum(case.used(weight) for weight in weights(case.model) if weight.is_table)
+  tables = sum(case.used(weight) for weight in trained(case.model) if weight.is_table)
   size = case.units * 2 * part(case.devices(batch)) * case.item * tables
   return [Sent("all-reduce", batch, size, "gradient of the embedding", edges=size)]
-
-
-def _activations(case: Case) -> list[Sent]:
-  """Sums over the devices that share a matrix product, and gathers of positions. The next computation waits for each.
-
-  A block has two sums in the forward pass, after attention and the MLP, and two in the backward pass, for the
-  cotangents of their inputs. Query, key and value share an input, and so do gate and up. If remat repeats the forward
-  pass, then attention's sum too, unless it is saved; the MLP's would only make the block's output, which the backward
-  pass does not need.
-  If the positions are split, they are gathered where the sums' gradients come from: before attention and the MLP, again
-  for the backward pass, and the cotangents of their outputs. A pipeline's weight units gather these cotangents again,
-  and repeat the forward pass, too.
-  """
-  compiler, model = COMPILERS[case.compiler], case.model
-  numbers = case.examples * model.positions  # [b, T]
-  stream = numbers * model.width * case.item  # [b, T, D]
-  layers = model.depth / case.layout.shards("layers")
-  splits = bool(case.schedule and case.schedule.splits)
-  again = 0 if "attention_output" in case.saved_names else 1 + splits
-  heads, mlp = 2 + again + compiler.attention_again(case), 2
-  has_table = any(weight.is_table for weight in weights(model))
-  has_logits = "vocab" in model.predicts.head(model)[1]
-  vocab = ["embedding"] * has_table + ["head"] * has_logits  # rows that a device does not hold are zero; the cotangent
-  gathers = layers * (6 + 2 * splits + 2 * max(again - 1, 0))
-  gathers += has_table + has_logits  # the cotangent of that sum, and the head's input
-  loss = numbers * 3 * 4 if has_logits else 0  # the largest logit, the target's, and the sum
-  mean = 0 if has_logits else case.examples * model.width * 4  # over the positions, for a class
-  return [
-    _sum(case, "heads", layers * heads * stream, f"activations: {heads:.3g} sums a block for the heads"),
-    _sum(case, "mlp", layers * mlp * stream, f"activations: {mlp} sums a block for the mlp"),
-    _sum(case, "vocab", len(vocab) * stream, " and ".join(vocab)),
-    _waits(case, "all-gather", "sequence", gathers * stream, "activations: positions for products"),
-    _waits(case, "all-reduce", "vocab", loss, "loss"),
-    _waits(case, "all-reduce", "sequence", mean, "mean over positions"),
-  ]
-
-
-def _sum(case: Case, dim: str, size: float, what: str) -> Sent:
-  """The sum of activations over the devices that split a dimension. Those that also split positions keep their own."""
-  split = case.axes(dim) == case.axes("sequence") and COMPILERS[case.compiler].scatters_stream(case)
-  return _waits(case, "reduce-scatter" if split else "all-reduce", dim, size, what)
-
-
-def _waits(case: Case, kind: str, dim: str, size: float, what: str) -> Sent:
-  """A collective over the devices that split a dimension, in each part of the batch. `size` is the whole in bytes."""
-  times = case.units * (2 if kind == "all-reduce" else 1)
-  return Sent(kind, case.axes(dim), times * part(case.layout.shards(dim)) * size, what, waits=True)
 
 
 def _stages(case: Case) -> list[Sent]:
@@ -236,7 +175,7 @@ def _stages(case: Case) -> list[Sent]:
   axes = case.axes("layers")
   stream = case.examples * case.model.positions * case.model.width * case.item / case.layout.shards("sequence")
   blocks = [weight for weight in weights(case.model) if weight.in_blocks]
-  moved = sum((case.held(weight) + case.updated(weight)) * case.item_of(weight) for weight in blocks)
+  moved = sum((case.held(weight) + weight.trained * case.updated(weight)) * case.item_of(weight) for weight in blocks)
   # A phase exchanges at each of its ticks, also where a stage in the bubble has nothing to send. If both kinds of units
   # run in a phase, one kind can hide what the other exchanges.
   exchanges = [phase for phase in case.schedule.phases for _ in phase.routes]

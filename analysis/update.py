@@ -9,10 +9,11 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
-from analysis.case import Case, Weight, part, weights
+from analysis.case import Case, part
+from analysis.weights import Weight, weights
 from models.config import ModelConfig
 from models.dimensions import Dims, is_dims
-from models.parameters import definition, logical_dims
+from models.parameters import definition, logical_dims, trained
 from strategies.by_layer import Share, share
 from training.optimizer import Optimizer
 from training.optimizers import Rule
@@ -28,7 +29,7 @@ class Array(NamedTuple):
 
 @functools.cache
 def rule(model: ModelConfig, optimizer: Optimizer) -> Rule:
-  return optimizer.rule(logical_dims(model), model.dtype)
+  return optimizer.rule(trained(model, logical_dims(model)), model.dtype)
 
 
 @functools.cache
@@ -36,7 +37,7 @@ def state(model: ModelConfig, optimizer: Optimizer) -> tuple[Array, ...]:
   """The arrays of an optimizer's state, without numbers such as the count of steps."""
   _, params = definition(model)
   found = rule(model, optimizer)
-  arrays = jax.tree.leaves(jax.eval_shape(found.transform.init, nnx.to_pure_dict(params)))
+  arrays = jax.tree.leaves(jax.eval_shape(found.transform.init, trained(model, nnx.to_pure_dict(params))))
   names = jax.tree.leaves(found.dims, is_leaf=is_dims)
   return tuple(Array(x.size * x.dtype.itemsize, dims) for x, dims in zip(arrays, names, strict=True) if dims)
 
@@ -65,7 +66,7 @@ def repeated_flops(case: Case) -> float:
 def whole(case: Case) -> list[Weight]:
   """The weights that the optimizer needs whole."""
   by_layer = rule(case.model, case.optimizer).by_layer
-  return [weight for weight in weights(case.model) if by_layer(weight.dims)]
+  return [weight for weight in weights(case.model) if weight.trained and by_layer(weight.dims)]
 
 
 def shared(case: Case) -> dict[tuple[str, tuple[str, ...]], float]:

@@ -30,7 +30,7 @@ from absl import logging
 import data
 import strategies
 from benchmarks.pages import ROOT, machine, rewrite, source
-from checkpointing import record, restore
+from checkpointing import reading, record
 from checkpointing.save import Checkpoints
 from configs import base
 from errors import positive
@@ -106,7 +106,7 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
       with timed(taken, "save"), Checkpoints(folder / "alone", 1, 0, lambda _: None, print) as alone:
         alone.save(state, run, LoopState(turn + 1), None)  # nothing else runs meanwhile
       with timed(taken, "restore"):
-        jax.block_until_ready(restore.read_arrays(saved, abstract))
+        jax.block_until_ready(reading.read_arrays(saved, abstract))
       if turn:  # the first round compiles
         for name, value in taken.items():
           seconds[name].append(value)

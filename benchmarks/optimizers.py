@@ -18,7 +18,7 @@ from absl import logging
 
 import data
 import strategies
-from analysis.case import weights
+from analysis.weights import weights
 from benchmarks.pages import ROOT, machine, rewrite, source
 from configs import base
 from errors import positive

@@ -32,7 +32,8 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 FREE_TO_CHANGE = ("attention", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std")
 # Fields that came later, and what runs were before.
 ADDED = {
-  "model.rope_scaling": [], "model.qkv_bias": False, "model.qk_norm": False,
+  "model.rope_scaling": [], "model.qkv_bias": False, "model.qk_norm": False, "model.lora_rank": 0,
+  "model.lora_alpha": 16.0, "model.lora_targets": "query,key,value,out,gate,up,down",
   "data.prompt_field": "", "data.completion_field": "completion",
 }  # fmt: skip
 DATA = tuple(  # fields that may change the examples

@@ -1,4 +1,4 @@
-"""Writes checkpoints while training goes on. restore.py reads them.
+"""Writes checkpoints while training goes on. reading.py reads them.
 
 A checkpoint is an orbax folder `workdir/checkpoints/STEP` with the items `params`, `optimizer` (with the step) and
 `run`, the JSON record (record.py). Every process writes its own shards. A folder gets its final name when it is
@@ -23,8 +23,8 @@ from orbax.checkpoint import checkpoint_managers
 
 from checkpointing import record
 from checkpointing.quiet import quiet
+from checkpointing.reading import steps
 from checkpointing.record import Record
-from checkpointing.restore import steps
 from errors import first_line
 from runtime import processes
 from training.loop import LoopState
@@ -138,8 +138,9 @@ class Checkpoints:
     step = loop.step
     self.finish()
     start = time.perf_counter()
-    run = run | {"loop": dataclasses.asdict(loop), "loss": loss, "arrays": record.arrays(state), "time": time.time()}
-    tree = record.nested(record.named(state))
+    unchanging = run.get("base", {}).get("weights", {})
+    tree = record.nested((name, x) for name, x in record.named(state) if name not in unchanging)
+    run = run | {"loop": dataclasses.asdict(loop), "loss": loss, "arrays": record.arrays(tree), "time": time.time()}
     items = {
       "params": _save_args(tree.pop("params")),
       "optimizer": _save_args(tree),

@@ -70,6 +70,10 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "norm_eps": 1e-5,
         "qkv_bias": False,  # add biases to queries, keys and values, as Qwen2 does
         "qk_norm": False,  # normalize queries and keys, as Qwen3 does
+        # Train small adapters of some weights and no other weight (docs/fine-tuning.md).
+        "lora_rank": 0,  # of the adapters; 0: train all weights
+        "lora_alpha": 16.0,  # what adapters add is multiplied by lora_alpha / lora_rank
+        "lora_targets": "query,key,value,out,gate,up,down",  # the weights that have one
         "attention": "auto",  # "plain", "blockwise" (CPU), "cudnn" (NVIDIA), "splash" (TPU); "auto": the best
         # What the backward pass computes again: "minimal" (if cheap), "dots" (all but products), "full", or "offload"
         # (as "full", but what is saved is in the host's memory).

@@ -4,6 +4,8 @@ Before a document stands a token that is not part of it: what the tokenizer puts
 token. So the first token of the document is predicted, too. END itself is not predicted. A document that is longer than
 a sequence is cut, and each further piece begins with the last token of the piece before. lm-evaluation-harness does the
 same (get_rolling_token_windows in lm_eval/utils.py), except that its last piece begins earlier, so that it is full.
+
+With `data.prompt_field` a document is a prompt and its completion, as in training. Completions are predicted, with END.
 """
 
 import dataclasses
@@ -12,11 +14,12 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from data.dataset import Dataset, Part
+from data.dataset import Dataset, Part, Source
 from data.files import ArrayFile, array_file
-from data.text import prepare_text
+from data.text import PreparedText, prepare_text
 from data.text.files import VALIDATION, find
 from data.text.packing import packed
+from data.text.sequences import sequences
 from data.text.tokenizers import Tokenizer
 from errors import ConfigError
 
@@ -29,7 +32,7 @@ class Documents:
     dataset: the sequences, as those to validate on.
     count: how many documents there are.
     tokens: how many predictions there are.
-    bytes: of the text, without what begins or ends documents.
+    bytes: of the text, without what begins or ends documents; with prompts, of what is predicted.
   """
 
   dataset: Dataset
@@ -57,6 +60,8 @@ def documents(path: str, config: ConfigDict, tokenizer: Tokenizer) -> Documents:
   Raises ConfigError if there is no text, or a file is damaged.
   """
   files = tuple(dataclasses.replace(file, split=VALIDATION) for file in find(path))
+  if config.data.prompt_field:
+    return _completions(path, config, prepare_text(config, path, files, tokenizer))
   begin = (in_front(tokenizer) or [tokenizer.end])[-1]
   if begin != tokenizer.end:  # is stored in the place of END, so that it is before the next document
     name = f"{tokenizer.name}, begins with {begin}"
@@ -73,9 +78,22 @@ def documents(path: str, config: ConfigDict, tokenizer: Tokenizer) -> Documents:
     config.data.cache_dir,
     (text.meta["fingerprint"], "evaluation"),
   )
-  part = Part(path, train=source, validation=source, fingerprint=text.meta["fingerprint"])
   tokens, size = text.meta["tokens"]["validation"] - count, text.meta["bytes"] - count  # each END counts as a byte
-  return Documents(Dataset((part,), Path(path).name), count, tokens, size)
+  return _documents(path, text, source, tokens, size)
+
+
+def _completions(path: str, config: ConfigDict, text: PreparedText) -> Documents:
+  """All prompts with their completions, packed as for training: completions and END are predicted."""
+  load = lambda name, dtype: array_file(text.folder / f"validation.{name}", dtype)
+  tokens, ends, completions = load("tokens", text.meta["dtype"]), load("ends", "<i8"), load("completions", "?")
+  source = sequences(path, "validation", tokens, ends, (text.meta["fingerprint"], "evaluation"), config, completions)
+  count, size = (text.meta[name]["validation"] for name in ("counted_tokens", "counted_bytes"))
+  return _documents(path, text, source, count, size)
+
+
+def _documents(path: str, text: PreparedText, source: Source, tokens: int, size: int) -> Documents:
+  part = Part(path, train=source, validation=source, fingerprint=text.meta["fingerprint"])
+  return Documents(Dataset((part,), Path(path).name), text.meta["documents"]["validation"], tokens, size)
 
 
 def in_front(tokenizer: Tokenizer) -> list[int]:

@@ -13,6 +13,7 @@ from models.config import ModelConfig
 from models.cores import IMPLEMENTATIONS, KERNELS, with_past
 from models.dimensions import Sharding
 from models.layers import RMSNorm, linear, linears, weight
+from models.lora import Adapters
 
 
 class Cache(NamedTuple):
@@ -82,6 +83,9 @@ class Attention(nnx.Module):
     if config.qk_norm:
       self.query_norm, self.key_norm = RMSNorm(h, config), RMSNorm(h, config)
     self.has_bias, self.has_norms = config.qkv_bias, config.qk_norm
+    self.lora = Adapters(
+      config, rngs, query=(self.query, 1), key=(self.key, 1), value=(self.value, 1), out=(self.out, 2)
+    )
     self.core = functools.partial(IMPLEMENTATIONS[config.attention], causal=config.predicts.causal)
     self.is_kernel = config.attention in KERNELS
 
@@ -99,8 +103,9 @@ class Attention(nnx.Module):
 
     With a cache, x begins at position `start` (a number, or [B]: one for each row) and has no segments.
     """
-    x = sharding.whole_sequence(x)
-    projected = linears(x, (self.query[...], self.key[...], self.value[...]), self._join, sharding)
+    whole = sharding.whole_sequence(x)
+    projected = linears(whole, (self.query[...], self.key[...], self.value[...]), self._join, sharding)
+    projected = self.lora.after_stream(dict(zip(("query", "key", "value"), projected, strict=True)), x, sharding)
     if self.has_bias:
       biases = (self.query_bias[...], self.key_bias[...], self.value_bias[...])
       projected = tuple(y + bias for y, bias in zip(projected, biases, strict=True))
@@ -120,8 +125,9 @@ class Attention(nnx.Module):
         attended = with_past(q, k, v, *cache, start)
       cache = Cache(k, v)
     attended = sharding.activation(attended, "batch", None, "heads", None)  # [B, T, N, H]
-    out = linear(attended, self.out[...], inputs=2, flat=False)
-    return checkpoint_name(sharding.split_sequence(out), "attention_output"), cache
+    out = sharding.split_sequence(linear(attended, self.out[...], inputs=2, flat=False))
+    out = self.lora.into_stream("out", out, attended, sharding, inputs=2)
+    return checkpoint_name(out, "attention_output"), cache
 
   def _join(self, arrays: tuple[jax.Array, ...]) -> jax.Array:
     """Arrays [..., N, H], [..., K, H] and [..., K, H] → [..., K, (N/K + 2)·H]: for each key head what belongs to it."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from errors import ConfigError, above_zero, not_negative, one_of, positive
 from models.inputs import INPUTS, Field, Input, Shapes
+from models.lora import TARGETS, targets_of
 from models.objectives import OBJECTIVES, Objective
 from models.remat import names_of
 
@@ -35,6 +36,9 @@ class ModelConfig:
   rope_scaling: tuple[float, ...]  # (factor, low, high, length) (attention.rope_angles), or () for none
   qkv_bias: bool
   qk_norm: bool
+  lora_rank: int  # 0: everything is trained; else only adapters of this rank (lora.py)
+  lora_alpha: float
+  lora_targets: str  # names (lora.py), with commas
   norm_eps: float
   attention: str
   remat: str
@@ -59,6 +63,10 @@ class ModelConfig:
     one_of("model.attention", self.attention, ATTENTION)
     one_of("model.remat", self.remat, REMAT)
     names_of(self.saved)
+    not_negative("model.lora_rank", self.lora_rank, "use 0 to train all weights")
+    if self.lora_rank and not targets_of(self.lora_targets):
+      raise ConfigError(f"model.lora_targets is empty; name some of {', '.join(TARGETS)}")
+    above_zero("model.lora_alpha", self.lora_alpha, "16")
     one_of("model.dtype", self.dtype, DTYPES)
     one_of("model.param_dtype", self.param_dtype, DTYPES)
     for name in ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len", "patch_size"):
@@ -105,6 +113,18 @@ class ModelConfig:
     return OBJECTIVES[self.objective]
 
   @property
+  def lora_scale(self) -> float:
+    """What adapters add is multiplied by it."""
+    return self.lora_alpha / self.lora_rank if self.lora_rank else 0.0
+
+  @property
+  def adapter_weights(self) -> int:
+    """How many weights the adapters of a block have."""
+    queries, keys, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.mlp_width
+    other = {"query": queries, "key": keys, "value": keys, "out": queries, "gate": hidden, "up": hidden, "down": hidden}
+    return self.lora_rank * sum(self.width + other[name] for name in targets_of(self.lora_targets))
+
+  @property
   def positions(self) -> int:
     """Length of the sequence that the blocks see: tokens of a text, patches of an image."""
     return self.reads.positions(self)
@@ -143,11 +163,13 @@ class ModelConfig:
     """Floating-point operations of one forward and backward pass over one example.
 
     Counted as in PaLM (arXiv:2204.02311, appendix B): 6 for each weight of a matrix product at each position, and
-    12 · T · heads · head_dim for attention in each block at each position, causal or not. Recomputation by remat is
-    not counted, so the result gives MFU and not hardware FLOPs utilisation.
+    12 · T · heads · head_dim for attention in each block at each position, causal or not. A weight that is not trained
+    counts 4, and an embedding of patches that is not trained 2. Recomputation by remat is not counted, so the result
+    gives MFU and not hardware FLOPs utilisation.
     """
     t, attended = self.positions, self.heads * self.head_dim
     block = 2 * self.width * self.head_dim * (self.heads + self.kv_heads) + 3 * self.width * self.mlp_width
     head = math.prod(self.predicts.head(self)[0]) * self.predicts.predictions(self) / t
-    edges = self.reads.embedding_products(self) + head
-    return t * (6 * (self.depth * block + edges) + 12 * self.depth * t * attended)
+    each, patches = (4, 2) if self.lora_rank else (6, 6)
+    weights = each * (self.depth * block + head) + patches * self.reads.embedding_products(self)
+    return t * (weights + self.depth * (6 * self.adapter_weights + 12 * t * attended))

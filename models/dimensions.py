@@ -101,6 +101,10 @@ class Sharding(Protocol):
     """
     ...
 
+  def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
+    """`then`, unchanged, but not before devices have computed `first` together."""
+    ...
+
   def total(self, x: jax.Array, dim: str) -> jax.Array:
     """In a kernel: the sum of x over the devices that split a dimension."""
     ...
@@ -139,6 +143,9 @@ class Unsharded:
 
   def add_up(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
     return parts[0]
+
+  def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
+    return then
 
   def total(self, x: jax.Array, dim: str) -> jax.Array:
     return x

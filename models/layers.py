@@ -1,4 +1,4 @@
-"""The building blocks of the Transformer: weights, linear maps, RMSNorm, SwiGLU and dropout."""
+"""The building blocks of the Transformer's layers: weights, linear maps, RMSNorm and dropout."""
 
 import functools
 import math
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from models.dimensions import Dims, Sharding
 
@@ -110,25 +109,6 @@ class RMSNorm(nnx.Module):
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
     return (normed * self.scale[...]).astype(x.dtype)
-
-
-class SwiGLU(nnx.Module):
-  """The gated MLP: down(silu(gate(x)) · up(x)) (arXiv:2002.05202)."""
-
-  def __init__(self, config: "ModelConfig", rngs: nnx.Rngs):
-    d, f, dtype = config.width, config.mlp_width, config.param_dtype
-    self.gate = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
-    self.up = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
-    self.down = weight(rngs, (f, d), ("mlp", "embed"), std=(2 * config.depth * f) ** -0.5, dtype=dtype)
-
-  @jax.named_scope("mlp")
-  def __call__(self, x: jax.Array, sharding: Sharding) -> jax.Array:  # [B, T, D] → [B, T, D]
-    x = sharding.whole_sequence(x)
-    gate, up = linears(x, (self.gate[...], self.up[...]), functools.partial(jnp.stack, axis=-2), sharding)
-    gate, up = checkpoint_name(gate, "mlp_gate"), checkpoint_name(up, "mlp_up")
-    h = jax.nn.silu(gate) * up
-    h = checkpoint_name(sharding.activation(h, "batch", None, "mlp"), "mlp_hidden")  # [B, T, F]
-    return sharding.split_sequence(linear(h, self.down[...], flat=False))
 
 
 def dropout(x: jax.Array, rate: float, keys: jax.Array | None, sharding: Sharding) -> jax.Array:

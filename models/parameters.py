@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from models import lora
 from models.config import ModelConfig
 from models.dimensions import Dims
 from models.transformer import Transformer, is_param
@@ -47,6 +48,39 @@ def used_dtypes(config: ModelConfig) -> dict[str, Any]:
 def init_params(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
   """Initial parameters, as nested dicts of arrays. The same key gives bitwise equal parameters under every layout."""
   return nnx.to_pure_dict(nnx.state(Transformer(config, nnx.Rngs(params=key)), nnx.Param))
+
+
+def trained(config: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
+  """The parameters that are trained, in nested dicts without the others: all, or only the adapters of `lora_rank`.
+
+  `params` may be any tree like the parameters, such as the names of their dimensions, or a part of it.
+  """
+  return params if not config.lora_rank else _chosen(params, True)
+
+
+def frozen(config: ModelConfig, params: dict[str, Any]) -> dict[str, Any]:
+  """The parameters that are not trained, in the same form; {} if all are."""
+  return {} if not config.lora_rank else _chosen(params, False)
+
+
+def _chosen(params: dict[str, Any], adapters: bool) -> dict[str, Any]:
+  """Only the adapters, or only what is not in them."""
+  found = {}
+  for name, x in params.items():
+    if name == lora.NAME:
+      chosen = x if adapters else {}
+    elif isinstance(x, dict):
+      chosen = _chosen(x, adapters)
+    else:
+      chosen = {} if adapters else x
+    if not isinstance(chosen, dict) or chosen:
+      found[name] = chosen
+  return found
+
+
+def joined(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+  """Nested dicts with the entries of both, such as trained and frozen parameters."""
+  return {**a, **b, **{name: joined(a[name], b[name]) for name in a if name in b}}
 
 
 def bind(config: ModelConfig, params: dict[str, Any]) -> Transformer:

@@ -5,6 +5,7 @@ lists those to save.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from errors import one_of
 
 CUDNN = "dot_product_attention_fwd_wrapper"  # the primitive whose results cuDNN's backward pass reads again
 KERNEL = "attention kernel"  # the name of what splash attention's backward pass reads again
+
+ADAPTER = "adapter"  # the name of what is between the halves of adapters whose results are the stream's
 
 # What a block computes for one example of T positions, in the compute dtype: the values that have a name.
 NAMES = {
@@ -28,19 +31,21 @@ NAMES = {
   "mlp_hidden": "silu(gate) · up [T, F]",
 }
 
-# The gather of a weight, and views of the result. None may outlive the block, so the backward pass repeats them.
-VIEWS = frozenset(
-  {"sharding_constraint", "all_gather", "optimization_barrier", "reshape", "transpose", "convert_element_type"}
-)
+# The gather of a weight, and views of the result. None may outlive the block, so the backward pass repeats them. If the
+# weight is not trained, its gather is still one call, with a derivative that nobody asks for.
+VIEWS = frozenset({
+  "sharding_constraint", "all_gather", "optimization_barrier", "reshape", "transpose", "convert_element_type",
+  "custom_vjp_call",
+})  # fmt: skip
 
 # Cheap to recompute from values that the backward pass reads anyway; saving them would cost more.
 ELEMENTWISE = frozenset({"mul", "div", "sub", "logistic"})
 
 Policy = Callable[..., Any]  # a policy of `jax.checkpoint`
 
-# Of attention's last product, a device's own positions.
-_output = jax.checkpoint_policies.save_only_these_names("attention_output")
-_results = jax.checkpoint_policies.save_only_these_names("attention_output", KERNEL)
+# Of attention's last product, and between the halves of adapters, a device's own positions.
+_output = jax.checkpoint_policies.save_only_these_names("attention_output", ADAPTER)
+_results = jax.checkpoint_policies.save_only_these_names("attention_output", ADAPTER, KERNEL)
 
 
 def save_all_but(primitives: frozenset[str]) -> Policy:
@@ -82,9 +87,18 @@ def kept(remat: str, saved: str = "") -> frozenset[str]:
   return _SAVED.get(remat, frozenset({"block_input"})) | names_of(saved)
 
 
+def _contracted(x: Any, _: Any, *, dimension_numbers: Any, **given: Any) -> int:
+  """How many numbers a product sums for each of its results."""
+  return math.prod(x.shape[at] for at in dimension_numbers[0][0])
+
+
 @functools.cache
-def policy_of(remat: str, saved: str = "") -> Policy:
-  """The policy of the fields `model.remat` and `model.saved`. "offload" moves the named values to the host, too."""
+def policy_of(remat: str, saved: str = "", rank: int = 0) -> Policy:
+  """The policy of the fields `model.remat` and `model.saved`. "offload" moves the named values to the host, too.
+
+  Args:
+    rank: of adapters. Their large results are never saved, because so small a product is computed again at once.
+  """
   names, others = names_of(saved), REMAT_POLICIES[remat]
   names |= {KERNEL} if "context" in names else set()
   named = jax.checkpoint_policies.save_only_these_names(*names)
@@ -100,6 +114,8 @@ def policy_of(remat: str, saved: str = "") -> Policy:
   def policy(primitive: Any, *args: Any, **given: Any) -> Any:
     if primitive.name == CUDNN and "context" in names:
       return True  # its results have no names, without which they cannot be offloaded
+    if rank and primitive.name == "dot_general" and _contracted(*args, **given) == rank:
+      return False
     chosen = named if primitive.name == "name" and given["name"] in names else others
     return chosen(primitive, *args, **given)
 

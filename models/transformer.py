@@ -18,8 +18,9 @@ from jax.ad_checkpoint import checkpoint_name
 from models.attention import Attention, Cache, rope_angles
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
-from models.layers import RMSNorm, SwiGLU, dropout, fold_in, weight
+from models.layers import RMSNorm, dropout, fold_in, weight
 from models.losses import Sums, Targets
+from models.mlp import SwiGLU
 from models.remat import Policy, policy_of
 
 
@@ -167,7 +168,8 @@ class Transformer(nnx.Module):
       block = nnx.merge(graph, jax.tree.map(lambda w: self._ready(w, sharding), layer.weights, is_leaf=is_param))
       return block(x, angles, segments, fold_in(keys, layer.number), sharding, layer.cache, start)
 
-    body = jax.checkpoint(body, policy=policy or policy_of(self.config.remat, self.config.saved), prevent_cse=False)
+    c = self.config
+    body = jax.checkpoint(body, policy=policy or policy_of(c.remat, c.saved, c.lora_rank), prevent_cse=False)
     x, new = jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
     # Written once for all blocks: a scan that returned the cache would copy it.
     return x, None if cache is None else cache.add(new, start)

@@ -2,9 +2,11 @@
 
 families.py says what a config.json means, tensors.py which tensor is which weight, and folder.py checks and reads a
 folder. adopt.py takes the model's shape into a config, and load.py brings weights to where a layout wants them.
+export.py writes a folder, or one of adapters in the form of PEFT.
 """
 
 from pretrained.adopt import adopt as adopt
 from pretrained.folder import Folder as Folder
 from pretrained.folder import is_folder as is_folder
 from pretrained.load import load as load
+from pretrained.load import read_weight as read_weight

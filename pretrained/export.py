@@ -1,16 +1,16 @@
-"""Writes a model folder: config.json, safetensors and what else the library transformers needs to load it.
+"""Writes a model folder: config.json, safetensors and what else the library transformers needs to load it; or adapters.
 
 Weights are written one after another, so only one of them is in memory at a time. The folder gets its name when it is
 complete.
 """
 
+import contextlib
 import json
 import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import ml_dtypes  # noqa: F401  (makes bfloat16 known to numpy)
 import numpy as np
@@ -19,8 +19,9 @@ from errors import ConfigError
 from models.config import ModelConfig
 from pretrained import families
 from pretrained.folder import CONFIG, INDEX, SINGLE
-from pretrained.tensors import Tensor, tensors
+from pretrained.tensors import Tensor, adapter_tensors, tensors
 
+ADAPTER_CONFIG, ADAPTERS = "adapter_config.json", "adapter_model.safetensors"
 SHARD_BYTES = 5_000_000_000  # of a file, at most, unless a single tensor is larger
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # as safetensors names them
 
@@ -46,26 +47,58 @@ def export(
 
   Raises ConfigError if `out` exists and is not an empty folder, or if the model is none that can be written.
   """
-  config = families.write(model, dtype, end)
+  config = json.dumps(families.write(model, dtype, end), indent=2) + "\n"
+  with _new_folder(out) as unfinished:
+    for name, text in {**files, CONFIG: config}.items():
+      (unfinished / name).write_text(text)
+    item = np.dtype(dtype).itemsize
+    shards = list(_shards(tensors(model), item, shard_bytes))
+    names = [SINGLE] if len(shards) == 1 else [_name(number, len(shards)) for number in range(len(shards))]
+    layers = _Layers(read)
+    for name, shard in zip(names, shards, strict=True):
+      _write(unfinished / name, shard, dtype, layers)
+    if len(shards) > 1:
+      total = sum(_bytes(tensor, item) for shard in shards for tensor in shard)
+      places = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+      index = {"metadata": {"total_size": total}, "weight_map": places}
+      (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def export_adapters(
+  out: Path, model: ModelConfig, read: Callable[[str], np.ndarray], files: Mapping[str, str], base: str
+) -> None:
+  """Writes the adapters of a model (models/lora.py) as a folder that the library PEFT loads, in float32.
+
+  Args:
+    read, files: as for `export`.
+    base: the path of the model that they belong to.
+  """
+  config = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    "base_model_name_or_path": base,
+    "r": model.lora_rank,
+    "lora_alpha": model.lora_alpha,
+    "target_modules": sorted({tensor.name.split(".")[-3] for tensor in adapter_tensors(model)}),
+    "lora_dropout": 0.0,
+    "bias": "none",
+    "inference_mode": True,
+  }
+  with _new_folder(out) as unfinished:
+    for name, text in {**files, ADAPTER_CONFIG: json.dumps(config, indent=2) + "\n"}.items():
+      (unfinished / name).write_text(text)
+    _write(unfinished / ADAPTERS, adapter_tensors(model), "float32", _Layers(read))
+
+
+@contextlib.contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+  """A folder to write to, which gets its name when it is complete."""
   if out.exists() and (not out.is_dir() or any(out.iterdir())):
     raise ConfigError(f"out={str(out)!r} exists already; name a new folder")
   unfinished = out.with_name(f".{out.name}.unfinished")
   shutil.rmtree(unfinished, ignore_errors=True)
   unfinished.mkdir(parents=True)
-  for name, text in {**files, CONFIG: json.dumps(config, indent=2) + "\n"}.items():
-    (unfinished / name).write_text(text)
-  item = np.dtype(dtype).itemsize
-  shards = list(_shards(tensors(model), item, shard_bytes))
-  names = [SINGLE] if len(shards) == 1 else [_name(number, len(shards)) for number in range(len(shards))]
-  layers = _Layers(read)
-  for name, shard in zip(names, shards, strict=True):
-    with (unfinished / name).open("wb") as file:
-      _write(file, shard, dtype, layers)
-  if len(shards) > 1:
-    total = sum(_bytes(tensor, item) for shard in shards for tensor in shard)
-    places = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+  yield unfinished
   for place in unfinished.iterdir():
     with place.open("rb") as file:
       os.fsync(file.fileno())
@@ -108,7 +141,7 @@ def _name(number: int, count: int) -> str:
   return f"model-{number + 1:05}-of-{count:05}.safetensors"
 
 
-def _write(file: BinaryIO, shard: Sequence[Tensor], dtype: str, layers: _Layers) -> None:
+def _write(path: Path, shard: Sequence[Tensor], dtype: str, layers: _Layers) -> None:
   """A file of tensors (https://huggingface.co/docs/safetensors): the size of a header, the header, and the numbers.
 
   The library that writes such files wants all tensors in memory.
@@ -121,6 +154,7 @@ def _write(file: BinaryIO, shard: Sequence[Tensor], dtype: str, layers: _Layers)
     at = end
   text = json.dumps(header).encode()
   text += b" " * (-len(text) % 8)
-  file.write(struct.pack("<Q", len(text)) + text)
-  for tensor in shard:
-    file.write(np.ascontiguousarray(layers(tensor), dtype).reshape(-1).view(np.uint8).data)
+  with path.open("wb") as file:
+    file.write(struct.pack("<Q", len(text)) + text)
+    for tensor in shard:
+      file.write(np.ascontiguousarray(layers(tensor), dtype).reshape(-1).view(np.uint8).data)

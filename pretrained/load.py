@@ -45,6 +45,14 @@ def load(folder: Folder, model: ModelConfig, abstract: Params) -> Params:
   return jax.tree.map_with_path(weight, abstract)
 
 
+def read_weight(folder: Folder, model: ModelConfig, name: str) -> np.ndarray:
+  """A whole weight of a folder, such as "blocks/mlp/up" with all layers, in float32."""
+  own = [tensor for tensor in tensors(model) if tensor.weight == name]
+  shape = own[0].sizes if own[0].layer is None else (len(own), *own[0].sizes)
+  wanted = jax.ShapeDtypeStruct(shape, np.float32)
+  return _read(folder, own, wanted, tuple(slice(0, size) for size in shape))
+
+
 def _on_device(read: Any, layers: list[Tensor], wanted: jax.ShapeDtypeStruct, index: Index, device: Any) -> jax.Array:
   """The piece of a weight that a device holds."""
   shape = _shape(index, wanted.shape)

@@ -7,18 +7,20 @@ dimension of their own: `query` is [layers, width, heads, head_dim], and in a fo
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
 from models.config import ModelConfig
-from models.parameters import definition
+from models.parameters import definition, trained
 
+Form = tuple[str, tuple[int, ...], tuple[int, ...]]
 LAYER = "model.layers.{}."
 # For each weight the name of its tensor, and which dimensions of a layer's weight make rows and columns.
-FORMS = {
+FORMS: dict[str, Form] = {
   "embedding": ("model.embed_tokens.weight", (0,), (1,)),
   "blocks/attention_norm/scale": (LAYER + "input_layernorm.weight", (0,), ()),
   "blocks/attention/query": (LAYER + "self_attn.q_proj.weight", (1, 2), (0,)),
@@ -82,14 +84,35 @@ class Tensor:
 
 @functools.cache
 def tensors(model: ModelConfig) -> tuple[Tensor, ...]:
-  """The tensors of a model: those outside the blocks, and those of each layer."""
-  found = jax.tree.leaves_with_path(nnx.to_pure_dict(definition(model)[1]))
+  """The tensors of a model: those outside the blocks, and those of each layer. Adapters are not among them."""
+  params = nnx.to_pure_dict(definition(dataclasses.replace(model, lora_rank=0))[1])
+  return _made(params, model.depth, lambda weight: FORMS[weight])
+
+
+@functools.cache
+def adapter_tensors(model: ModelConfig) -> tuple[Tensor, ...]:
+  """The tensors of a model's adapters (models/lora.py), as the library PEFT names them."""
+
+  def form(weight: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    *layer, _, target, side = weight.split("/")
+    name, outputs, inputs = FORMS["/".join([*layer, target])]
+    name = "base_model.model." + name.removesuffix("weight") + f"lora_{side.upper()}.weight"
+    # An `a` is [I..., R] and a `b` [R, O...]: R stands for the outputs, or for the inputs.
+    if side == "a":
+      return name, (len(inputs),), tuple(range(len(inputs)))
+    return name, tuple(range(1, 1 + len(outputs))), (0,)
+
+  return _made(trained(model, nnx.to_pure_dict(definition(model)[1])), model.depth, form)
+
+
+def _made(params: dict[str, Any], depth: int, form: Callable[[str], Form]) -> tuple[Tensor, ...]:
+  """The tensors of these parameters. `form` returns the form of a weight (FORMS)."""
   made = []
-  for path, param in found:
+  for path, param in jax.tree.leaves_with_path(params):
     weight = jax.tree_util.keystr(path, simple=True, separator="/")
-    name, rows, columns = FORMS[weight]
+    name, rows, columns = form(weight)
     stacked = weight.startswith("blocks/")
     sizes, groups = tuple(param.shape[stacked:]), (rows, columns) if columns else (rows,)
-    layers = range(model.depth) if stacked else [None]
+    layers = range(depth) if stacked else [None]
     made += [Tensor(name.format(layer), weight, layer, sizes, groups) for layer in layers]
   return tuple(made)

@@ -13,6 +13,7 @@ from errors import ConfigError
 from evaluation.bigram import Baseline
 from models.config import ModelConfig
 from models.cores import choose
+from models.parameters import trained
 from reporting import metrics
 from training.program import Params
 
@@ -64,9 +65,13 @@ def part_lines(dataset: Dataset, values: dict[str, float]) -> list[str]:
   ]
 
 
-def parameter_table(params: Params) -> str:
-  """Name, shape, dtype, size and sharding of every parameter."""
-  return parameter_overview.get_parameter_overview(params, include_stats="sharding")
+def parameter_table(model: ModelConfig, params: Params) -> str:
+  """Name, shape, dtype, size and sharding of every parameter; with adapters, also how many are trained."""
+  table = parameter_overview.get_parameter_overview(params, include_stats="sharding")
+  if not model.lora_rank:
+    return table
+  count = lambda tree: sum(w.size for w in jax.tree.leaves(tree))
+  return f"{table}\ntrained   {count(trained(model, params)):,} of {count(params):,} parameters, in adapters"
 
 
 def start_lines(

@@ -89,7 +89,7 @@ class Strategy:
     self._gradients = jax.jit(
       functools.partial(program.gradients, sharding=sharding),
       in_shardings=(self.state_sharding, self.batch_sharding),
-      out_shardings=(replicated, params),
+      out_shardings=(replicated, program.trained(params)),
     )
     # Texts are not split over devices.
     writer = functools.partial(program.writer, sharding=sharding.place(batch=None, sequence=None))
@@ -159,7 +159,7 @@ class Strategy:
       return self._eval_step(state.params, batch)
 
   def gradients(self, state: TrainState, batch: Batch) -> tuple[Metrics, Params]:
-    """The mean loss and its gradient, before clipping. The gradient is sharded like the parameters."""
+    """The mean loss and its gradient in what is trained, before clipping. It is sharded like the parameters."""
     with self._on_mesh():
       return self._gradients(state, batch)
 

@@ -212,6 +212,10 @@ class MeshSharding:
       parts = jnp.moveaxis(summed, range(1, count + 1), range(count))
     return parts
 
+  def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
+    """`then`, unchanged, but not before devices have computed `first` together."""
+    return then if self.layout.device_count == 1 else in_order(first, then)
+
   def total(self, x: jax.Array, dim: str) -> jax.Array:
     """In a kernel: the sum of x over the devices that split a dimension."""
     return jax.lax.psum(x, self.layout.axes(dim)) if self.layout.shards(dim) > 1 else x

@@ -71,7 +71,8 @@ def summed_once(
   scattered = () if gathers_once else layout.axes("embed")  # by `work`
   to_scatter = result.axes("embed")[len(scattered) :]
   dims, dtypes = program.dims(), used_dtypes(program.model)
-  specs_of = lambda layout: jax.tree.map(lambda _, names: layout.spec(names), params, dims)
+  trained, trained_dims, trained_dtypes = map(program.trained, (params, dims, dtypes))
+  specs = lambda layout, params, dims: jax.tree.map(lambda _, names: layout.spec(names), params, dims)
 
   def summed(gradient: jax.Array, names: Dims, dtype: str) -> jax.Array:
     gradient = inside.reduce_scatter(gradient.astype(dtype), names, to_scatter)
@@ -90,15 +91,16 @@ def summed_once(
     if gathers_once:
       weights = jax.tree.map(inside.all_gather, weights, dims)
     sums, gradients = work(weights, batch, step, dataclasses.replace(inside, by_hand=None) if gathers_once else inside)
-    gradients = jax.tree.map(summed, gradients, dims, dtypes)
-    (blocks,) = jax.linear_transpose(arrange, jax.tree.map(piece, sent["blocks"], dims["blocks"]))(gradients["blocks"])
-    gradients = jax.tree.map(lambda g, w: g.astype(w.dtype), gradients | {"blocks": blocks}, held)
+    gradients = jax.tree.map(summed, gradients, trained_dims, trained_dtypes)
+    pieces = jax.tree.map(piece, program.trained(sent)["blocks"], trained_dims["blocks"])
+    (blocks,) = jax.linear_transpose(arrange, pieces)(gradients["blocks"])
+    gradients = jax.tree.map(lambda g, w: g.astype(w.dtype), gradients | {"blocks": blocks}, program.trained(held))
     return jax.tree.map(lambda x: jax.lax.psum(x, axes), sums), gradients
 
   return jax.shard_map(
     own,
-    in_specs=(specs_of(layout), layout.spec(("batch",)), P()),
-    out_specs=(P(), specs_of(result)),
+    in_specs=(specs(layout, params, dims), layout.spec(("batch",)), P()),
+    out_specs=(P(), specs(result, trained, trained_dims)),
     axis_names=set(axes),
     check_vma=False,  # the outputs are replicated where their specs say so, because they are summed
   )(params, batch, step)

@@ -26,6 +26,7 @@ from configs import base
 from data.batches import HostBatch, id_words
 from errors import ConfigError
 from models.config import ModelConfig
+from models.parameters import frozen, joined, trained
 from reporting import metrics
 from runtime import command_line
 from training import settings
@@ -68,14 +69,17 @@ def strategy(name: str, program: Program, devices: int = 8, **fields: Any) -> st
 def initial_state(runner: strategies.Strategy, seed: int = 1) -> TrainState:
   """The state of `runner.init(seed)`, without compiling it for each strategy. test_parity.py tests `init` itself."""
   params = _initial(runner.program.model, seed)
-  opt_state = runner.program.rule.transform.init(params)
+  opt_state = runner.program.rule.transform.init(runner.program.trained(params))
   return jax.device_put(TrainState(np.zeros((), np.int32), params, opt_state), runner.state_sharding)
 
 
 @functools.cache
 def _initial(model: ModelConfig, seed: int) -> Params:
-  some = dataclasses.replace(program(), model=model)
-  return jax.device_get(jax.jit(lambda key: some.init(key).params)(jax.random.key(seed)))
+  some, random = dataclasses.replace(program(), model=model), np.random.default_rng(seed)
+  params = jax.device_get(jax.jit(lambda key: some.init(key).params)(jax.random.key(seed)))
+  # Without this, the gradients of one half of the adapters would be zero.
+  filled = lambda w: w if w.any() else 0.1 * random.standard_normal(w.shape).astype(w.dtype)
+  return joined(frozen(model, params), jax.tree.map(filled, trained(model, params))) if model.lora_rank else params
 
 
 def measured(workdir: Path) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from data.batches import EvaluationBatches, HostBatch
 from evaluation.evaluator import Evaluator
 from models.losses import Targets
 from models.parameters import bind
+from tools import evaluate
 from training import settings
 from training.program import Params, Program
 
@@ -112,12 +113,23 @@ def test_an_evaluation_is_over_the_completions(rows: Path):
   assert evaluator.baseline() is None
 
 
-def test_a_stopped_run_resumes_bit_for_bit_and_keeps_its_fields(rows: Path, tmp_path: Path):
+def test_a_stopped_run_resumes_bit_for_bit_and_keeps_its_fields(
+  rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+  """And the tool finds the loss that the run found."""
+  monkeypatch.setattr(evaluate, "start_jax", lambda config: jax.devices())  # keeps the cache of conftest.py
   fields = {"steps": 6, "eval_every": 3, "accumulation": 2, "batch_size": 16}
   train.train(of(rows, **fields), tmp_path / "whole")
   for stop in (3, 0):
     train.train(of(rows, **fields, stop_after=stop), tmp_path / "run")
   assert measured(tmp_path / "run") == measured(tmp_path / "whole")
+
+  text, file = [f"--data.path={rows / 'validation.jsonl'}", "--data.prompt_field=prompt"], tmp_path / "found.json"
+  evaluate.main([str(tmp_path / "run"), *text, f"--data.cache_dir={rows / 'cache'}", f"--json={file}"])
+  found, last = json.loads(file.read_text())["text"], measured(tmp_path / "run")[-1]
+  assert (found["loss"], found["bits_per_byte"]) == pytest.approx((last["loss"], last["bits_per_byte"]), rel=1e-5)
+  assert found["tokens"] == found["bytes"] == sum(len(row["completion"].encode()) + 1 for row in ROWS[80:])
+
   other = {"data__prompt_field": "completion", "data__completion_field": "prompt"}
   with one_sentence("data.prompt_field was 'prompt' and is now 'completion'", "name another workdir"):
     train.train(of(rows, **fields, **other), tmp_path / "run")

@@ -6,7 +6,7 @@ import pytest
 from helpers import config, measured, one_sentence
 
 import train
-from checkpointing import restore
+from checkpointing import reading
 
 SMALL = {
   "model__depth": 1, "model__width": 32, "model__heads": 4, "model__kv_heads": 4, "model__seq_len": 8, "steps": 12,
@@ -29,7 +29,7 @@ def mixed(corpora: dict[str, str], weights: dict[str, float], **fields):
 
 
 def saved(workdir: Path, step: int) -> dict:
-  return restore.read_record(workdir / restore.FOLDER / str(step))["data"]
+  return reading.read_record(workdir / reading.FOLDER / str(step))["data"]
 
 
 WEIGHTS = {"code": 0.7, "prose": 0.3}

@@ -11,7 +11,7 @@ from helpers import config, measured, one_sentence
 from jobs import Job
 
 import train
-from checkpointing import restore
+from checkpointing import reading
 
 SMALL = {
   "model__depth": 1, "model__width": 32, "model__heads": 8, "model__kv_heads": 8, "model__seq_len": 8,
@@ -186,5 +186,5 @@ def test_a_resumed_run_keeps_its_best_checkpoint(tmp_path: Path):
     train.train(config("fsdp", stop_after=stop, **fields), tmp_path)
   losses = {line["step"]: line["loss"] for line in measured(tmp_path) if line["split"] == "validation"}
   best = min(losses, key=lambda step: losses[step])
-  assert restore.steps(tmp_path / "checkpoints") == sorted({best, 8})
+  assert reading.steps(tmp_path / "checkpoints") == sorted({best, 8})
   assert best < 8

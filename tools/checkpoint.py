@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from checkpointing import restore
+from checkpointing import reading
 from checkpointing.quiet import quiet
 from errors import ConfigError, first_line
 from runtime import command_line
@@ -38,9 +38,9 @@ class Found:
 
 def find(workdir: Path) -> list[Found]:
   """The checkpoints of a run, in order of their steps. Reads their records only, no arrays."""
-  root = workdir / restore.FOLDER
+  root = workdir / reading.FOLDER
   if not root.is_dir():
-    raise ConfigError(f"workdir={str(workdir)!r} has no folder {restore.FOLDER}; name the workdir of a run")
+    raise ConfigError(f"workdir={str(workdir)!r} has no folder {reading.FOLDER}; name the workdir of a run")
   folders = [f for f in root.iterdir() if f.is_dir() and f.name.removeprefix("damaged-")[:1].isdigit()]
   return sorted((_look(folder) for folder in folders), key=lambda found: (found.step, found.folder.name))
 
@@ -49,7 +49,7 @@ def _look(folder: Path) -> Found:
   size = 0
   with contextlib.suppress(FileNotFoundError):  # a run may be writing or removing the folder
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
-  saved = restore.read_record(folder)
+  saved = reading.read_record(folder)
   if folder.name.startswith("damaged-"):
     health = "set aside"
   elif not folder.name.isdigit():
@@ -68,7 +68,7 @@ def verify(found: Found) -> Found:
     return found
   for name in found.saved["arrays"]:
     try:
-      _, is_whole = restore.read_array(found.folder, found.saved, name)
+      _, is_whole = reading.read_array(found.folder, found.saved, name)
     except Exception as error:  # orbax raises bare Exceptions for broken files
       return dataclasses.replace(found, health=f"damaged: {name}: {first_line(error.__cause__ or error)}")
     if not is_whole:

@@ -1,6 +1,7 @@
 """Measures a trained model on any text, or on questions with several choices.
 
     python -m tools.evaluate WORKDIR_or_DIR --data.path=FILE_OR_FOLDER        # loss, perplexity and bits a byte
+    python -m tools.evaluate WORKDIR_or_DIR --data.path=... --data.prompt_field=prompt    # of completions alone
     python -m tools.evaluate WORKDIR_or_DIR --choices=FILE.jsonl              # accuracy
     python -m tools.evaluate WORKDIR_or_DIR --data.path=... --strategy=two_d --mesh=model=2 --json=FILE
 
@@ -31,6 +32,7 @@ from strategies import Strategy, names
 from tools.source import Model, laid_out, mesh_of, open_model
 from training.program import Params, TrainState
 
+FIELDS = ("text_field", "prompt_field", "completion_field", "cache_dir")  # of config.data
 TOKENS = 8192  # in a batch, about, unless the user says how many sequences
 
 
@@ -42,9 +44,9 @@ def with_options(model: Model, options: argparse.Namespace) -> tuple[Model, Toke
       f"this model has model.objective={config.model.objective!r} and predicts no tokens; use a language model"
     )
   length = model.seq_len if options.seq_len is None else positive("seq-len", options.seq_len)
-  given = {"data.text_field": options.text_field, "data.cache_dir": options.cache_dir}
+  given = {f"data.{name}": getattr(options, name) for name in FIELDS}
   config.update_from_flattened_dict(
-    {"data.packing": "documents", "model.seq_len": length}
+    {"data.packing": "documents", "model.seq_len": length, "data.prompt_field": ""}
     | {"eval_examples": not_negative("examples", options.examples, "use 0 for all")}
     | {name: value for name, value in given.items() if value}
   )
@@ -75,6 +77,8 @@ def main(arguments: list[str]) -> None:
   parser.add_argument("source", metavar="WORKDIR_or_DIR")
   parser.add_argument("--data.path", dest="path", default="", help="text files, folders, JSON lines or tables")
   parser.add_argument("--data.text_field", dest="text_field", help="the field that holds it (default: the run's)")
+  parser.add_argument("--data.prompt_field", dest="prompt_field", help="that of prompts, which are not predicted")
+  parser.add_argument("--data.completion_field", dest="completion_field", help="that of what follows prompts")
   parser.add_argument("--data.cache_dir", dest="cache_dir", help="where prepared text is kept")
   parser.add_argument("--choices", metavar="FILE", help="JSON lines with question, choices and answer")
   parser.add_argument("--between", default=" ", help="goes between question and choice (default: a space)")

@@ -1,12 +1,15 @@
 """Writes a trained model as a folder that the library transformers loads: weights, tokenizer and a model card.
 
-    python -m tools.export WORKDIR --out=DIR [--step=N] [--dtype=bfloat16]
+    python -m tools.export WORKDIR --out=DIR [--step=N] [--dtype=bfloat16] [--merge]
 
 WORKDIR is that of a run, under any strategy, or one of its checkpoints. Needs no accelerator, and only as much memory
-as the largest weight of all layers.
+as the largest weight of all layers. A run that trained adapters gives a folder that the library PEFT loads; with
+--merge a whole model, to whose weights the adapters are added.
 """
 
 import argparse
+import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -14,20 +17,23 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from checkpointing import restore
+import pretrained
+from checkpointing import initial, reading
 from checkpointing.quiet import quiet
 from errors import ConfigError, one_of
+from models import lora
 from models.config import ModelConfig
 from models.settings import model_config
-from pretrained.export import DTYPES, export
+from pretrained.export import DTYPES, export, export_adapters
 from reporting.summary import TOKENIZER
 from runtime import command_line
 from tools.source import checkpoint_of, config_of
 
 CARD = """---
-library_name: transformers
+library_name: {library}
 pipeline_tag: text-generation
 ---
 
@@ -38,9 +44,9 @@ pipeline_tag: text-generation
 {table}
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+{imports}
 
-model, tokenizer = AutoModelForCausalLM.from_pretrained("."), AutoTokenizer.from_pretrained(".")
+model, tokenizer = {loader}.from_pretrained("."), AutoTokenizer.from_pretrained(".")
 ```
 """
 
@@ -49,7 +55,7 @@ def reader(folder: Path, saved: dict[str, Any]) -> Callable[[str], np.ndarray]:
   """A function that reads a weight of a checkpoint by its name."""
 
   def read(name: str) -> np.ndarray:
-    found, is_whole = restore.read_array(folder, saved, f"params/{name}")
+    found, is_whole = reading.read_array(folder, saved, f"params/{name}")
     if not is_whole:
       raise ConfigError(f"workdir={str(folder)!r} is damaged: {name} is not what was saved; use another checkpoint")
     return np.asarray(found)
@@ -57,8 +63,25 @@ def reader(folder: Path, saved: dict[str, Any]) -> Callable[[str], np.ndarray]:
   return read
 
 
-def card(model: ModelConfig, saved: dict[str, Any]) -> str:
-  """README.md of the folder: what the model is, and how it was made."""
+def merged(model: ModelConfig, saved: dict[str, Any], read: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
+  """A function that reads a weight by its name, with its adapter added to it. `read` reads what was trained."""
+  path = saved["base"]["path"]
+  if pretrained.is_folder(path):
+    of_base = functools.partial(pretrained.read_weight, pretrained.Folder(path), model)
+  else:
+    of_base = reader(*checkpoint_of(Path(path), None))
+
+  def read_merged(name: str) -> np.ndarray:
+    w, adapter = of_base(name), lora.names_of(name)
+    initial.check_base(path, {f"params/{name}": initial.digest(jnp.asarray(w))}, saved["base"])
+    has_adapter = f"params/{adapter[0]}" in saved["arrays"]
+    return lora.merged(w, *map(read, adapter), model.lora_scale) if has_adapter else w
+
+  return read_merged
+
+
+def card(model: ModelConfig, saved: dict[str, Any], whole: bool) -> str:
+  """README.md of the folder: what the model is, and how it was made. `whole` is false for adapters alone."""
   size = sum(int(np.prod(shape)) for name, (shape, *_) in saved["arrays"].items() if name.startswith("params/"))
   loss = "not evaluated" if saved.get("loss") is None else f"{saved['loss']:.4f}"
   names = ", ".join(f"`{name or 'the Python standard library'}`" for name in saved["data"]["names"])
@@ -72,7 +95,16 @@ def card(model: ModelConfig, saved: dict[str, Any]) -> str:
     "Command": f"`{saved['command']}`" if saved.get("command") else "not recorded",
     "Software": ", ".join(f"{name} {version}" for name, version in saved["versions"].items()),
   }
-  return CARD.format(table="\n".join(f"| {name} | {value} |" for name, value in rows.items()))
+  if "base" in saved:
+    rows = {"Adapters of" if not whole else "Fine-tuned from": f"`{saved['base']['path']}`"} | rows
+    rows["Trained parameters"] = rows.pop("Parameters")
+  model_class = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
+  imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
+  if not whole:
+    imports = "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer"
+  table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+  library = "transformers" if whole else "peft"
+  return CARD.format(table=table, library=library, imports=imports, loader=model_class)
 
 
 def main(arguments: list[str]) -> None:
@@ -81,6 +113,7 @@ def main(arguments: list[str]) -> None:
   parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
   parser.add_argument("--step", type=int, help="the step of the checkpoint (default: the newest)")
   parser.add_argument("--dtype", default="float32", help=f"of the weights: {', '.join(DTYPES)}")
+  parser.add_argument("--merge", action="store_true", help="add adapters to their model's weights")
   options = parser.parse_args(arguments)
   one_of("dtype", options.dtype, DTYPES)
   quiet()
@@ -90,9 +123,16 @@ def main(arguments: list[str]) -> None:
   workdir = folder.parent.parent
   files = {file.name: file.read_text() for file in sorted((workdir / TOKENIZER).glob("*"))}
   end = json.loads(files["generation_config.json"])["eos_token_id"] if files else None
-  files["README.md"] = card(model, saved)
-  export(options.out.expanduser(), model, reader(folder, saved), files, dtype=options.dtype, end=end)
-  print(f"wrote {options.out}: step {saved['loop']['step']}, {options.dtype}")
+  if options.merge and not model.lora_rank:
+    raise ConfigError(f"{str(options.workdir)!r} has no adapters to merge; leave --merge out")
+  out, read, is_whole = options.out.expanduser(), reader(folder, saved), options.merge or not model.lora_rank
+  files["README.md"] = card(model, saved, is_whole)
+  if is_whole:
+    read = merged(model, saved, read) if options.merge else read
+    export(out, dataclasses.replace(model, lora_rank=0), read, files, dtype=options.dtype, end=end)
+  else:
+    export_adapters(out, model, read, files, saved["base"]["path"])
+  print(f"wrote {options.out}: step {saved['loop']['step']}, {options.dtype if is_whole else 'adapters'}")
 
 
 if __name__ == "__main__":

@@ -146,7 +146,10 @@ def main(arguments: list[str]) -> None:
   prompts = options.prompt or [line.rstrip("\n") for line in sys.stdin]
   text, ids = encoded(model, prompts)
   devices = start_jax(model.config)
-  strategy = laid_out(model, options.strategy, mesh_of(options.mesh), max(map(len, ids)) + options.length, devices)
+  size = max(map(len, ids)) + options.length
+  if model.trained and size > model.trained:
+    print(f"note: texts of up to {size} tokens, from a model that was trained on {model.trained}", file=sys.stderr)
+  strategy = laid_out(model, options.strategy, mesh_of(options.mesh), size, devices)
   params = model.load(strategy)
   steps = write(
     strategy, params, text, ids, length=options.length, sampling=sampling, seed=options.seed, stops=options.stop

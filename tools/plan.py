@@ -18,9 +18,9 @@ from typing import Any
 from absl import flags
 
 from analysis import explanation
-from analysis.case import weights
 from analysis.search import Candidate, best, model_of, search
 from analysis.topology import Machine, machine_of
+from analysis.weights import weights
 from checkpointing import record
 from configs import base
 from errors import ConfigError, positive

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 import pretrained
 import strategies
-from checkpointing import restore
+from checkpointing import initial, reading
 from configs import base
 from data.text import tokenizers
 from data.text.tokenizers import Tokenizer
@@ -33,6 +33,7 @@ class Model:
     load: returns its weights, in the layout of a strategy.
     window: the longest text it can read; None if it does not say.
     seq_len: tokens of a text to read at a time, unless the user says otherwise.
+    trained: the length of the texts that it was trained on; None if that is not known.
   """
 
   config: ConfigDict
@@ -40,6 +41,7 @@ class Model:
   load: Callable[[Strategy], Params]
   window: int | None
   seq_len: int
+  trained: int | None = None
 
   def reads_text(self) -> Tokenizer:
     """The tokenizer. Raises ConfigError if there is none."""
@@ -65,13 +67,13 @@ def _of_folder(path: str) -> Model:
 
 def _of_run(workdir: Path) -> Model:
   folder, saved = checkpoint_of(workdir, None)
-  load = lambda strategy: restore.read_params(folder, saved, strategy.abstract_state().params, str(folder))
+  load = lambda strategy: initial.read_model(folder, saved, strategy.abstract_state().params, strategy.program)
   files = folder.parent.parent / TOKENIZER
   tokenizer = tokenizers.from_file(files / "tokenizer.json") if files.exists() else None
   if saved["data"]["tokenizer"] == tokenizers.BYTES.name:
     tokenizer = tokenizers.BYTES
   config = config_of(saved)
-  return Model(config, tokenizer, load, None, config.model.seq_len)
+  return Model(config, tokenizer, load, None, config.model.seq_len, config.model.seq_len)
 
 
 def config_of(saved: dict[str, Any]) -> ConfigDict:
@@ -84,11 +86,11 @@ def config_of(saved: dict[str, Any]) -> ConfigDict:
 
 def checkpoint_of(workdir: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
   """The newest checkpoint of a run, or that of a step, and its record."""
-  steps = restore.steps(workdir / restore.FOLDER)
+  steps = reading.steps(workdir / reading.FOLDER)
   if step is not None and step not in steps:
     raise ConfigError(f"step={step} has no checkpoint in {str(workdir)!r}; use one of {steps}")
-  folder = restore.newest(workdir) if step is None else workdir / restore.FOLDER / str(step)
-  saved = restore.read_record(folder)
+  folder = reading.newest(workdir) if step is None else workdir / reading.FOLDER / str(step)
+  saved = reading.read_record(folder)
   if saved is None:
     raise ConfigError(
       f"{str(workdir)!r} names no workdir with a checkpoint, no checkpoint and no folder with a model's safetensors; "

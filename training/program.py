@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from errors import positive
+from errors import ConfigError, positive
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
 from models.generate import Writer
 from models.inputs import Field, Shapes
 from models.losses import Sums as Sums
 from models.losses import Targets
-from models.parameters import bind, init_params, logical_dims
+from models.parameters import bind, frozen, init_params, joined, logical_dims, trained, used_dtypes
 from models.sampling import Sampling
 from training.augment import crop_and_flip
 from training.optimizer import Optimizer
@@ -59,15 +59,34 @@ class Program:
 
   def __post_init__(self) -> None:
     positive("accumulation", self.accumulation)
+    if self.model.lora_rank and self.optimizer.name == "muon":
+      raise ConfigError(
+        f"optimizer.name='muon' is for whole weights, but model.lora_rank={self.model.lora_rank} trains adapters; use "
+        "'adamw'"
+      )
 
   def init(self, key: jax.Array) -> TrainState:
     params = init_params(self.model, key)
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=self.rule.transform.init(params))
+    opt_state = self.rule.transform.init(self.trained(params))
+    return TrainState(step=jnp.zeros((), jnp.int32), params=self.stored(params), opt_state=opt_state)
 
   @property
   def rule(self) -> Rule:
-    """The optimizer, for this model."""
-    return self.optimizer.rule(self.dims(), self.model.dtype)
+    """The optimizer, for the weights of this model that are trained."""
+    return self.optimizer.rule(self.trained(self.dims()), self.model.dtype)
+
+  def trained(self, params: Params) -> Params:
+    """The parameters that are trained, or the same part of a tree like the parameters (models/parameters.py)."""
+    return trained(self.model, params)
+
+  def frozen(self, params: Params) -> Params:
+    """The others; {} unless the model has adapters."""
+    return frozen(self.model, params)
+
+  def stored(self, params: Params) -> Params:
+    """The parameters as a state stores them: those that are not trained in the dtype in which the model uses them."""
+    cast = jax.tree.map(lambda w, dtype: w.astype(dtype), self.frozen(params), self.frozen(used_dtypes(self.model)))
+    return joined(self.trained(params), cast)
 
   def dims(self) -> dict[str, Any]:
     """The logical dimensions of every parameter, in the same nested dicts as the parameters."""
@@ -100,10 +119,12 @@ class Program:
     self, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED
   ) -> tuple[jax.Array, Sums]:
     """The loss summed over the batch's predictions, and all sums. `step` is None in evaluation."""
-    model = bind(self.model, params)
+    model, targets = bind(self.model, params), self.targets(batch)
     inputs, segments = self.inputs(batch, step, sharding), self.segments(batch)
-    keys = self.dropout_keys(batch, step)
-    return model.loss_sums(inputs, self.targets(batch), segments=segments, keys=keys, sharding=sharding)
+    keys, count = self.dropout_keys(batch, step), jnp.sum(targets.counted)
+    inputs = sharding.in_order(count, inputs)  # the only sum over devices that needs no result of the model
+    loss, sums = model.loss_sums(inputs, targets, segments=segments, keys=keys, sharding=sharding)
+    return loss, sums | {"count": count}
 
   def writer(self, params: Params, sampling: Sampling, sharding: Sharding = UNSHARDED) -> Writer:
     """Writes texts with these parameters."""
@@ -136,21 +157,26 @@ class Program:
   def gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
   ) -> tuple[Sums, Params]:
-    """Sums over the batch, and the gradient of the summed loss. Runs the `accumulation` parts one after another."""
+    """Sums over the batch, and the gradient of the summed loss in the parameters that are trained.
+
+    Runs the `accumulation` parts one after another.
+    """
     if self.accumulation == 1:
       return self.microbatch_gradient_sums(params, batch, step, sharding)
 
     def add(total: tuple[Sums, Params], part: Batch) -> tuple[tuple[Sums, Params], None]:
       return jax.tree.map(jnp.add, total, self.microbatch_gradient_sums(params, part, step, sharding)), None
 
-    start = (no_sums(), jax.tree.map(lambda w: jnp.zeros(w.shape, self.model.param_dtype), params))
+    start = (no_sums(), jax.tree.map(lambda w: jnp.zeros(w.shape, self.model.param_dtype), self.trained(params)))
     return jax.lax.scan(add, start, split(batch, self.accumulation, sharding))[0]
 
   def microbatch_gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
   ) -> tuple[Sums, Params]:
     """The same for one part. The pipeline replaces this method."""
-    grads, sums = jax.grad(self.loss_sums, has_aux=True)(params, batch, step, sharding)
+    others = self.frozen(params)
+    loss = lambda params: self.loss_sums(joined(params, others), batch, step, sharding)
+    grads, sums = jax.grad(loss, has_aux=True)(self.trained(params))
     return sums, grads
 
   @jax.named_scope("optimizer")
@@ -170,7 +196,8 @@ class Program:
 
     if self.optimizer.on_host:
       update = functools.partial(streamed, update, pieces=sharding.layer_pieces)
-    params, opt_state = update(state.params, state.opt_state, self.optimizer.clipped(grads, norm))
+    params, opt_state = update(self.trained(state.params), state.opt_state, self.optimizer.clipped(grads, norm))
+    params = joined(params, self.frozen(state.params))
     metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}
     if self.model.predicts.counts_correct:
       metrics["accuracy"] = sums["correct"] / sums["count"]

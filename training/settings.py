@@ -16,6 +16,11 @@ def program(config: ConfigDict, platform: str, draft: bool = False) -> Program:
   model = model_config(config, platform, draft)
   if config.data.augment and not model.reads.is_image:
     raise ConfigError(f"data.augment=True is for images, but model.inputs={model.inputs!r}; set data.augment=False")
+  if model.lora_rank and not config.init_from:
+    raise ConfigError(
+      f"model.lora_rank={model.lora_rank} trains adapters of a model that is there already; name it with init_from, or "
+      "train all weights with model.lora_rank=0"
+    )
   return Program(
     model=model,
     optimizer=Optimizer(steps=config.steps, **config.optimizer),

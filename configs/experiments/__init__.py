@@ -4,6 +4,7 @@ A preset is a function that changes the defaults of configs/base.py. Apply it wi
 """
 
 from configs.experiments.cifar10 import cifar10, cifar10_gpu
+from configs.experiments.fine_tuning import finetune, lora
 from configs.experiments.images import images
 from configs.experiments.language_model import lm, lm_1b
 from configs.experiments.throughput import throughput, throughput_gpu
@@ -15,6 +16,8 @@ PRESETS = {
   "cifar10": cifar10,
   "cifar10_gpu": cifar10_gpu,
   "images": images,
+  "finetune": finetune,
+  "lora": lora,
   "tiny": tiny,
   "throughput": throughput,
   "throughput_gpu": throughput_gpu,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from models.parameters import bind
+from models.parameters import bind, joined
 from models.transformer import Transformer
 from strategies.pipeline.split import split
 from strategies.pipeline.table import Schedule
@@ -29,7 +29,7 @@ class Pullback(NamedTuple):
   """The backward pass of a chunk.
 
   Attributes:
-    whole: (fixed, cotangent) → the gradients of the weights, and the cotangent of the input.
+    whole: (fixed, cotangent) → the gradients of the trained weights, and the cotangent of the input.
     early, late: the same in two parts (split.py), if the schedule has weight units. (fixed, cotangent) → the cotangent
       of the input, and what it keeps; (fixed, kept) → the gradients of the weights.
   """
@@ -73,6 +73,10 @@ class StageModel:
   def model(self, edges: Params, weights: Params) -> Transformer:
     return bind(self.program.model, {"blocks": weights, **edges})
 
+  def edges_with(self, trained: Params) -> Params:
+    """The weights outside the blocks, with these of those that are trained."""
+    return joined(trained, self.program.frozen(self.edges))
+
   def weights(self, row: Row) -> Params:
     return jax.tree.map(lambda w: w[row["chunk"]], self.blocks)
 
@@ -97,7 +101,8 @@ class StageModel:
   def _linearize(self, x: jax.Array, row: Row) -> tuple[jax.Array, list[jax.Array], Callable]:
     """A chunk's output, its residuals, and `Pullback.whole`."""
     weights = self.weights(row)
-    y, vjp = jax.vjp(lambda weights, x: self.run_chunk(weights, x, row), weights, x)
+    trained, others = self.program.trained(weights), self.program.frozen(weights)
+    y, vjp = jax.vjp(lambda trained, x: self.run_chunk(joined(trained, others), x, row), trained, x)
     leaves, tree = jax.tree.flatten(vjp)
     number = {id(w): i for i, w in enumerate(jax.tree.leaves(weights))}
     sources = [number.get(id(leaf)) for leaf in leaves]  # which weight a leaf is; None for a residual

@@ -31,7 +31,7 @@ class Carry(NamedTuple):
   to_next: jax.Array  # the latest activation
   to_previous: jax.Array  # the latest cotangent
   sums: Sums
-  gradients: tuple[Params, Params]  # summed so far, of `Stage.blocks` and `Stage.edges`
+  gradients: tuple[Params, Params]  # summed so far, of what is trained of `Stage.blocks` and `Stage.edges`
 
 
 class Stage(StageModel):
@@ -56,7 +56,9 @@ class Stage(StageModel):
     """Final norm, head and loss of a microbatch that has passed all blocks; in training also their gradients."""
     if self.step is None:
       return carry._replace(sums=add(carry.sums, self.loss(self.edges, carry.to_next, row)[1]))
-    (edges, cotangent), sums = jax.grad(self.loss, argnums=(0, 1), has_aux=True)(self.edges, carry.to_next, row)
+    loss = lambda edges, y: self.loss(self.edges_with(edges), y, row)
+    trained = self.program.trained(self.edges)
+    (edges, cotangent), sums = jax.grad(loss, argnums=(0, 1), has_aux=True)(trained, carry.to_next)
     blocks_so_far, edges_so_far = carry.gradients
     return carry._replace(
       sums=add(carry.sums, sums),
@@ -93,7 +95,7 @@ class Stage(StageModel):
     return carry._replace(gradients=(blocks, edges))
 
   def embed_backward(self, row: Row, carry: Carry) -> Carry:
-    _, vjp = jax.vjp(lambda edges: self.embed(edges, row), self.edges)
+    _, vjp = jax.vjp(lambda edges: self.embed(self.edges_with(edges), row), self.program.trained(self.edges))
     blocks, edges = carry.gradients
     return carry._replace(gradients=(blocks, add(edges, *vjp(carry.to_previous))))
 
@@ -163,9 +165,10 @@ class Stage(StageModel):
         jnp.zeros(weights.shape, self.program.model.param_dtype), self.sharding.layout.spec(dims)
       )
 
-    dims = self.program.dims()
-    blocks = jax.tree.map(lambda w, dims: zeros(w, (None, *dims)), self.blocks, dims["blocks"])
-    return blocks, jax.tree.map(zeros, self.edges, {name: dims[name] for name in self.edges})
+    blocks, edges, dims = map(self.program.trained, (self.blocks, self.edges, self.program.dims()))
+    of_edges = {name: names for name, names in dims.items() if name != "blocks"}
+    blocks = jax.tree.map(lambda w, names: zeros(w, (None, *names)), blocks, dims["blocks"])
+    return blocks, jax.tree.map(zeros, edges, of_edges)
 
 
 def once(name: str, wanted: jax.Array, work: Callable[[Any, T], T], row: Any, carry: T) -> T:

@@ -12,7 +12,8 @@ from helpers import IMAGES, holds_all_logits, program, strategy
 
 import strategies
 from analysis import compiled, memory, predict, theory
-from analysis.case import Case, weights
+from analysis.case import Case
+from analysis.weights import weights
 from strategies.base import Strategy
 from strategies.mesh import make_mesh
 from training.program import Program
@@ -27,6 +28,7 @@ SCALARS = 512
 CHUNKED = "accumulation, remat, loss in chunks"
 
 QWEN = {"model__qkv_bias": True, "model__qk_norm": True}
+ADAPTERS = {"model__vocab_size": 1000, "model__lora_rank": 4, "init_from": "a model"}
 # Every option in some variant, and the optimizers that send something of their own. With 112 positions blockwise
 # attention skips what a block of queries cannot see.
 VARIANTS = {
@@ -50,6 +52,7 @@ VARIANTS = {
     "optimizer__name": "muon",
   },
   "images, adafactor": {**IMAGES, "optimizer__name": "adafactor"},
+  "adapters, accumulation, remat": {**ADAPTERS, "accumulation": 2, "model__remat": "full"},
 }
 
 
@@ -195,6 +198,17 @@ def test_other_steps_that_repeat_the_forward_pass_send_what_theory_says(name: st
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
 
 
+@pytest.mark.parametrize("name", ["fsdp", "tensor_parallel", "two_d", "three_d"])
+@pytest.mark.parametrize("remat, targets", [("minimal", "query,value"), ("dots", "out,gate,up,down")])
+def test_some_adapters_send_and_compute_what_is_predicted(name: str, remat: str, targets: str):
+  fields = {"model__depth": 4, "model__seq_len": 48, "model__remat": remat, "model__lora_targets": targets}
+  case, step = compile_case(name, program(**ADAPTERS | QWEN | fields), BATCH)
+  ours, wanted = sent_and_wanted(case, step)
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+  assert step.flops() == round(predict.flops(case))
+
+
 @pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d"])
 def test_weights_kept_for_a_step_are_gathered_once_and_their_gradients_scattered_once(name: str):
   ours, wanted = sent_and_wanted(*compile_case(name, make(CHUNKED), 2 * BATCH, gather="step"))
@@ -221,6 +235,24 @@ def test_no_flop_is_done_twice(name: str, variant: str):
   if not in_stages and variant == "text":
     once = step.flops() - predict.repeated_flops(case)
     assert once * case.layout.device_count == batch_size * make("text").model.train_flops_per_example()
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "zero1", "fsdp", "hsdp", "two_d"])
+def test_no_loop_runs_before_the_predictions_are_counted(name: str):
+  """XLA's CPU backend keeps no order between independent collectives, and devices that choose other orders hang."""
+  module = compiled_case(name, "text", BATCH)[1].module
+  entry = module.computations[module.entry]
+  sums = [one for one in entry.values() if one.operation == "all-reduce" and one.shapes[0].dtype == "s32"]
+  loops = [one for one in entry.values() if one.operation == "while"]
+  assert sums
+  assert len(loops) >= 2
+  for loop in loops:
+    needs, stack = set[str](), [loop.name]
+    while stack:
+      name = stack.pop()
+      needs.add(name)
+      stack += [operand for operand in entry[name].operands if operand in entry and operand not in needs]
+    assert {one.name for one in sums} <= needs
 
 
 @pytest.mark.parametrize("name", strategies.names())

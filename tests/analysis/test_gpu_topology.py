@@ -19,9 +19,10 @@ from helpers import explained_in_8_gb, loops_beside_sends
 
 import strategies
 from analysis import calls, explanation, gpus, memory, predict, theory
-from analysis.case import Case, weights
+from analysis.case import Case
 from analysis.compiled import Step, compile_step
 from analysis.topology import Machine, machine_of
+from analysis.weights import weights
 from benchmarks import predictions
 from configs import base
 from runtime.devices import has_gpu_compiler

@@ -8,10 +8,11 @@ from helpers import program, strategy
 
 import strategies
 from analysis import explanation, hlo, memory, predict, search, theory
-from analysis.case import Case, weights
+from analysis.case import Case
 from analysis.compiled import Step
 from analysis.links import of_devices
 from analysis.topology import machine_of
+from analysis.weights import weights
 from benchmarks import expected
 from models.config import ModelConfig
 from runtime.hardware import Chip, chip

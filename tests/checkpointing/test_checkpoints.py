@@ -12,7 +12,7 @@ import pytest
 from helpers import config, initial_state, one_sentence, program, random_batch, strategy
 
 import train
-from checkpointing import restore
+from checkpointing import initial, reading, restore
 from checkpointing.save import Checkpoints, NotSaved
 from strategies import Strategy
 from training.loop import LoopState
@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
   for part in ("checkpoint 2 in", str(tmp_path), "is damaged", "renamed to damaged-2-1"):
     assert part in message
   assert (tmp_path / "c" / "damaged-2-1").is_dir()
-  assert restore.steps(tmp_path / "c") == [1]
+  assert reading.steps(tmp_path / "c") == [1]
 
 
 def test_digests_find_damage_that_decodes_without_an_error(tmp_path: Path, written: tuple, runner: Strategy):
@@ -153,7 +153,7 @@ def test_if_all_checkpoints_are_damaged_the_run_does_not_start_over(tmp_path: Pa
   for _ in range(2):  # twice, because a cluster may restart a failed job
     with one_sentence("none of the checkpoints", str(tmp_path), "record cannot be read", "name another workdir"):
       restore.restore(tmp_path / "c", runner.abstract_state(), RUN, Messages().append)
-    assert restore.steps(tmp_path / "c") == [1, 2]
+    assert reading.steps(tmp_path / "c") == [1, 2]
   for step in ("1", "2"):
     (tmp_path / "c" / step).rename(tmp_path / "c" / f"damaged-{step}-1")
   with one_sentence("none of the checkpoints", "all are damaged"):
@@ -165,7 +165,7 @@ def test_an_unreadable_loss_stops_neither_saving_nor_restoring(tmp_path: Path, w
   (tmp_path / "c" / "1" / "metrics" / "metrics").write_text("")
   with checkpoints(tmp_path / "c", Messages(), keep=9, keep_best=1) as writer:
     save(writer, 3, initial_state(runner), 1.0)
-  assert restore.steps(tmp_path / "c") == [1, 2, 3]
+  assert reading.steps(tmp_path / "c") == [1, 2, 3]
   assert read(tmp_path / "c", runner, Messages())[1] == 3
 
 
@@ -175,7 +175,7 @@ def test_another_optimizer_is_not_mistaken_for_damage(tmp_path: Path, written: t
   other = TrainState(abstract.step, abstract.params, {"momentum": abstract.params})
   with one_sentence("checkpoint 2", "another model or optimizer", "opt_state/momentum", "absent in the checkpoint"):
     restore.restore(tmp_path / "c", other, RUN, Messages().append)
-  assert restore.steps(tmp_path / "c") == [1, 2]
+  assert reading.steps(tmp_path / "c") == [1, 2]
 
 
 class full_disk:
@@ -231,10 +231,10 @@ def test_the_latest_and_the_best_are_kept(tmp_path: Path, runner: Strategy):
   with checkpoints(tmp_path, Messages(), keep=2, keep_best=1) as writer:
     for step, loss in enumerate(losses, 1):
       save(writer, step, state, loss)
-  assert restore.steps(tmp_path) == [2, 5, 6]
+  assert reading.steps(tmp_path) == [2, 5, 6]
   with checkpoints(tmp_path, Messages(), keep=1, keep_best=2) as writer:  # reads the losses from the folder
     save(writer, 7, state, 1.5)
-  assert restore.steps(tmp_path) == [2, 7]
+  assert reading.steps(tmp_path) == [2, 7]
 
 
 def test_checkpoints_use_no_pickle(tmp_path: Path, runner: Strategy, monkeypatch: pytest.MonkeyPatch):
@@ -247,10 +247,10 @@ def test_checkpoints_use_no_pickle(tmp_path: Path, runner: Strategy, monkeypatch
 
 
 def test_a_checkpoint_of_another_record_version_is_refused(tmp_path: Path, runner: Strategy):
-  with checkpoints(tmp_path / restore.FOLDER, Messages()) as writer:
+  with checkpoints(tmp_path / reading.FOLDER, Messages()) as writer:
     save(writer, 2, initial_state(runner))
   newer = RUN | {"version": 99}
   with one_sentence("record version None", "99"):
-    restore.restore(tmp_path / restore.FOLDER, runner.abstract_state(), newer, pytest.fail)
+    restore.restore(tmp_path / reading.FOLDER, runner.abstract_state(), newer, pytest.fail)
   with one_sentence("init_from=", "record version None", "99"):
-    restore.load_params(str(tmp_path), runner.abstract_state(), newer)
+    initial.load(str(tmp_path), runner.abstract_state().params, runner.program, newer)

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import model_folders
@@ -18,6 +19,7 @@ from models.parameters import bind
 from pretrained.export import export
 from tools import evaluate
 from tools import export as tool
+from tools.source import laid_out, open_model
 from training import settings
 
 pytestmark = pytest.mark.skipif(
@@ -32,7 +34,13 @@ def logits_of(folder: Path, tokens: np.ndarray) -> np.ndarray:
   from transformers import AutoModelForCausalLM
 
   model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-  return model(torch.tensor(tokens)).logits.detach().numpy()
+  return model(torch_of(tokens)).logits.detach().numpy()
+
+
+def torch_of(tokens: np.ndarray) -> Any:
+  import torch
+
+  return torch.tensor(tokens)
 
 
 @pytest.mark.parametrize("name", model_folders.NAMES)
@@ -101,3 +109,23 @@ def test_choices_score_what_transformers_computes(tmp_path: Path, monkeypatch: p
       logits = torch.tensor(logits_of(tmp_path / "out", np.array([ids[:-1]])))[0].double()
       likelihoods = torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), ids[1:]]
       assert score == pytest.approx(float(likelihoods[before - 1 :].sum()), rel=1e-5)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("peft"), reason="peft is not installed; pip install '.[peer]'")
+def test_peft_loads_adapters_and_computes_the_same(tmp_path: Path):
+  """Of a model whose weights are biased and normed, from the path that the run started from."""
+  from peft import AutoPeftModelForCausalLM
+
+  fields = {"steps": 3, "batch_size": 16, "eval_examples": 16, "eval_batch_size": 16, "sample_length": 0}
+  data = {"data__name": "synthetic", "model__seq_len": 16, "init_from": str(model_folders.FOLDER / "qwen3")}
+  train.train(config("two_d", **fields | data, model__lora_rank=4), tmp_path / "run")
+  tool.main([str(tmp_path / "run"), f"--out={tmp_path / 'adapters'}"])
+  tool.main([str(tmp_path / "run"), f"--out={tmp_path / 'merged'}", "--merge"])
+  ids = np.arange(32).reshape(2, 16)
+  found = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapters")(torch_of(ids)).logits.detach().numpy()
+  model = open_model(str(tmp_path / "run"))
+  runner = laid_out(model, "single", {}, 16, train.jax.devices()[:1])
+  expected = np.asarray(bind(runner.program.model, model.load(runner))(jnp.asarray(ids)))
+  assert relative_difference(found, expected) < TOLERANCE
+  assert relative_difference(logits_of(tmp_path / "merged", ids), expected) < TOLERANCE
+  assert relative_difference(logits_of(model_folders.FOLDER / "qwen3", ids), expected) > 0.01

@@ -13,7 +13,7 @@ import jax
 from absl import flags
 
 import strategies
-from checkpointing import record, restore
+from checkpointing import reading, record
 from runtime import command_line
 from runtime.devices import start_jax
 from training import settings
@@ -31,14 +31,14 @@ def main(config: Any) -> None:
   devices = start_jax(config)
   strategy = strategies.create(config, settings.program(config, "cpu"), devices)
   folder = Path(FOLDER.value)
-  (step,) = restore.steps(folder)
-  saved = restore.read_record(folder / str(step))
-  restore.READ_BYTES = 0  # one array at a time, as with arrays of gigabytes
+  (step,) = reading.steps(folder)
+  saved = reading.read_record(folder / str(step))
+  reading.READ_BYTES = 0  # one array at a time, as with arrays of gigabytes
   abstract = strategy.abstract_state()
   small = [(name, x) for name, x in record.named(abstract) if x.size < 10_000]
-  record.arrays(restore.read_arrays(folder / str(step), small))  # so that the libraries are loaded
+  record.arrays(reading.read_arrays(folder / str(step), small))  # so that the libraries are loaded
   before = peak_bytes()
-  state, why = restore._read(folder / str(step), abstract, saved)
+  state, why = reading.read_tree(folder / str(step), abstract, saved)
   assert state is not None, why
   jax.block_until_ready(state)
   print(f"needed {peak_bytes() - before} bytes")

@@ -24,6 +24,7 @@ FAMILIES = {"model__qkv_bias": True, "model__qk_norm": True, "model__rope_scalin
 ACCUMULATED = {"accumulation": 2, "model__remat": "full", "model__loss_chunk": 5}
 # What is kept on the host, and what is saved by name.
 KEPT = {"optimizer__on_host": True, "model__remat": "offload", "model__saved": "query,context,mlp_up"}
+ADAPTERS = {"model__lora_rank": 4, "init_from": "a model"}
 # Every option is in some variant: dropout, accumulation, remat, packed documents, prompts, a tied embedding,
 # augmentation, the host's memory, biases. Most tests after the first use the plain "text".
 VARIANTS = {
@@ -36,6 +37,7 @@ VARIANTS = {
     "model__remat": "dots",
     **FAMILIES,
   },
+  "adapters": {**ADAPTERS, "model__lora_alpha": 4.0, "model__dropout": 0.1},
   "images": {**IMAGES, "model__dropout": 0.1, "model__image_size": 16, "data__augment": True, **KEPT},
 }
 OTHERS = [name for name in strategies.names() if name != "single"]

@@ -61,8 +61,12 @@ def test_a_run_writes_on_the_command_line(
   for arguments in (["--prompt=def "], ["--prompt=def ", "--strategy=two_d", "--mesh=model=2"], []):
     monkeypatch.setattr("sys.stdin", io.StringIO("def \n"))
     tool.main([str(tmp_path / "run"), "--length=8", "--seed=3", *arguments])
-    found.append(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    found.append(shown.out)
+    assert "note:" not in shown.err
   assert found[0] == found[1] == found[2]
+  tool.main([str(tmp_path / "run"), "--length=29", "--prompt=def "])
+  assert "note: texts of up to 33 tokens, from a model that was trained on 32" in capsys.readouterr().err
   assert found[0].startswith("def ")
   assert found[0].endswith("\n")
 

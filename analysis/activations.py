@@ -1,0 +1,78 @@
+"""What devices send to share the products of a block: sums, and positions of the residual stream. Part of theory.py."""
+
+import functools
+
+from analysis.case import Case, part
+from analysis.compilers import COMPILERS
+from analysis.sent import Sent
+from analysis.weights import weights
+from models import lora
+
+
+def activations(case: Case) -> list[Sent]:
+  """Sums over the devices that share a matrix product, and gathers of positions. The next computation waits for each.
+
+  A block has two sums in the forward pass, after attention and the MLP, and two in the backward pass, for the
+  cotangents of their inputs. Query, key and value share an input, and so do gate and up. If remat repeats the forward
+  pass, then attention's sum too, unless it is saved; the MLP's would only make the block's output, which the backward
+  pass does not need.
+  If the positions are split, they are gathered where the sums' gradients come from: before attention and the MLP, again
+  for the backward pass, and the cotangents of their outputs. A pipeline's weight units gather these cotangents again,
+  and repeat the forward pass, too. Without gradients of these weights, only remat needs the positions again.
+  """
+  compiler, model = COMPILERS[case.compiler], case.model
+  numbers = case.examples * model.positions  # [b, T]
+  stream = numbers * model.width * case.item  # [b, T, D]
+  layers = model.depth / case.layout.shards("layers")
+  splits = bool(case.schedule and case.schedule.splits)
+  again = 0 if "attention_output" in case.saved_names else 1 + splits
+  heads, mlp = 2 + again + compiler.attention_again(case), 2
+  has_table = any(weight.is_table for weight in weights(model))
+  has_logits = "vocab" in model.predicts.head(model)[1]
+  vocab = ["embedding"] * has_table + ["head"] * has_logits  # rows that a device does not hold are zero; the cotangent
+  for_weights = 2 if not model.lora_rank or case.repeats else 0
+  gathers = layers * (4 + for_weights + (0 if model.lora_rank else 2 * splits) + 2 * max(again - 1, 0))
+  gathers += (has_table and not model.lora_rank) + has_logits  # the cotangent of that sum, and the head's input
+  loss = numbers * 3 * 4 if has_logits else 0  # the largest logit, the target's, and the sum
+  mean = 0 if has_logits else case.examples * model.width * 4  # over the positions, for a class
+  summed = functools.partial(_sum, case, scatters=compiler.scatters_stream(case))
+  return [
+    summed("heads", layers * heads * stream, f"activations: {heads:.3g} sums a block for the heads"),
+    summed("mlp", layers * mlp * stream, f"activations: {mlp} sums a block for the mlp"),
+    summed("vocab", len(vocab) * stream, " and ".join(vocab)),
+    _waits(case, "all-gather", "sequence", gathers * stream, "activations: positions for products"),
+    _waits(case, "all-reduce", "vocab", loss, "loss"),
+    _waits(case, "all-reduce", "sequence", mean, "mean over positions"),
+  ]
+
+
+def adapters(case: Case) -> list[Sent]:
+  """What goes between the two halves of adapters: R numbers for each position.
+
+  An adapter of a weight that reads the stream gathers them, again if remat does not save them, and sums their
+  cotangents. One of a weight that writes to it sums them, again if they are not saved, and gathers their cotangents.
+  """
+  model, repeats, scatters = case.model, case.repeats, COMPILERS[case.compiler].scatters_adapters(case)
+  low = case.examples * model.positions * model.lora_rank * case.item * model.depth / case.layout.shards("layers")
+  gathers, rows = 0, []
+  for dim, reading, writing in lora.groups(model.lora_targets):
+    sums = len(reading) + len(writing) * (1 + repeats)
+    rows.append(_sum(case, dim, sums * low, f"adapters: sums for the {dim}", scatters))
+    gathers += (1 if model.remat == "minimal" else 2) * len(reading) + len(writing)
+  return [*rows, _waits(case, "all-gather", "sequence", gathers * low, "adapters: positions")]
+
+
+def _sum(case: Case, dim: str, size: float, what: str, scatters: bool) -> Sent:
+  """The sum of activations over the devices that split a dimension. Those that also split positions keep their own.
+
+  Args:
+    scatters: whether the compiler sends these devices only their own positions.
+  """
+  split = case.axes(dim) == case.axes("sequence") and scatters
+  return _waits(case, "reduce-scatter" if split else "all-reduce", dim, size, what)
+
+
+def _waits(case: Case, kind: str, dim: str, size: float, what: str) -> Sent:
+  """A collective over the devices that split a dimension, in each part of the batch. `size` is the whole in bytes."""
+  times = case.units * (2 if kind == "all-reduce" else 1)
+  return Sent(kind, case.axes(dim), times * part(case.layout.shards(dim)) * size, what, waits=True)

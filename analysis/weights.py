@@ -1,0 +1,85 @@
+"""The model's weights, with the names of their dimensions and what the model does with them."""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+from flax import nnx
+
+from models import lora
+from models.config import ModelConfig
+from models.dimensions import Dims, is_dims
+from models.parameters import definition, logical_dims, used_dtypes
+
+
+class Weight(NamedTuple):
+  """A parameter of the model.
+
+  Attributes:
+    shape: global, with all layers.
+    dims: the logical dimensions of `shape`.
+    dtype: in which the model uses it: float32 for a classifier's head, `param_dtype` for norms, else the compute dtype.
+    roles: how the model uses it: "block", "embedding", "head", "norm" or "adapter". A tied embedding is also the head.
+    trained: whether it is; if not, it is stored in `dtype`.
+  """
+
+  name: str
+  shape: tuple[int, ...]
+  dims: Dims
+  dtype: str
+  roles: tuple[str, ...]
+  trained: bool = True
+
+  @property
+  def size(self) -> int:
+    return math.prod(self.shape)
+
+  @property
+  def is_table(self) -> bool:
+    """Whether its rows are looked up by token id."""
+    return self.dims[0] == "vocab"
+
+  @property
+  def in_blocks(self) -> bool:
+    return "block" in self.roles
+
+  @property
+  def is_matrix(self) -> bool:
+    """Whether one of its sides is the model's width. If not, it is a scale, a bias or half of an adapter."""
+    return "embed" in self.dims
+
+  @property
+  def in_parts_along(self) -> str | None:
+    """The dimension, besides the batch, along which devices compute parts of the gradient of what is no matrix."""
+    if {"heads", "mlp"} & set(self.dims):
+      return None  # a device has all of the gradient for its heads or hidden units
+    return "heads" if "attention/" in self.name else "sequence"  # of queries and keys, or of the stream
+
+
+@functools.cache
+def weights(model: ModelConfig) -> tuple[Weight, ...]:
+  """The model's parameters, ordered by name."""
+  _, params = definition(model)
+  found = jax.tree.leaves_with_path(nnx.to_pure_dict(params))
+  named = jax.tree.leaves(logical_dims(model), is_leaf=is_dims)
+  dtypes = jax.tree.leaves(used_dtypes(model))
+  name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+  is_trained = lambda path: not model.lora_rank or lora.NAME in name(path).split("/")
+  return tuple(
+    Weight(name(path), tuple(param.shape), dims, dtype, _roles(model, name(path), dims), is_trained(path))
+    for (path, param), dims, dtype in zip(found, named, dtypes, strict=True)
+  )
+
+
+def trained(model: ModelConfig) -> tuple[Weight, ...]:
+  """The parameters that are trained."""
+  return tuple(weight for weight in weights(model) if weight.trained)
+
+
+def _roles(model: ModelConfig, name: str, dims: Dims) -> tuple[str, ...]:
+  if "layers" in dims:
+    return ("block", "adapter") if lora.NAME in name.split("/") else ("block",)
+  if dims == model.reads.embedding(model)[1]:
+    return ("embedding", "head") if model.tied_embedding else ("embedding",)
+  return ("head",) if dims == model.predicts.head(model)[1] else ("norm",)

@@ -1,0 +1,110 @@
+"""The parameters that a run begins with: those of another run, or of a model folder (`init_from`).
+
+A run that trains adapters (models/lora.py) needs them whenever it starts, because its checkpoints hold only what it
+trains. A record's `base` says where the other weights are, and has a digest of each.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import pretrained
+from checkpointing import reading, record
+from checkpointing.record import Record
+from errors import ConfigError
+from models.parameters import joined
+from runtime import processes
+from training.program import Params, Program
+
+Base = dict[str, Any]  # "path", and the digests of "weights" by name
+
+
+def load(source: str, wanted: Params, program: Program, now: Record) -> tuple[Params, str]:
+  """The parameters of `source`, in the layout of `wanted`, and whose they are.
+
+  Args:
+    source: the workdir or a checkpoint of another run, or a model folder.
+    wanted: all parameters of the program, or those that are not trained.
+    now: the record of this run.
+  """
+  if pretrained.is_folder(source):
+    with processes.raise_together():
+      folder = pretrained.Folder(source)
+      params = pretrained.load(folder, program.model, wanted)
+    return params, f"{source}, a {folder.shape.family} model in {' and '.join(folder.dtypes)}"
+  place = Path(processes.on_process_zero(lambda: str(reading.newest(Path(source).expanduser()))))
+  saved = processes.on_process_zero(lambda: reading.read_record(place))
+  where = f"init_from={source!r}"
+  if saved is None:
+    raise ConfigError(
+      f"{where} names no workdir with a checkpoint, no checkpoint and no folder with a model's safetensors; use the "
+      "workdir of another run"
+    )
+  record.check_version(saved, now, where)
+  if saved.get("base"):
+    raise ConfigError(
+      f"{where} holds only adapters; merge them into their model with `python -m tools.export {source} --merge "
+      "--out=DIR`, and use DIR"
+    )
+  theirs, ours = saved["data"]["tokenizer"], now["data"]["tokenizer"]
+  if theirs != ours:
+    raise ConfigError(
+      f"{where} was trained on tokens of {theirs!r}, but this run has tokens of {ours!r}; use the same tokenizer"
+    )
+  stored = lambda w: jax.ShapeDtypeStruct(w.shape, program.model.param_dtype, sharding=w.sharding)
+  params = read_params(place, saved, jax.tree.map(stored, wanted), where)
+  params = jax.tree.map(lambda w, to: w.astype(to.dtype), params, wanted)
+  return params, f"{source}, step {saved['loop']['step']}, saved by {saved['strategy']}"
+
+
+def read_params(folder: Path, saved: Record, abstract: Params, where: str) -> Params:
+  """Parameters of a checkpoint with record `saved`, in the layout of `abstract`.
+
+  Raises ConfigError, naming `where`, if they have other shapes or are damaged.
+  """
+  only = {"params": abstract}
+  record.check_arrays(saved, only, where)
+  params, why = reading.read_tree(folder, only, saved)
+  if params is None:
+    raise ConfigError(f"{where} is damaged ({why}); use another checkpoint, as WORKDIR/{reading.FOLDER}/STEP")
+  return params["params"]
+
+
+def read_model(folder: Path, saved: Record, abstract: Params, program: Program) -> Params:
+  """All parameters of the model in a checkpoint; those that were not trained are read from where they are."""
+  trained = read_params(folder, saved, program.trained(abstract), str(folder))
+  others = program.frozen(abstract)
+  return joined(trained, load_base(saved["base"]["path"], others, program, saved, saved["base"])) if others else trained
+
+
+def base_of(source: str, params: Params) -> Base:
+  """What a record says of parameters that are not trained."""
+  return {"path": str(Path(source).expanduser().absolute()), "weights": _digests(params)}
+
+
+def load_base(source: str, wanted: Params, program: Program, now: Record, base: Base) -> Params:
+  """The parameters that are not trained, in the layout of `wanted`. Raises ConfigError unless they are still `base`."""
+  params, _ = load(source, wanted, program, now)
+  check_base(source, _digests(params), base)
+  return params
+
+
+def check_base(source: str, found: dict[str, str], base: Base) -> None:
+  """Raises ConfigError unless the weights with these digests, read from `source`, are those of `base`."""
+  changed = [name for name, digest in found.items() if digest != base["weights"].get(name)]
+  if changed:
+    raise ConfigError(
+      f"init_from={source!r} is not the model that these adapters were trained with: {changed[0]} differs; use a copy "
+      f"of what {base['path']!r} was then"
+    )
+
+
+def _digests(params: Params) -> dict[str, str]:
+  return {name: digest(w) for name, w in record.named({"params": params})}
+
+
+def digest(w: jax.Array) -> str:
+  """A digest of a weight in bfloat16, in which a run may store it."""
+  return record.arrays({"": w.astype(jnp.bfloat16)})[""][2]

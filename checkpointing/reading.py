@@ -1,0 +1,108 @@
+"""Reads checkpoints: finds them in a workdir, and reads their records and arrays.
+
+Each process reads its own shards, in the layout of its strategy, and the arrays are checked against the digests in the
+record. restore.py and initial.py decide what is read.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.sharding import SingleDeviceSharding
+
+from checkpointing import record
+from checkpointing.record import Record
+from errors import first_line
+from runtime import processes
+
+FOLDER = "checkpoints"  # in the workdir
+READ_BYTES = 2 << 30  # the most that a process reads at a time, except for a single larger array
+Tree = TypeVar("Tree")
+
+
+def newest(source: Path) -> Path:
+  """The newest checkpoint of a workdir. A path without checkpoints may be one itself, and stays as it is."""
+  held = steps(source / FOLDER)
+  return source / FOLDER / str(max(held)) if held else source
+
+
+def steps(folder: Path) -> list[int]:
+  """The steps of the finished checkpoints in a folder, sorted."""
+  return sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdigit()) if folder.is_dir() else []
+
+
+def read_record(folder: Path) -> Record | None:
+  """The record of a checkpoint; None if it is missing or damaged. Raises OSError if storage does not respond."""
+  try:
+    found = json.loads((folder / "run" / "metadata").read_text())
+    return found if found["arrays"] and found["config"] and found["data"] else None
+  except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+    return None
+
+
+def read_tree(folder: Path, abstract: Tree, saved: Record) -> tuple[Tree | None, str]:
+  """Reads the arrays of a checkpoint into a tree like `abstract`, in its layout; or returns None and the reason."""
+  why = ""
+  try:
+    found = read_arrays(folder, record.named(abstract))
+  except (MemoryError, jax.errors.JaxRuntimeError):
+    raise  # the files are not to blame
+  except Exception as error:  # orbax raises bare Exceptions for broken files
+    why = first_line(error.__cause__ or error)
+  why = next(filter(None, processes.all_gather(why)), "")
+  if why:
+    return None, why
+  state = jax.tree.unflatten(jax.tree.structure(abstract), found)
+  wrong = record.damaged(state, saved)
+  return (None, f"{wrong} is not what was saved") if wrong else (state, "")
+
+
+def read_arrays(folder: Path, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> list[jax.Array]:
+  """Reads the named arrays of a checkpoint, in their layouts, about READ_BYTES at a time to limit memory.
+
+  Each process reads its shards without waiting for the others, so that an error of one can be reported to all.
+  """
+  out: list[jax.Array] = []
+  for item, group in _groups(wanted):
+    tree = record.nested((name.removeprefix("params/"), x) for name, x in group)
+    args = ocp.args.PyTreeRestore(
+      tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=True
+    )
+    limit = max(READ_BYTES, *(_size(x) for _, x in group))
+    handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=(limit + 1) / 1e9)
+    read = dict(record.named(handler.restore(epath.Path((folder / item).absolute()), args=args)))
+    out += [read[name.removeprefix("params/")] for name, _ in group]
+  return out
+
+
+def read_array(folder: Path, saved: Record, name: str) -> tuple[jax.Array, bool]:
+  """An array of a checkpoint with record `saved`, on a CPU device, and whether it is what was saved."""
+  shape, dtype, _ = saved["arrays"][name]
+  here = SingleDeviceSharding(jax.devices("cpu")[0])
+  (found,) = read_arrays(folder, [(name, jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=here))])
+  return found, record.damaged({name: found}, saved) is None
+
+
+def _groups(wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> Iterator[tuple[str, list]]:
+  """Groups neighbours in the same item of a checkpoint, up to READ_BYTES together. A larger array is alone."""
+  group: list = []
+  for name, x in wanted:
+    item = item_of(name)
+    if group and (item != item_of(group[0][0]) or sum(_size(y) for _, y in group) + _size(x) > READ_BYTES):
+      yield item_of(group[0][0]), group
+      group = []
+    group.append((name, x))
+  yield item_of(group[0][0]), group
+
+
+def item_of(name: str) -> str:
+  """The item of a checkpoint that holds an array. Parameters have their own, so that `init_from` reads nothing else."""
+  return "params" if name.startswith("params/") else "optimizer"
+
+
+def _size(x: jax.ShapeDtypeStruct) -> int:
+  return x.size * x.dtype.itemsize

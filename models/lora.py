@@ -1,0 +1,135 @@
+"""LoRA: low-rank adapters of weights that are not trained (Hu et al. 2021, arXiv:2106.09685).
+
+An adapter of a weight [I..., O...] is a product a·b of two small weights, [I..., R] and [R, O...]. What it adds to a
+product with the weight is computed apart, as (x·a)·b, so the gradient of the large weight is never made. At first b is
+zero, and the model computes what it did before.
+
+Where devices split heads or hidden units, only x·a [B, T, R] is sent between them. The side of an adapter that is as
+wide as the residual stream works on each device's own positions.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from errors import one_of
+from models.dimensions import Sharding
+from models.layers import weight
+from models.remat import ADAPTER
+
+if TYPE_CHECKING:
+  from models.config import ModelConfig
+
+TARGETS = ("query", "key", "value", "out", "gate", "up", "down")  # the weights that may have adapters
+NAME = "lora"  # of the adapters among the parameters of a layer
+
+
+def targets_of(names: str) -> tuple[str, ...]:
+  """The weights in a list with commas. Raises ConfigError for one that has no adapters."""
+  found = {one_of("model.lora_targets", name.strip(), TARGETS) for name in names.split(",") if name.strip()}
+  return tuple(name for name in TARGETS if name in found)
+
+
+def groups(targets: str) -> list[tuple[str, list[str], list[str]]]:
+  """Those of these weights that read the residual stream and those that write to it, for `heads` and for `mlp`."""
+  names = targets_of(targets)
+  some = lambda *wanted: [name for name in wanted if name in names]
+  return [("heads", some("query", "key", "value"), some("out")), ("mlp", some("gate", "up"), some("down"))]
+
+
+def names_of(weight: str) -> tuple[str, str]:
+  """The names of a and b of the adapter of a weight: "blocks/mlp/up" → "blocks/mlp/lora/up/a" and its b."""
+  layer, _, target = weight.rpartition("/")
+  return f"{layer}/{NAME}/{target}/a", f"{layer}/{NAME}/{target}/b"
+
+
+def merged(w: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
+  """A stacked weight [L, I..., O...] with what its adapter [L, I..., R] and [L, R, O...] adds to it."""
+  layers, rank = len(a), a.shape[-1]
+  change = a.reshape(layers, -1, rank) @ b.reshape(layers, rank, -1)
+  return w + scale * change.reshape(w.shape)
+
+
+class Adapter(nnx.Module):
+  """The two small weights of one adapter. `inputs` says how many dimensions of the large weight are contracted."""
+
+  def __init__(self, of: nnx.Param, inputs: int, config: "ModelConfig", rngs: nnx.Rngs):
+    rank, dtype, dims = config.lora_rank, config.param_dtype, of.dims
+    before, after = of.shape[:inputs], of.shape[inputs:]
+    std = math.prod(before) ** -0.5
+    self.a = weight(rngs, (*before, rank), (*dims[:inputs], None), std=std, dtype=dtype)
+    self.b = nnx.Param(jnp.zeros((rank, *after), dtype), dims=(None, *dims[inputs:]))
+
+
+class Adapters(nnx.Module):
+  """The adapters of a layer's weights, each under the name of its weight.
+
+  Attributes:
+    names: the weights of this layer that have one.
+    scale: what an adapter adds is multiplied by it.
+  """
+
+  def __init__(self, config: "ModelConfig", rngs: nnx.Rngs, **weights: tuple[nnx.Param, int]):
+    wanted = targets_of(config.lora_targets) if config.lora_rank else ()
+    self.names = tuple(name for name in weights if name in wanted)
+    self.scale = config.lora_scale
+    for name in self.names:
+      setattr(self, name, Adapter(*weights[name], config, rngs))
+
+  def after_stream(self, products: dict[str, jax.Array], x: jax.Array, sharding: Sharding) -> tuple[jax.Array, ...]:
+    """Adds to products [B, T, O...] of the residual stream what their adapters make of it.
+
+    Args:
+      products: by the name of the weight.
+      x: the stream [B, T, D], before `Sharding.whole_sequence`.
+    """
+    names = [name for name in products if name in self.names]
+    if names:
+      low = sharding.whole_sequence(_joined(x, [getattr(self, name).a[...] for name in names]))  # sent as one
+      for name, part in zip(names, jnp.split(low, len(names), axis=-1), strict=True):
+        products = products | {name: products[name] + self.scale * _product(part, getattr(self, name).b[...])}
+    return tuple(products.values())
+
+  def into_stream(self, name: str, product: jax.Array, h: jax.Array, sharding: Sharding, inputs: int = 1) -> jax.Array:
+    """Adds to a product [B, T, D] what the adapter of its weight makes of the same input.
+
+    Args:
+      name: of the weight.
+      product: after `Sharding.split_sequence`.
+      h: the input [B, T, I...].
+      inputs: the number of dimensions of I.
+    """
+    if name not in self.names:
+      return product
+    own = getattr(self, name)
+    low = checkpoint_name(sharding.split_sequence(_product(h, own.a[...], inputs)), ADAPTER)
+    return product + self.scale * _product(low, own.b[...])
+
+
+def _product(x: jax.Array, w: jax.Array, inputs: int = 1) -> jax.Array:
+  """[..., I...] × [I..., O...] → [..., O...]. Never flat (`layers.linear`), so devices may split positions."""
+  return jnp.tensordot(x, w, axes=inputs)
+
+
+@jax.custom_vjp
+def _joined(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+  """The products of one input [..., I] with weights [I, R] each, side by side. Saves no joined weights."""
+  return x @ jnp.concatenate(weights, axis=-1)
+
+
+def _joined_forward(x: jax.Array, weights: list[jax.Array]) -> tuple[jax.Array, tuple[jax.Array, list[jax.Array]]]:
+  return x @ jnp.concatenate(weights, axis=-1), (x, weights)
+
+
+def _joined_backward(given: tuple[jax.Array, list[jax.Array]], g: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+  x, weights = given
+  of_weights = jnp.einsum("bti,btr->ir", x, g)
+  return g @ jnp.concatenate(weights, axis=-1).T, jnp.split(of_weights, len(weights), axis=-1)
+
+
+_joined.defvjp(_joined_forward, _joined_backward)
