@@ -80,8 +80,8 @@ def read_model(folder: Path, saved: Record, abstract: Params, program: Program) 
 
 
 def base_of(source: str, params: Params) -> Base:
-  """What a record says of parameters that are not trained."""
-  return {"path": str(Path(source).expanduser().absolute()), "weights": _digests(params)}
+  """What a record says of parameters that are not trained. Of a workdir it names the checkpoint."""
+  return {"path": str(reading.newest(Path(source).expanduser()).absolute()), "weights": _digests(params)}
 
 
 def load_base(source: str, wanted: Params, program: Program, now: Record, base: Base) -> Params:

@@ -51,6 +51,18 @@ model, tokenizer = {loader}.from_pretrained("."), AutoTokenizer.from_pretrained(
 """
 
 
+WHOLE = {
+  "library": "transformers",
+  "loader": "AutoModelForCausalLM",
+  "imports": "from transformers import AutoModelForCausalLM, AutoTokenizer",
+}
+ADAPTERS = {
+  "library": "peft",
+  "loader": "AutoPeftModelForCausalLM",
+  "imports": "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer",
+}
+
+
 def reader(folder: Path, saved: dict[str, Any]) -> Callable[[str], np.ndarray]:
   """A function that reads a weight of a checkpoint by its name."""
 
@@ -85,8 +97,9 @@ def card(model: ModelConfig, saved: dict[str, Any], whole: bool) -> str:
   size = sum(int(np.prod(shape)) for name, (shape, *_) in saved["arrays"].items() if name.startswith("params/"))
   loss = "not evaluated" if saved.get("loss") is None else f"{saved['loss']:.4f}"
   names = ", ".join(f"`{name or 'the Python standard library'}`" for name in saved["data"]["names"])
-  rows = {
-    "Parameters": f"{size:,}",
+  base = {"Fine-tuned from" if whole else "Adapters of": f"`{saved['base']['path']}`"} if "base" in saved else {}
+  rows = base | {
+    "Trained parameters" if base else "Parameters": f"{size:,}",
     "Context": f"{model.seq_len:,} tokens",
     "Data": names,
     "Steps": f"{saved['loop']['step']:,} with {saved['data']['batch_size']} sequences each",
@@ -95,16 +108,8 @@ def card(model: ModelConfig, saved: dict[str, Any], whole: bool) -> str:
     "Command": f"`{saved['command']}`" if saved.get("command") else "not recorded",
     "Software": ", ".join(f"{name} {version}" for name, version in saved["versions"].items()),
   }
-  if "base" in saved:
-    rows = {"Adapters of" if not whole else "Fine-tuned from": f"`{saved['base']['path']}`"} | rows
-    rows["Trained parameters"] = rows.pop("Parameters")
-  model_class = "AutoModelForCausalLM" if whole else "AutoPeftModelForCausalLM"
-  imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
-  if not whole:
-    imports = "from peft import AutoPeftModelForCausalLM\nfrom transformers import AutoTokenizer"
   table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-  library = "transformers" if whole else "peft"
-  return CARD.format(table=table, library=library, imports=imports, loader=model_class)
+  return CARD.format(table=table, **(WHOLE if whole else ADAPTERS))
 
 
 def main(arguments: list[str]) -> None:
