@@ -91,20 +91,21 @@ def with_past(
   q: jax.Array,  # [B, T, N, H]
   k: jax.Array,  # [B, T, K, H]
   v: jax.Array,
-  past_k: jax.Array,  # [B, S, K, H]
+  past_k: jax.Array,  # [B, K, S, H], as in a Cache
   past_v: jax.Array,
   start: jax.Array | int,  # or [B]
 ) -> jax.Array:
   """`plain` for positions from `start` on: each sees the first `start` of the past, and its own text up to itself."""
-  (b, t, n, h), (s, groups) = q.shape, past_k.shape[1:3]
+  (b, t, n, h), (groups, s) = q.shape, past_k.shape[1:3]
   q = q.reshape(b, t, groups, n // groups, h)
+  k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
   scores = lambda keys, visible: jnp.where(
-    visible, jnp.einsum("btkgh,bskh->bkgts", q, keys, preferred_element_type=jnp.float32) / math.sqrt(h), -jnp.inf
+    visible, jnp.einsum("btkgh,bksh->bkgts", q, keys, preferred_element_type=jnp.float32) / math.sqrt(h), -jnp.inf
   )
   before = scores(past_k, jnp.arange(s) < jnp.reshape(start, (-1, 1, 1, 1, 1)))
   own = scores(k, jnp.arange(t) <= jnp.arange(t)[:, None])
   weights = jax.nn.softmax(jnp.concatenate([before, own], axis=-1), axis=-1).astype(v.dtype)
-  read = lambda part, values: jnp.einsum("bkgts,bskh->btkgh", part, values)
+  read = lambda part, values: jnp.einsum("bkgts,bksh->btkgh", part, values)
   return (read(weights[..., :s], past_v) + read(weights[..., s:], v)).reshape(b, t, n, h)
 
 

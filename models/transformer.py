@@ -136,7 +136,7 @@ class Transformer(nnx.Module):
     segments: jax.Array | None = None,  # [B, T]
     keys: jax.Array | None = None,  # [B]
     sharding: Sharding = UNSHARDED,
-    cache: Cache | None = None,  # stacked, [L, B, S, K, H] each
+    cache: Cache | None = None,  # stacked, [L, B, K, S, H] each
     start: jax.Array | int = 0,
     first_layer: jax.Array | int = 0,
     unroll: int = 1,
@@ -215,7 +215,7 @@ class Transformer(nnx.Module):
   def empty_cache(self, batch: int, length: int) -> Cache:
     """A cache for `length` positions of `batch` texts."""
     c = self.config
-    zeros = jnp.zeros((c.depth, batch, length, c.kv_heads, c.head_dim), c.dtype)
+    zeros = jnp.zeros((c.depth, batch, c.kv_heads, length, c.head_dim), c.dtype)
     return Cache(zeros, zeros)
 
   @jax.named_scope("weights")
