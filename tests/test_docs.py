@@ -9,6 +9,7 @@ import pytest
 import strategies.pipeline
 from benchmarks import (
   checkpoint_cost,
+  generation,
   guide,
   input_pipeline,
   optimizers,
@@ -49,7 +50,7 @@ def test_the_pipeline_docstring_quotes_the_record():
     assert f"{name} {ratios[name]}" in text
 
 
-@pytest.mark.parametrize("benchmark", [checkpoint_cost, input_pipeline, optimizers, preparation])
+@pytest.mark.parametrize("benchmark", [checkpoint_cost, generation, input_pipeline, optimizers, preparation])
 def test_a_page_shows_its_benchmarks_record(benchmark: ModuleType):
   page = benchmark.PAGE.read_text()
   assert pages.fill(page, benchmark.tables(json.loads(benchmark.RECORD.read_text()))) == page
