@@ -92,7 +92,7 @@ def compile_step(strategy: Strategy, batch_size: int) -> Step:
   lowered = strategy.lower_train_step(batch_size)
   start = time.perf_counter()
   try:
-    with silenced(), _metadata_in_cache_key():
+    with silenced(), metadata_in_cache_key():
       compiled, text = _compile(lowered, options_of(strategy))
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" in str(error) or "Ran out of memory" in str(error):
@@ -131,7 +131,7 @@ def planned(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _metadata_in_cache_key() -> Iterator[None]:
+def metadata_in_cache_key() -> Iterator[None]:
   """Includes metadata in the cache key; otherwise the cache may return an identical program with stale scope names."""
   name = "jax_compilation_cache_include_metadata_in_key"
   before = getattr(jax.config, name)

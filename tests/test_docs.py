@@ -6,6 +6,7 @@ from types import ModuleType
 
 import pytest
 
+import strategies
 import strategies.pipeline
 from benchmarks import (
   checkpoint_cost,
@@ -33,6 +34,14 @@ def test_the_layouts_in_the_readme_are_those_of_the_strategies():
   assert len(found) == 9
   for name, layout in found.items():
     assert layout == strategies.layout_of(name)
+
+
+def test_the_picture_in_the_readme_leads_to_every_strategy():
+  """Except to the one without devices to choose from, and the legacy one."""
+  (picture,) = re.findall(r"```mermaid\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+  arrows = re.findall(r'^  (\w+) -- ".*?" --> (\w+)', picture, re.MULTILINE)
+  assert len(arrows) == len(picture.splitlines()) - 2  # all lines but the first question's
+  assert {end for _, end in arrows} - {"state", "links"} == set(strategies.names()) - {"single", "pmap_ddp"}
 
 
 def test_the_pipeline_page_shows_the_schedules_and_the_record():

@@ -1,10 +1,11 @@
-"""A tour of sharding. Each step is a few lines of code, shown with what they print.
+"""Pages that are made by running code: a tour of sharding, pmap, debugging. Each step is shown with what it prints.
 
-    python -m tools.tour                                # all steps, in the terminal and as docs/tour.md
+    python -m tools.tour                                # all steps of the tour, in the terminal and as docs/tour.md
+    python -m tools.tour pmap                           # another page; tools/lessons lists them
     python -m tools.tour --steps=specs,resharding       # these steps, in the terminal only
     python -m tools.tour --page=FILE                    # all steps, with the page in another file
 
-The tour always runs on eight simulated devices, so that it is the same on every machine. tools/lessons has the steps.
+The steps always run on eight simulated devices, so that they are the same on every machine.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,27 +27,11 @@ import jax
 from errors import ConfigError, one_of
 from runtime import command_line
 from runtime.folders import writable_file
-from tools.lessons import LESSONS
+from tools.lessons import PAGES
 
-PAGE = Path(__file__).parents[1] / "docs" / "tour.md"
+DOCS = Path(__file__).parents[1] / "docs"
+DEFAULT = "tour"
 DEVICES = 8
-
-TITLE = "Sharding, by running it"
-INTRODUCTION = """\
-This tour shows how JAX spreads an array, a layer and a training step over many devices. It starts with a mesh and ends
-with the memory of a large model. Each step is a short function, followed by what it printed. Running the steps wrote
-this page, and tests check what it claims:
-
-```
-python -m tools.tour
-```
-
-You need no accelerator, because the CPU simulates eight devices. To experiment, change a step in `tools/lessons` and
-run it alone, by the name of its function: `python -m tools.tour --steps=specs`."""
-# The last words, in the terminal and on the page.
-CONCLUSION = """\
-You have now seen everything that the strategies are made of. Next, read `strategies/layout.py` and
-`strategies/fsdp.py`. Then train with one: `python train.py --config=configs/fsdp.py:tiny`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +80,8 @@ def run(step: Step) -> Shown:
   printed = io.StringIO()
   with contextlib.redirect_stdout(printed):
     data = step.run()
-  return Shown(step, printed.getvalue().strip("\n"), data)
+  output = re.sub(r"\x1b\[[\d;]*m", "", printed.getvalue())  # if FORCE_COLOR is set, rich colors even what is captured
+  return Shown(step, output.strip("\n"), data)
 
 
 def heading(lesson: ModuleType) -> tuple[str, str, str]:
@@ -106,8 +93,9 @@ def heading(lesson: ModuleType) -> tuple[str, str, str]:
   return title, subject[0].upper() + subject[1:], "\n".join(lines)
 
 
-def page(shown: Iterable[tuple[ModuleType, Sequence[Shown]]]) -> str:
-  """The text of docs/tour.md, from the lessons and what their steps printed."""
+def markdown(name: str, shown: Iterable[tuple[ModuleType, Sequence[Shown]]]) -> str:
+  """The text of a page, from its lessons and what their steps printed."""
+  page, command = PAGES[name], f"python -m tools.tour{'' if name == DEFAULT else f' {name}'}"
   contents, parts = [], []
   for number, (lesson, results) in enumerate(shown, start=1):
     title, subject, imports = heading(lesson)
@@ -117,8 +105,8 @@ def page(shown: Iterable[tuple[ModuleType, Sequence[Shown]]]) -> str:
     for one in results:
       code, output = f"```python\n{one.step.code}\n```", f"```text\n{one.output}\n```"
       parts += [f"### {one.step.title}", one.step.text, code, output]
-  top = [f"# {TITLE}", "<!-- Written by python -m tools.tour from tools/lessons: change it there. -->", INTRODUCTION]
-  return "\n\n".join([*top, "\n".join(contents), *parts, "---", CONCLUSION]) + "\n"
+  top = [f"# {page.title}", f"<!-- Written by {command} from tools/lessons: change it there. -->", page.introduction]
+  return "\n\n".join([*top, "\n".join(contents), *parts, "---", page.conclusion]) + "\n"
 
 
 def terminal(one: Shown) -> str:
@@ -129,15 +117,17 @@ def terminal(one: Shown) -> str:
 
 def main(arguments: list[str]) -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--page", type=Path, help="the file to write (default: docs/tour.md)")
+  parser.add_argument("name", nargs="?", default=DEFAULT, help=f"the page to make: {', '.join(PAGES)} (default: tour)")
+  parser.add_argument("--page", type=Path, help="the file to write (default: docs/NAME.md)")
   parser.add_argument("--steps", default="", help="names of functions, separated by commas (default: all steps)")
   options = parser.parse_args(arguments)
-  lessons = [(lesson, steps(lesson)) for lesson in LESSONS]
+  page = PAGES[one_of("name", options.name, PAGES)]
+  lessons = [(lesson, steps(lesson)) for lesson in page.lessons]
   known = [step.run.__name__ for _, of_lesson in lessons for step in of_lesson]
   asked = {one_of("steps", name, known) for name in options.steps.split(",") if name}
   if asked and options.page:
     raise ConfigError(f"page={str(options.page)!r} needs all steps; leave out --steps={options.steps}")
-  file = options.page or PAGE
+  file = options.page or DOCS / f"{options.name}.md"
   if not asked:
     writable_file(file, "page")
   jax.config.update("jax_platforms", "cpu")
@@ -145,7 +135,7 @@ def main(arguments: list[str]) -> None:
     jax.config.update("jax_num_cpu_devices", DEVICES)
   shown: list[tuple[ModuleType, list[Shown]]] = []
   if not asked:
-    print(_underlined(TITLE, "="), INTRODUCTION, sep="\n\n")
+    print(_underlined(page.title, "="), page.introduction, sep="\n\n")
   for lesson, of_lesson in lessons:
     wanted = [step for step in of_lesson if not asked or step.run.__name__ in asked]
     if wanted:
@@ -156,8 +146,8 @@ def main(arguments: list[str]) -> None:
       shown[-1][1].append(run(step))
       print("\n" + terminal(shown[-1][1][-1]), flush=True)
   if not asked:
-    file.write_text(page(shown), encoding="utf-8")
-    print(f"\n\n{CONCLUSION}\n\nThe tour is also in {file}.")
+    file.write_text(markdown(options.name, shown), encoding="utf-8")
+    print(f"\n\n{page.conclusion}\n\nThis page is also in {file}.")
 
 
 def _without_docstring(source: str, function: ast.FunctionDef) -> str:

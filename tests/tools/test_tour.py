@@ -1,93 +1,29 @@
 """The tour: every step shows what its text claims, and docs/tour.md shows what the steps print."""
 
-import ast
-import builtins
-import dis
-import re
-import types
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from helpers import PARITY, assert_trees_close, one_sentence, relative_difference
+from helpers import PARITY, assert_trees_close, relative_difference
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from lesson_pages import Shown, check_page, run_steps
 
-from tools import tour
-from tools.lessons import LESSONS, four_ways
-
-Shown = dict[str, tour.Shown]
+from tools.lessons import four_ways
 
 
 @pytest.fixture(scope="module")
-def lessons() -> list[tuple[types.ModuleType, list[tour.Shown]]]:
-  return [(lesson, [tour.run(step) for step in tour.steps(lesson)]) for lesson in LESSONS]
+def shown() -> Shown:
+  return run_steps("tour")
 
 
-@pytest.fixture(scope="module")
-def shown(lessons: Any) -> Shown:
-  return {one.step.run.__name__: one for _, results in lessons for one in results}
+def test_the_page_shows_what_the_steps_print(shown: Shown):
+  check_page("tour", shown)
 
 
 def kinds(sent: list[Any]) -> list[str]:
   return [one.kind for one in sent]
-
-
-def test_the_page_shows_what_the_steps_print(lessons: Any):
-  assert tour.PAGE.read_text() == tour.page(lessons)
-
-
-def test_the_page_shows_all_the_code_that_its_code_needs():
-  """If you paste a lesson's imports and code in order, every name that the code uses is defined."""
-  found = 0
-  for section in re.split(r"^## ", tour.PAGE.read_text(), flags=re.MULTILINE)[1:]:
-    names: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
-      exec(block, names)
-      for name in (node.name for node in ast.parse(block).body if isinstance(node, ast.FunctionDef)):
-        assert set(global_names(names[name].__code__)) <= {*names, *vars(builtins)}, name
-        found += 1
-  assert found >= sum(len(lesson.STEPS) for lesson in LESSONS)
-
-
-def global_names(code: types.CodeType) -> Iterator[str]:
-  """The global names that a function and its inner functions use."""
-  yield from (i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
-  for constant in code.co_consts:
-    if isinstance(constant, types.CodeType):
-      yield from global_names(constant)
-
-
-def test_every_step_is_short_and_has_a_text(shown: Shown):
-  for name, one in shown.items():
-    assert min(len(one.step.title), len(one.output)) > 0, name
-    assert len(one.step.text) > 200, name
-    assert len(one.step.code.splitlines()) <= 50, name
-    assert max(map(len, [*one.step.code.splitlines(), *one.output.splitlines()])) <= 130, name
-
-
-def test_the_command_prints_steps_and_writes_the_page(tmp_path: Any, capsys: Any, monkeypatch: Any):
-  tour.main(["--steps=meshes,layouts"])
-  printed = capsys.readouterr().out
-  assert "  |  [6 7]]\n" in printed
-  assert "    def meshes():\n" in printed
-  assert "def specs" not in printed
-  monkeypatch.setattr(tour, "LESSONS", LESSONS[:1])
-  tour.main([f"--page={tmp_path / 'new' / 'page.md'}"])
-  page = (tmp_path / "new" / "page.md").read_text()
-  assert tour.CONCLUSION in page
-  assert tour.CONCLUSION in capsys.readouterr().out
-
-
-def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path: Any):
-  with one_sentence("steps='meshs'", "did you mean 'meshes'?"):
-    tour.main(["--steps=meshs"])
-  with one_sentence("page=", "--steps=meshes"):
-    tour.main(["--steps=meshes", "--page=page.md"])
-  with one_sentence("page=", "folder"):
-    tour.main([f"--page={tmp_path}"])
 
 
 def test_by_default_one_device_does_everything(shown: Shown):

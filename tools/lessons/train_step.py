@@ -57,7 +57,7 @@ def pmap_and_jit():
   `jax.pmap` is the old API, and much code still uses it. You write a function of one device's part, and pmap runs it on
   all devices. Batches get a leading dimension of devices, and the code writes every sum over devices as a `psum`. With
   `jit` and a sharded batch you write the step for one device, and the batch keeps its shape. Today pmap itself is a jit
-  of a shard_map.
+  of a shard_map ([more](pmap.md)).
 
   Here both run the real training step of this repository, with a small Transformer, AdamW and gradient clipping.
   `strategies/pmap_ddp.py` has what pmap needs. `strategies/data_parallel.py` needs one line, a layout. The losses are
