@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.pages import ROOT, host, rewrite, source
+from benchmarks.pages import ROOT, host, keep, source
 from benchmarks.peer_generation import CACHES
 from benchmarks.rounds import ALLOCATOR
 from benchmarks.sections import table
 from errors import ConfigError, positive
-from runtime import command_line, folders
+from runtime import command_line
 
 RECORD, PAGE = ROOT / "benchmarks" / "results" / "generation.json", ROOT / "docs" / "pretrained.md"
 PROMPT, LENGTH = 256, 64  # tokens of the longest prompt, and tokens to write
@@ -193,23 +193,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
   return options
 
 
+def measure_in_processes(options: argparse.Namespace) -> Record:
+  """`measure` with a process for each side."""
+  # -P keeps this folder off sys.path, so that its modules cannot shadow the peer's imports.
+  peer = (options.peer_python, "-P", str(Path(__file__).with_name("peer_generation.py")))
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    process((sys.executable, "-m", "benchmarks.generation_worker")) as ours,
+    process(peer) as theirs,
+  ):
+    return measure(options.rounds, ours, theirs, Path(folder), lambda line: print(line, flush=True))
+
+
 def main() -> None:
   with command_line.bad_input_ends_the_program():
     options = parse(sys.argv[1:])
-    if not options.tables:
-      path = folders.writable_file(options.record or RECORD, "record")
-      # -P keeps this folder off sys.path, so that its modules cannot shadow the peer's imports.
-      peer = (options.peer_python, "-P", str(Path(__file__).with_name("peer_generation.py")))
-      with (
-        tempfile.TemporaryDirectory() as folder,
-        process((sys.executable, "-m", "benchmarks.generation_worker")) as ours,
-        process(peer) as theirs,
-      ):
-        made = measure(options.rounds, ours, theirs, Path(folder), lambda line: print(line, flush=True))
-      path.write_text(json.dumps(made, indent=1) + "\n")
-      if options.record:
-        return print(tables(made)["speed"])
-    print(rewrite(PAGE, RECORD, tables)["speed"])
+    keep(options, PAGE, RECORD, lambda: measure_in_processes(options), tables)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ runs in a fresh process for each round, and the cells take turns. input_worker.p
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -22,11 +21,11 @@ from typing import Any
 from benchmarks import rounds
 from benchmarks.cells import Cell
 from benchmarks.figures import Figure
-from benchmarks.pages import ROOT, host, rewrite, source
+from benchmarks.pages import ROOT, host, keep, source
 from benchmarks.sections import table
 from configs import base
 from errors import ConfigError, above_zero, positive
-from runtime import command_line, folders
+from runtime import command_line
 
 RECORD, PAGE = ROOT / "benchmarks" / "results" / "input.json", ROOT / "docs" / "data.md"
 WORKER = (sys.executable, "-m", "benchmarks.input_worker")
@@ -219,13 +218,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
   with command_line.bad_input_ends_the_program():
     options = parse(sys.argv[1:])
-    if not options.tables:
-      path = folders.writable_file(options.record or RECORD, "record")
-      made = measure(options, lambda line: print(line, flush=True))
-      path.write_text(json.dumps(made, indent=1) + "\n")
-      if options.record:
-        return print(tables(made)["input"])
-    print(rewrite(PAGE, RECORD, tables)["input"])
+    keep(options, PAGE, RECORD, lambda: measure(options, lambda line: print(line, flush=True)), tables)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Shared by all benchmarks: a record's description of its machine, and filling tables into a Markdown page."""
 
+import argparse
 import json
 import os
 import platform
@@ -10,6 +11,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from runtime import folders
 
 ROOT = Path(__file__).parents[1]  # of the repository
 
@@ -57,6 +60,26 @@ def fill(page: str, parts: dict[str, str]) -> str:
       raise ValueError(f"the page has no place for '{name}'")
     page = place.sub(lambda found, part=part: f"{found.group(1)}{part}\n{found.group(2)}", page)
   return page
+
+
+def keep(
+  options: argparse.Namespace,
+  page: Path,
+  record: Path,
+  measure: Callable[[], dict[str, Any]],
+  tables: Callable[[dict[str, Any]], dict[str, str]],
+) -> None:
+  """Measures and writes the record, then its tables into the page. Prints the tables.
+
+  With `options.tables` it does not measure. With `options.record` it writes to that file, and no page.
+  """
+  if not options.tables:
+    path = folders.writable_file(options.record or record, "record")
+    made = measure()
+    path.write_text(json.dumps(made, indent=1) + "\n")
+    if options.record:
+      return print(*tables(made).values(), sep="\n\n")
+  print(*rewrite(page, record, tables).values(), sep="\n\n")
 
 
 def rewrite(page: Path, record: Path, tables: Callable[[dict[str, Any]], dict[str, str]]) -> dict[str, str]:

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import gzip
 import itertools
-import json
 import os
 import shutil
 import statistics
@@ -24,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import rounds
-from benchmarks.pages import ROOT, host, rewrite, source
+from benchmarks.pages import ROOT, host, keep, source
 from benchmarks.sections import megabytes, table
 from errors import ConfigError
-from runtime import command_line, folders
+from runtime import command_line
 
 RECORD, PAGE = ROOT / "benchmarks" / "results" / "preparation.json", ROOT / "docs" / "data.md"
 WORKER = (sys.executable, "-m", "benchmarks.preparation_worker")
@@ -196,13 +195,9 @@ def main() -> None:
     options = parse(sys.argv[1:])
     if not options.tables:
       check_room(options)
-      path = folders.writable_file(options.record or RECORD, "record")
-      run = functools.partial(rounds.run, limit=LIMIT)
-      made = measure(options.sizes, options.folder, lambda line: print(line, flush=True), run)
-      path.write_text(json.dumps(made, indent=1) + "\n")
-      if options.record:
-        return print(tables(made)["preparation"])
-    print(rewrite(PAGE, RECORD, tables)["preparation"])
+    run = functools.partial(rounds.run, limit=LIMIT)
+    say = lambda line: print(line, flush=True)
+    keep(options, PAGE, RECORD, lambda: measure(options.sizes, options.folder, say, run), tables)
 
 
 if __name__ == "__main__":
