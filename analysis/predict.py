@@ -93,10 +93,9 @@ def _adapters(case: Case, layers: float) -> list[Product]:
   With "dots", large results are not saved, and "full" repeats all but what makes the block's output.
   """
   model, shards = case.model, case.layout.shards
-  sides = {"query": model.heads, "key": model.kv_heads, "value": model.kv_heads, "out": model.heads}
   found = []
   for dim, reading, writing in lora.groups(model.lora_targets) if model.lora_rank else []:
-    wide = lambda names: sum(sides[name] * model.head_dim if name in sides else model.mlp_width for name in names)
+    wide = lambda names: sum(model.sides[name] for name in names)
     repeats, ends_block = case.repeats, dim == "mlp"
     stream = 3 * len(reading + writing) + repeats * (len(reading) + (0 if ends_block else len(writing)))
     other = 3 * wide(reading + writing) + (case.model.remat != "minimal") * wide(reading) + repeats * wide(writing)

@@ -118,11 +118,15 @@ class ModelConfig:
     return self.lora_alpha / self.lora_rank if self.lora_rank else 0.0
 
   @property
+  def sides(self) -> dict[str, int]:
+    """For each of a block's weights that may have an adapter, the size of the side that is not the stream's."""
+    queries, keys, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.mlp_width
+    return {"query": queries, "key": keys, "value": keys, "out": queries, "gate": hidden, "up": hidden, "down": hidden}
+
+  @property
   def adapter_weights(self) -> int:
     """How many weights the adapters of a block have."""
-    queries, keys, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.mlp_width
-    other = {"query": queries, "key": keys, "value": keys, "out": queries, "gate": hidden, "up": hidden, "down": hidden}
-    return self.lora_rank * sum(self.width + other[name] for name in targets_of(self.lora_targets))
+    return self.lora_rank * sum(self.width + self.sides[name] for name in targets_of(self.lora_targets))
 
   @property
   def positions(self) -> int:
