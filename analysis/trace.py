@@ -6,8 +6,9 @@ so `_programs` does. Next: profile.py, which computes figures from what is read 
 """
 
 import collections
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax.profiler import ProfileData
@@ -18,20 +19,6 @@ class Origin(NamedTuple):
 
   operation: str
   op_name: str
-
-
-class Programs(dict[str, Mapping[str, Origin]]):
-  """The compiled programs of a process: name → instructions by name.
-
-  If a program came from the compilation cache, its events may name it with another number. Then the largest program of
-  that name counts.
-  """
-
-  def __missing__(self, name: str) -> Mapping[str, Origin]:
-    module = name.partition("(")[0]
-    same = [program for known, program in self.items() if known.partition("(")[0] == module]
-    self[name] = max(same, key=len, default={})
-    return self[name]
 
 
 class Event(NamedTuple):
@@ -49,6 +36,29 @@ class Event(NamedTuple):
   end: float
 
 
+class Programs(dict[str, Mapping[str, Origin]]):
+  """The programs of a process's events: the name in the events → instructions by name.
+
+  If a program came from the compilation cache, its events name it with the number that it had when it was compiled. The
+  process may have given that number to another program, or to none. So the program of some events is the one of that
+  name that knows most of their instructions; of several, the one with their number, then the largest.
+  """
+
+  def __init__(self, compiled: Mapping[str, Mapping[str, Origin]]):
+    self.compiled = compiled
+
+  def identify(self, events: Iterable[Event]) -> None:
+    """Adds the programs of these events."""
+    names = collections.defaultdict(set)
+    for event in events:
+      names[event.program].add(event.name)
+    for program, ran in names.items():
+      module = program.partition("(")[0]
+      same = [(known, found) for known, found in self.compiled.items() if known.partition("(")[0] == module]
+      ranked = [(len(ran & found.keys()), known == program, len(found), known) for known, found in same]
+      self[program] = self.compiled[max(ranked)[-1]] if ranked else {}
+
+
 class Device(NamedTuple):
   """What a device did: operations that it ran, and transfers in flight beside them, from their start to their end.
 
@@ -60,7 +70,7 @@ class Device(NamedTuple):
   """
 
   kind: str
-  programs: Programs
+  programs: Mapping[str, Mapping[str, Origin]]
   ran: tuple[Event, ...]
   sent: tuple[Event, ...] = ()
 
@@ -117,6 +127,7 @@ def _gpu(plane: Any, programs: Programs) -> Device:
         # A kernel of a CUDA graph belongs to the call that runs the whole graph. The kernel's own name says more.
         called = not name or re.fullmatch(r"(call|command_buffer)([._]\d+)*", name)
         ran.append(_event(event.name if called else name, program, event))
+  programs.identify(ran)
   return Device(str(dict(plane.stats).get("gpu_device_name", "GPU")), programs, tuple(ran))
 
 
@@ -133,8 +144,9 @@ def _tpu(plane: Any, programs: Programs) -> Device:
         waiting.popleft()
       yield _event(event.name.partition(" = ")[0].lstrip("%"), waiting[0].program if waiting else "", event)
 
-  ran = (event for event in events("XLA Ops") if not is_container(event, programs))
-  return Device("TPU", programs, tuple(ran), tuple(events("Async XLA Ops")))
+  ran, sent = (tuple(events(line)) for line in ("XLA Ops", "Async XLA Ops"))
+  programs.identify(ran)
+  return Device("TPU", programs, tuple(event for event in ran if not is_container(event, programs)), sent)
 
 
 def _cpu(plane: Any, programs: Programs) -> Iterator[Device]:
@@ -144,11 +156,10 @@ def _cpu(plane: Any, programs: Programs) -> Iterator[Device]:
     for event in line.events:
       stats = dict(event.stats)
       if "hlo_op" in stats:
-        found = _event(str(stats["hlo_op"]), _program(stats), event)
-        if not is_container(found, programs):
-          ran[int(stats.get("device_ordinal", 0))].append(found)
+        ran[int(stats.get("device_ordinal", 0))].append(_event(str(stats["hlo_op"]), _program(stats), event))
+  programs.identify(itertools.chain(*ran.values()))
   for _, events in sorted(ran.items()):
-    yield Device("CPU", programs, tuple(events))
+    yield Device("CPU", programs, tuple(event for event in events if not is_container(event, programs)))
 
 
 def _event(name: str, program: str, event: Any) -> Event:
@@ -160,13 +171,13 @@ def _program(stats: Mapping[str, Any]) -> str:
   return f"{module}({stats['program_id']})" if "program_id" in stats else module
 
 
-def operation(event: Event, programs: Programs) -> str:
+def operation(event: Event, programs: Mapping[str, Mapping[str, Origin]]) -> str:
   """The event's operation. If the trace does not hold its program: its name without the number."""
-  origin = programs[event.program].get(event.name)
+  origin = programs.get(event.program, {}).get(event.name)
   return origin.operation if origin else event.name.split(".")[0]
 
 
-def is_container(event: Event, programs: Programs) -> bool:
+def is_container(event: Event, programs: Mapping[str, Mapping[str, Origin]]) -> bool:
   """Whether an event only encloses others, which the trace lists too."""
   return operation(event, programs) in ("while", "call", "conditional")
 
@@ -177,7 +188,7 @@ def _programs(file: bytes) -> Programs:
   The numbers are those of the fields in xplane.proto (XSpace, XPlane, XEventMetadata, XStat) and in hlo.proto
   (HloProto, HloModuleProto, HloComputationProto, HloInstructionProto, OpMetadata).
   """
-  found = Programs()
+  found = {}
   for plane in _fields(file, 1):
     if [bytes(name) for name in _fields(plane, 2)] == [b"/host:metadata"]:
       for metadata in _fields(plane, 4, 2):
@@ -186,7 +197,7 @@ def _programs(file: bytes) -> Programs:
         found[_text(name)] = {
           _text(*_fields(i, 1)): Origin(_text(*_fields(i, 2)), _text(*_fields(i, 7, 2))) for i in instructions
         }
-  return found
+  return Programs(found)
 
 
 def _text(value: Any = b"") -> str:

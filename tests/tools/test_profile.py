@@ -168,7 +168,7 @@ def test_a_trace_without_whole_steps_is_refused(events: list[Made]):
   ],
 )
 def test_collectives_are_told_from_other_operations(event: str, operation: str | None, kind: str | None):
-  known = trace.Programs({"jit_f(1)": {event: trace.Origin(operation, "")}} if operation else {})
+  known = {"jit_f(1)": {event: trace.Origin(operation, "")}} if operation else {}
   assert profile.kind_of(trace.Event(event, "jit_f(1)", 0, 1), trace.Device("GPU", known, ())) == kind
 
 
@@ -202,6 +202,16 @@ def test_a_program_from_the_compilation_cache_is_found_by_its_name():
   assert [(event.name, event.program) for event in device.ran] == [("psum.3", "jit_train_step(13)")] * 2
   assert profile.profile(found).origins["psum.3"].op_name == "psum"
   assert profile.profile(found).exposed.mean == pytest.approx(20 / 110)
+
+
+def test_a_program_is_found_although_another_has_its_number():
+  """The process may have given the number that a cached program was compiled with to another program of that name."""
+  names = {"hlo_module": "jit_train_step", "program_id": 13, "device_ordinal": 0}
+  ops = [("psum.3", t, t + 10, names | {"hlo_op": "psum.3"}) for t in (0, 100)]
+  other = programs("jit_train_step(13)", {"psum.2": ("all-gather", "other"), "add.1": ("add", "other")})
+  ran = programs("jit_train_step(15)", {"psum.3": ("all-reduce", "psum")})
+  found = read(plane("/host:CPU", {"thread": ops}), other + ran)
+  assert profile.profile(found).origins == {"psum.3": ("all-reduce", "psum")}
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +264,7 @@ def test_predicted_times_are_printed_where_the_peaks_are_known(
 
 
 def test_another_machine_predicts_nothing_and_says_why(recorded: Path):
-  devices = (trace.Device("NVIDIA H100 80GB HBM3", trace.Programs(), ()),) * 8
+  devices = (trace.Device("NVIDIA H100 80GB HBM3", {}, ()),) * 8
   expected, missing = command.predicted(command.config_of(recorded), devices)
   assert (expected, missing) == ({}, "the run had 8 × NVIDIA H100 80GB HBM3, and this machine has 8 × CPU")
 
