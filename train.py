@@ -22,6 +22,7 @@ from checkpointing import reading, record, restore
 from checkpointing.save import Checkpoints, NotSaved
 from evaluation.evaluator import Evaluator
 from reporting import summary
+from reporting.journal import Journal
 from reporting.metrics import Clock, Meter, NotWritten, Writer, read, warn
 from reporting.progress import Diverged, Progress
 from runtime import command_line, folders, processes, signals
@@ -55,7 +56,7 @@ def train(config: Any, workdir: Path | None) -> dict[str, float]:
   with folders.owned(workdir):
     run = set_up(config, workdir, devices, clock)  # a signal ends it at once; a preparation goes on in the next run
     # The writer last: only process 0 can raise there.
-    with signals.Requests() as requests, run.writer, run.checkpoints, run.profiler:
+    with signals.Requests() as requests, run.journal, run.writer, run.checkpoints, run.profiler:
       announce(run, devices)
       ended = loop(run, requests)
       with clock("checkpoint"):
@@ -77,6 +78,7 @@ class Run:
   clock: Clock
   meter: Meter
   writer: Writer
+  journal: Journal
   batches: data.Batches
   progress: Progress
   evaluator: Evaluator
@@ -92,6 +94,7 @@ class Run:
       self.writer.write(step, "validation", values)
       for line in summary.part_lines(self.dataset, values):
         self.writer.say(line)
+    self.journal.add("evaluation", step)
     self.meter.restart(step)
     return values
 
@@ -137,6 +140,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
       summary.write_config(workdir, config, dataset)
   return Run(
     config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer,
+    journal=Journal(workdir, clock, writer.enabled, warn),
     batches=data.Batches(mixture, config.batch_size, config.seed),
     progress=Progress(clock, meter, writer, plan, used, start.loop),
     evaluator=Evaluator(strategy, dataset, config),
@@ -149,12 +153,14 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
 
 def announce(run: Run, devices: list[jax.Device]) -> None:
   """Shows what is about to run."""
+  config, strategy, saved = run.config, run.strategy, run.start.record
   with run.clock("logging"):
-    config, strategy = run.config, run.strategy
     described, model = strategy.describe(config.strategy), strategy.program.model
-    lines = summary.start_lines(devices, described, config.model.attention, model, run.dataset)
-    for line in (*lines, summary.parameter_table(model, run.start.state.params), *run.start.lines):
+    about = summary.about(devices, described, config.model.attention, model, run.dataset)
+    table = summary.parameter_table(model, run.start.state.params)
+    for line in (*summary.start_lines(about), table, *run.start.lines):
       run.writer.say(line)
+  run.journal.add("start", run.start.loop.step, **about, versions=saved["versions"], command=saved["command"])
 
 
 def loop(run: Run, requests: signals.Requests) -> Ended:
@@ -204,6 +210,7 @@ def finish(run: Run, ended: Ended, requests: signals.Requests) -> dict[str, floa
     saved = ended.step not in run.checkpoints.failed
     then = "the same command continues from there" if saved else "but this step is not saved"
     say(f"stopped   by {requests.signal or 'a signal'} after step {ended.step}; {then}")
+    run.journal.add("stop", ended.step, by=requests.signal or "a signal")
     return ended.result
   result = ended.result
   if first >= run.plan.last:
@@ -211,31 +218,24 @@ def finish(run: Run, ended: Ended, requests: signals.Requests) -> dict[str, floa
     result = result or (lines[-1] if lines else run.evaluate(ended.state, first))
     if (run.workdir / "loss.png").exists():
       say(f"finished  at step {first}: all {run.plan.last} steps are done")
+      run.journal.add("end", first)
       return result
 
   baseline = run.evaluator.baseline() if jax.process_index() == 0 else None
   if baseline and result["bits_per_byte"] is not None:
     say(summary.baseline_line(baseline, result["bits_per_byte"]))
-  if run.prompt is not None:
-    with run.clock("sample"):
-      sample = write_sample(run, ended.state, run.prompt)
+  with run.clock("sample"):
+    sample = summary.sample(run.config, run.strategy, run.dataset, ended.state, run.prompt)
+  if sample is not None:
     say("sample\n" + "\n".join(f"  | {line}" for line in sample.splitlines()))
   if run.writer.enabled:
     with run.clock("logging"):
       summary.plot_loss(run.workdir / "loss.png", read(run.writer.path), baseline)
+  run.journal.add("end", ended.step, sample=sample)
   for line in summary.wall_time_lines(run.clock):
     say(line)
-  say(f"results in {run.workdir}: metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/")
+  say(f"results in {run.workdir}: report.html, metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/")
   return result
-
-
-def write_sample(run: Run, state: TrainState, prompt: np.ndarray) -> str:
-  """Text that the model writes after the prompt [1, P]."""
-  assert run.dataset.text
-  config, seq_len = run.config, run.strategy.program.model.seq_len
-  length = min(config.sample_length, seq_len - prompt.shape[1])
-  tokens = run.strategy.generate(state, prompt, length=length, seed=config.seed, temperature=config.sample_temperature)
-  return run.dataset.text.decode(np.asarray(tokens)[0].tolist())
 
 
 def main(config: Any, workdir: Path | None) -> None:

@@ -38,27 +38,33 @@ def unit_rounds(strategy: Strategy) -> dict[str, int]:
   return rounds
 
 
-def timeline(schedule: Schedule) -> str:
-  """The table as text, with a row for each stage and a column for each tick.
+def units(schedule: Schedule) -> list[list[list[tuple[str, str]]]]:
+  """What each stage does in each tick: [stage][tick] is a list of units, each with its kind and its microbatch.
 
-  3 is the forward pass of microbatch 3, (3) its backward pass, and [3] the gradient of the weights where that is a unit
-  of its own. 3' is in the stage's second chunk, 3" in its third.
+  3 is microbatch 3; 3' is its part in the stage's second chunk, 3" in its third.
   """
 
   def name(columns: dict[str, np.ndarray], row: int, stage: int) -> str:
     chunk = columns["chunk"][row, stage]
     return f"{columns['microbatch'][row, stage]}" + "'" * (chunk % 2) + '"' * (chunk // 2)
 
-  def cell(tick: int, stage: int) -> str:
-    """What a stage does in a tick."""
+  def cell(tick: int, stage: int) -> list[tuple[str, str]]:
     runs = {kind: schedule.table[kind]["runs"][tick, stage] for kind in KINDS}
     first = schedule.table[WEIGHTS]["first"][tick, stage]
-    forward = [name(schedule.table[FORWARD], tick, stage)] * runs[FORWARD]
-    backward = [f"({name(schedule.table[BACKWARD], tick, stage)})"] * runs[BACKWARD]
-    weights = [f"[{name(schedule.weights, row, stage)}]" for row in range(first, first + runs[WEIGHTS])]
-    return "".join(forward + backward + weights) or "·"
+    found = [(kind, name(schedule.table[kind], tick, stage)) for kind in (FORWARD, BACKWARD) for _ in range(runs[kind])]
+    return found + [(WEIGHTS, name(schedule.weights, row, stage)) for row in range(first, first + runs[WEIGHTS])]
 
-  rows = [[cell(tick, stage) for tick in range(schedule.ticks)] for stage in range(schedule.stages)]
+  return [[cell(tick, stage) for tick in range(schedule.ticks)] for stage in range(schedule.stages)]
+
+
+def timeline(schedule: Schedule) -> str:
+  """The table as text, with a row for each stage and a column for each tick.
+
+  3 is the forward pass of microbatch 3, (3) its backward pass, and [3] the gradient of the weights where that is a unit
+  of its own.
+  """
+  form = {FORWARD: "{}", BACKWARD: "({})", WEIGHTS: "[{}]"}
+  rows = [["".join(form[kind].format(name) for kind, name in tick) or "·" for tick in row] for row in units(schedule)]
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   line = lambda row: " ".join(text.rjust(width) for text, width in zip(row, widths, strict=True))
   return "\n".join(f"stage {stage}  {line(row)}" for stage, row in enumerate(rows))

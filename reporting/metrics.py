@@ -41,6 +41,11 @@ class Clock:
   def total(self) -> float:
     return time.perf_counter() - self.born
 
+  def parts(self) -> dict[str, float]:
+    """The seconds of each activity, and of everything else as "other", largest first."""
+    parts = self.spent | {"other": self.total - sum(self.spent.values())}
+    return dict(sorted(parts.items(), key=lambda part: -part[1]))
+
 
 class Meter:
   """Measures speed over the steps since the last line.
@@ -94,7 +99,14 @@ FORMATS = {
 }
 
 
-RESULTS = ("metrics.jsonl", "tensorboard", "loss.png", "config.json")  # the results in a workdir
+RESULTS = (
+  "metrics.jsonl",
+  "journal.jsonl",
+  "report.html",
+  "tensorboard",
+  "loss.png",
+  "config.json",
+)  # the results in a workdir
 
 
 class NotWritten(RuntimeError):

@@ -15,7 +15,8 @@ from models.config import ModelConfig
 from models.cores import choose
 from models.parameters import trained
 from reporting import metrics
-from training.program import Params
+from strategies import Strategy
+from training.program import Params, TrainState
 
 TOKENIZER = "tokenizer"  # the folder in a workdir
 
@@ -74,22 +75,25 @@ def parameter_table(model: ModelConfig, params: Params) -> str:
   return f"{table}\ntrained   {count(trained(model, params)):,} of {count(params):,} parameters, in adapters"
 
 
-def start_lines(
-  devices: list[jax.Device], strategy: str, asked: str, model: ModelConfig, dataset: Dataset
-) -> list[str]:
-  """What is about to run.
+def about(devices: list[jax.Device], strategy: str, asked: str, model: ModelConfig, dataset: Dataset) -> dict[str, str]:
+  """What is about to run: its devices, strategy, attention and data.
 
   Args:
     strategy: its description.
     asked: the implementation of attention that the config asks for.
     model: as the strategy runs it.
   """
-  return [
-    f"devices   {device_line(devices, jax.process_count())}",
-    f"strategy  {strategy}",
-    f"attention {attention_line(asked, model, devices[0].platform)}",
-    "data      " + dataset.description.replace("\n", "\n          "),
-  ]
+  return {
+    "devices": device_line(devices, jax.process_count()),
+    "strategy": strategy,
+    "attention": attention_line(asked, model, devices[0].platform),
+    "data": dataset.description,
+  }
+
+
+def start_lines(described: dict[str, str]) -> list[str]:
+  """The lines of `about`."""
+  return [f"{name:<9} " + value.replace("\n", "\n" + 10 * " ") for name, value in described.items()]
 
 
 def attention_line(asked: str, model: ModelConfig, platform: str) -> str:
@@ -118,11 +122,21 @@ def baseline_line(baseline: Baseline, bits_per_byte: float) -> str:
 
 def wall_time_lines(clock: metrics.Clock) -> list[str]:
   """Where the wall time went, largest share first."""
-  total = clock.total
-  spent = dict(clock.spent)
-  spent["other"] = total - sum(spent.values())
-  parts = sorted(spent.items(), key=lambda part: -part[1])
-  return [f"wall time {total:.1f} s"] + [f"  {name:<13} {s:7.1f} s  {s / total:6.1%}" for name, s in parts if s >= 0.05]
+  parts = clock.parts()
+  total = sum(parts.values())
+  shown = [(name, seconds) for name, seconds in parts.items() if seconds >= 0.05]
+  return [f"wall time {total:.1f} s"] + [f"  {name:<13} {s:7.1f} s  {s / total:6.1%}" for name, s in shown]
+
+
+def sample(
+  config: ConfigDict, strategy: Strategy, dataset: Dataset, state: TrainState, prompt: np.ndarray | None
+) -> str | None:
+  """Text that the model writes after the prompt [1, P]; None without a prompt."""
+  if prompt is None or dataset.text is None:
+    return None
+  length = min(config.sample_length, strategy.program.model.seq_len - prompt.shape[1])
+  tokens = strategy.generate(state, prompt, length=length, seed=config.seed, temperature=config.sample_temperature)
+  return dataset.text.decode(np.asarray(tokens)[0].tolist())
 
 
 def plot_loss(path: Path, lines: list[dict], baseline: Baseline | None = None) -> None:

@@ -19,7 +19,18 @@ MAY_IMPORT = {
   "evaluation": {"errors", "models", "data", "training", "strategies"},
   "pretrained": {"errors", "models"},
   "checkpointing": {"errors", "models", "data", "training", "runtime", "strategies", "pretrained"},
-  "reporting": {"errors", "models", "data", "training", "runtime", "evaluation"},
+  "pages": set(),
+  "reporting": {
+    "errors",
+    "pages",
+    "models",
+    "data",
+    "training",
+    "runtime",
+    "strategies",
+    "evaluation",
+    "checkpointing",
+  },
   "analysis": {"errors", "models", "training", "runtime", "strategies"},
 }
 LIBRARY = set(MAY_IMPORT)  # everything but the programs that users start

@@ -1,6 +1,6 @@
 """Reports a training step's placement, communication, memory and best possible time, without running it.
 
-    python -m tools.explain --config=configs/fsdp.py [--config.FIELD=...] [--topology=v5p:8x8x16] [--json=FILE]
+    python -m tools.explain --config=configs/fsdp.py [--topology=v5p:8x8x16] [--html=FILE] [--json=FILE]
     python -m tools.explain --config=configs/fsdp.py --topology=h100:16x8 [--network=400Gb]
 
 Compiles the step for this machine's devices and reads the compiled program. With --topology it compiles for a TPU slice
@@ -16,15 +16,18 @@ from typing import Any
 import jax
 from absl import flags
 
+import pages
 import pretrained
 import strategies
 from analysis.explanation import explain
 from analysis.topology import Machine, bytes_of, machine_of
 from errors import ConfigError
+from pages.units import amount, duration
 from runtime import command_line, folders
 from runtime.devices import start_jax
 from runtime.hardware import chip
 from strategies.base import Strategy
+from tools import strategy_page
 from tools.pictures import picture
 from training import settings
 
@@ -208,23 +211,14 @@ def cut(text: str, length: int) -> str:
   return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def duration(seconds: float) -> str:
-  return f"{seconds * 1e3:,.1f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:,.1f} µs"
-
-
-def amount(number: float) -> str:
-  for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-    if number >= size:
-      return f"{number / size:,.2f} {unit}"
-  return f"{number:,.0f} B"
-
-
 def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
   where = machine_of(asked.topology, asked.network) if asked.topology else None
   network = bytes_of(asked.network) if asked.network else None
   file = asked.json and Path(asked.json)
   if file:
     folders.writable_file(file, "json")
+  if asked.html:
+    folders.writable_file(Path(asked.html), "html")
   strategy = create(config, where)
   if network and not where and strategy.mesh.devices.flat[0].platform != "gpu":
     raise ConfigError(f"network={asked.network!r} is for GPUs; add --topology=h100:16x8 or another cluster")
@@ -234,6 +228,8 @@ def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
   print(text(found, strategy), end="")
   if file:
     file.write_text(json.dumps(found, indent=1) + "\n")
+  if asked.html:
+    pages.write(Path(asked.html), strategy_page.page(found, strategy))
 
 
 def define(into: flags.FlagValues = flags.FLAGS) -> None:
@@ -243,6 +239,7 @@ def define(into: flags.FlagValues = flags.FLAGS) -> None:
   flags.DEFINE_string("topology", None, to_compile_for, **named)
   flags.DEFINE_string("network", None, NETWORK, **named)
   flags.DEFINE_string("json", None, "A JSON file to write all figures to.", **named)
+  flags.DEFINE_string("html", None, "A page to write, with the same as pictures.", **named)
 
 
 if __name__ == "__main__":

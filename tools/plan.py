@@ -1,6 +1,6 @@
 """Plans how to train a model on TPUs or GPUs: which strategy, mesh, remat and microbatches fit and are fastest.
 
-    python -m tools.plan --params=7e9 --topology=v5p:8x8x16 --batch-tokens=4e6 [--seq-len=4096] [--compile]
+    python -m tools.plan --params=7e9 --topology=v5p:8x8x16 --batch-tokens=4e6 [--seq-len=4096] [--html=FILE]
     python -m tools.plan --params=70e9 --topology=h100:32x8 --batch-tokens=4e6 [--network=400Gb]
     python -m tools.plan --config=configs/fsdp.py --config.FIELD=... --topology=v5e:4x8    # the model of a config
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from absl import flags
 
+import pages
 from analysis import explanation
 from analysis.search import Candidate, best, model_of, search
 from analysis.topology import Machine, machine_of
@@ -25,15 +26,17 @@ from checkpointing import record
 from configs import base
 from errors import ConfigError, positive
 from models.config import ModelConfig
+from pages.units import amount, duration
 from runtime import command_line
-from tools import explain
+from runtime.folders import writable_file
+from tools import explain, plan_page
 from training import settings
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
-def table(found: list[Candidate], model: ModelConfig, where: Machine, batch_size: int) -> str:
-  """The candidates as text, one in a line."""
+def rows_of(found: list[Candidate], model: ModelConfig, where: Machine, batch_size: int) -> list[tuple[str, ...]]:
+  """The candidates as a table, with its heading."""
   unit, items = model.unit
   rows = [("", "strategy", "mesh", "remat, parts", "step", f"{unit}/s", "MFU", "memory", "binds")]
   for number, candidate in enumerate(found, 1):
@@ -47,14 +50,14 @@ def table(found: list[Candidate], model: ModelConfig, where: Machine, batch_size
         candidate.strategy,
         mesh,
         ", ".join(parts),
-        explain.duration(candidate.times.seconds),
+        duration(candidate.times.seconds),
         f"{batch_size * items / candidate.times.seconds:,.0f}",
         f"{ideal / candidate.times.seconds:.1%}",
-        explain.amount(candidate.memory),
+        amount(candidate.memory),
         candidate.times.binds,
       )
     )
-  return explain.table(rows)
+  return rows
 
 
 PARTS = ("accumulation", "gather", "pipeline.schedule", "pipeline.microbatches", "pipeline.chunks")
@@ -98,10 +101,21 @@ def config_of(candidate: Candidate, config: Any) -> Any:
   return made
 
 
+def command(candidate: Candidate, config: Any) -> str:
+  """The command that trains a candidate."""
+  arguments = [f"--config.{name}={value}" for name, value in fields_of(candidate, config).items()]
+  name = candidate.strategy  # a user's strategy may have no config of its own
+  has_file = (CONFIGS / f"{name}.py").exists()
+  chosen = [f"--config=configs/{name}.py"] if has_file else ["--config=configs/single.py", f"--config.strategy={name}"]
+  return shlex.join(["python", "train.py", *chosen, *arguments])
+
+
 def main(asked: flags.FlagValues) -> None:
   where = machine_of(asked.topology, asked.network)
   if (asked.config is None) == (asked.params is None):
     raise ConfigError("give either params=SIZE or config=FILE: the size of a model, or the config of one")
+  if asked.html:
+    writable_file(Path(asked.html), "html")
   if asked.config is None:
     config = base.get_config("lm", "fsdp")
     config.model.update(model_of(asked.params, asked["seq-len"].value))
@@ -117,40 +131,39 @@ def main(asked: flags.FlagValues) -> None:
   if model.dtype != "bfloat16":
     raise ConfigError(f"model.dtype={model.dtype!r} has no known peak speed; use 'bfloat16' or 'auto'")
   count = f"{where.count} device{'s' * (where.count > 1)} of {asked.topology}{where.described}"
-  print(
+  about = (
     f"{sum(weight.size for weight in weights(model)) / 1e9:.4g} B parameters, batches of {config.batch_size} × "
-    f"{model.positions} {'tokens' if model.inputs == 'tokens' else 'patches'}, on {count}\n"
+    f"{model.positions} {'tokens' if model.inputs == 'tokens' else 'patches'}, on {count}"
   )
+  print(f"{about}\n")
   found = search(model, config.batch_size, where, asked.strategies, config.sequence_parallel, program.optimizer)
-  found = best(found, asked.best)
+  chosen = best(found, asked.best)
   if not found:
     raise ConfigError(
       f"topology={asked.topology!r}: no strategy fits this model into {where.chip.memory / 1e9:.0f} GB a device and "
       f"splits batches of {config.batch_size}; use more devices or another batch size"
     )
-  print(table(found, model, where, config.batch_size))
+  rows = rows_of(chosen, model, where, config.batch_size)
+  print(explain.table(rows))
   print(
     "\nThe times are those at the peaks, and count the communication that nothing hides. These commands train the "
     "plans; use tools.explain with the same flags and --topology for details:"
   )
-  for number, candidate in enumerate(found, 1):
-    arguments = [f"--config.{name}={value}" for name, value in fields_of(candidate, config).items()]
-    name = candidate.strategy  # a user's strategy may have no config of its own
-    has_file = (CONFIGS / f"{name}.py").exists()
-    chosen = (
-      [f"--config=configs/{name}.py"] if has_file else ["--config=configs/single.py", f"--config.strategy={name}"]
-    )
-    print(f"{number:2d}  {shlex.join(['python', 'train.py', *chosen, *arguments])}")
+  commands = [command(candidate, config) for candidate in chosen]
+  for number, line in enumerate(commands, 1):
+    print(f"{number:2d}  {line}")
+  if asked.html:
+    pages.write(Path(asked.html), plan_page.page(about, found, chosen, rows, commands, where))
   if asked.compile:
     print("\nBy the compiler:")
-    for number, candidate in enumerate(found[:3], 1):
+    for number, candidate in enumerate(chosen[:3], 1):
       strategy = explain.create(config_of(candidate, config), where)
       seen = explanation.explain(candidate.strategy, strategy, config.batch_size, where)
       time, memory = seen["time"], seen["memory"]
-      at_best = f", at least {explain.duration(time['seconds'])} a step ({time['binds']} binds)" if time else ""
-      total = explain.amount(memory["total"]) if memory["total"] else "refused"
+      at_best = f", at least {duration(time['seconds'])} a step ({time['binds']} binds)" if time else ""
+      total = amount(memory["total"]) if memory["total"] else "refused"
       print(
-        f"{number:2d}  {total} (predicted {explain.amount(candidate.memory)}): "
+        f"{number:2d}  {total} (predicted {amount(candidate.memory)}): "
         f"{'fits' if memory['fits'] else 'does not fit'}{at_best}",
         flush=True,
       )
@@ -167,6 +180,7 @@ def define(into: flags.FlagValues = flags.FLAGS) -> None:
   flags.DEFINE_integer("seq-len", 4096, "Tokens of a sequence, with --params.", lower_bound=1, **named)
   flags.DEFINE_bool("compile", False, "Let the compiler check the best three.", **named)
   flags.DEFINE_integer("best", 10, "How many plans to print.", lower_bound=1, **named)
+  flags.DEFINE_string("html", None, "A page to write, with every plan in a picture.", **named)
   flags.DEFINE_list("strategies", [], "Strategies to try, separated by commas (default: all).", **named)
 
 

@@ -24,11 +24,12 @@ from analysis.compiled import DoesNotFit, Step, compile_step
 from analysis.links import of_devices
 from configs import base
 from errors import ConfigError
+from pages.units import duration
 from runtime import command_line, profiling
 from runtime.devices import start_jax
 from runtime.hardware import chip
 from strategies.base import Strategy
-from tools.explain import create, cut, duration, table
+from tools.explain import create, cut, table
 
 
 class Expected(NamedTuple):

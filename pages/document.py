@@ -1,0 +1,33 @@
+"""A page as one file: its title, what it is of, its sections, and the style and script that all pages share."""
+
+import os
+from html import escape
+from pathlib import Path
+
+from pages.element import tag
+
+HERE = Path(__file__).parent
+ICON = "<link rel='icon' href='data:,'>"  # otherwise a browser asks a server for one
+
+
+def document(title: str, subtitle: str, *sections: str, script: str = "") -> str:
+  """A whole page. `script` is JavaScript of this page alone."""
+  head = (
+    "<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
+    "<meta name='color-scheme' content='light dark'>" + ICON + tag("title", escape(title))
+  )
+  style = f"<style>{(HERE / 'page.css').read_text()}</style>"
+  scripts = "".join(f"<script>{code}</script>" for code in ((HERE / "page.js").read_text(), script) if code)
+  top = tag("header", tag("h1", escape(title)), tag("p", escape(subtitle), class_="about"))
+  body = tag("body", top, tag("main", *sections), scripts)
+  return f"<!doctype html>\n<html lang='en'><head>{head}{style}</head>{body}</html>\n"
+
+
+def write(path: Path, page: str) -> None:
+  """Writes a page at once, so that a browser never reads half of one. Raises OSError."""
+  part = path.with_name(f".{path.name}.{os.getpid()}.part")
+  try:
+    part.write_text(page, encoding="utf-8")
+    part.replace(path)
+  finally:
+    part.unlink(missing_ok=True)

@@ -1,0 +1,91 @@
+"""Reads what a run wrote into its workdir, as far as it is there and whole: a report is made of this."""
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from checkpointing import reading, record
+from reporting import metrics
+
+JOURNAL, PAGE = "journal.jsonl", "report.html"  # in a workdir
+
+
+class Recorded(NamedTuple):
+  """A run as its files show it. What is missing or damaged is empty.
+
+  Attributes:
+    name: of its folder.
+    lines: of metrics.jsonl, by split ("train", "validation"): pairs of a step and its values, in order.
+    events: of journal.jsonl, in order.
+    config: the fields of config.json by their dotted names.
+    checkpoints: the steps that can be resumed now.
+  """
+
+  name: str
+  lines: Mapping[str, list[tuple[int, dict[str, float | None]]]]
+  events: list[dict[str, Any]]
+  config: Mapping[str, Any]
+  checkpoints: list[int]
+
+  def points(self, split: str, name: str) -> list[tuple[float, float | None]]:
+    """A value by step; None where it was not finite."""
+    return [(step, values[name]) for step, values in self.lines.get(split, []) if name in values]
+
+  def event(self, *kinds: str) -> dict[str, Any]:
+    """The last event of these kinds; {} if there is none."""
+    return next((e for e in reversed(self.events) if e["event"] in kinds), {})
+
+  @property
+  def step(self) -> int:
+    """The last step of which anything is known."""
+    return max([0, *(found[-1][0] for found in self.lines.values()), *(e["step"] for e in self.events)])
+
+
+def load(workdir: Path) -> Recorded:
+  """Reads a workdir. Damaged and half-written lines are left out."""
+  lines: dict[str, list[tuple[int, dict[str, float | None]]]] = {}
+  for line in metrics.read(workdir / "metrics.jsonl"):
+    step, split = line.pop("step"), line.pop("split")
+    values = {name: value for name, value in line.items() if value is None or _is_number(value)}
+    if _is_step(step) and isinstance(split, str):
+      lines.setdefault(split, []).append((step, {n: _finite(v) for n, v in values.items()}))
+  for found in lines.values():
+    found.sort(key=lambda line: line[0])
+  config = {}
+  with contextlib.suppress(OSError, ValueError):
+    fields = json.loads((workdir / "config.json").read_text())
+    config = record.flat(fields) if isinstance(fields, dict) else {}
+  name = workdir.resolve().name
+  return Recorded(name, lines, _events(workdir / JOURNAL), config, reading.steps(workdir / reading.FOLDER))
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+  found = []
+  with contextlib.suppress(OSError):
+    for line in path.read_bytes().splitlines():
+      with contextlib.suppress(ValueError):
+        found.append(json.loads(line))
+  return [e for e in found if isinstance(e, dict) and isinstance(e.get("event"), str) and _is_step(e.get("step"))]
+
+
+def _is_number(value: object) -> bool:
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_step(value: object) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+
+
+def _finite(value: float | None) -> float | None:
+  return value if value is not None and math.isfinite(value) else None
+
+
+def moment(event: Mapping[str, Any]) -> str:
+  """When an event was, in this machine's time zone."""
+  with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError, OSError):
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time"]))
+  return "at an unknown time"

@@ -1,0 +1,203 @@
+"""The page of a run, or of several side by side: curves, what happened when, where the time went, the config.
+
+Every number comes from the files of a workdir, so a page can be made again at any time (tools/report.py).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pages
+from pages.bars import stacked
+from pages.element import card, section, table, text, tiles
+from pages.lines import Line, lines, strip
+from pages.units import short
+from reporting.recorded import Recorded, moment
+
+# The charts in their order: the name of the measurement, the title, and the unit. A name before a slash is of a part
+# of a mixture, as in loss/NAME.
+CHARTS = (
+  ("loss", "Loss", "nats"),
+  ("bits_per_byte", "Bits per byte", "bits/byte"),
+  ("accuracy", "Accuracy", ""),
+  ("learning_rate", "Learning rate", ""),
+  ("grad_norm", "Gradient norm", ""),
+  ("tokens_per_second", "Throughput", "tokens/s"),
+  ("images_per_second", "Throughput", "images/s"),
+  ("step_ms", "Time of a step", "ms"),
+  ("data_wait", "Share of the time spent waiting for data", ""),
+  ("tflops_per_second", "Arithmetic", "TFLOP/s"),
+  ("mfu", "MFU as PaLM counts", ""),
+  ("memory_gib", "Memory in use on the fullest device", "GiB"),
+  ("memory_peak_gib", "Most memory used on the fullest device", "GiB"),
+  ("epochs", "Epochs of each part of the mixture", ""),
+)
+RESULTS = ("loss", "bits_per_byte", "accuracy", "mfu", "memory_peak_gib")
+SPEEDS = ("tokens_per_second", "images_per_second")
+
+
+def write(path: Path, runs: Sequence[Recorded]) -> None:
+  """Writes the page of these runs. Raises OSError."""
+  pages.write(path, page(runs))
+
+
+def page(runs: Sequence[Recorded]) -> str:
+  """The page of one run, or of several with their differences first."""
+  runs = _named_apart(runs)
+  several = len(runs) > 1
+  title = f"{len(runs)} runs" if several else runs[0].name
+  about = ", ".join(run.name for run in runs) if several else f"{_about(runs[0])}. {_state(runs[0])}."
+  return pages.document(
+    title,
+    about,
+    _compared(runs) if several else tiles(_results(runs[0])),
+    section("Curves", *_charts(runs)),
+    section("What happened", *map(_events, runs), _wall_time(runs)),
+    section("Samples", *map(_sample, runs)),
+    section("Config", *_config(runs)),
+    section("Software and hardware", _machines(runs)),
+  )
+
+
+def _named_apart(runs: Sequence[Recorded]) -> list[Recorded]:
+  """Runs with equal names get a number."""
+  names = [run.name for run in runs]
+  is_double = lambda name: names.count(name) > 1
+  return [r._replace(name=f"{r.name} ({i})") if is_double(r.name) else r for i, r in enumerate(runs, 1)]
+
+
+def _about(run: Recorded) -> str:
+  start = run.event("start")
+  known = (start.get("strategy"), start.get("devices"), start.get("data"))
+  return "; ".join(str(value).replace("\n", ", ") for value in known if value) or str(run.config.get("strategy", ""))
+
+
+def _state(run: Recorded) -> str:
+  """How far the run has come, and how it ended."""
+  steps, last = run.config.get("steps"), run.events[-1] if run.events else {}
+  far = f"step {run.step:,}" + (f" of {steps:,}" if isinstance(steps, int) else "")
+  return {
+    "end": f"Finished at {moment(last)}, {far}",
+    "stop": f"Stopped by {last.get('by')} at {moment(last)}, {far}",
+    "failure": f"Failed at {moment(last)}, {far}: {last.get('why')}",
+  }.get(last.get("event", ""), f"Running when this page was written: {far}" if last else f"Read up to {far}")
+
+
+def _results(run: Recorded) -> list[tuple[str, str]]:
+  """The best validation loss, the last of other values, and the median speed."""
+  found = []
+  for split in ("validation", "train"):
+    for name in RESULTS:
+      values = [y for _, y in run.points(split, name) if y is not None]
+      if values and name == "loss" and split == "validation":
+        found.append(("best validation loss", short(min(values))))
+      elif values:
+        found.append((f"last {split} {name.replace('_', ' ')}", short(values[-1])))
+  for name in SPEEDS:
+    values = sorted(y for _, y in run.points("train", name) if y is not None)
+    if values:
+      found.append((f"median {name.split('_')[0]}/s", short(values[len(values) // 2])))
+  return [*found, ("steps", f"{run.step:,}")]
+
+
+def _compared(runs: Sequence[Recorded]) -> str:
+  """The results of several runs as a table, and the fields in which their configs differ."""
+  results = [dict(_results(run)) for run in runs]
+  names = list(dict.fromkeys(name for found in results for name in found))
+  rows = [(name, *(found.get(name, "") for found in results)) for name in names]
+  rows.append(("state", *map(_state, runs)))
+  head = ("", *(run.name for run in runs))
+  differ = _differences(runs)
+  said = table(head, differ) if differ else text("none")
+  return section("Results", card("", table(head, rows)), card("Config: differences", said))
+
+
+def _charts(runs: Sequence[Recorded]) -> Iterator[str]:
+  for name, title, unit in CHARTS:
+    series = []
+    for run in runs:
+      for split in ("train", "validation"):
+        measured = dict.fromkeys(key for _, values in run.lines.get(split, []) for key in values)
+        for key in [key for key in measured if key.partition("/")[0] == name]:
+          parts = (run.name if len(runs) > 1 else "", split, key.partition("/")[2])
+          series.append(Line(" ".join(filter(None, parts)), run.points(split, key), dots=split == "validation"))
+    yield lines(title, series, unit)
+
+
+def _events(run: Recorded) -> str:
+  found: dict[str, list[tuple[float, str]]] = {kind: [] for kind in ("starts", "skipped", "evaluated", "saved", "ends")}
+  for event in run.events:
+    at, when = float(event["step"]), moment(event)
+    if event["event"] == "start":
+      found["starts"].append((at, f"{'started again' if found['starts'] else 'started'} {when}"))
+    elif event["event"] != "evaluation":
+      why = {"end": "finished", "stop": f"stopped by {event.get('by')}"}.get(
+        event["event"], f"failed: {event.get('why')}"
+      )
+      found["ends"].append((at, f"{why} {when}"))
+  for number, values in run.lines.get("validation", []):
+    loss = values.get("loss")
+    found["evaluated"].append((number, "loss not finite" if loss is None else f"loss {loss:.4f}"))
+  for step, skipped in run.points("train", "skipped_updates"):
+    found["skipped"].append((step, f"{short(skipped or 0)} updates skipped since the line before"))
+  found["saved"] = [(step, "checkpoint") for step in run.checkpoints]
+  return strip(f"Time line of {run.name}", run.step, found)
+
+
+def _wall_time(runs: Sequence[Recorded]) -> str:
+  """Where the time went: a bar for each start of a run."""
+  rows = []
+  for run in runs:
+    latest: dict[int, tuple[str, Any]] = {}
+    for event in run.events:
+      if event["event"] == "start":
+        latest[len(latest)] = (f"{run.name}, from step {event['step']}", {})
+      if latest and isinstance(event.get("wall_time"), dict):
+        latest[len(latest) - 1] = (latest[len(latest) - 1][0], event["wall_time"])
+    rows += [(name, _seconds(parts)) for name, parts in latest.values()]
+  return stacked("Where the wall time went", rows[-12:], lambda seconds: f"{seconds:,.1f} s")
+
+
+def _seconds(parts: Mapping[str, Any]) -> dict[str, float]:
+  return {name: value for name, value in parts.items() if isinstance(value, int | float) and value > 0}
+
+
+def _sample(run: Recorded) -> str:
+  found = [event["sample"] for event in run.events if isinstance(event.get("sample"), str)]
+  return card(f"Written by {run.name} at its end", text(found[-1])) if found else ""
+
+
+def _differences(runs: Sequence[Recorded]) -> list[tuple[str, ...]]:
+  fields = sorted({name for run in runs for name in run.config})
+  rows = [(name, *(_value(run, name) for run in runs)) for name in fields]
+  return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _value(run: Recorded, name: str) -> str:
+  return "" if name not in run.config else str(run.config[name])
+
+
+def _config(runs: Sequence[Recorded]) -> Iterator[str]:
+  """The fields that are equal in all runs, by section; several runs' differences stand at the top of the page."""
+  first, sections = runs[0], dict[str, list[tuple[str, str]]]()
+  apart = {name for name, *_ in _differences(runs)}
+  for name in sorted(first.config):
+    if name not in apart:
+      sections.setdefault(name.rpartition(".")[0], []).append((name, _value(first, name)))
+  for name, rows in sections.items():
+    yield card(name or "the run", table(("field", "value"), rows), wide=False)
+
+
+def _machines(runs: Sequence[Recorded]) -> str:
+  """Versions, devices and command of each run's last start."""
+  starts = [run.event("start") for run in runs]
+  rows = [
+    (name, *(str(start.get(name, "")) for start in starts))
+    for name in ("devices", "strategy", "attention", "command")
+    if any(name in start for start in starts)
+  ]
+  versions = [found if isinstance(found := start.get("versions"), dict) else {} for start in starts]
+  rows += [
+    (name, *(str(of.get(name, "")) for of in versions)) for name in dict.fromkeys(n for of in versions for n in of)
+  ]
+  return card("", table(("", *(run.name for run in runs)), rows)) if rows else ""
