@@ -13,6 +13,7 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + FASTER
 
 import jax
+from browser import browser  # noqa: F401  # a fixture of all tests
 
 from runtime.devices import give_threads
 

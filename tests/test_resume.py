@@ -12,6 +12,7 @@ from jobs import Job
 
 import train
 from checkpointing import reading
+from reporting import recorded
 
 SMALL = {
   "model__depth": 1, "model__width": 32, "model__heads": 8, "model__kv_heads": 8, "model__seq_len": 8,
@@ -81,6 +82,10 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(number: signal.S
   assert again.wait() == 0, again.output
   assert resumed(again.output) == stopped
   assert measured(tmp_path / "run") == measured(whole)
+  events = [e for e in recorded.load(tmp_path / "run").events if e["event"] != "evaluation"]
+  shown = [(e["event"], e["step"], e.get("by")) for e in events]
+  assert shown == [("start", 0, None), ("stop", stopped, number.name), ("start", stopped, None), ("end", 40, None)]
+  assert f"stopped by {number.name}" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_second_signal_ends_the_run_immediately(tmp_path: Path):

@@ -1,5 +1,6 @@
 """train.py as a user runs it: results, repeatability, clean exits, and one sentence for each mistake."""
 
+import html
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ import strategies
 import train
 from configs import base
 from models.config import DTYPES, REMAT
+from reporting import recorded, report
 from runtime import command_line
 from strategies.layout import MESH_AXES
 from training import settings
@@ -65,6 +67,18 @@ def test_a_run_writes_its_results(finished: tuple[Path, str]):
   assert (workdir / "loss.png").read_bytes().startswith(b"\x89PNG")
   assert list((workdir / "tensorboard").glob("events.out.tfevents.*"))
   assert json.loads((workdir / "config.json").read_text())["strategy"] == "fsdp"
+
+
+def test_a_run_writes_the_page_that_its_files_give(finished: tuple[Path, str]):
+  workdir, printed = finished
+  page, run = (workdir / "report.html").read_text(), recorded.load(workdir)
+  assert page == report.page([run])
+  assert [event["event"] for event in run.events] == ["start", "evaluation", "evaluation", "end"]
+  assert run.events[-1]["sample"].startswith("def ")
+  assert run.checkpoints
+  for expected in ("Finished at", "fsdp on mesh data=8", "step 30 of 30", "attention", "python train.py"):
+    assert expected in html.unescape(page)
+  assert "report.html" in printed
 
 
 @pytest.fixture(scope="module")

@@ -35,9 +35,8 @@ INPUTS = {
 
 
 @functools.cache
-def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
-  """explain's figures for a strategy on 8 simulated CPU devices or on a slice."""
-  from analysis.explanation import explain
+def strategy(name: str, topology: str | None = None, inputs: str = "tokens") -> Any:
+  """The strategy that is explained, on 8 simulated CPU devices or on a slice."""
   from analysis.topology import machine_of
   from configs import base
   from tools import explain as tool
@@ -45,8 +44,17 @@ def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
   config = base.get_config("tiny", name)
   config.update_from_flattened_dict(FIELDS | (TPU_FIELDS if topology else {}) | INPUTS[inputs])
   config.compilation_cache_dir = "~/.cache/meshwright/tests"
+  return tool.create(config, machine_of(topology) if topology else None)
+
+
+@functools.cache
+def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
+  """explain's figures for a strategy."""
+  from analysis.explanation import explain
+  from analysis.topology import machine_of
+
   where = machine_of(topology) if topology else None
-  return explain(name, tool.create(config, where), config.batch_size, where)
+  return explain(name, strategy(name, topology, inputs), FIELDS["batch_size"], where)
 
 
 def page(name: str, topology: str | None = None) -> str:

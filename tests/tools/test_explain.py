@@ -1,25 +1,31 @@
 """What explain reports: the golden page of each strategy, and that its parts are true."""
 
+import html
 import json
 import math
 import re
 import types
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from browser import Browser
 from golden import make_explain as golden
 from helpers import command_line_of, config, one_sentence, program, strategy
+from jax.sharding import NamedSharding, PartitionSpec
 
+import pages
 import strategies
 from analysis import explanation, gpus, links
 from analysis.case import Case
 from analysis.compiled import DoesNotFit
-from analysis.timeline import timeline
+from analysis.timeline import timeline, units
 from analysis.topology import machine_of
+from pages.units import amount
 from runtime import hardware
-from tools import explain
+from tools import explain, strategy_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,6 +37,92 @@ def test_what_a_strategy_places_and_sends_is_the_golden_page(name: str):
   if not file.exists():
     pytest.skip(f"no golden page for {name}; write it with python -m tests.golden.make_explain")
   assert golden.page(name) == file.read_text()
+
+
+def pieces(page: Any) -> dict[str, list[str]]:
+  """Array → what the page says of each device, by picking every array and going through all devices by keys."""
+  figure, found = page.locator("[data-placement]"), {}
+  for option in figure.locator("option").all():
+    figure.locator("select").select_option(option.get_attribute("value"))
+    figure.locator("button").first.focus()
+    said = []
+    for _ in range(figure.locator("button").count()):
+      said.append(figure.locator("output").inner_text())
+      page.keyboard.press("ArrowRight")
+    group = option.evaluate("(option) => option.parentElement.label")
+    found[f"{group}: {option.inner_text()}"] = said
+  return found
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_the_page_of_a_strategy_shows_which_piece_is_where(name: str, browser: Browser, tmp_path: Path):
+  """Picking and pointing say what JAX's shardings say, for every weight, moment and activation."""
+  found, runner = golden.explained(name, None, "tokens"), golden.strategy(name)
+  pages.write(tmp_path / "page.html", strategy_page.page(found, runner))
+  seen = browser.look(tmp_path / "page.html", pieces)
+  assert (seen.errors, seen.requests, seen.overflow) == ([], [], 0)
+  assert browser.look(tmp_path / "page.html", width=360, color_scheme="dark") == (None, [], [], 0)
+  expected = 0
+  for row in found["weights"]:
+    for group, spec in (("weights", row["spec"]), ("moments of the optimizer", row["state"])):
+      said = seen.value.get(f"{group}: {row['name']}")
+      assert (said is None) == (group != "weights" and all(w["state"] == w["spec"] for w in found["weights"]))
+      if said:
+        sharding = NamedSharding(runner.mesh, PartitionSpec(*spec))
+        slices = sharding.devices_indices_map(row["shape"])
+        assert len(said) == len(slices)
+        expected += len(said)
+        for device, text in zip(runner.mesh.devices.flat, said, strict=True):
+          ranges = [
+            f"{s.start or 0}:{size if s.stop is None else s.stop}"
+            for s, size in zip(slices[device], row["shape"], strict=True)
+          ]
+          assert text.startswith(f"Device {device.id} (")
+          assert re.findall(r"\d+:\d+", text) == ranges
+          others = [d.id for d in runner.mesh.devices.flat if d != device and slices[d] == slices[device]]
+          assert re.findall(r"\d+", text.rpartition("So do")[2] if "So do" in text else "") == [str(d) for d in others]
+  assert expected >= len(found["weights"])
+  assert len(seen.value) >= len(found["weights"]) + len({a["what"] for a in found["activations"]})
+
+
+@pytest.mark.parametrize("name", strategies.names())
+def test_the_page_of_a_strategy_has_explains_numbers(name: str):
+  found, runner = golden.explained(name, None, "tokens"), golden.strategy(name)
+  page = html.unescape(strategy_page.page(found, runner))
+  predicted = found["memory"]["predicted"]
+  numbers = [amount(predicted[part]) for part in ("parameters", "optimizer", "gradients", "total") if predicted[part]]
+  numbers += [amount(found["memory"]["total"])]
+  numbers += [f"{row['bytes']:,.0f}" for row in found["theory"]]
+  numbers += [f"{row['sent_in_step']:,.0f}" for row in found["communication"]]
+  for axes in {tuple(row["axes"]) for row in found["theory"]}:
+    sent = sum(row["bytes"] for row in found["theory"] if tuple(row["axes"]) == axes)
+    numbers.append(f"over {'+'.join(axes)}: by theory {amount(sent)}")
+  assert [number for number in numbers if number not in page] == []
+  if runner.schedule:
+    for stage, ticks in enumerate(units(runner.schedule)):
+      for tick, cell in enumerate(ticks):
+        for kind, microbatch in cell or [("waits", "")]:
+          what = {"weights": "gradients of weights"}.get(kind, kind)
+          assert f'stage {stage}, tick {tick}: {what}{f", microbatch {microbatch}" if cell else ""}"' in page
+    assert f"Stages wait in {found['bubble']:.1%} of the time" in page
+
+
+def test_every_machine_has_a_picture_of_its_times():
+  """Explain's figures of GPUs and TPUs, which need their compilers, with times, a device's memory and a host link."""
+  found = dict(golden.explained("fsdp", None, "tokens"))
+  time = {"compute": 2.0, "memory": 1.0, "communication": 0.5, "exposed": 0.2, "host": 0.1, "seconds": 2.2}
+  found["time"] = time | {"mfu": 0.5, "binds": "compute"}
+  found["memory"] = found["memory"] | {"device": 80e9}
+  page = strategy_page.page(found, golden.strategy("fsdp"))
+  for expected in (
+    "arithmetic: 2,000.0 ms",
+    "communication: 500.0 ms",
+    "the step: 2,200.0 ms",
+    "a device&#x27;s memory: 80.00 GB",
+  ):
+    assert expected in page
+  assert "communication: communication, hidden 300.0 ms" in page
+  assert "communication: communication, exposed 200.0 ms" in page
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +158,7 @@ def test_the_command_prints_all_parts_and_writes_json(
     "--config.compilation_cache_dir=~/.cache/meshwright/tests",
     "--config.batch_size=16",
     f"--json={tmp_path / 'new' / 'found.json'}",
+    f"--html={tmp_path / 'pages' / 'found.html'}",
   )
   explain.main(asked.config, asked)
   text = capsys.readouterr().out
@@ -77,6 +170,7 @@ def test_the_command_prints_all_parts_and_writes_json(
   written = json.loads((tmp_path / "new" / "found.json").read_text())
   assert written == json.loads(json.dumps(found))
   assert written["mesh"] == {"data": 8}
+  assert "8 devices in a mesh of data=8" in (tmp_path / "pages" / "found.html").read_text()
   assert {"weights", "activations", "memory", "communication", "theory", "time", "bubble"} <= set(written)
   assert all(sum(row["bytes"] for row in written[part]) > 0 for part in ("weights", "activations", "theory"))
 

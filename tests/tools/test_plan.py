@@ -1,15 +1,19 @@
 """The planner: its plans fit, are ordered, can be run, and agree with the formulas."""
 
+import html
 import itertools
 import math
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from browser import Browser
 from helpers import command_line_of, one_sentence
 
+import pages
 import strategies
 from analysis import memory, predict, search
 from analysis.case import Case
@@ -19,6 +23,7 @@ from models.config import ModelConfig
 from runtime import command_line
 from strategies.mesh import abstract_mesh, resolve
 from tools import plan as tool
+from tools import plan_page
 from training import settings
 
 SLICE = "v5p:4x4x4"
@@ -240,11 +245,12 @@ def test_meshes_of_stages_alone_and_of_stages_with_model_are_planned():
 
 
 def test_the_command_prints_ten_commands_that_train_its_plans(
-  found: list[search.Candidate], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+  found: list[search.Candidate], capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-  """Each is parsed as train.py parses it."""
+  """Each is parsed as train.py parses it. The page has them, too."""
   monkeypatch.chdir(ROOT)
-  tool.main(command_line_of(tool.define, "--params=7e9", f"--topology={SLICE}", "--batch-tokens=5e5", "--seq-len=2048"))
+  size = ("--params=7e9", "--batch-tokens=5e5", "--seq-len=2048")
+  tool.main(command_line_of(tool.define, *size, f"--topology={SLICE}", f"--html={tmp_path / 'plan.html'}"))
   heading, rest = capsys.readouterr().out.split("\n", 1)
   assert heading.endswith(f"batches of 256 × 2048 tokens, on 64 devices of {SLICE}")
   table, printed = rest.split("The times are those at the peaks")
@@ -264,6 +270,33 @@ def test_the_command_prints_ten_commands_that_train_its_plans(
     if candidate.case.schedule:
       assert config.pipeline.microbatches == candidate.case.schedule.microbatches
     assert f"{candidate.memory / 1e9:.2f} GB" in row
+    assert line in html.unescape((tmp_path / "plan.html").read_text())
+
+
+def test_the_page_draws_the_plans_where_they_are(found: list[search.Candidate], browser: Browser, tmp_path: Path):
+  """Every strategy's fastest plan is a point, further right if it is slower and higher if it needs more memory."""
+  chosen = search.best(found, 3)
+  page = plan_page.page("7 B", found, chosen, [("", "strategy"), ("1", "fsdp")], ["python train.py"], machine_of(SLICE))
+  pages.write(tmp_path / "page.html", page)
+
+  def act(shown: Any) -> dict[str, list[float]]:
+    points = shown.locator("figure", has_text="Every plan").locator("[data-label]").all()
+    boxes = [(point.get_attribute("data-label"), point.bounding_box()) for point in points]
+    return {label: [box["x"] + box["width"] / 2, box["y"] + box["height"] / 2] for label, box in boxes}
+
+  seen = browser.look(tmp_path / "page.html", act)
+  assert (seen.errors, seen.requests, seen.overflow) == ([], [], 0)
+  assert browser.look(tmp_path / "page.html", width=360, color_scheme="dark") == (None, [], [], 0)
+  fastest: dict[str, search.Candidate] = {}
+  for plan in found:
+    fastest.setdefault(plan.strategy, plan)
+  places = {name: seen.value[f"{name}: {plan_page.describe(plan)}"] for name, plan in fastest.items()}
+  assert len(places) > 4
+  for name, plan in fastest.items():
+    for other, compared in fastest.items():
+      (x, y), (x2, y2) = places[name], places[other]
+      assert plan.times.seconds >= compared.times.seconds or x <= x2 + 1
+      assert plan.memory >= compared.memory or y >= y2 - 2.5  # marks have different shapes, so their boxes differ
 
 
 @pytest.mark.parametrize(
