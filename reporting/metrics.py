@@ -10,7 +10,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,8 +240,13 @@ def _cut(path: Path, start: LoopState) -> None:
 
 def read(path: Path) -> list[dict]:
   """The lines of a metrics.jsonl, without incomplete ones (from a kill or a full disk). Empty if there is no file."""
+  return parsed(path.read_bytes().splitlines() if path.exists() else [])
+
+
+def parsed(lines: Iterable[bytes]) -> list[dict]:
+  """The lines of a metrics.jsonl that are whole."""
   found = []
-  for line in path.read_bytes().splitlines() if path.exists() else []:
+  for line in lines:
     with contextlib.suppress(ValueError):
       found.append(json.loads(line))
   return [line for line in found if isinstance(line, dict) and "step" in line and "split" in line]

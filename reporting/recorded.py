@@ -12,6 +12,8 @@ from checkpointing import reading, record
 from reporting import metrics
 
 JOURNAL, PAGE = "journal.jsonl", "report.html"  # in a workdir
+LINES = 20_000  # about the most lines of metrics.jsonl that are read, so that a page takes less than a second
+KEPT = (b'"validation"', b"null", b'"skipped_updates"')  # lines with one of these are always read
 
 
 class Recorded(NamedTuple):
@@ -23,6 +25,7 @@ class Recorded(NamedTuple):
     events: of journal.jsonl, in order.
     config: the fields of config.json by their dotted names.
     checkpoints: the steps that can be resumed now.
+    every: of very many lines of training, only every so many are here.
   """
 
   name: str
@@ -30,6 +33,7 @@ class Recorded(NamedTuple):
   events: list[dict[str, Any]]
   config: Mapping[str, Any]
   checkpoints: list[int]
+  every: int = 1
 
   def points(self, split: str, name: str) -> list[tuple[float, float | None]]:
     """A value by step; None where it was not finite."""
@@ -48,7 +52,8 @@ class Recorded(NamedTuple):
 def load(workdir: Path) -> Recorded:
   """Reads a workdir. Damaged and half-written lines are left out."""
   lines: dict[str, list[tuple[int, dict[str, float | None]]]] = {}
-  for line in metrics.read(workdir / "metrics.jsonl"):
+  written, every = _written(workdir / "metrics.jsonl")
+  for line in metrics.parsed(written):
     step, split = line.pop("step"), line.pop("split")
     values = {name: value for name, value in line.items() if value is None or _is_number(value)}
     if _is_step(step) and isinstance(split, str):
@@ -60,7 +65,15 @@ def load(workdir: Path) -> Recorded:
     fields = json.loads((workdir / "config.json").read_text())
     config = record.flat(fields) if isinstance(fields, dict) else {}
   name = workdir.resolve().name
-  return Recorded(name, lines, _events(workdir / JOURNAL), config, reading.steps(workdir / reading.FOLDER))
+  return Recorded(name, lines, _events(workdir / JOURNAL), config, reading.steps(workdir / reading.FOLDER), every)
+
+
+def _written(path: Path) -> tuple[list[bytes], int]:
+  """The lines to read, and how many lines of training each stands for."""
+  lines = path.read_bytes().splitlines() if path.exists() else []
+  every = math.ceil(len(lines) / LINES) or 1
+  chosen = lambda i, line: i % every == 0 or i == len(lines) - 1 or any(word in line for word in KEPT)
+  return [line for i, line in enumerate(lines) if chosen(i, line)], every
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

@@ -51,7 +51,7 @@ def page(runs: Sequence[Recorded]) -> str:
     title,
     about,
     _compared(runs) if several else tiles(_results(runs[0])),
-    section("Curves", *_charts(runs)),
+    section("Curves", *_charts(runs), about=_left_out(runs)),
     section("What happened", *map(_events, runs), _wall_time(runs)),
     section("Samples", *map(_sample, runs)),
     section("Config", *_config(runs)),
@@ -81,6 +81,10 @@ def _state(run: Recorded) -> str:
     "stop": f"Stopped by {last.get('by')} at {moment(last)}, {far}",
     "failure": f"Failed at {moment(last)}, {far}: {last.get('why')}",
   }.get(last.get("event", ""), f"Running when this page was written: {far}" if last else f"Read up to {far}")
+
+
+def _left_out(runs: Sequence[Recorded]) -> str:
+  return " ".join(f"One in {run.every} lines of {run.name}'s training is shown." for run in runs if run.every > 1)
 
 
 def _results(run: Recorded) -> list[tuple[str, str]]:

@@ -55,12 +55,22 @@ def test_a_page_says_what_happened_and_how_it_ended(tmp_path: Path):
   assert len(page.encode()) < LARGEST
 
 
-def test_a_run_of_many_lines_has_a_small_page(tmp_path: Path):
-  workdir = made(tmp_path / "run")
-  line = {"split": "train", **{name: 1.2345678901234 for name, _, _ in report.CHARTS}}
-  many = (json.dumps({"step": step, **line, "loss": random.random()}) for step in range(20_000))
-  (workdir / "metrics.jsonl").write_text("\n".join(many))
-  assert len(report.page([load(workdir)]).encode()) < LARGEST
+def test_a_run_of_many_lines_has_a_small_page_with_all_that_is_rare(tmp_path: Path):
+  """Of 50,000 lines one in three is read, and every evaluation, skipped update and value that was not finite."""
+  workdir, count = made(tmp_path / "run"), 50_000
+  lines = [{"step": step, "split": "train", "loss": 1.5, "grad_norm": random.random()} for step in range(count)]
+  lines[1000]["loss"], lines[2000]["skipped_updates"] = None, 3
+  lines[3000] = {"step": 3000, "split": "validation", "loss": 7.25}
+  (workdir / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+  run = load(workdir)
+  page = report.page([run])
+  assert len(page.encode()) < LARGEST
+  assert len(run.lines["train"]) < 20_000
+  assert run.step == count - 1
+  assert "One in 3 lines of run&#x27;s training is shown." in page
+  assert [1000, None] in charts(page)["Loss"]["train"]
+  assert charts(page)["Loss"]["validation"] == [[3000, 7.25]]
+  assert "step 2000: 3 updates skipped" in page
 
 
 def test_several_runs_show_their_differences_first(tmp_path: Path):

@@ -295,8 +295,10 @@ def test_the_page_draws_the_plans_where_they_are(found: list[search.Candidate], 
   for name, plan in fastest.items():
     for other, compared in fastest.items():
       (x, y), (x2, y2) = places[name], places[other]
-      assert plan.times.seconds >= compared.times.seconds or x <= x2 + 1
-      assert plan.memory >= compared.memory or y >= y2 - 2.5  # marks have different shapes, so their boxes differ
+      # Marks have different shapes, so the centres of their boxes differ a little.
+      assert x <= x2 + 1 if plan.times.seconds < compared.times.seconds else x >= x2 - 1
+      assert y >= y2 - 2.5 if plan.memory < compared.memory else y <= y2 + 2.5
+      assert y > y2 + 20 or plan.memory > compared.memory - 20e9
 
 
 @pytest.mark.parametrize(
