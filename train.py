@@ -136,11 +136,11 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
   )
   with processes.raise_together():
     writer = Writer(workdir, start.loop, plan.last, enabled=jax.process_index() == 0)
+    journal = Journal(workdir, clock, writer.enabled, warn)
     if writer.enabled:
       summary.write_config(workdir, config, dataset)
   return Run(
-    config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer,
-    journal=Journal(workdir, clock, writer.enabled, warn),
+    config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer, journal,
     batches=data.Batches(mixture, config.batch_size, config.seed),
     progress=Progress(clock, meter, writer, plan, used, start.loop),
     evaluator=Evaluator(strategy, dataset, config),
