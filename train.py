@@ -23,8 +23,9 @@ from checkpointing.save import Checkpoints, NotSaved
 from evaluation.evaluator import Evaluator
 from reporting import summary
 from reporting.journal import Journal
-from reporting.metrics import Clock, Meter, NotWritten, Writer, read, warn
+from reporting.metrics import NotWritten, Writer, read, warn
 from reporting.progress import Diverged, Progress
+from reporting.speed import Clock, Meter
 from runtime import command_line, folders, processes, signals
 from runtime.devices import start_jax
 from runtime.hardware import peak_flops
@@ -232,8 +233,7 @@ def finish(run: Run, ended: Ended, requests: signals.Requests) -> dict[str, floa
     with run.clock("logging"):
       summary.plot_loss(run.workdir / "loss.png", read(run.writer.path), baseline)
   run.journal.add("end", ended.step, sample=sample)
-  for line in summary.wall_time_lines(run.clock):
-    say(line)
+  say("\n".join(summary.wall_time_lines(run.clock)))
   say(f"results in {run.workdir}: report.html, metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/")
   return result
 

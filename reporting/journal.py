@@ -12,8 +12,9 @@ from typing import Any
 
 from errors import first_line
 from reporting import report
-from reporting.metrics import Appender, Clock
+from reporting.metrics import Appender
 from reporting.recorded import JOURNAL, PAGE, load
+from reporting.speed import Clock
 
 SHARE = 0.01  # of the time since the last page that an evaluation's page may take
 

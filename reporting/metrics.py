@@ -1,6 +1,5 @@
-"""Measures speed, and writes measurements to the terminal, `metrics.jsonl` and TensorBoard."""
+"""Writes measurements to the terminal, `metrics.jsonl` and TensorBoard, and reads them."""
 
-import collections
 import contextlib
 import itertools
 import json
@@ -10,7 +9,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,65 +19,6 @@ from tensorboardX.record_writer import masked_crc32c
 from tqdm import tqdm
 
 from training.loop import LoopState
-
-
-class Clock:
-  """Adds up wall time by activity: `with clock("data"): ...`. `spent` maps names to seconds. Do not nest it."""
-
-  def __init__(self) -> None:
-    self.spent: dict[str, float] = collections.defaultdict(float)
-    self.born = time.perf_counter()
-
-  @contextlib.contextmanager
-  def __call__(self, name: str) -> Iterator[None]:
-    start = time.perf_counter()
-    try:
-      yield
-    finally:
-      self.spent[name] += time.perf_counter() - start
-
-  @property
-  def total(self) -> float:
-    return time.perf_counter() - self.born
-
-  def parts(self) -> dict[str, float]:
-    """The seconds of each activity, and of everything else as "other", largest first."""
-    parts = self.spent | {"other": self.total - sum(self.spent.values())}
-    return dict(sorted(parts.items(), key=lambda part: -part[1]))
-
-
-class Meter:
-  """Measures speed over the steps since the last line.
-
-  Args:
-    items: how many of `unit` ("tokens" or "images") a step processes.
-    flops: floating-point operations of a step.
-    peak: FLOP/s that all devices together can reach; None if not known.
-  """
-
-  def __init__(self, clock: Clock, items: int, unit: str, flops: float, peak: float | None):
-    self.clock, self.items, self.unit, self.flops, self.peak = clock, items, unit, flops, peak
-    self.restart(0)
-
-  def restart(self, step: int) -> None:
-    """Starts a new measurement after `step`. Call it after work that should not count, such as an evaluation."""
-    self.step, self.time, self.waited = step, time.perf_counter(), self.clock.spent["data"]
-
-  def read(self, step: int) -> dict[str, float]:
-    """Returns the speed from the last start until `step`, which has just ended, and starts a new measurement."""
-    seconds, steps = time.perf_counter() - self.time, max(1, step - self.step)
-    rate = steps / seconds
-    speed = {
-      f"{self.unit}_per_second": self.items * rate,
-      "step_ms": 1e3 * seconds / steps,
-      "data_wait": (self.clock.spent["data"] - self.waited) / seconds,
-      "tflops_per_second": self.flops * rate / 1e12,
-    }
-    if self.peak:
-      speed["mfu"] = self.flops * rate / self.peak
-    self.restart(step)
-    return speed
-
 
 # How each measurement is shown in the terminal. Others go to the files only.
 FORMATS = {

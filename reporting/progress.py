@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import jax
 
-from reporting.metrics import Clock, Meter, Writer
+from reporting.metrics import Writer
+from reporting.speed import Clock, Meter
 from runtime.hardware import memory_in_use
 from training.loop import LoopState, StepPlan
 

@@ -15,6 +15,7 @@ from models.config import ModelConfig
 from models.cores import choose
 from models.parameters import trained
 from reporting import metrics
+from reporting.speed import Clock
 from strategies import Strategy
 from training.program import Params, TrainState
 
@@ -120,7 +121,7 @@ def baseline_line(baseline: Baseline, bits_per_byte: float) -> str:
   )
 
 
-def wall_time_lines(clock: metrics.Clock) -> list[str]:
+def wall_time_lines(clock: Clock) -> list[str]:
   """Where the wall time went, largest share first."""
   parts = clock.parts()
   total = sum(parts.values())

@@ -8,7 +8,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from reporting import metrics
+from reporting import metrics, speed
 from runtime import hardware
 from training.loop import LoopState
 
@@ -65,9 +65,9 @@ def test_a_disabled_writer_writes_nothing(tmp_path: Path):
 
 def test_meter_divides_work_by_time(monkeypatch: pytest.MonkeyPatch):
   now = [100.0]
-  monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
-  clock = metrics.Clock()
-  meter = metrics.Meter(clock, items=1000, unit="tokens", flops=5e12, peak=100e12)
+  monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
+  clock = speed.Clock()
+  meter = speed.Meter(clock, items=1000, unit="tokens", flops=5e12, peak=100e12)
   now[0] += 50  # for example an evaluation, which does not count
   meter.restart(10)
   with clock("data"):

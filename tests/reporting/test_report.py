@@ -13,8 +13,8 @@ from reporting_runs import made
 
 from reporting import journal, report
 from reporting.journal import Journal
-from reporting.metrics import Clock
 from reporting.recorded import load
+from reporting.speed import Clock
 
 LARGEST = 2_000_000  # bytes of a page
 
