@@ -3,13 +3,14 @@
 Every number comes from the files of a workdir, so a page can be made again at any time (tools/report.py).
 """
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pages
 from pages.bars import stacked
-from pages.element import card, section, table, text, tiles
+from pages.element import COLOURS, card, numbers, section, table, text, tiles
 from pages.lines import Line, lines, strip
 from pages.units import short
 from reporting.recorded import Recorded, moment
@@ -54,7 +55,7 @@ def page(runs: Sequence[Recorded]) -> str:
     section("Curves", *_charts(runs), about=_left_out(runs)),
     section("What happened", *map(_events, runs), _wall_time(runs)),
     section("Samples", *map(_sample, runs)),
-    section("Config", *_config(runs)),
+    section("Config", _config(runs)),
     section("Software and hardware", _machines(runs)),
   )
 
@@ -149,7 +150,7 @@ def _events(run: Recorded) -> str:
 
 
 def _wall_time(runs: Sequence[Recorded]) -> str:
-  """Where the time went: a bar for each start of a run."""
+  """Where the time went: a bar for each start of a run. Each of the largest parts has a colour."""
   rows = []
   for run in runs:
     latest: dict[int, tuple[str, Any]] = {}
@@ -159,7 +160,15 @@ def _wall_time(runs: Sequence[Recorded]) -> str:
       if latest and isinstance(event.get("wall_time"), dict):
         latest[len(latest) - 1] = (latest[len(latest) - 1][0], event["wall_time"])
     rows += [(name, _seconds(parts)) for name, parts in latest.values()]
-  return stacked("Where the wall time went", rows[-12:], lambda seconds: f"{seconds:,.1f} s")
+  total = collections.Counter[str]()
+  for _, parts in rows:
+    total.update(parts)
+  largest = [name for name, _ in total.most_common() if name != "other"][: COLOURS - 1]
+  shown = []
+  for name, parts in rows[-12:]:
+    seconds = {part: parts[part] for part in largest if part in parts}
+    shown.append((name, seconds | {"other": sum(parts.values()) - sum(seconds.values())}))
+  return stacked("Where the wall time went", shown, lambda seconds: f"{seconds:,.1f} s")
 
 
 def _seconds(parts: Mapping[str, Any]) -> dict[str, float]:
@@ -181,15 +190,11 @@ def _value(run: Recorded, name: str) -> str:
   return "" if name not in run.config else str(run.config[name])
 
 
-def _config(runs: Sequence[Recorded]) -> Iterator[str]:
-  """The fields that are equal in all runs, by section; several runs' differences stand at the top of the page."""
-  first, sections = runs[0], dict[str, list[tuple[str, str]]]()
+def _config(runs: Sequence[Recorded]) -> str:
+  """The fields that are equal in all runs; several runs' differences stand at the top of the page."""
   apart = {name for name, *_ in _differences(runs)}
-  for name in sorted(first.config):
-    if name not in apart:
-      sections.setdefault(name.rpartition(".")[0], []).append((name, _value(first, name)))
-  for name, rows in sections.items():
-    yield card(name or "the run", table(("field", "value"), rows), wide=False)
+  rows = [(name, _value(runs[0], name)) for name in sorted(runs[0].config) if name not in apart]
+  return card("", numbers(("field", "value"), rows, title=f"{len(rows)} fields")) if rows else ""
 
 
 def _machines(runs: Sequence[Recorded]) -> str:
