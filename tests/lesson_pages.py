@@ -1,14 +1,14 @@
 """Runs the steps of a page that is made by running code, and compares the page with what they print."""
 
-from tools import tour
+from tools import steps, tour
 from tools.lessons import PAGES
 
-Shown = dict[str, tour.Shown]
+Shown = dict[str, steps.Shown]
 
 
 def run_steps(name: str) -> Shown:
   """All steps of a page, after they ran, by name."""
-  return {step.run.__name__: tour.run(step) for lesson in PAGES[name].lessons for step in tour.steps(lesson)}
+  return {step.run.__name__: steps.run(step) for lesson in PAGES[name].lessons for step in steps.steps(lesson)}
 
 
 def check_page(name: str, shown: Shown) -> None:

@@ -1,6 +1,6 @@
 """Pages that are made by running code: a tour of sharding, pmap, debugging. Each step is shown with what it prints.
 
-    python -m tools.tour                                # all steps of the tour, in the terminal and as docs/tour.md
+    python -m tools.tour                                # all steps, in the terminal and as docs/tour.md and tour.ipynb
     python -m tools.tour pmap                           # another page; tools/lessons lists them
     python -m tools.tour --steps=specs,resharding       # these steps, in the terminal only
     python -m tools.tour --page=FILE                    # all steps, with the page in another file
@@ -9,18 +9,12 @@ The steps always run on eight simulated devices, so that they are the same on ev
 """
 
 import argparse
-import ast
-import contextlib
-import dataclasses
-import inspect
-import io
-import re
+import importlib.util
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import jax
 
@@ -28,69 +22,12 @@ from errors import ConfigError, one_of
 from runtime import command_line
 from runtime.folders import writable_file
 from tools.lessons import PAGES
+from tools.notebook import notebook
+from tools.steps import Shown, heading, run, steps
 
 DOCS = Path(__file__).parents[1] / "docs"
 DEFAULT = "tour"
 DEVICES = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-  """A step before it runs. `code` is the source on the page: the step, and before it what it is the first to use."""
-
-  run: Callable[[], Any]
-  title: str
-  text: str
-  code: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Shown:
-  """A step after it ran: what it printed, and what it returned."""
-
-  step: Step
-  output: str
-  data: Any
-
-
-def steps(lesson: ModuleType) -> list[Step]:
-  """The steps of a lesson, in order."""
-  source = inspect.getsource(lesson)
-  definitions = {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
-  own, shown, result = {function.__name__ for function in lesson.STEPS}, set(), []
-
-  def uses(name: str) -> Iterator[str]:
-    """The lesson's other definitions that this one needs and that no earlier step has shown, in order of use."""
-    for node in ast.walk(definitions[name]):
-      if isinstance(node, ast.Name) and node.id in definitions and node.id not in own | shown:
-        shown.add(node.id)
-        yield from uses(node.id)
-        yield node.id
-
-  for function in lesson.STEPS:
-    title, _, text = inspect.getdoc(function).partition("\n\n")
-    parts = [ast.get_source_segment(source, definitions[name]) for name in uses(function.__name__)]
-    parts.append(_without_docstring(source, definitions[function.__name__]))
-    result.append(Step(function, title, text, "\n\n\n".join(parts)))
-  return result
-
-
-def run(step: Step) -> Shown:
-  """Runs a step and captures what it prints."""
-  printed = io.StringIO()
-  with contextlib.redirect_stdout(printed):
-    data = step.run()
-  output = re.sub(r"\x1b\[[\d;]*m", "", printed.getvalue())  # if FORCE_COLOR is set, rich colors even what is captured
-  return Shown(step, output.strip("\n"), data)
-
-
-def heading(lesson: ModuleType) -> tuple[str, str, str]:
-  """A lesson's title, its subject (the sentence below the title) and its imports."""
-  source = inspect.getsource(lesson)
-  title, _, subject = inspect.getdoc(lesson).partition("\n")[0].partition(": ")
-  imports = [n for n in ast.parse(source).body if isinstance(n, ast.Import | ast.ImportFrom)]
-  lines = source.splitlines()[imports[0].lineno - 1 : imports[-1].end_lineno]
-  return title, subject[0].upper() + subject[1:], "\n".join(lines)
 
 
 def markdown(name: str, shown: Iterable[tuple[ModuleType, Sequence[Shown]]]) -> str:
@@ -148,12 +85,12 @@ def main(arguments: list[str]) -> None:
   if not asked:
     file.write_text(markdown(options.name, shown), encoding="utf-8")
     print(f"\n\n{page.conclusion}\n\nThis page is also in {file}.")
-
-
-def _without_docstring(source: str, function: ast.FunctionDef) -> str:
-  lines = source.splitlines()
-  docstring, end = function.body[0], function.end_lineno
-  return "\n".join([*lines[function.lineno - 1 : docstring.lineno - 1], *lines[docstring.end_lineno : end]])
+    if page.tries and not importlib.util.find_spec("nbformat"):
+      print("It is not written as a notebook, which needs nbformat: pip install '.[dev]'.")
+    elif page.tries:
+      made = file.with_suffix(".ipynb")
+      made.write_text(notebook(options.name, page, shown, DEVICES), encoding="utf-8")
+      print(f"As a notebook it is in {made}.")
 
 
 def _anchor(title: str) -> str:

@@ -1,5 +1,6 @@
 """The tour: every step shows what its text claims, and docs/tour.md shows what the steps print."""
 
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -10,7 +11,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from lesson_pages import Shown, check_page, run_steps
 
-from tools.lessons import four_ways
+from tools import tour
+from tools.lessons import TOUR, four_ways
+from tools.notebook import notebook
+from tools.steps import printed
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +24,24 @@ def shown() -> Shown:
 
 def test_the_page_shows_what_the_steps_print(shown: Shown):
   check_page("tour", shown)
+
+
+def test_the_notebook_holds_the_same_steps_and_prints_the_same(shown: Shown):
+  """If a change is intended, run python -m tools.tour."""
+  pytest.importorskip("nbformat", reason="nbformat writes the notebook")
+  lessons = [(lesson, [shown[step.__name__] for step in lesson.STEPS]) for lesson in TOUR.lessons]
+  assert (tour.DOCS / "tour.ipynb").read_text() == notebook("tour", TOUR, lessons, tour.DEVICES)
+
+
+@pytest.mark.parametrize("lesson", TOUR.lessons, ids=lambda lesson: lesson.__name__.rpartition(".")[2])
+def test_what_a_cell_suggests_to_change_shows_what_it_says(lesson: ModuleType):
+  for step in lesson.STEPS:
+    found = TOUR.tries[step.__name__]  # every step has something to try
+    run = lambda code: printed(lambda: exec(code, dict(vars(lesson))))[0]
+    assert found.code.count(found.change[0]) == 1, step.__name__
+    before, after = run(found.code), run(found.code.replace(*found.change))
+    assert found.shows in after, step.__name__
+    assert found.shows not in before, step.__name__
 
 
 def kinds(sent: list[Any]) -> list[str]:

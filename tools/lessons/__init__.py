@@ -8,6 +8,7 @@ it to `STEPS`, and test what it teaches in tests/tools (`test_tour.py` and the f
 """
 
 import dataclasses
+from collections.abc import Mapping
 from types import ModuleType
 
 from tools.lessons import (
@@ -23,16 +24,22 @@ from tools.lessons import (
   three_ways,
   train_step,
 )
+from tools.lessons.trying import AFTER, Try
 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-  """A page of docs/. `conclusion` has the last words, in the terminal and on the page."""
+  """A page of docs/. `conclusion` has the last words, in the terminal and on the page.
+
+  Attributes:
+    tries: what to try after a step, by the step's name. A page with these is also written as a notebook.
+  """
 
   title: str
   introduction: str
   lessons: tuple[ModuleType, ...]
   conclusion: str
+  tries: Mapping[str, Try] = dataclasses.field(default_factory=dict)
 
 
 TOUR = Page(
@@ -46,12 +53,14 @@ this page, and tests check what it claims:
 python -m tools.tour
 ```
 
-You need no accelerator, because the CPU simulates eight devices. To experiment, change a step in `tools/lessons` and
-run it alone, by the name of its function: `python -m tools.tour --steps=specs`.""",
+You need no accelerator, because the CPU simulates eight devices. To experiment, open the same tour as a notebook
+([tour.ipynb](tour.ipynb)): it has a cell to change after each step. Or change a step in `tools/lessons` and run it
+alone, by the name of its function: `python -m tools.tour --steps=specs`.""",
   (devices_and_meshes, placing, four_ways, train_step, memory),
   """\
 You have now seen everything that the strategies are made of. Next, read `strategies/layout.py` and
 `strategies/fsdp.py`. Then train with one: `python train.py --config=configs/fsdp.py:tiny`.""",
+  AFTER,
 )
 
 PMAP = Page(
