@@ -7,7 +7,9 @@ The peer needs `pip install '.[peer]'`, or `--peer-python=` with a Python that h
 
 Two Llama models with random weights are written as model folders, which both sides read. Each side has a process that
 stays alive, and the two take turns. generation_worker.py writes ours, peer_generation.py theirs. First, both write each
-batch of texts once. That compiles, and shows that both write the same.
+batch of texts once. That compiles, and shows that both write the same. In its turn a side writes the texts twice, and
+the second time counts. Otherwise PyTorch's threads would still spin while ours begin, for up to 8 ms, and threads that
+have slept begin on a single core.
 """
 
 import argparse
@@ -102,6 +104,7 @@ def measure(rounds: int, ours: Ask, theirs: Ask, folder: Path, say: Callable[[st
       order = list(case["seconds"])
       start = turn % len(order)
       for side in order[start:] + order[:start]:
+        asked(side, case["given"], ours, theirs)  # not counted: it wakes the threads and fills the processor's caches
         found = asked(side, case["given"], ours, theirs)
         case["seconds"][side].append({measure: found[measure] for measure in MEASURES})
       shown = ", ".join(f"{side} {1e3 * times[-1]['decode']:.2f} ms" for side, times in case["seconds"].items())

@@ -99,8 +99,8 @@ class Writer(NamedTuple):
     run = self.run_blocks or self._run_blocks
     assert texts.cache is not None
     x, cache = run(self.model.embed(tokens, self.sharding), texts.cache, start)
-    x = jnp.take_along_axis(x, last[:, None, None], axis=1)  # [B, 1, D]
-    logits = self.model.logits(x, self.sharding)[:, 0]
+    x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]  # [B, D]
+    logits = self.model.next_logits(x, self.sharding)
     keys = jax.vmap(jax.random.fold_in)(texts.keys, texts.lengths)
     newest = choose(logits, self.sampling, texts.seen, keys).astype(tokens.dtype)
     seen = texts.seen

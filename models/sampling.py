@@ -52,7 +52,7 @@ def choose(logits: jax.Array, sampling: Sampling, seen: jax.Array, keys: jax.Arr
     penalty = sampling.repetition_penalty
     logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
   if sampling.temperature == 0:
-    return jnp.argmax(logits, axis=-1)
+    return jax.lax.top_k(logits, 1)[1][:, 0]  # XLA's CPU backend takes two to four times as long for an argmax
   logits = logits / sampling.temperature
   if 0 < sampling.top_k < logits.shape[-1]:
     logits = _at_least(logits, jax.lax.top_k(logits, sampling.top_k)[0][:, -1:])

@@ -18,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from models.attention import Attention, Cache, rope_angles
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
-from models.layers import RMSNorm, dropout, fold_in, weight
+from models.layers import RMSNorm, dropout, fold_in, linear_by_rows, weight
 from models.losses import Sums, Targets
 from models.mlp import SwiGLU
 from models.remat import Policy, policy_of
@@ -188,6 +188,14 @@ class Transformer(nnx.Module):
       table: a tied embedding, gathered already.
     """
     return self.config.predicts.logits(self.norm(x), self._ready_head(sharding, table), sharding, segments)
+
+  @jax.named_scope("head")
+  def next_logits(self, x: jax.Array, sharding: Sharding = UNSHARDED) -> jax.Array:
+    """One position of each text [B, D] → float32 logits [B, V] of the next token."""
+    if not self.config.tied_embedding:
+      return self.logits(x[:, None], sharding)[:, 0]
+    found = linear_by_rows(self.norm(x), self._ready(self.embedding, sharding))
+    return sharding.activation(found.astype(jnp.float32), "batch", "vocab")
 
   @jax.named_scope("head")
   def head_loss_sums(

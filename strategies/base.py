@@ -99,7 +99,9 @@ class Strategy:
       out_shardings=replicated,
     )
     self._begin_texts = jax.jit(
-      lambda params, sampling, *prompts, size: writer(params, sampling).begin(*prompts, size=size),
+      lambda params, sampling, prompts, lengths, key, size: writer(params, sampling).begin(
+        prompts, lengths, text_keys(key, len(prompts)), size=size
+      ),
       static_argnums=1,
       static_argnames="size",
     )
@@ -178,8 +180,7 @@ class Strategy:
       size: how many tokens a text may have.
     """
     with self._on_mesh():
-      keys = text_keys(jax.random.key(seed), len(prompts))
-      return self._begin_texts(params, sampling, prompts, lengths, keys, size=size)
+      return self._begin_texts(params, sampling, prompts, lengths, jax.random.key(seed), size=size)
 
   def go_on(self, params: Params, texts: Texts, sampling: Sampling) -> Texts:
     """Writes one more token of each text. Donates the cache, so `texts` cannot be continued again."""

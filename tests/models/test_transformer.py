@@ -138,6 +138,14 @@ def test_cached_logits_equal_full_recomputation():
   assert relative_difference(jnp.concatenate(parts, axis=1), model(tokens)) < 1e-5
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_next_logits_are_those_of_one_position(tied: bool):
+  config = model_config(tied_embedding=tied)
+  model = parameters.bind(config, params_of(config))
+  x = jax.random.normal(jax.random.key(1), (3, 5, config.width))
+  assert relative_difference(model.next_logits(x[:, 2]), model.logits(x)[:, 2]) < 1e-5
+
+
 def test_samples_depend_on_the_seed_unless_the_temperature_is_0():
   config = model_config()
   params = params_of(config)
