@@ -60,23 +60,26 @@ class Recorder(Unsharded):
 
 
 def explain(
-  name: str, strategy: Strategy, batch_size: int, where: Machine | None = None, network: float | None = None
+  name: str,
+  strategy: Strategy,
+  batch_size: int,
+  where: Machine | None = None,
+  network: float | None = None,
+  compiled: bool = True,
 ) -> dict[str, Any]:
   """Compiles the strategy's step for a global batch and reports its placement, memory, communication and time.
 
   Args:
     where: the slice or cluster of the strategy's devices, if they are not those of this machine.
     network: of this machine's GPUs: bytes/s from each to GPUs that NVLink does not connect to it.
+    compiled: whether to compile. If not, everything that only a compiler knows is None.
   """
   device = strategy.mesh.devices.flat[0]
   figures = chip(device.device_kind)
   case = Case.of(strategy, batch_size, device.platform)
-  try:
-    step, error = compile_step(strategy, batch_size), None
-  except DoesNotFit as caught:
-    step, error = None, caught
+  step, error = _compiled(strategy, batch_size) if compiled else (None, None)
   mesh = strategy.mesh
-  assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
+  assert isinstance(mesh, Mesh)  # with devices, which a compiler needs
   links = figures and (where.links_of(mesh) if where else of_devices(figures, mesh, network))
   timed = step.overlap(figures, links) if step and figures and links and peak_flops(device, case.model.dtype) else None
   return {
@@ -98,6 +101,14 @@ def explain(
     "not_known": gpus.NOT_KNOWN if isinstance(where, Cluster) else "",
     "compile_seconds": step.seconds if step else None,
   }
+
+
+def _compiled(strategy: Strategy, batch_size: int) -> tuple[Step | None, DoesNotFit | None]:
+  """The compiled step, or why the compiler refuses it."""
+  try:
+    return compile_step(strategy, batch_size), None
+  except DoesNotFit as error:
+    return None, error
 
 
 def _weights(strategy: Strategy) -> list[dict[str, Any]]:
@@ -151,7 +162,9 @@ def _memory(
     total = error.needed or (error.temporary and error.temporary + predicted.state)
   capacity = figures.memory if figures else None
   # A compiler that knows its devices' memory rejects a step that does not fit. For others, compare the figures.
-  fits = None if capacity is None else step is not None and (compiler_knows or step.bytes <= capacity)
+  fits = None
+  if capacity is not None and (step or error):
+    fits = step is not None and (compiler_knows or step.bytes <= capacity)
   return {
     "optimizer": f"{case.optimizer.name}, moments in {case.optimizer.moments}",
     "predicted": dataclasses.asdict(predicted) | {"total": predicted.total},

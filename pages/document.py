@@ -10,17 +10,22 @@ HERE = Path(__file__).parent
 ICON = "<link rel='icon' href='data:,'>"  # otherwise a browser asks a server for one
 
 
-def document(title: str, subtitle: str, *sections: str, script: str = "") -> str:
-  """A whole page. `script` is JavaScript of this page alone."""
+def document(title: str, subtitle: str, *sections: str, script: str = "", style: str = "", navigation: str = "") -> str:
+  """A whole page.
+
+  Args:
+    script, style: JavaScript and CSS of this page alone.
+    navigation: links to the parts of the page, as markup.
+  """
   head = (
     "<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'>"
     "<meta name='color-scheme' content='light dark'>" + ICON + tag("title", escape(title))
   )
-  style = f"<style>{(HERE / 'page.css').read_text()}</style>"
+  styles = "".join(f"<style>{rules}</style>" for rules in ((HERE / "page.css").read_text(), style) if rules)
   scripts = "".join(f"<script>{code}</script>" for code in ((HERE / "page.js").read_text(), script) if code)
   top = tag("header", tag("h1", escape(title)), tag("p", escape(subtitle), class_="about"))
-  body = tag("body", top, tag("main", *sections), scripts)
-  return f"<!doctype html>\n<html lang='en'><head>{head}{style}</head>{body}</html>\n"
+  body = tag("body", top, navigation, tag("main", *sections, id="main"), scripts)
+  return f"<!doctype html>\n<html lang='en'><head>{head}{styles}</head>{body}</html>\n"
 
 
 def write(path: Path, page: str) -> None:

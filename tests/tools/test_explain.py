@@ -130,6 +130,19 @@ def found() -> dict:
   return explanation.explain("fsdp", strategy("fsdp", program()), 16)
 
 
+@pytest.mark.parametrize("name", strategies.names())
+def test_without_compiling_everything_is_known_that_no_compiler_says(name: str, monkeypatch: pytest.MonkeyPatch):
+  compiled, runner = golden.explained(name, None, "tokens"), golden.strategy(name)
+  monkeypatch.setattr(explanation, "compile_step", lambda *_: pytest.fail("it compiles"))
+  found = explanation.explain(name, runner, compiled["batch_size"], compiled=False)
+  unknown = ("communication", "time", "compile_seconds")
+  assert [found[part] for part in unknown] == [None] * len(unknown)
+  same = lambda figures: {key: value for key, value in figures.items() if key not in (*unknown, "memory")}
+  assert same(found) == same(compiled)
+  assert found["memory"]["predicted"] == compiled["memory"]["predicted"]
+  assert found["memory"]["fits"] is found["memory"]["total"] is found["memory"]["temporary"] is None
+
+
 def test_the_bytes_of_the_weights_are_those_of_the_state(found: dict):
   state = strategy("fsdp", program()).init(seed=0)
   held = sum(shard.data.nbytes for x in jax.tree.leaves(state.params) for shard in x.addressable_shards[:1])

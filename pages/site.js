@@ -1,0 +1,27 @@
+"use strict";
+// One view at a time: the one that the address names after its #, or that holds what the address names. Without this
+// script, and in print, all views follow one another.
+{
+  const views = [...document.querySelectorAll(".view")], links = [...document.querySelectorAll(".navigation a")];
+  const title = document.title;
+  const show = (moved) => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const view = target?.closest(".view") ?? views[0], heading = view.querySelector("h2");
+    for (const other of views) other.classList.toggle("shown", other === view);
+    for (const pages of document.querySelectorAll(".pages")) pages.classList.toggle("shown", pages.dataset.group === view.dataset.group);
+    for (const link of links) {
+      const id = link.getAttribute("href").slice(1);
+      if (id === view.id) link.setAttribute("aria-current", "page");
+      else if (id === view.dataset.group) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
+    document.title = view === views[0] ? title : `${heading.textContent} – ${title}`;
+    document.querySelector(".pages.shown [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    if (target && target !== view) target.scrollIntoView();
+    else if (moved) window.scrollTo(0, 0);
+    if (moved) heading.focus({ preventScroll: true });
+  };
+  for (const view of views) view.querySelector("h2").tabIndex = -1;
+  window.addEventListener("hashchange", () => show(true));
+  show(false);
+}

@@ -1,0 +1,195 @@
+"""docs/index.html: up to date, complete, and usable by mouse, by keyboard, without a script and on paper."""
+
+import collections
+import html
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser
+from helpers import one_sentence
+
+import strategies
+from configs import base
+from pages.devices import DRAWN
+from tools import explain, guide_pages, site
+
+ROOT = Path(__file__).parents[2]
+SPLIT = ("fsdp", "hsdp", "tensor_parallel", "two_d", "pipeline", "three_d")  # strategies that split weights
+LARGEST = 2_000_000  # bytes
+SHOWN = "[...document.querySelectorAll('.view')].filter(v => v.checkVisibility()).map(v => v.id)"
+
+
+@pytest.fixture(scope="module")
+def content() -> str:
+  return site.FILE.read_text()
+
+
+def test_the_page_is_up_to_date(content: str):
+  """If not, run python -m tools.site."""
+  assert site.page() == content
+
+
+def test_the_page_is_small_and_complete(content: str):
+  assert len(content.encode()) < LARGEST
+  ids = re.findall(r'<section id="([\w-]+)" class="view"', content)
+  assert {f"strategy-{name}" for name in strategies.names()} < set(ids)
+  assert {f"guide-{file.stem}" for file in (ROOT / "docs").glob("*.md")} < set(ids)
+  navigation = content.partition("<nav")[2].partition("</nav>")[0]
+  assert re.findall(r'href="#([\w-]+)"', navigation) == sorted(
+    ids, key=re.findall(r'href="#([\w-]+)"', navigation).index
+  )
+
+
+def test_ids_are_unique_and_links_lead_somewhere(content: str):
+  counts = collections.Counter(re.findall(r'<[^>]* id="([^"]+)"', content))
+  assert [name for name, count in counts.items() if count > 1] == []
+  for target in map(html.unescape, re.findall(r'<a [^>]*href="([^"]+)"', content)):
+    file, _, anchor = target.partition("#")
+    if not file:
+      assert anchor in counts, target
+    elif not re.match(r"[a-z]+:", file):
+      assert (ROOT / "docs" / file).exists(), target
+  assert not re.findall(r'(?:src|srcset|action)="(?!data:)|<link [^>]*href=(?!.data:)|url\(|@import', content)
+
+
+def test_links_between_pages_of_the_guide_stay_in_the_page():
+  source = "[a](memory.md) [b](data.md#mixtures) [c](#here) [d](../train.py) [e](https://x.org/y.md) ![f](loss.png)"
+  found = guide_pages.rendered(f"# Here\n\n{source}\n\n## Here\n", ROOT / "docs", "guide-x")
+  assert re.findall(r'href="([^"]+)"', found) == [
+    "#guide-memory", "#guide-data--mixtures", "#guide-x--here", "../train.py", "https://x.org/y.md",
+  ]  # fmt: skip
+  assert re.findall(r'id="([^"]+)"', found) == ["guide-x--here", "guide-x--here-1"]
+  assert '<img src="data:image/png;base64,iVBOR' in found
+
+
+def test_a_code_block_of_any_language_stays_text():
+  found = guide_pages.rendered("```mermaid\nflowchart TD\n  a --> b\n```\n\n<!-- made -->\n", ROOT)
+  assert '<pre tabindex="0">flowchart TD\n  a --&gt; b</pre>' in found
+  assert "made" not in found
+
+
+def test_every_strategy_has_its_pictures(content: str):
+  """What its file says, its layout, devices and arrays, memory, messages, and in a pipeline the schedule."""
+  for name in strategies.names():
+    view = html.unescape(content.partition(f'<section id="strategy-{name}"')[2].partition("<section id=")[0])
+    config = base.get_config(site.PRESET, name)
+    config.batch_size, config.compilation_cache_dir = site.BATCH, ""
+    made = explain.create(config, None)
+    assert "LAYOUT" in view
+    assert made.describe(name) in view
+    assert view.count("data-device=") == min(DRAWN, made.layout.device_count)
+    assert "saved activations" in view
+    assert ("The schedule of the pipeline" in view) == bool(made.schedule)
+    assert ("Sent by a device in a step" in view) == (name != "single")
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_view_overflows_and_nothing_leaves_the_file(width: int, scheme: str, browser: Browser):
+  def act(page: Any) -> dict[str, tuple[list[str], int]]:
+    found = {}
+    for view in page.evaluate("[...document.querySelectorAll('.view')].map(v => v.id)"):
+      page.evaluate("id => { location.hash = id }", view)
+      page.wait_for_function("id => document.getElementById(id).checkVisibility()", arg=view)
+      wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+      found[view] = page.evaluate(SHOWN), wider
+    return found
+
+  seen = browser.look(site.FILE, act, width, color_scheme=scheme)
+  assert seen.errors == seen.requests == []
+  assert len(seen.value) > len(strategies.names())
+  for view, (shown, wider) in seen.value.items():
+    assert shown == [view]
+    assert wider <= 0, view
+
+
+def test_pointing_and_picking_work_for_every_strategy(browser: Browser):
+  """In each strategy's view: the devices of the picked array, the parts of a bar, the units of a schedule."""
+
+  def act(page: Any) -> list[tuple[str, list[str]]]:
+    found = []
+    for name in strategies.names():
+      page.evaluate("id => { location.hash = id }", f"strategy-{name}")
+      view = page.locator(f"#strategy-{name}")
+      placement, said = view.locator("[data-placement]"), []
+      names = placement.locator("option").all_inner_texts()
+      for array in ("blocks/mlp/up", "norm/scale"):
+        placement.locator("select").select_option(str(names.index(array)))
+        placement.locator("[data-device]").last.hover()
+        said.append(placement.locator("output").inner_text())
+      for marks in view.locator("svg.marks").all():
+        marks.locator("[data-label]").first.hover(force=True)
+        said.append(marks.locator("xpath=ancestor::figure").locator("output").inner_text())
+        marks.focus()
+        page.keyboard.press("End")
+        said.append(marks.locator("xpath=ancestor::figure").locator("output").inner_text())
+      found.append((name, said))
+    return found
+
+  seen = browser.look(site.FILE, act)
+  assert seen.errors == []
+  for name, (up, scale, *marks) in seen.value:
+    split = name in SPLIT
+    assert re.match(rf"Device \d \(.*\) holds {'piece' if split else 'the whole'} .*of blocks/mlp/up: layers", up), name
+    assert "the whole of norm/scale: · 0:128" in scale
+    assert len(marks) == 2 * (1 + (name != "single") + (name in ("pipeline", "three_d")))
+    assert marks[0].startswith("predicted: parameters")
+    assert marks[1].startswith("predicted: working memory")
+    if name in ("pipeline", "three_d"):
+      assert marks[-2] == "stage 0, tick 0: forward, microbatch 0"
+      assert re.match(r"stage \d, tick \d+: (waits|backward)", marks[-1])
+
+
+def test_links_and_the_keyboard_change_the_view(browser: Browser):
+  def act(page: Any) -> list[Any]:
+    found = [page.evaluate(SHOWN)]
+    page.keyboard.press("Tab")  # to "Skip to the content"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.getElementById('strategies').checkVisibility()")
+    found += [page.evaluate(SHOWN), page.evaluate("document.activeElement.textContent"), page.title()]
+    page.locator("#strategies a", has_text="hsdp").click()
+    page.wait_for_function("document.getElementById('strategy-hsdp').checkVisibility()")
+    found += [
+      page.evaluate(SHOWN),
+      page.evaluate("[...document.querySelectorAll('[aria-current]')].map(a => a.textContent)"),
+    ]
+    page.evaluate("location.hash = 'guide-data--mixtures'")
+    page.wait_for_function("document.getElementById('guide-data').checkVisibility()")
+    page.wait_for_timeout(100)
+    box = page.locator("[id='guide-data--mixtures']").bounding_box()
+    found += [page.evaluate(SHOWN), 0 < box["y"] < 450]
+    page.go_back()
+    page.wait_for_function("document.getElementById('strategy-hsdp').checkVisibility()")
+    return [*found, page.evaluate("scrollY")]
+
+  assert browser.look(site.FILE, act).value == [
+    ["start"],
+    ["strategies"], "Strategies", "Strategies – Meshwright",
+    ["strategy-hsdp"], ["Strategies", "hsdp"],
+    ["guide-data"], True,
+    0,
+  ]  # fmt: skip
+
+
+def test_without_a_script_and_in_print_all_views_follow_one_another(browser: Browser, content: str):
+  views = re.findall(r'<section id="([\w-]+)" class="view"', content)
+  assert browser.look(site.FILE, lambda page: page.evaluate(SHOWN), java_script_enabled=False).value == views
+
+  def act(page: Any) -> tuple[list[str], bool]:
+    page.emulate_media(media="print")
+    return page.evaluate(SHOWN), page.locator(".navigation").is_visible()
+
+  assert browser.look(site.FILE, act).value == (views, False)
+
+
+def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.setattr(site, "page", lambda: "made")
+  site.main([f"--html={tmp_path / 'new' / 'page.html'}"])
+  assert (tmp_path / "new" / "page.html").read_text() == "made"
+  assert capsys.readouterr().out == f"wrote {tmp_path / 'new' / 'page.html'}\n"
+  with one_sentence("html", "is a folder"):
+    site.main([f"--html={tmp_path}"])

@@ -1,0 +1,146 @@
+"""Writes docs/index.html: one page to browse, with every strategy in pictures, a calculator and the guide.
+
+    python -m tools.site [--html=FILE]
+
+The page is one file that needs no network. Its numbers come from formulas, so nothing is compiled: it takes seconds.
+"""
+
+import argparse
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+
+import jax
+
+import pages
+import strategies
+from analysis import explanation
+from configs import base
+from pages.document import HERE
+from pages.element import card, tag, text, tiles
+from runtime import command_line
+from runtime.folders import writable_file
+from tools import explain, guide_pages, strategy_page
+
+FILE = guide_pages.DOCS / "index.html"
+PRESET, BATCH, DEVICES = "lm", 32, 8  # of the pictures
+ABOUT = "One Transformer, every way to shard it: a reference training repository in JAX"
+
+
+def page() -> str:
+  """The whole page."""
+  guides, names = guide_pages.pages(), strategies.names()
+  lists = {
+    "strategies": [(f"strategy-{name}", name) for name in names],
+    "guide": [(found.id, found.title) for found in guides],
+  }
+  main = [("start", "Start"), ("strategies", "Strategies"), ("guide", "Guide")]
+  bars = [tag("div", *links(main))]
+  bars += [tag("div", *links(found), class_="pages", data_group=group) for group, found in lists.items()]
+  return pages.document(
+    "Meshwright",
+    ABOUT,
+    view("start", "Start", start()),
+    view("strategies", "Strategies", comparison(names)),
+    *(view(f"strategy-{name}", name, strategy(name), group="strategies") for name in names),
+    view("guide", "Guide", guide_pages.contents()),
+    *(view(found.id, found.title, found.content, group="guide") for found in guides),
+    navigation=tag("a", "Skip to the content", href="#main", class_="skip")
+    + tag("nav", *bars, class_="navigation", aria_label="Views"),
+    style=(HERE / "site.css").read_text(),
+    script=(HERE / "site.js").read_text(),
+  )
+
+
+def view(name: str, title: str, *content: str, group: str = "") -> str:
+  """A part of the site that is shown alone; `group` is the view that it belongs to."""
+  heading = tag("h2", guide_pages.rendered_line(title))
+  return tag("section", heading, *content, id=name, class_="view", data_group=group or name)
+
+
+def links(found: Iterable[tuple[str, str]]) -> list[str]:
+  """Links to views, from pairs of an id and a text."""
+  return [tag("a", guide_pages.rendered_line(name), href=f"#{target}") for target, name in found]
+
+
+def start() -> str:
+  """What Meshwright is, and where to go."""
+  return guide_pages.rendered(START, guide_pages.ROOT, links={name: f"#{name}" for name in ("strategies", "guide")})
+
+
+START = """
+Meshwright trains one Transformer in every common way to use many devices: data parallelism, ZeRO, FSDP, tensor
+parallelism, pipelines and their combinations. Each way is a *strategy*, a short file that says which dimension of the
+model is split over which axis of the device mesh. Tests show that every strategy computes the same losses and gradients
+as a single device, and that it sends what the formulas here say.
+
+- [Strategies](strategies): which device holds which piece of each array, how much memory that takes, what is sent, and
+  when each stage of a pipeline works
+- [Guide](guide): all pages of the documentation, beginning with a [tour](docs/tour.md) of sharding in JAX
+- [README](README.md): how to install it and train a first model in about a minute
+- [Map of the code](WORKSPACE.md): what to read first
+"""
+
+
+def comparison(names: Iterable[str]) -> str:
+  """All strategies in README's table."""
+  modules = {f"strategies/{name}{suffix}": f"#strategy-{name}" for name in names for suffix in ("", ".py")}
+  about = f"The pictures are of a small language model, the preset `{PRESET}`, on {DEVICES} simulated devices, with "
+  about += f"batches of {BATCH} sequences. Their numbers are predicted by formula, for XLA's CPU backend."
+  return guide_pages.rendered(about, guide_pages.ROOT) + guide_pages.table_of("The strategies", modules)
+
+
+def strategy(name: str) -> str:
+  """A strategy: what its file says, and its pictures."""
+  module = importlib.import_module(f"strategies.{name}")
+  config = base.get_config(PRESET, name)
+  config.batch_size, config.simulated_devices, config.compilation_cache_dir = BATCH, DEVICES, ""
+  made = explain.create(config, None)
+  found = explanation.explain(name, made, config.batch_size, compiled=False)
+  source = Path(inspect.getfile(module))
+  address = f"../{source.relative_to(guide_pages.ROOT).as_posix()}"
+  lies = tag("p", "From ", tag("a", escape(address[3:]), href=address), class_="about")
+  return "".join(
+    (
+      tiles(strategy_page.headline(found)),
+      guide_pages.rendered(inspect.getdoc(module) or "", source.parent),
+      tag(
+        "div",
+        card("Its layout", text(layout_source(source)), tag("p", escape(found["about"]), class_="about"), lies),
+        class_="cards",
+      ),
+      *strategy_page.sections(found, made),
+    )
+  )
+
+
+def layout_source(file: Path) -> str:
+  """The statement of a strategy's file that defines its layout, or imports it."""
+  source = file.read_text()
+  for node in ast.parse(source).body:
+    named = (
+      [target.id for target in node.targets if isinstance(target, ast.Name)] if isinstance(node, ast.Assign) else []
+    )
+    imported = [alias.asname or alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
+    if "LAYOUT" in (*named, *imported):
+      return ast.get_source_segment(source, node) or ""
+  raise ValueError(f"{file} defines no LAYOUT")
+
+
+def main(arguments: list[str]) -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--html", type=Path, default=FILE, help="the file to write (default: docs/index.html)")
+  file = parser.parse_args(arguments).html
+  writable_file(file, "html")
+  jax.config.update("jax_platforms", "cpu")
+  pages.write(file, page())
+  print(f"wrote {file}")
+
+
+if __name__ == "__main__":
+  with command_line.bad_input_ends_the_program():
+    main(sys.argv[1:])
