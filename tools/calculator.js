@@ -9,7 +9,8 @@ const calculator = ((data) => {
   const product = (numbers) => numbers.reduce((a, b) => a * b, 1);
   const same = (a, b) => a.length === b.length && a.every((axis, i) => axis === b[i]);
   const part = (n) => (n - 1) / n; // analysis/case.py
-  const either = (options) => (options.length === 1 ? options[0] : `${options.slice(0, -1).join(", ")} or ${options.at(-1)}`);
+  const either = (options) =>
+    options.length === 1 ? options[0] : `${options.slice(0, -1).join(", ")} or ${options.at(-1)}`;
 
   function round(number) {
     // To the nearest integer, and to the even one of two, as Python does.

@@ -7,10 +7,12 @@
   const WIDE = 292; // of the longest bar, beside its number: WIDTH - ROOM in pages/bars.py
 
   // pages/units.py
-  const comma = (number, digits) => number.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  const comma = (number, digits) =>
+    number.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   const amount = (number) => {
-    for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (number >= size) return `${comma(number / size, 2)} ${unit}`;
-    return `${comma(number, 0)} B`;
+    const units = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]];
+    const [unit, size] = units.find(([, size]) => number >= size) ?? ["B", 1];
+    return `${comma(number / size, unit === "B" ? 0 : 2)} ${unit}`;
   };
 
   const mesh = (name) => data.strategies[name].mesh;
@@ -27,27 +29,32 @@
 
   const bars = (label, rows, height, extra = "") =>
     `<svg viewBox="0 0 360 ${height}" role="img" aria-label="${label}">${rows.join("")}${extra}</svg>`;
-  const bar = (colour, x, y, width, height) => `<rect class="f${colour}" x="${x}" y="${y}" width="${width}" height="${height}"></rect>`;
+  const bar = (colour, x, y, width, height) =>
+    `<rect class="f${colour}" x="${x}" y="${y}" width="${width}" height="${height}"></rect>`;
   const word = (x, y, text, anchor = "start") => `<text x="${x}" y="${y}" text-anchor="${anchor}">${text}</text>`;
   const card = (title, ...content) => `<figure class="card"><h3>${title}</h3>${content.join("")}</figure>`;
+  const cells = (row) => row.map((cell, i) => (i ? `<td>${cell}</td>` : `<th scope="row">${cell}</th>`)).join("");
   const table = (head, rows) =>
-    `<div class="scroll" tabindex="0"><table><thead><tr>${head.map((name) => `<th scope="col">${name}</th>`).join("")}</tr></thead><tbody>` +
-    rows.map(([first, ...rest]) => `<tr><th scope="row">${first}</th>${rest.map((cell) => `<td>${cell}</td>`).join("")}</tr>`).join("") +
-    "</tbody></table></div>";
-  const tiles = (figures) => `<dl class="tiles">${figures.map(([name, value]) => `<div><dt>${name}</dt><dd>${value}</dd></div>`).join("")}</dl>`;
-  const legend = (names) =>
-    `<ul class="legend">${names.map((name, i) => `<li><svg viewBox="0 0 14 12" aria-hidden="true">${bar(i + 1, 0, 1, 14, 10)}</svg>${name}</li>`).join("")}</ul>`;
+    `<div class="scroll" tabindex="0"><table><thead><tr>${head.map((name) => `<th scope="col">${name}</th>`).join("")}` +
+    `</tr></thead><tbody>${rows.map((row) => `<tr>${cells(row)}</tr>`).join("")}</tbody></table></div>`;
+  const tiles = (figures) =>
+    `<dl class="tiles">${figures.map(([name, value]) => `<div><dt>${name}</dt><dd>${value}</dd></div>`).join("")}</dl>`;
+  const sample = (i) => `<svg viewBox="0 0 14 12" aria-hidden="true">${bar(i + 1, 0, 1, 14, 10)}</svg>`;
+  const legend = (names) => `<ul class="legend">${names.map((name, i) => `<li>${sample(i)}${name}</li>`).join("")}</ul>`;
 
   function memoryBar(parts, total, chip) {
     const longest = Math.max(total, chip.memory), wide = (value) => (value / longest) * WIDE;
     let x = 0;
     const drawn = parts.map(([, value], i) => bar(i + 1, (x += wide(value)) - wide(value), 14, wide(value), 14));
-    const limit = `<path class="limit" d="M${wide(chip.memory)} 4V34"></path>${word(wide(chip.memory), 45, "a device's memory", "end")}`;
+    const line = `<path class="limit" d="M${wide(chip.memory)} 4V34"></path>`;
+    const limit = line + word(wide(chip.memory), 45, "a device's memory", "end");
     const says = `predicted: ${amount(total)}; a device's memory: ${amount(chip.memory)}.`;
     return card(
       "Memory of a device",
       bars("Memory of a device", [word(0, 10, "predicted"), ...drawn, word(x + 4, 25, amount(total))], 50, limit),
-      `<figcaption>${says}</figcaption>`, legend(parts.map(([name]) => name)), table(["", "a device"], parts.map(([name, value]) => [name, amount(value)])),
+      `<figcaption>${says}</figcaption>`,
+      legend(parts.map(([name]) => name)),
+      table(["", "a device"], parts.map(([name, value]) => [name, amount(value)])),
     );
   }
 
@@ -60,7 +67,8 @@
       return word(0, y + 11, `over ${axes}`) + bar(1, 0, y + 16, width, 10) + word(width + 4, y + 25, amount(bytes));
     });
     const says = found.map(([axes, bytes]) => `over ${axes}: by theory ${amount(bytes)}`).join("; ");
-    return card("Sent by a device in a step", bars("Sent by a device in a step", drawn, 36 * found.length), `<figcaption>${says}.</figcaption>`);
+    const title = "Sent by a device in a step";
+    return card(title, bars(title, drawn, 36 * found.length), `<figcaption>${says}.</figcaption>`);
   }
 
   function draw({ refused, model, count, devices, memory, total, sent }) {
@@ -80,8 +88,9 @@
     ];
     if (memory.host) figures.push(["and in the host's memory", amount(memory.host)]);
     const rows = sent.map(({ kind, what, axes, bytes }) => [kind, what, axes.join("+"), comma(bytes, 0)]);
-    const messages = rows.length ? `<div class="card wide"><h3>Messages</h3>${table(["message", "what", "over", "bytes a step"], rows)}</div>` : "";
-    return `${tiles(figures)}<div class="cards">${memoryBar(parts, total, chip)}${rows.length ? sentBars(sent) : ""}${messages}</div>`;
+    const all = table(["message", "what", "over", "bytes a step"], rows);
+    const messages = rows.length ? `${sentBars(sent)}<div class="card wide"><h3>Messages</h3>${all}</div>` : "";
+    return `${tiles(figures)}<div class="cards">${memoryBar(parts, total, chip)}${messages}</div>`;
   }
 
   const update = () => {

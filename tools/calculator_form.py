@@ -57,12 +57,13 @@ def script() -> str:
 def fields(known: dict[str, Any]) -> list[str]:
   """The fields of the form."""
   chips = {name: f"{name}, {amount(chip['memory'])}" for name, chip in known["chips"].items()}
+  axes = dict.fromkeys([*MESH_AXES, *(axis for found in known["strategies"].values() for axis in found["mesh"])])
   return [
     _text("params", "parameters", size="any"),
     _text("seq_len", "tokens of a sequence"),
     _text("batch_size", "sequences in a batch"),
     _choice("strategy", "strategy", {name: name for name in known["strategies"]}),
-    *(_text(f"mesh.{axis}", f"devices along {axis}", data_axis=axis) for axis in MESH_AXES),
+    *(_text(f"mesh.{axis}", f"devices along {axis}", data_axis=axis) for axis in axes),
     _choice("chip", "device", chips),
     _choice("remat", "remat policy", {name: name for name in REMAT}),
     _text("accumulation", "accumulation parts"),

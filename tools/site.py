@@ -36,7 +36,7 @@ def page() -> str:
   guides, names = guide_pages.pages(), strategies.names()
   lists = {
     "strategies": [(f"strategy-{name}", name) for name in names],
-    "guide": [(found.id, found.title) for found in guides],
+    "guide": [(found.id, found.title.partition(":")[0]) for found in guides],
   }
   main = [("start", "Start"), ("strategies", "Strategies"), ("calculator", "Calculator"), ("guide", "Guide")]
   bars = [tag("div", *links(main))]

@@ -1,5 +1,6 @@
 """The calculator of docs/index.html computes what analysis/memory.py and analysis/theory.py compute."""
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -16,9 +17,11 @@ from helpers import config, program
 import strategies
 from analysis import memory, theory
 from analysis.case import Case
+from analysis.search import model_of
 from analysis.weights import weights
 from errors import ConfigError
 from models.config import REMAT
+from pages.units import amount
 from strategies.pipeline import schedule as schedules
 from tools import calculator, calculator_form, site
 
@@ -94,6 +97,19 @@ def test_the_page_computes_what_python_computes(name: str, browser: Browser):
     assert names(answer["sent"]) == names(row._asdict() for row in sent), where
     for row, expected in zip(answer["sent"], sent, strict=True):
       assert math.isclose(row["bytes"], expected.bytes, rel_tol=RELATIVE), (where, row, expected)
+
+
+def test_models_have_the_sizes_of_plan(browser: Browser):
+  """From too small to too large, and where half a block is rounded."""
+  sizes = [10 ** (7 + i / 40) for i in range(250)]
+  asked = [ASKED | {"params": params, "strategy": "single", "mesh": {}} for params in sizes]
+  for params, answer in zip(sizes, answers(browser, asked), strict=True):
+    if "refused" in answer:
+      with pytest.raises(ConfigError) as error:
+        model_of(params, ASKED["seq_len"])
+      assert answer["refused"] == str(error.value)
+    else:
+      assert model_of(params, ASKED["seq_len"]).items() <= answer["model"].items(), params
 
 
 def test_a_pmap_is_the_case_that_stands_for_it():
@@ -184,6 +200,27 @@ def test_the_script_answers_as_python_does_at_first(browser: Browser):
   plain = browser.look(site.FILE, words, java_script_enabled=False, width=1440)
   assert browser.look(site.FILE, words).value == plain.value
   assert len(plain.value) > 20
+
+
+@pytest.mark.filterwarnings("ignore:model.attention")
+def test_the_picture_says_the_bytes_of_every_axis(browser: Browser):
+  """As tools.explain writes them, from bytes to gigabytes."""
+  mesh = {"stage": 4, "data": 2, "model": 2}
+  asked = ASKED | {"strategy": "three_d", "mesh": mesh, "params": 2e8}
+  sent: collections.Counter[str] = collections.Counter()
+  for row in theory.sent(by_python(asked)):
+    sent["+".join(row.axes)] += row.bytes
+
+  def act(page: Any) -> str:
+    page.evaluate("location.hash = 'calculator'")
+    page.locator("[name=strategy]").select_option("three_d")
+    for name, value in {"params": 2e8, **{f"mesh.{axis}": size for axis, size in mesh.items()}}.items():
+      page.locator(f"[name='{name}']").fill(str(value))
+    return page.locator("#calculator-answer figcaption").last.inner_text()
+
+  said = browser.look(site.FILE, act).value
+  assert said == "; ".join(f"over {axes}: by theory {amount(size)}" for axes, size in sorted(sent.items())) + "."
+  assert " kB" in said
 
 
 def test_changing_a_field_changes_the_answer(browser: Browser):
