@@ -8,7 +8,8 @@
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     const view = target?.closest(".view") ?? views[0], heading = view.querySelector("h2");
     for (const other of views) other.classList.toggle("shown", other === view);
-    for (const pages of document.querySelectorAll(".pages")) pages.classList.toggle("shown", pages.dataset.group === view.dataset.group);
+    for (const pages of document.querySelectorAll(".pages"))
+      pages.classList.toggle("shown", pages.dataset.group === view.dataset.group);
     for (const link of links) {
       const id = link.getAttribute("href").slice(1);
       if (id === view.id) link.setAttribute("aria-current", "page");

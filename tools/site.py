@@ -24,7 +24,7 @@ from pages.document import HERE
 from pages.element import card, tag, text, tiles
 from runtime import command_line
 from runtime.folders import writable_file
-from tools import explain, guide_pages, strategy_page
+from tools import calculator_form, explain, guide_pages, strategy_page
 
 FILE = guide_pages.DOCS / "index.html"
 PRESET, BATCH, DEVICES = "lm", 32, 8  # of the pictures
@@ -36,9 +36,9 @@ def page() -> str:
   guides, names = guide_pages.pages(), strategies.names()
   lists = {
     "strategies": [(f"strategy-{name}", name) for name in names],
-    "guide": [(found.id, found.title) for found in guides],
+    "guide": [(found.id, found.title.partition(":")[0]) for found in guides],
   }
-  main = [("start", "Start"), ("strategies", "Strategies"), ("guide", "Guide")]
+  main = [("start", "Start"), ("strategies", "Strategies"), ("calculator", "Calculator"), ("guide", "Guide")]
   bars = [tag("div", *links(main))]
   bars += [tag("div", *links(found), class_="pages", data_group=group) for group, found in lists.items()]
   return pages.document(
@@ -47,12 +47,13 @@ def page() -> str:
     view("start", "Start", start()),
     view("strategies", "Strategies", comparison(names)),
     *(view(f"strategy-{name}", name, strategy(name), group="strategies") for name in names),
+    view("calculator", "Calculator", calculator_form.view()),
     view("guide", "Guide", guide_pages.contents()),
     *(view(found.id, found.title, found.content, group="guide") for found in guides),
     navigation=tag("a", "Skip to the content", href="#main", class_="skip")
     + tag("nav", *bars, class_="navigation", aria_label="Views"),
     style=(HERE / "site.css").read_text(),
-    script=(HERE / "site.js").read_text(),
+    script=calculator_form.script() + (HERE / "site.js").read_text(),
   )
 
 
@@ -69,7 +70,9 @@ def links(found: Iterable[tuple[str, str]]) -> list[str]:
 
 def start() -> str:
   """What Meshwright is, and where to go."""
-  return guide_pages.rendered(START, guide_pages.ROOT, links={name: f"#{name}" for name in ("strategies", "guide")})
+  return guide_pages.rendered(
+    START, guide_pages.ROOT, links={name: f"#{name}" for name in ("strategies", "calculator", "guide")}
+  )
 
 
 START = """
@@ -80,6 +83,7 @@ as a single device, and that it sends what the formulas here say.
 
 - [Strategies](strategies): which device holds which piece of each array, how much memory that takes, what is sent, and
   when each stage of a pipeline works
+- [Calculator](calculator): the same numbers for a large model, on any mesh of TPUs or GPUs
 - [Guide](guide): all pages of the documentation, beginning with a [tour](docs/tour.md) of sharding in JAX
 - [README](README.md): how to install it and train a first model in about a minute
 - [Map of the code](WORKSPACE.md): what to read first

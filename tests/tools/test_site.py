@@ -18,6 +18,8 @@ from tools import explain, guide_pages, site
 ROOT = Path(__file__).parents[2]
 SPLIT = ("fsdp", "hsdp", "tensor_parallel", "two_d", "pipeline", "three_d")  # strategies that split weights
 LARGEST = 2_000_000  # bytes
+# Once the browser has drawn the page: only then does it scroll to what the address names.
+SCROLLED = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(scrollY))))"
 SHOWN = "[...document.querySelectorAll('.view')].filter(v => v.checkVisibility()).map(v => v.id)"
 
 
@@ -37,9 +39,7 @@ def test_the_page_is_small_and_complete(content: str):
   assert {f"strategy-{name}" for name in strategies.names()} < set(ids)
   assert {f"guide-{file.stem}" for file in (ROOT / "docs").glob("*.md")} < set(ids)
   navigation = content.partition("<nav")[2].partition("</nav>")[0]
-  assert re.findall(r'href="#([\w-]+)"', navigation) == sorted(
-    ids, key=re.findall(r'href="#([\w-]+)"', navigation).index
-  )
+  assert sorted(re.findall(r'href="#([\w-]+)"', navigation)) == sorted(ids)
 
 
 def test_ids_are_unique_and_links_lead_somewhere(content: str):
@@ -88,20 +88,21 @@ def test_every_strategy_has_its_pictures(content: str):
 @pytest.mark.parametrize("width", [360, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_view_overflows_and_nothing_leaves_the_file(width: int, scheme: str, browser: Browser):
-  def act(page: Any) -> dict[str, tuple[list[str], int]]:
+  def act(page: Any) -> dict[str, tuple[list[str], int, int]]:
     found = {}
     for view in page.evaluate("[...document.querySelectorAll('.view')].map(v => v.id)"):
       page.evaluate("id => { location.hash = id }", view)
       page.wait_for_function("id => document.getElementById(id).checkVisibility()", arg=view)
       wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-      found[view] = page.evaluate(SHOWN), wider
+      found[view] = page.evaluate(SHOWN), wider, page.evaluate(SCROLLED)
     return found
 
   seen = browser.look(site.FILE, act, width, color_scheme=scheme)
   assert seen.errors == seen.requests == []
   assert len(seen.value) > len(strategies.names())
-  for view, (shown, wider) in seen.value.items():
+  for view, (shown, wider, scrolled) in seen.value.items():
     assert shown == [view]
+    assert scrolled == 0, view
     assert wider <= 0, view
 
 
