@@ -6,7 +6,6 @@ import math
 import re
 import types
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -39,19 +38,19 @@ def test_what_a_strategy_places_and_sends_is_the_golden_page(name: str):
   assert golden.page(name) == file.read_text()
 
 
-def pieces(page: Any) -> dict[str, list[str]]:
-  """Array → what the page says of each device, by picking every array and going through all devices by keys."""
-  figure, found = page.locator("[data-placement]"), {}
-  for option in figure.locator("option").all():
-    figure.locator("select").select_option(option.get_attribute("value"))
-    figure.locator("button").first.focus()
-    said = []
-    for _ in range(figure.locator("button").count()):
-      said.append(figure.locator("output").inner_text())
-      page.keyboard.press("ArrowRight")
-    group = option.evaluate("(option) => option.parentElement.label")
-    found[f"{group}: {option.inner_text()}"] = said
-  return found
+# Array → what the page says of each device: picks every array and focuses every device, as one does with the keyboard.
+PIECES = """() => {
+  const figure = document.querySelector("[data-placement]"), picker = figure.querySelector("select"), found = {};
+  for (const option of picker.options) {
+    picker.value = option.value;
+    picker.dispatchEvent(new Event("change"));
+    found[`${option.parentElement.label}: ${option.text}`] = [...figure.querySelectorAll("button")].map((button) => {
+      button.focus();
+      return figure.querySelector("output").textContent;
+    });
+  }
+  return found;
+}"""
 
 
 @pytest.mark.parametrize("name", strategies.names())
@@ -59,7 +58,7 @@ def test_the_page_of_a_strategy_shows_which_piece_is_where(name: str, browser: B
   """Picking and pointing say what JAX's shardings say, for every weight, moment and activation."""
   found, runner = golden.explained(name, None, "tokens"), golden.strategy(name)
   pages.write(tmp_path / "page.html", strategy_page.page(found, runner))
-  seen = browser.look(tmp_path / "page.html", pieces)
+  seen = browser.look(tmp_path / "page.html", lambda page: page.evaluate(PIECES))
   assert (seen.errors, seen.requests, seen.overflow) == ([], [], 0)
   assert browser.look(tmp_path / "page.html", width=360, color_scheme="dark") == (None, [], [], 0)
   expected = 0
