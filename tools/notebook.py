@@ -23,9 +23,13 @@ sys.path.insert(0, str(root))
 jax.config.update("jax_platforms", "cpu")  # both before the first use of a device
 jax.config.update("jax_num_cpu_devices", {devices})"""
 FIRST = """\
-This notebook needs no accelerator, because the cell below makes {devices} devices of one CPU. To run it, install
-Jupyter beside the repository's packages, with `pip install jupyterlab`, and start `jupyter lab docs/{name}.ipynb`. The
-cells after "Try it" are there to be changed."""
+This notebook shows how JAX spreads an array, a layer and a training step over many devices. It starts with a mesh and
+ends with the memory of a large model. Each step is a short function, followed by what it printed. The cells after "Try
+it" are there to be changed.
+
+It needs no accelerator, because the cell below makes {devices} devices of one CPU. To run it, install Jupyter beside
+the repository's packages, with `pip install jupyterlab`, and start `jupyter lab docs/{name}.ipynb`. The same steps are a
+page: [{name}.md]({name}.md)."""
 
 
 def notebook(name: str, page: Page, shown: Iterable[tuple[ModuleType, Sequence[Shown]]], devices: int) -> str:
@@ -39,12 +43,12 @@ def notebook(name: str, page: Page, shown: Iterable[tuple[ModuleType, Sequence[S
       "language_info": {"name": "python"},
     }
   )
-  for number, (kind, source, output) in enumerate(cells(name, page, shown, devices)):
+  for key, kind, source, output in cells(name, page, shown, devices):
     if kind == "text":
-      cell = v4.new_markdown_cell(source, id=f"cell-{number}")
+      cell = v4.new_markdown_cell(source, id=key)
     else:
       outputs = [v4.new_output("stream", name="stdout", text=output + "\n")] if output else []
-      cell = v4.new_code_cell(source, id=f"cell-{number}", outputs=outputs)
+      cell = v4.new_code_cell(source, id=key, outputs=outputs)
     made.cells.append(cell)
   nbformat.validate(made)
   return nbformat.writes(made, indent=1) + "\n"
@@ -52,20 +56,21 @@ def notebook(name: str, page: Page, shown: Iterable[tuple[ModuleType, Sequence[S
 
 def cells(
   name: str, page: Page, shown: Iterable[tuple[ModuleType, Sequence[Shown]]], devices: int
-) -> Iterator[tuple[str, str, str]]:
-  """The cells in order: "text" or "code", the source, and what it prints."""
-  introduction = page.introduction.partition("\n\n")[0]
-  yield "text", f"# {page.title}\n\n{introduction}\n\n{FIRST.format(name=name, devices=devices)}", ""
-  yield "code", SET_UP.format(devices=devices), ""
+) -> Iterator[tuple[str, str, str, str]]:
+  """The cells in order: an id, "text" or "code", the source, and what it prints."""
+  yield "start", "text", f"# {page.title}\n\n{FIRST.format(name=name, devices=devices)}", ""
+  yield "set-up", "code", SET_UP.format(devices=devices), ""
   for lesson, steps in shown:
     title, subject, imports = heading(lesson)
-    yield "text", f"## {title}\n\n{subject}", ""
-    yield "code", imports, ""
+    module = lesson.__name__.rpartition(".")[2]
+    yield module, "text", f"## {title}\n\n{subject}", ""
+    yield f"{module}-imports", "code", imports, ""
     for one in steps:
       function = one.step.run.__name__
-      yield "text", f"### {one.step.title}\n\n{one.step.text}", ""
-      yield "code", f"{one.step.code}\n\n\nresult = {function}()", one.output
+      yield function, "text", f"### {one.step.title}\n\n{one.step.text}", ""
+      yield f"{function}-run", "code", f"{one.step.code}\n\n\nresult = {function}()", one.output
       if found := page.tries.get(function):
-        yield "text", f"**Try it.** {found.text}", ""
-        yield "code", found.code, printed(functools.partial(exec, found.code, dict(vars(lesson))))[0]
-  yield "text", page.conclusion, ""
+        yield f"{function}-try", "text", f"**Try it.** {found.text}", ""
+        output, _ = printed(functools.partial(exec, found.code, dict(vars(lesson))))
+        yield f"{function}-change", "code", found.code, output
+  yield "end", "text", page.conclusion, ""

@@ -115,8 +115,8 @@ sent = print_sent(program, mesh)""",
     "Split nothing but the batch, so `w1` and `w2` are whole. Does the compiler still need to send something?",
     """\
 mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-specs = P("data"), P(None, "model"), P("model")
-placed = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(arrays(), specs, strict=True)]
+split = P("data"), P(None, "model"), P("model")
+placed = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(arrays(), split, strict=True)]
 sent = print_sent(jax.jit(plain).lower(*placed).compile(), mesh)""",
     ('P(None, "model"), P("model")', "P(), P()"),
     "sends: nothing",
@@ -125,9 +125,9 @@ sent = print_sent(jax.jit(plain).lower(*placed).compile(), mesh)""",
     "Ask for a result that is split over `model`, too. The devices then need only their part of each sum.",
     """\
 mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-specs, result = (P("data"), P(None, "model"), P("model")), P("data")
+split, result = (P("data"), P(None, "model"), P("model")), P("data")
 with jax.set_mesh(mesh):
-  placed = [jax.device_put(a, spec) for a, spec in zip(arrays(), specs, strict=True)]
+  placed = [jax.device_put(a, spec) for a, spec in zip(arrays(), split, strict=True)]
   layer = jax.jit(lambda *given: jax.lax.with_sharding_constraint(plain(*given), result))
   y = layer(*placed)
 print("a device has", y.sharding.shard_shape(y.shape), "of", y.shape)""",
@@ -152,15 +152,15 @@ with jax.set_mesh(jax.make_mesh((4, 2), ("data", "model"))):
     "values.",
     """\
 mesh = jax.make_mesh((4, 2), ("data", "model"))
-specs = P("data"), P(None, "model"), P("model")
-placed = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(arrays(), specs, strict=True)]
+split = P("data"), P(None, "model"), P("model")
+placed = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(arrays(), split, strict=True)]
 
 def on_one_device(x, w1, w2):
   partial = jax.nn.relu(x @ w1) @ w2
   return jax.lax.psum(partial, "model")
 
 try:
-  y = jax.jit(jax.shard_map(on_one_device, mesh=mesh, in_specs=specs, out_specs=P("data")))(*placed)
+  y = jax.jit(jax.shard_map(on_one_device, mesh=mesh, in_specs=split, out_specs=P("data")))(*placed)
   print("equal to one device:", bool(jnp.allclose(y, plain(*arrays()), rtol=1e-4, atol=1e-4)))
 except ValueError as error:
   print("ValueError: out_specs promise what is not so")""",
