@@ -28,8 +28,8 @@ ends with the memory of a large model. Each step is a short function, followed b
 it" are there to be changed.
 
 It needs no accelerator, because the cell below makes {devices} devices of one CPU. To run it, install Jupyter beside
-the repository's packages, with `pip install jupyterlab`, and start `jupyter lab docs/{name}.ipynb`. The same steps are a
-page: [{name}.md]({name}.md)."""
+the repository's packages, with `pip install jupyterlab`, and start `jupyter lab docs/{name}.ipynb`. The same steps are
+a page: [{name}.md]({name}.md)."""
 
 
 def notebook(name: str, page: Page, shown: Iterable[tuple[ModuleType, Sequence[Shown]]], devices: int) -> str:
