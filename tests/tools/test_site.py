@@ -55,7 +55,7 @@ def test_ids_are_unique_and_links_lead_somewhere(content: str):
 
 
 def test_links_between_pages_of_the_guide_stay_in_the_page():
-  source = "[a](memory.md) [b](data.md#mixtures) [c](#here) [d](../train.py) [e](https://x.org/y.md) ![f](loss.png)"
+  source = "[a](memory.md) [b](data.md#mixtures) [c](#here) [d](../train.py) [e](https://x.org/y.md) ![f](report.png)"
   found = guide_pages.rendered(f"# Here\n\n{source}\n\n## Here\n", ROOT / "docs", "guide-x")
   assert re.findall(r'href="([^"]+)"', found) == [
     "#guide-memory", "#guide-data--mixtures", "#guide-x--here", "../train.py", "https://x.org/y.md",
