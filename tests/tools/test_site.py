@@ -143,6 +143,25 @@ def test_pointing_and_picking_work_for_every_strategy(browser: Browser):
       assert re.match(r"stage \d, tick \d+: (waits|backward)", marks[-1])
 
 
+def test_picking_in_one_picture_leaves_the_others_alone(browser: Browser):
+  """All strategies' placements are in one page, and each has its own devices and text."""
+
+  def act(page: Any) -> list[Any]:
+    figures = "[...document.querySelectorAll('[data-placement]')]"
+    look = lambda: page.evaluate(f"{figures}.map(f => f.innerHTML + f.querySelector('select').value)")
+    before = look()
+    page.evaluate("location.hash = 'strategy-fsdp'")
+    page.wait_for_function("document.getElementById('strategy-fsdp').checkVisibility()")
+    page.locator("#strategy-fsdp select").select_option("1")
+    page.locator("#strategy-fsdp [data-device]").last.hover()
+    at = page.evaluate(f"{figures}.findIndex(f => f.closest('#strategy-fsdp'))")
+    return [at, [i for i, (old, new) in enumerate(zip(before, look(), strict=True)) if old != new], len(before)]
+
+  at, changed, count = browser.look(site.FILE, act).value
+  assert changed == [at]
+  assert count == len(strategies.names())
+
+
 def test_links_and_the_keyboard_change_the_view(browser: Browser):
   def act(page: Any) -> list[Any]:
     found = [page.evaluate(SHOWN)]
