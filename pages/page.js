@@ -121,10 +121,10 @@ for (const figure of document.querySelectorAll("[data-placement]")) {
       return `${axis}=${at}`;
     });
     const ranges = piece.map((d, i) => `${array.dims[i] ?? "·"} ${d.start}:${d.stop}`).join(", ");
-    const others = same.length > 8 ? `${same.length} other devices` : same.length ? `devices ${same.join(", ")}` : "no other device";
+    const others = same.length === 1 ? `es device ${same[0]}` : ` ${same.length > 8 ? `${same.length} other devices` : `devices ${same.join(", ")}`}`;
     output.textContent =
       `Device ${ids[here]} (${where.reverse().join(", ")}) holds ${count > 1 ? `piece ${n} of ${count}` : "the whole"} of ` +
-      `${array.name}: ${ranges}. ${count === ids.length ? "No other device holds it." : `So do ${others}.`}`;
+      `${array.name}: ${ranges}. ${same.length ? `So do${others}.` : "No other device holds it."}`;
     draw(piece, fill(count > 1 ? n / (count - 1) : 0.25).back);
   };
   // Two dimensions of the array: the first two that are split, or else the largest. A vector is drawn as a row.
