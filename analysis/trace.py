@@ -21,6 +21,9 @@ class Origin(NamedTuple):
   op_name: str
 
 
+Instructions = Mapping[str, Origin]  # of a compiled program, by name
+
+
 class Event(NamedTuple):
   """One operation that a device ran once.
 
@@ -36,7 +39,7 @@ class Event(NamedTuple):
   end: float
 
 
-class Programs(dict[str, Mapping[str, Origin]]):
+class Programs(dict[str, Instructions]):
   """The programs of a process's events: the name in the events → instructions by name.
 
   If a program came from the compilation cache, its events name it with the number that it had when it was compiled. The
@@ -44,7 +47,7 @@ class Programs(dict[str, Mapping[str, Origin]]):
   name that knows most of their instructions; of several, the one with their number, then the largest.
   """
 
-  def __init__(self, compiled: Mapping[str, Mapping[str, Origin]]):
+  def __init__(self, compiled: Mapping[str, Instructions]):
     self.compiled = compiled
 
   def identify(self, events: Iterable[Event]) -> None:
@@ -70,7 +73,7 @@ class Device(NamedTuple):
   """
 
   kind: str
-  programs: Mapping[str, Mapping[str, Origin]]
+  programs: Mapping[str, Instructions]
   ran: tuple[Event, ...]
   sent: tuple[Event, ...] = ()
 
@@ -171,13 +174,13 @@ def _program(stats: Mapping[str, Any]) -> str:
   return f"{module}({stats['program_id']})" if "program_id" in stats else module
 
 
-def operation(event: Event, programs: Mapping[str, Mapping[str, Origin]]) -> str:
+def operation(event: Event, programs: Mapping[str, Instructions]) -> str:
   """The event's operation. If the trace does not hold its program: its name without the number."""
   origin = programs.get(event.program, {}).get(event.name)
   return origin.operation if origin else event.name.split(".")[0]
 
 
-def is_container(event: Event, programs: Mapping[str, Mapping[str, Origin]]) -> bool:
+def is_container(event: Event, programs: Mapping[str, Instructions]) -> bool:
   """Whether an event only encloses others, which the trace lists too."""
   return operation(event, programs) in ("while", "call", "conditional")
 

@@ -78,11 +78,11 @@ def grouped(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], form: C
       y += 13
     y += 7
   table = [[row, *(form(values[name]) if name in values else "" for name in names)] for row, values in rows]
-  told = [f"{row}: " + ", ".join(f"{name} {form(value)}" for name, value in values.items()) for row, values in rows]
+  said = [f"{row}: " + ", ".join(f"{name} {form(value)}" for name, value in values.items()) for row, values in rows]
   return figure(
     title,
     svg(*drawn, label=title, height=y, tabindex=0, class_="marks"),
-    "; ".join(told) + ".",
+    "; ".join(said) + ".",
     tag("output", "Point at a bar, or use the arrow keys.", class_="script"),
     legend(names),
     numbers(["", *names], table),

@@ -5,6 +5,16 @@ from html import escape
 from typing import Any
 
 COLOURS = 8  # that page.css defines, as --c1 to --c8
+SHAPES = (  # the corners of marks, around their centre
+  [(0, -1.2), (1.2, 0), (0, 1.2), (-1.2, 0)],
+  [(-1, -1), (1, -1), (1, 1), (-1, 1)],
+  [(0, -1.3), (1.2, 0.9), (-1.2, 0.9)],
+  [(0, 1.3), (1.2, -0.9), (-1.2, -0.9)],
+  [(-1.3, -0.5), (1.3, -0.5), (1.3, 0.5), (-1.3, 0.5)],
+  [(-0.5, -1.3), (0.5, -1.3), (0.5, 1.3), (-0.5, 1.3)],
+  [(-1.2, -1.2), (1.2, 0), (-1.2, 1.2)],
+  [(1.2, -1.2), (-1.2, 0), (1.2, 1.2)],
+)
 
 
 def tag(name: str, *content: str, **attributes: Any) -> str:
@@ -69,9 +79,14 @@ def tiles(figures: Iterable[tuple[str, str]]) -> str:
   return tag("dl", each, class_="tiles")
 
 
-def legend(names: Sequence[str], shapes: bool = False) -> str:
-  """The names of the colours, in order. With `shapes`, the samples are points of different shapes."""
-  sample = lambda i: point(7, 6, i) if shapes else tag("rect", x=0, y=1, width=14, height=10, class_=f"f{colour(i)}")
+def legend(names: Sequence[str], shapes: bool = False, classes: Sequence[str] = ()) -> str:
+  """The names of the colours, in order. With `shapes`, the samples are points of different shapes.
+
+  Args:
+    classes: the samples' classes in page.css, if they are not its numbered colours.
+  """
+  kinds = classes or [f"f{colour(i)}" for i in range(len(names))]
+  sample = lambda i: point(7, 6, i) if shapes else tag("rect", x=0, y=1, width=14, height=10, class_=kinds[i])
   items = (
     tag("li", tag("svg", sample(i), viewBox="0 0 14 12", aria_hidden="true"), escape(name))
     for i, name in enumerate(names)
@@ -86,15 +101,6 @@ def colour(index: int) -> int:
 
 def point(x: float, y: float, index: int, size: float = 3.6, **attributes: Any) -> str:
   """A small mark. Every series has a shape of its own, so that colour is not the only difference."""
-  corners = {
-    0: [(0, -1.2), (1.2, 0), (0, 1.2), (-1.2, 0)],
-    1: [(-1, -1), (1, -1), (1, 1), (-1, 1)],
-    2: [(0, -1.3), (1.2, 0.9), (-1.2, 0.9)],
-    3: [(0, 1.3), (1.2, -0.9), (-1.2, -0.9)],
-    4: [(-1.3, -0.5), (1.3, -0.5), (1.3, 0.5), (-1.3, 0.5)],
-    5: [(-0.5, -1.3), (0.5, -1.3), (0.5, 1.3), (-0.5, 1.3)],
-    6: [(-1.2, -1.2), (1.2, 0), (-1.2, 1.2)],
-    7: [(1.2, -1.2), (-1.2, 0), (1.2, 1.2)],
-  }[index % 8]
+  corners = SHAPES[index % len(SHAPES)]
   points = " ".join(f"{at(x + size * dx)},{at(y + size * dy)}" for dx, dy in corners)
   return tag("polygon", points=points, class_=f"f{colour(index)}", **attributes)

@@ -44,7 +44,7 @@ def schedule(title: str, stages: Sequence[Sequence[Sequence[tuple[str, str]]]], 
     tag("div", picture, class_="scroll", tabindex=0),
     says,
     tag("output", "Point at a unit, or use the arrow keys.", class_="script"),
-    legend(NAMES).replace("f1", "forward").replace("f2", "backward").replace("f3", "weights").replace("f4", "wait"),
+    legend(NAMES, classes=(*KINDS, "wait")),
     wide=True,
   )
 

@@ -180,13 +180,18 @@ def _cut(path: Path, start: LoopState) -> None:
 
 def read(path: Path) -> list[dict]:
   """The lines of a metrics.jsonl, without incomplete ones (from a kill or a full disk). Empty if there is no file."""
-  return parsed(path.read_bytes().splitlines() if path.exists() else [])
+  return [line for line in objects(lines_of(path)) if "step" in line and "split" in line]
 
 
-def parsed(lines: Iterable[bytes]) -> list[dict]:
-  """The lines of a metrics.jsonl that are whole."""
+def lines_of(path: Path) -> list[bytes]:
+  """The lines of a file; none if there is no file."""
+  return path.read_bytes().splitlines() if path.exists() else []
+
+
+def objects(lines: Iterable[bytes]) -> list[dict]:
+  """The JSON objects among lines, without what is damaged."""
   found = []
   for line in lines:
     with contextlib.suppress(ValueError):
       found.append(json.loads(line))
-  return [line for line in found if isinstance(line, dict) and "step" in line and "split" in line]
+  return [one for one in found if isinstance(one, dict)]

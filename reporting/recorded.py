@@ -53,8 +53,8 @@ def load(workdir: Path) -> Recorded:
   """Reads a workdir. Damaged and half-written lines are left out."""
   lines: dict[str, list[tuple[int, dict[str, float | None]]]] = {}
   written, every = _written(workdir / "metrics.jsonl")
-  for line in metrics.parsed(written):
-    step, split = line.pop("step"), line.pop("split")
+  for line in metrics.objects(written):
+    step, split = line.pop("step", None), line.pop("split", None)
     values = {name: value for name, value in line.items() if value is None or _is_number(value)}
     if _is_step(step) and isinstance(split, str):
       lines.setdefault(split, []).append((step, {n: _finite(v) for n, v in values.items()}))
@@ -70,19 +70,17 @@ def load(workdir: Path) -> Recorded:
 
 def _written(path: Path) -> tuple[list[bytes], int]:
   """The lines to read, and how many lines of training each stands for."""
-  lines = path.read_bytes().splitlines() if path.exists() else []
+  lines = metrics.lines_of(path)
   every = math.ceil(len(lines) / LINES) or 1
   chosen = lambda i, line: i % every == 0 or i == len(lines) - 1 or any(word in line for word in KEPT)
   return [line for i, line in enumerate(lines) if chosen(i, line)], every
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
-  found = []
+  found: list[dict[str, Any]] = []
   with contextlib.suppress(OSError):
-    for line in path.read_bytes().splitlines():
-      with contextlib.suppress(ValueError):
-        found.append(json.loads(line))
-  return [e for e in found if isinstance(e, dict) and isinstance(e.get("event"), str) and _is_step(e.get("step"))]
+    found = metrics.objects(metrics.lines_of(path))
+  return [event for event in found if isinstance(event.get("event"), str) and _is_step(event.get("step"))]
 
 
 def _is_number(value: object) -> bool:
