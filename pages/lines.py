@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from pages.axes import LEFT, RIGHT, TOP, WIDTH, frame, scales, svg
+from pages.axes import LEFT, RIGHT, TOP, WIDTH, Scale, frame, scales, svg
 from pages.element import at, colour, figure, numbers, point, tag
 from pages.units import short
 
@@ -34,8 +34,8 @@ def thinned(points: Sequence[tuple[float, float | None]], most: int = POINTS) ->
   kept = {0, len(points) - 1}
   for start in range(0, len(points), size):
     part = range(start, min(start + size, len(points)))
-    finite = [i for i in part if points[i][1] is not None]
-    kept |= {min(finite, key=lambda i: points[i][1]), max(finite, key=lambda i: points[i][1])} if finite else set()
+    finite = [(y, i) for i in part if (y := points[i][1]) is not None]
+    kept |= {min(finite)[1], max(finite)[1]} if finite else set()
     kept |= {i for i in part if points[i][1] is None and not kept & {i - 1}}
   return [points[i] for i in sorted(kept)]
 
@@ -69,7 +69,7 @@ def lines(
   )
 
 
-def _path(line: Line, index: int, across: Callable, up: Callable) -> str:
+def _path(line: Line, index: int, across: Scale, up: Scale) -> str:
   parts, draws = [], False
   for px, py in line.points:
     if py is None:
