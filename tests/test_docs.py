@@ -23,7 +23,7 @@ from benchmarks import (
 from benchmarks.pages import ROOT
 from models.remat import NAMES
 from strategies.layout import Layout
-from strategies.pipeline.schedule import ORDERS
+from strategies.pipeline.orders import ORDERS
 
 
 def test_the_layouts_in_the_readme_are_those_of_the_strategies():

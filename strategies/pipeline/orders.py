@@ -10,8 +10,8 @@ analysis/timeline.py draws it. None of this uses JAX, except stage.py.
 
 from collections.abc import Callable
 
+from strategies.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Schedule, Unit, sender_of
 from strategies.pipeline.slots import write
-from strategies.pipeline.table import BACKWARD, FORWARD, WEIGHTS, Schedule, Unit, sender_of
 
 Group = tuple[Unit, ...]  # what a stage runs in one tick: a forward unit, a backward unit, or first one, then the other
 

@@ -1,6 +1,6 @@
 """A pipeline schedule as a table: which units each stage runs at each tick, and in which slots values wait.
 
-schedule.py decides at which tick each unit runs, and slots.py makes the table. No JAX is used here.
+orders.py decides at which tick each unit runs, and slots.py makes the table. No JAX is used here.
 """
 
 import dataclasses
