@@ -75,7 +75,7 @@ class Case:
   @property
   def saved_names(self) -> frozenset[str]:
     """The named values of a block that the backward pass need not compute again (models/remat.py)."""
-    return remat.kept(self.model.remat, self.model.saved)
+    return remat.saved_names(self.model.remat, self.model.saved)
 
   @property
   def repeats(self) -> bool:
@@ -151,14 +151,14 @@ class Case:
     """Elements of a weight that one device computes with: gathered along `embed`."""
     return self.held(weight) * (self.layout.shards("embed") if "embed" in weight.dims else 1)
 
-  def kept(self, weight: Weight) -> float:
+  def resident(self, weight: Weight) -> float:
     """Elements of a weight that one device keeps from one part of the batch to the next."""
     return self.held(weight) * (self.devices(self.transfers.gathered_once) if "embed" in weight.dims else 1)
 
   def summed(self, weight: Weight) -> float:
     """Elements of a weight's gradient that one device keeps from one part of the batch to the next."""
     by_hand = self.transfers.by_hand
-    return self.kept(weight) if by_hand else self._in_pieces(weight, self.transfers.scattered_each_part)
+    return self.resident(weight) if by_hand else self._in_pieces(weight, self.transfers.scattered_each_part)
 
   def updated(self, weight: Weight) -> float:
     """Elements of a weight that one device updates: as many as it stores of each moment of Adam."""

@@ -92,6 +92,7 @@ def explain(
     "weights": _weights(strategy),
     "activations": _activations(strategy, case),
     "memory": _memory(name, case, step, error, figures, device.platform == "tpu"),
+    "transfers": _transfers(case),
     "communication": _communication(step, timed) if step else None,
     "theory": [row._asdict() for row in theory.sent(case)],
     "timeline": timeline(strategy.schedule) if strategy.schedule else None,
@@ -176,6 +177,11 @@ def _memory(
     "fits": fits,
     "fixes": fixes(name, case, capacity) if fits is False and capacity else [],
   }
+
+
+def _transfers(case: Case) -> dict[str, Any]:
+  """What the layout makes move, by field of `Transfers`, and in words."""
+  return dataclasses.asdict(case.transfers) | {"described": case.transfers.described(case.layout.mesh)}
 
 
 def _communication(step: Step, timed: Overlap | None) -> list[dict[str, Any]]:

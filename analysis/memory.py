@@ -49,13 +49,13 @@ def of(case: Case) -> Memory:
   """Bytes on one device. The backward pass of a block is the worst moment, or the loss, before there are gradients."""
   model = case.model
   param = jnp.dtype(model.param_dtype).itemsize
-  held, kept = (sum(map(count, weights(model))) for count in (case.held, case.kept))
+  held, resident = (sum(map(count, weights(model))) for count in (case.held, case.resident))
   changed, summed, updated = (sum(map(count, trained(model))) for count in (case.held, case.summed, case.updated))
   stored = sum(case.held(weight) * case.stored_item(weight) for weight in weights(model))
   fitted = COMPILERS[case.compiler].fitted
   cast = fitted.cast * held * case.item if model.dtype != model.param_dtype else 0
   if case.transfers.by_hand:  # the weights as they are sent, for the whole step
-    cast = kept * case.item if kept > held or model.dtype != model.param_dtype else 0
+    cast = resident * case.item if resident > held or model.dtype != model.param_dtype else 0
   gradients, saved, loss = summed * param, case.examples * _saved(case), _loss(case)
   if case.batch_parts > 1:  # the sum so far, and the current part's; by hand this one is in the compute dtype
     gradients += fitted.part * summed * (case.item if case.transfers.by_hand and not case.schedule else param)
@@ -96,7 +96,9 @@ def _block(case: Case) -> float:
   total = case.examples * (copies * values + (fitted.scores or copies) * scores)
   if splits_positions:
     total += fitted.whole * case.examples * model.positions * model.width * case.item
-  gathered = sum(case.used(w) * case.item_of(w) for w in weights(model) if w.in_blocks and case.used(w) > case.kept(w))
+  gathered = sum(
+    case.used(w) * case.item_of(w) for w in weights(model) if w.in_blocks and case.used(w) > case.resident(w)
+  )
   return total + fitted.gathered * gathered / layers + fitted.head_later * _gathered_head(case)
 
 

@@ -34,7 +34,7 @@ def _weights(case: Case) -> list[Sent]:
   numbers = lambda some: sum(times(weight) * case.used(weight) * item(weight) for weight in some)
   of = lambda some: ring_share(case.devices(each)) * numbers(some)
   edges = of(weight for weight in matrices if not weight.in_blocks)
-  for_step = ring_share(case.devices(once)) * sum(case.kept(weight) * item(weight) for weight in matrices)
+  for_step = ring_share(case.devices(once)) * sum(case.resident(weight) * item(weight) for weight in matrices)
   return [
     Sent("all-gather", each, of(matrices), "weights, for the forward and for the backward pass", edges=edges),
     Sent("all-gather", once, for_step, "weights, once a step", edges=for_step),

@@ -164,7 +164,7 @@ class Program:
       return jax.tree.map(jnp.add, total, of_part(params, part, step, sharding)), None
 
     start = (no_sums(), jax.tree.map(lambda w: jnp.zeros(w.shape, self.model.param_dtype), self.trained(params)))
-    return jax.lax.scan(add, start, split(batch, self.accumulation, sharding))[0]
+    return jax.lax.scan(add, start, split_batch(batch, self.accumulation, sharding))[0]
 
   def part_gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
@@ -210,7 +210,7 @@ def no_sums() -> Sums:
   return {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "count": jnp.zeros((), jnp.int32)}
 
 
-def split(batch: Batch, parts: int, sharding: Sharding) -> Batch:
+def split_batch(batch: Batch, parts: int, sharding: Sharding) -> Batch:
   """Splits a batch [B, ...] into parts [A, B/A, ...]. A part takes every A-th row, so that no row changes device."""
 
   def rows(x: jax.Array) -> jax.Array:

@@ -25,8 +25,8 @@ def rope_angles(coordinates: jax.Array, config: "ModelConfig") -> jax.Array:
   frequency = config.rope_base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
   if config.rope_scaling:
     factor, low, high, length = config.rope_scaling
-    kept = jnp.clip((length * frequency / (2 * math.pi) - low) / (high - low), 0, 1)
-    frequency *= kept + (1 - kept) / factor
+    unscaled = jnp.clip((length * frequency / (2 * math.pi) - low) / (high - low), 0, 1)
+    frequency *= unscaled + (1 - unscaled) / factor
   return (coordinates[..., None] * frequency).reshape(*coordinates.shape[:-1], count * pairs)
 
 

@@ -79,12 +79,12 @@ def build(order: Order, stages: int, microbatches: int, chunks: int = 1) -> Sche
     ready = [
       (stage, group)
       for stage, group in enumerate(heads)
-      if group and all(need in ticks or need in own(stage, group) for need in needs(stage, group, stages, chunks))
+      if group and all(need in ticks or need in as_pairs(stage, group) for need in needs(stage, group, stages, chunks))
     ]
     if not ready:
       raise ValueError(f"deadlock: at tick {tick} every stage waits for another one: {heads}")
     for stage, group in ready:
-      ticks |= dict.fromkeys(own(stage, group), tick)
+      ticks |= dict.fromkeys(as_pairs(stage, group), tick)
       heads[stage] = next(queues[stage], None)
     tick += 1
   if order is zero_bubble:
@@ -121,7 +121,7 @@ def with_weights(ticks: dict[tuple[int, Unit], int], stages: int, microbatches: 
   return found
 
 
-def own(stage: int, group: Group) -> list[tuple[int, Unit]]:
+def as_pairs(stage: int, group: Group) -> list[tuple[int, Unit]]:
   """A group's units as (stage, unit) pairs."""
   return [(stage, unit) for unit in group]
 

@@ -19,7 +19,7 @@ from models.parameters import bind, joined
 from models.transformer import Transformer
 from strategies.constraints import Constraints
 from strategies.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Schedule
-from strategies.pipeline.split import split
+from strategies.pipeline.split import split_backward
 from training.program import Batch, Params, Program, Sums, no_sums
 
 Row = dict[str, jax.Array]  # a unit in the schedule's table: column → scalar
@@ -237,7 +237,7 @@ class Stage:
   def pullback(self, x: jax.Array, row: Row) -> Pullback:
     """The backward pass of a chunk whose input is like `x`."""
     _, residuals, whole = jax.eval_shape(self._linearize, x, row)
-    return Pullback(whole, *(split(whole, (residuals, self.weights(row)), x) if self.schedule.splits else ()))
+    return Pullback(whole, *(split_backward(whole, (residuals, self.weights(row)), x) if self.schedule.splits else ()))
 
   def _linearize(self, x: jax.Array, row: Row) -> tuple[jax.Array, list[jax.Array], Callable]:
     """A chunk's output, its residuals, and `Pullback.whole`."""

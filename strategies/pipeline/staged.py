@@ -26,7 +26,7 @@ from strategies.pipeline.stage import Stage, once
 from strategies.runner import Limit, Runner
 from strategies.transfers import Transfers
 from training.optimizer import Optimizer
-from training.program import Batch, Params, Program, Sums, split
+from training.program import Batch, Params, Program, Sums, split_batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Staged(Runner):
   ) -> tuple[Sums, Params]:
     """Sums over a stage's rows and, in training (`step` is given), the gradient of the summed loss."""
     edges = {name: weights for name, weights in params.items() if name != "blocks"}
-    microbatches = split(batch, schedule.microbatches, sharding)
+    microbatches = split_batch(batch, schedule.microbatches, sharding)
     index = jax.lax.axis_index("stage")
     end = Stage(self.program, schedule, sharding, index, params["blocks"], edges, microbatches, step).run()
     blocks, of_edges = end.gradients
