@@ -22,7 +22,7 @@ from analysis.roofline import Roofline
 from analysis.timeline import timeline
 from analysis.topology import Cluster, Machine
 from analysis.weights import weights
-from models.dimensions import Dims, Unsharded
+from models.dimensions import Dims, Sharding
 from runtime.hardware import Chip, chip, peak_flops
 from strategies.base import Strategy
 from strategies.layout import Layout
@@ -42,7 +42,7 @@ ACTIVATIONS = {
 }
 
 
-class Recorder(Unsharded):
+class Recorder(Sharding):
   """Only records which activations the model constrains."""
 
   def __init__(self) -> None:

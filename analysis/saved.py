@@ -17,7 +17,7 @@ from flax import nnx
 
 from analysis import gpus
 from models.config import ModelConfig
-from models.dimensions import Unsharded
+from models.dimensions import Sharding
 from models.parameters import bind, definition
 from models.remat import VIEWS, policy_of, save_all_but
 
@@ -25,7 +25,7 @@ GATHER = "pad"  # the primitive of `OwnPositions.whole_sequence`; no block uses 
 SAVE_ALL = save_all_but(VIEWS)  # every value of a block
 
 
-class OwnPositions(Unsharded):
+class OwnPositions(Sharding):
   """The shapes that one of `parts` devices sees: its own positions of the stream, and all of them in products."""
 
   def __init__(self, parts: int):

@@ -14,7 +14,7 @@ from analysis.weights import Weight, weights
 from models.config import ModelConfig
 from models.dimensions import Dims, is_dims
 from models.parameters import definition, logical_dims, trained
-from strategies.by_layer import Share, share
+from strategies.collectives import Share, share
 from training.optimizer import Optimizer
 from training.optimizers import Rule
 from training.optimizers.rule import sides

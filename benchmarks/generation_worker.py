@@ -16,8 +16,8 @@ import pretrained
 import strategies
 from benchmarks.peer_generation import serve, timed
 from configs import base
+from models.generate import Sampling
 from models.parameters import bind
-from models.sampling import Sampling
 from pretrained.export import export
 from runtime.devices import start_jax
 from strategies import Strategy

@@ -23,8 +23,8 @@ from data.check import check_examples
 from data.dataset import Dataset, HostBatch, Part, Source
 from data.prefetch import prefetch
 from errors import ConfigError, one_of, positive
+from models.config import model_config
 from models.inputs import Shapes
-from models.settings import model_config
 
 __all__ = [
   "Batches", "Dataset", "EvaluationBatches", "Mixture", "Part", "Source", "batches", "check", "check_fields", "load",

@@ -9,8 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from data.dataset import Dataset, HostBatch, Part
-from models.config import ModelConfig
-from models.settings import model_config
+from models.config import ModelConfig, model_config
 
 TRAIN_EXAMPLES, VALIDATION_EXAMPLES = 8192, 256
 

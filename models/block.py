@@ -12,11 +12,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from models.config import ModelConfig
 from models.dimensions import Sharding
-from models.layers import RMSNorm, dropout, fold_in, weight
 from models.lora import Adapters
-from models.ops.attention import IMPLEMENTATIONS, KERNELS, Cache, with_past
-from models.ops.products import linear, linears
-from models.ops.rotary import rotate
+from models.ops.attention import IMPLEMENTATIONS, KERNELS, Cache, rotate, with_past
+from models.ops.layers import RMSNorm, dropout, fold_in, linear, linears, weight
 
 
 class Block(nnx.Module):

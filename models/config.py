@@ -1,9 +1,10 @@
-"""ModelConfig: the checked sizes of a Transformer, and how many floating-point operations training it takes."""
+"""ModelConfig: the checked sizes of a Transformer, made from a config, and the operations that training it takes."""
 
 import dataclasses
 import math
 
 import numpy as np
+from ml_collections import ConfigDict
 
 from errors import ConfigError, above_zero, not_negative, one_of, positive
 from models.inputs import INPUTS, Field, Input, Shapes
@@ -14,6 +15,7 @@ from models.remat import names_of
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # in the order of what they keep on the device
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
+PACKINGS = ("windows", "documents")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,3 +180,44 @@ class ModelConfig:
     each, patches = (4, 2) if self.lora_rank else (6, 6)
     weights = each * (self.depth * block + head) + patches * self.reads.embedding_products(self)
     return t * (weights + self.depth * (6 * self.adapter_weights + 12 * t * attended))
+
+
+def with_sizes_made_up(config: ConfigDict) -> ConfigDict:
+  """The config with sizes in the place of those that only the data can say. It serves to check all other fields."""
+  made, model = config.copy_and_resolve_references(), config.model
+  channels = len(model.pixel_mean or model.pixel_std) or 1
+  sizes = {"image_size": model.patch_size, "channels": channels, "classes": 2, "vocab_size": 2}
+  made.model.update({name: size for name, size in sizes.items() if not model[name]})
+  return made
+
+
+def model_config(config: ConfigDict, platform: str = "cpu") -> ModelConfig:
+  """The ModelConfig of a config, but for `attention`, which is as in the config (`models.ops.attention.choose`).
+
+  Args:
+    platform: "cpu", "gpu" or "tpu", for the dtype `auto`.
+  """
+  model = dict(config.model)
+  one_of("model.dtype", model["dtype"], ("auto", *DTYPES))
+  if model["dtype"] == "auto":
+    model["dtype"] = "float32" if platform == "cpu" else "bfloat16"
+  documents = one_of("data.packing", config.data.packing, PACKINGS) == "documents"
+  padded = model["inputs"] == "tokens" and model["objective"] == "class"  # texts shorter than seq_len
+  prompt_field = config.data.prompt_field
+  checked = ModelConfig(**model, segments=documents or padded, completions=bool(prompt_field))
+  if prompt_field and model["objective"] != "next_token":
+    raise ConfigError(
+      f"data.prompt_field={prompt_field!r} needs model.objective='next_token', but model.objective="
+      f"{checked.objective!r}; leave data.prompt_field empty"
+    )
+  if prompt_field and not documents:
+    raise ConfigError(
+      f"data.prompt_field={prompt_field!r} needs data.packing='documents', because data.packing="
+      f"{config.data.packing!r} would separate completions from their prompts; use 'documents'"
+    )
+  if documents and model["objective"] != "next_token":
+    raise ConfigError(
+      "data.packing='documents' needs model.objective='next_token', but model.objective="
+      f"{checked.objective!r}; use data.packing='windows'"
+    )
+  return checked

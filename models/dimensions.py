@@ -16,7 +16,7 @@ Strategies use `strategies.constraints.Constraints`. Without one the model runs 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -37,43 +37,55 @@ def map_dims(f: Callable[[Dims], Any], dims: Any) -> Any:
   return jax.tree.map(f, dims, is_leaf=is_dims)
 
 
-class Collectives(Protocol):
-  """What code on one device's own part of arrays needs from the devices that have the other parts."""
+class Collectives:
+  """What code on one device's own part of arrays needs from the devices that have the other parts.
+
+  These are the collectives of a single device. `strategies.collectives.Collectives` sends.
+  """
 
   def total(self, x: jax.Array, dim: str) -> jax.Array:
     """The sum of x over the devices that split a dimension."""
-    ...
+    return x
 
   def largest(self, x: jax.Array, dim: str) -> jax.Array:
     """The elementwise maximum of x over the devices that split a dimension."""
-    ...
+    return x
 
 
-class Sharding(Protocol):
-  """What the model needs from whoever shards it."""
+class Sharding:
+  """What the model needs from whoever shards it.
+
+  This is the sharding of a single device, and of code that shards by itself: it ignores the names of dimensions.
+  `strategies.constraints.Constraints` overrides every method.
+  """
 
   @property
   def splits_products(self) -> bool:
     """Whether devices compute parts of a product and sum them, because `heads` or `mlp` is split."""
-    ...
+    return False
 
   @property
   def scatters_gradients(self) -> bool:
     """Whether `gather` lets the compiler scatter the gradients of weights."""
-    ...
+    return False
 
   @property
   def layer_pieces(self) -> int:
     """The number of pieces into which devices split the stacked blocks."""
-    ...
+    return 1
+
+  @property
+  def collectives(self) -> Collectives:
+    """What a kernel of `local` uses to send between devices."""
+    return Collectives()
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     """Constrains the sharding of an activation; `dims` names its dimensions."""
-    ...
+    return x
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """Returns a weight ready to use: no longer split along `embed`."""
-    ...
+    return w
 
   def by_layer(self, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
     """Calls `work` on stacked weights [layers, ...] whose layers are whole, and may be some of all layers.
@@ -82,19 +94,19 @@ class Sharding(Protocol):
       x: stored as the optimizer's state of a weight with these dimensions, and so is the result.
       work: returns an array of the same shape. It must make zeros of zeros, in each layer apart.
     """
-    ...
+    return work(x)
 
   def whole_sequence(self, x: jax.Array) -> jax.Array:
     """All positions of the residual stream [B, T, D], for a product; splits the gradient again."""
-    ...
+    return x
 
   def split_sequence(self, x: jax.Array) -> jax.Array:
     """Each device's own positions of a product's result [B, T, D]; makes the gradient whole again."""
-    ...
+    return x
 
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
     """Looks up ids [B, T] in a table [V, D] → [B, T, D]."""
-    ...
+    return table[ids]
 
   def local(self, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
     """Calls a kernel that the compiler does not split, on each device's own part of the arrays.
@@ -103,12 +115,7 @@ class Sharding(Protocol):
       dims: names the dimensions of each array.
       results: names the dimensions of each result, in the same tree.
     """
-    ...
-
-  @property
-  def collectives(self) -> Collectives:
-    """What a kernel of `local` uses to send between devices."""
-    ...
+    return kernel(*arrays)
 
   def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
     """Sums over the first dimension of an array [n, ...], which has an entry for each piece of the dimension `dim`.
@@ -116,56 +123,11 @@ class Sharding(Protocol):
     Args:
       dims: names the dimensions of the result, which is or has the sharding of a gradient.
     """
-    ...
-
-  def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
-    """`then`, unchanged, but not before devices have computed `first` together."""
-    ...
-
-
-class Alone:
-  """The collectives of a single device."""
-
-  def total(self, x: jax.Array, dim: str) -> jax.Array:
-    return x
-
-  def largest(self, x: jax.Array, dim: str) -> jax.Array:
-    return x
-
-
-class Unsharded:
-  """For a single device, and for code that shards by itself. Ignores the names."""
-
-  splits_products = scatters_gradients = False
-  layer_pieces = 1
-  collectives: Collectives = Alone()
-
-  def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
-    return x
-
-  def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
-    return w
-
-  def by_layer(self, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
-    return work(x)
-
-  def whole_sequence(self, x: jax.Array) -> jax.Array:
-    return x
-
-  def split_sequence(self, x: jax.Array) -> jax.Array:
-    return x
-
-  def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
-    return table[ids]
-
-  def local(self, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
-    return kernel(*arrays)
-
-  def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
     return parts[0]
 
   def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
+    """`then`, unchanged, but not before devices have computed `first` together."""
     return then
 
 
-UNSHARDED = Unsharded()
+UNSHARDED = Sharding()

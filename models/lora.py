@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from errors import one_of
 from models.dimensions import Sharding
-from models.layers import weight
+from models.ops.layers import weight
 from models.remat import ADAPTER
 
 if TYPE_CHECKING:

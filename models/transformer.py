@@ -18,11 +18,9 @@ from jax.ad_checkpoint import checkpoint_name
 from models.block import Block
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
-from models.layers import RMSNorm, fold_in, weight
-from models.ops.attention import Cache
+from models.ops.attention import Cache, rope_angles
+from models.ops.layers import RMSNorm, fold_in, linear_by_rows, weight
 from models.ops.loss import Sums, Targets
-from models.ops.products import linear_by_rows
-from models.ops.rotary import rope_angles
 from models.remat import Policy, policy_of
 
 

@@ -15,10 +15,9 @@ import numpy as np
 from jax.lax import with_sharding_constraint as constrain
 from jax.sharding import PartitionSpec as P
 
-from models.dimensions import Dims
+from models.dimensions import Dims, Sharding
 from models.ops.workarounds import cast_before_sending, in_order
-from strategies.by_layer import by_layer
-from strategies.collectives import Collectives, on_own_parts
+from strategies.collectives import Collectives, by_layer, on_own_parts
 from strategies.layout import Layout, Place, axes_of, place_of
 from strategies.transfers import Transfers
 
@@ -26,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Constraints:
+class Constraints(Sharding):
   """The sharding operations of a resolved layout.
 
   Attributes:
@@ -63,17 +62,14 @@ class Constraints:
 
   @property
   def splits_products(self) -> bool:
-    """Whether devices compute parts of a product and sum them."""
     return self.layout.shards("heads") > 1 or self.layout.shards("mlp") > 1
 
   @property
   def scatters_gradients(self) -> bool:
-    """Whether the compiler scatters the gradients of weights."""
     return self.layout.shards("gradients") > 1
 
   @property
   def layer_pieces(self) -> int:
-    """The number of pieces into which devices split the stacked blocks."""
     return self.layout.shards("layers")
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
@@ -160,7 +156,6 @@ class Constraints:
 
   @property
   def collectives(self) -> Collectives:
-    """What such a kernel uses to send between devices."""
     return Collectives(self.layout)
 
   def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:

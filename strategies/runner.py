@@ -18,9 +18,8 @@ import jax
 
 from errors import ConfigError
 from models.config import ModelConfig
-from models.generate import Writer
+from models.generate import Sampling, Writer
 from models.parameters import bind
-from models.sampling import Sampling
 from strategies.constraints import Constraints
 from strategies.layout import Layout
 from strategies.transfers import Transfers

@@ -10,8 +10,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.generate import Texts, generate, text_keys
-from models.sampling import Sampling
+from models.generate import Sampling, Texts, generate, text_keys
 from strategies.mesh import on_mesh
 from strategies.runner import Runner
 from training.program import Params

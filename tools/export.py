@@ -25,8 +25,7 @@ from checkpointing import initial, reading
 from checkpointing.quiet import quiet
 from errors import ConfigError, one_of
 from models import lora
-from models.config import ModelConfig
-from models.settings import model_config
+from models.config import ModelConfig, model_config
 from pretrained.export import DTYPES, export, export_adapters
 from reporting.summary import TOKENIZER
 from runtime import command_line

@@ -17,7 +17,7 @@ import numpy as np
 from checkpointing.quiet import quiet
 from data.dataset import Text
 from errors import ConfigError, one_of, positive
-from models.sampling import Sampling
+from models.generate import Sampling
 from runtime import command_line
 from runtime.devices import start_jax
 from strategies import Strategy, names

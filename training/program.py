@@ -25,11 +25,11 @@ from models.inputs import Field, Shapes
 from models.ops.loss import Sums as Sums
 from models.ops.loss import Targets
 from models.parameters import bind, frozen, init_params, joined, logical_dims, trained, used_dtypes
-from training.augment import crop_and_flip
 from training.optimizer import Optimizer
 from training.optimizers import Rule
 from training.streaming import streamed
 
+PADDING = 4  # pixels on each side, by which crops move
 _DROPOUT, _AUGMENT = 0, 1  # two independent uses of an example's random key
 
 Params = dict[str, Any]  # nested; the leaves are arrays
@@ -218,3 +218,18 @@ def split_batch(batch: Batch, parts: int, sharding: Sharding) -> Batch:
     return sharding.activation(x, None, "batch", *(None,) * (x.ndim - 2))
 
   return jax.tree.map(rows, batch)
+
+
+def crop_and_flip(images: jax.Array, keys: jax.Array) -> jax.Array:
+  """Shifts each image [B, S, S, C] by up to 4 pixels, fills the border with black, and mirrors half of the images.
+
+  `keys` [B] holds a key for each image.
+  """
+
+  def one(image: jax.Array, key: jax.Array) -> jax.Array:
+    row, column, flip = jax.random.randint(key, (3,), 0, jnp.array([2 * PADDING + 1, 2 * PADDING + 1, 2]))
+    padded = jnp.pad(image, ((PADDING, PADDING), (PADDING, PADDING), (0, 0)))
+    crop = jax.lax.dynamic_slice(padded, (row, column, 0), image.shape)
+    return jnp.where(flip == 1, crop[:, ::-1], crop)
+
+  return jax.vmap(one)(images, keys)

@@ -5,8 +5,8 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from errors import ConfigError
+from models.config import model_config, with_sizes_made_up
 from models.ops.attention import choose
-from models.settings import model_config, with_sizes_made_up
 from training.optimizer import Optimizer
 from training.program import Program
 

@@ -4,14 +4,13 @@ A unit is the forward or backward pass of one microbatch through one chunk of la
 one forward unit and then at most one backward unit, so neither has to wait for the other kind on another stage. A
 schedule may split the backward pass: then weight units compute the gradients of weights, where stages would wait. A
 schedule is defined by the order in which each stage runs its units (`ORDERS`). `build` simulates these orders tick by
-tick: units run as soon as their inputs have arrived. slots.py makes a table of the result, stage.py runs it, and
-analysis/timeline.py draws it. None of this uses JAX, except stage.py.
+tick: units run as soon as their inputs have arrived. `schedule.write` makes a table of the result, stage.py runs it,
+and analysis/timeline.py draws it. None of this uses JAX, except stage.py.
 """
 
 from collections.abc import Callable
 
-from strategies.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Schedule, Unit, sender_of
-from strategies.pipeline.slots import write
+from strategies.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Schedule, Unit, sender_of, write
 
 Group = tuple[Unit, ...]  # what a stage runs in one tick: a forward unit, a backward unit, or first one, then the other
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import warnings
 from typing import Any
 
@@ -11,16 +12,14 @@ from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError, not_negative, one_of, positive
 from models.config import ModelConfig
-from models.generate import Writer
+from models.generate import Sampling, Writer
 from models.ops.attention import Cache
 from models.ops.workarounds import sum_in_dtype
 from models.parameters import bind
-from models.sampling import Sampling
 from strategies.by_hand import summed_over_devices
 from strategies.constraints import Constraints
 from strategies.layout import Layout
 from strategies.pipeline import orders
-from strategies.pipeline.regroup import regroup
 from strategies.pipeline.schedule import Schedule
 from strategies.pipeline.stage import Stage, once
 from strategies.runner import Limit, Runner
@@ -184,3 +183,23 @@ def _check_sizes(stages: int, chunks: int, depth: int, microbatches: int) -> Non
       f"pipeline.microbatches={microbatches} is not a multiple of mesh.stage={stages}, as the interleaved "
       f"schedule needs; use {round(microbatches / stages) * stages}"
     )
+
+
+def regroup(w: jax.Array, stages: int, chunks: int) -> jax.Array:
+  """This stage's stored, consecutive layers [L/S, ...] → the chunks that it runs [chunks, L/(S · chunks), ...].
+
+  The layers form S · chunks groups. Group q is stored on stage q // chunks and used by stage q % S as chunk q // S. One
+  ppermute for each chunk moves the groups; in each, a stage sends one group and receives one.
+  """
+  w = w.reshape(chunks, -1, *w.shape[1:])
+  if chunks == 1 or stages == 1:
+    return w
+  stage, period = jax.lax.axis_index("stage"), math.lcm(stages, chunks)
+  moved = jnp.zeros_like(w)
+  for turn in range(chunks):
+    groups = [q for q in range(stages * chunks) if (q + q // period) % chunks == turn]
+    send = jnp.array([q % chunks for q in sorted(groups, key=lambda q: q // chunks)])
+    keep = jnp.array([q // stages for q in sorted(groups, key=lambda q: q % stages)])
+    group = jax.lax.ppermute(w[send[stage]], "stage", [(q // chunks, q % stages) for q in groups])
+    moved = jax.lax.dynamic_update_index_in_dim(moved, group, keep[stage], axis=0)
+  return moved

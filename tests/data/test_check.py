@@ -8,7 +8,7 @@ from helpers import IMAGES, config, one_sentence
 
 import data
 from data.check import check_examples
-from models.settings import model_config
+from models.config import model_config
 
 SHAPES = model_config(
   config(**IMAGES | {"model__image_size": 8, "model__channels": 1, "model__classes": 3})

@@ -3,8 +3,8 @@
 import pytest
 from helpers import IMAGES, config, one_sentence
 
+from models.config import model_config
 from models.ops import attention
-from models.settings import model_config
 
 TEXT = {"model__width": 512, "model__seq_len": 256}
 

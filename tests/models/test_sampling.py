@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import one_sentence
 
-from models.sampling import Sampling, choose
+from models.generate import Sampling, choose_token
 
 LOGITS = np.log([0.05, 0.4, 0.1, 0.25, 0.2]).astype(np.float32)
 COUNT = 4000
@@ -16,7 +16,7 @@ def shares(seen: tuple[int, ...] = (), **fields: float) -> np.ndarray:
   """How often each token is drawn."""
   keys = jax.random.split(jax.random.key(0), COUNT)
   held = jnp.zeros((COUNT, 5), bool).at[:, list(seen)].set(True)
-  drawn = choose(jnp.tile(LOGITS, (COUNT, 1)), Sampling(**fields), held, keys)
+  drawn = choose_token(jnp.tile(LOGITS, (COUNT, 1)), Sampling(**fields), held, keys)
   return np.bincount(drawn, minlength=5) / COUNT
 
 
@@ -46,7 +46,7 @@ def test_tokens_of_the_text_become_less_likely():
   weights = np.array([0.05, 0.4**2, 0.1, 0.25**2, 0.2])
   np.testing.assert_allclose(shares(seen=(1, 3), repetition_penalty=2.0), weights / weights.sum(), atol=0.03)
   keys = jax.random.split(jax.random.key(0), 1)
-  positive = choose(jnp.array([[2.0, 1.5]]), Sampling(2.0, 0.0), jnp.array([[True, False]]), keys)
+  positive = choose_token(jnp.array([[2.0, 1.5]]), Sampling(2.0, 0.0), jnp.array([[True, False]]), keys)
   assert positive[0] == 1
 
 

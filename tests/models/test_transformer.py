@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from helpers import IMAGES, equations, model_config, one_sentence, program, relative_difference
 
-from models import layers, parameters
+from models import parameters
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED
-from models.generate import Writer, generate, text_keys
+from models.generate import Sampling, Writer, generate, text_keys
 from models.inputs import patches
-from models.ops import attention, rotary
-from models.sampling import Sampling
+from models.ops import attention, layers
 from training.program import Params
 
 
@@ -66,8 +65,8 @@ def test_rotary_scores_depend_only_on_the_distance():
   q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 16)) for i in range(2))
 
   def score(query_at: int, key_at: int) -> float:
-    angles = [rotary.rope_angles(jnp.array([[p]]), config) for p in (query_at, key_at)]
-    return float(jnp.sum(rotary.rotate(q, angles[0]) * rotary.rotate(k, angles[1])))
+    angles = [attention.rope_angles(jnp.array([[p]]), config) for p in (query_at, key_at)]
+    return float(jnp.sum(attention.rotate(q, angles[0]) * attention.rotate(k, angles[1])))
 
   assert score(3, 1) == pytest.approx(score(12, 10), rel=1e-4)
   assert score(3, 1) != pytest.approx(score(3, 2), rel=1e-2)

@@ -19,8 +19,8 @@ from analysis.timeline import unit_rounds
 from analysis.topology import machine_of
 from strategies.base import Strategy
 from strategies.mesh import abstract_mesh, make_mesh, resolve
-from strategies.pipeline.regroup import regroup
 from strategies.pipeline.schedule import KINDS
+from strategies.pipeline.staged import regroup
 from training import settings
 from training.program import Params, Program
 

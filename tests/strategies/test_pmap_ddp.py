@@ -44,4 +44,4 @@ def test_results_have_no_leading_dimension_of_devices():
 def test_pmap_refuses_an_abstract_mesh():
   runner = strategy("pmap_ddp", program())
   with one_sentence("strategy='pmap_ddp'", "data_parallel"):
-    type(runner)(runner.layout, runner.program, abstract_mesh(runner.layout))
+    type(runner)(runner.runner, abstract_mesh(runner.layout))

@@ -15,8 +15,8 @@ import train
 from checkpointing import record
 from data.dataset import Text
 from data.text.tokenizers import BYTES
-from models.sampling import Sampling
-from models.settings import model_config
+from models.config import model_config
+from models.generate import Sampling
 from tools import generate as tool
 from tools.source import Model, config_of
 
