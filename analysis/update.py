@@ -70,7 +70,7 @@ def whole(case: Case) -> list[Weight]:
 
 
 def shared(case: Case) -> dict[tuple[str, tuple[str, ...]], float]:
-  """Bytes that a device sends to share layers of weights (strategies/by_layer.py), by kind and mesh axes."""
+  """Bytes that a device sends to share layers of weights (`strategies.collectives.by_layer`), by kind and mesh axes."""
   sent: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
   for weight in whole(case):
     found = _share(case, weight)

@@ -12,9 +12,9 @@ a cotangent travels while the next forward unit runs, an activation while the ba
 model's own. The compiler handles the other mesh axes as everywhere, so other layouts join by `|` (three_d.py). The
 embedding runs on the first stage only; the final norm, the head and the loss on the last.
 
-Read the files of this package in this order: schedule.py (a schedule as a table), orders.py (which unit runs when),
-slots.py (where values wait), stage.py (runs a table on one stage), split.py (the backward pass in two), staged.py (the
-runner around it, with its checks).
+Read the files of this package in this order: schedule.py (a schedule as a table, and where values wait), orders.py
+(which unit runs when), stage.py (runs a table on one stage), split.py (the backward pass in two), staged.py (the runner
+around it, with its checks).
 
 Communication: at each tick a stage sends one activation [b, T, D] to the next stage, from the first forward unit to the
 last, and one cotangent to the previous one, from the first backward unit to the last: 2 · (M + S − 1) · b·T·D numbers a
