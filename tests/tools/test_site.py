@@ -17,7 +17,6 @@ from pages.devices import DRAWN
 from tools import calculator, explain, guide_pages, site
 
 ROOT = Path(__file__).parents[2]
-SPLIT = ("fsdp", "hsdp", "tensor_parallel", "two_d", "pipeline", "three_d", "own")  # strategies that split weights
 LARGEST = 650_000  # bytes, besides the calculator's other choices, which take 0.4 MB
 OWN = """\"\"\"A strategy of a user: one file and no other edit.\"\"\"
 
@@ -148,13 +147,14 @@ def test_pointing_and_picking_work_for_every_strategy(file: Path, browser: Brows
   seen = browser.look(file, act)
   assert seen.errors == []
   for name, (up, scale, *marks) in seen.value:
-    split = name in SPLIT
+    layout = strategies.layout_of(name)
+    split, in_stages = any(map(layout.axes, ("embed", "mlp", "layers"))), bool(layout.axes("layers"))
     assert re.match(rf"Device \d \(.*\) holds {'piece' if split else 'the whole'} .*of blocks/mlp/up: layers", up), name
     assert "the whole of norm/scale: · 0:128" in scale
-    assert len(marks) == 2 * (1 + (name != "single") + (name in ("pipeline", "three_d")))
+    assert len(marks) == 2 * (1 + (name != "single") + in_stages)
     assert marks[0].startswith("predicted: parameters")
     assert marks[1].startswith("predicted: working memory")
-    if name in ("pipeline", "three_d"):
+    if in_stages:
       assert marks[-2] == "stage 0, tick 0: forward, microbatch 0"
       assert re.match(r"stage \d, tick \d+: (waits|backward)", marks[-1])
 
