@@ -92,6 +92,7 @@ def explain(
     "weights": _weights(strategy),
     "activations": _activations(strategy, case),
     "memory": _memory(name, case, step, error, figures, device.platform == "tpu"),
+    "transfers": _transfers(case),
     "communication": _communication(step, timed) if step else None,
     "theory": [row._asdict() for row in theory.sent(case)],
     "timeline": timeline(strategy.schedule) if strategy.schedule else None,
@@ -119,7 +120,7 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
       "shape": weight.shape,
       "dims": weight.dims,
       "spec": tuple(strategy.layout.spec(weight.dims)),
-      "state": tuple(strategy.layout.of("state").spec(weight.dims)),  # of the optimizer's moments
+      "state": tuple(strategy.layout.stored_as("state").spec(weight.dims)),  # of the optimizer's moments
       "bytes": weight.size // _shards(strategy.layout, weight.dims) * item,
     }
     for weight in weights(strategy.program.model)
@@ -129,7 +130,7 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
 def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   """The activations of one part of the batch, with their global shapes."""
   program, recorder, layout = strategy.program, Recorder(), strategy.layout
-  size = case.batch_size // case.units
+  size = case.batch_size // case.batch_parts
   fields = program.example_shapes()
   batch = {name: jax.ShapeDtypeStruct((size, *field.shape), field.dtype) for name, field in fields.items()}
   state = jax.eval_shape(program.init, jax.random.key(0))
@@ -176,6 +177,11 @@ def _memory(
     "fits": fits,
     "fixes": fixes(name, case, capacity) if fits is False and capacity else [],
   }
+
+
+def _transfers(case: Case) -> dict[str, Any]:
+  """What the layout makes move, by field of `Transfers`, and in words."""
+  return dataclasses.asdict(case.transfers) | {"described": case.transfers.described(case.layout.mesh)}
 
 
 def _communication(step: Step, timed: Overlap | None) -> list[dict[str, Any]]:

@@ -82,7 +82,7 @@ def names_of(saved: str) -> frozenset[str]:
   return frozenset(one_of("model.saved", name.strip(), NAMES) for name in saved.split(",") if name.strip())
 
 
-def kept(remat: str, saved: str = "") -> frozenset[str]:
+def saved_names(remat: str, saved: str = "") -> frozenset[str]:
   """The named values that the backward pass need not compute again with matrix products."""
   return _SAVED.get(remat, frozenset({"block_input"})) | names_of(saved)
 

@@ -59,8 +59,8 @@ def choose(logits: jax.Array, sampling: Sampling, seen: jax.Array, keys: jax.Arr
   if sampling.top_p < 1:
     ordered = jnp.sort(logits, axis=-1, descending=True)
     before = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) - jax.nn.softmax(ordered, axis=-1)
-    kept = jnp.where(before < sampling.top_p, ordered, jnp.inf)  # the first is always kept
-    logits = _at_least(logits, kept.min(axis=-1, keepdims=True))
+    likely = jnp.where(before < sampling.top_p, ordered, jnp.inf)  # the first is always kept
+    logits = _at_least(logits, likely.min(axis=-1, keepdims=True))
   return jax.vmap(jax.random.categorical)(keys, logits)
 
 

@@ -15,42 +15,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from models.attention import Attention, Cache, rope_angles
+from models.block import Block
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
-from models.layers import RMSNorm, dropout, fold_in, linear_by_rows, weight
-from models.losses import Sums, Targets
-from models.mlp import SwiGLU
+from models.layers import RMSNorm, fold_in, weight
+from models.ops.attention import Cache
+from models.ops.loss import Sums, Targets
+from models.ops.products import linear_by_rows
+from models.ops.rotary import rope_angles
 from models.remat import Policy, policy_of
-
-
-class Block(nnx.Module):
-  """Adds attention(norm(x)) to x, then mlp(norm(x))."""
-
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    self.attention_norm = RMSNorm(config.width, config)
-    self.attention = Attention(config, rngs)
-    self.mlp_norm = RMSNorm(config.width, config)
-    self.mlp = SwiGLU(config, rngs)
-    self.dropout = config.dropout
-
-  def __call__(
-    self,
-    x: jax.Array,  # [B, T, D]
-    angles: jax.Array,  # [T, H/2] or [B, T, H/2]
-    segments: jax.Array | None,  # [B, T]
-    keys: jax.Array | None,  # [B], this block's dropout keys
-    sharding: Sharding,
-    cache: Cache | None = None,
-    start: jax.Array | int = 0,
-  ) -> tuple[jax.Array, Cache | None]:
-    attended, cache = self.attention(self.attention_norm(x), angles, segments, sharding, cache, start)
-    # Pinned, so that a gradient that goes both to a sum and into a product is gathered for the product alone. XLA's GPU
-    # compiler turns a gather that is sliced again into a permute without pairs, which returns zeros (jax 0.10.2).
-    stream = lambda x: sharding.activation(x, "batch", "sequence", None)
-    x = stream(x + dropout(attended, self.dropout, fold_in(keys, 0), sharding))
-    x = stream(x + dropout(self.mlp(self.mlp_norm(x), sharding), self.dropout, fold_in(keys, 1), sharding))
-    return x, cache
 
 
 class _Layer(NamedTuple):
@@ -114,7 +87,7 @@ class Transformer(nnx.Module):
     self, inputs: jax.Array, segments: jax.Array | None, keys: jax.Array | None, sharding: Sharding
   ) -> tuple[jax.Array, jax.Array | None]:
     """What the head reads, and the gathered embedding if it is the head, too."""
-    table = self._ready(self.embedding, sharding)
+    table = self._cast_and_gathered(self.embedding, sharding)
     x = self.embed(inputs, sharding, table)
     x, _ = self.run_blocks(x, segments=segments, keys=keys, sharding=sharding)
     return x, table if self.config.tied_embedding else None
@@ -126,7 +99,7 @@ class Transformer(nnx.Module):
     Args:
       table: the embedding, gathered already.
     """
-    table = self._ready(self.embedding, sharding) if table is None else table
+    table = self._cast_and_gathered(self.embedding, sharding) if table is None else table
     return self.config.reads.embed(self.config, table, inputs, sharding)
 
   def run_blocks(
@@ -165,7 +138,9 @@ class Transformer(nnx.Module):
 
     def body(x: jax.Array, layer: _Layer) -> tuple[jax.Array, Cache | None]:
       x = checkpoint_name(x, "block_input")
-      block = nnx.merge(graph, jax.tree.map(lambda w: self._ready(w, sharding), layer.weights, is_leaf=is_param))
+      block = nnx.merge(
+        graph, jax.tree.map(lambda w: self._cast_and_gathered(w, sharding), layer.weights, is_leaf=is_param)
+      )
       return block(x, angles, segments, fold_in(keys, layer.number), sharding, layer.cache, start)
 
     c = self.config
@@ -187,14 +162,14 @@ class Transformer(nnx.Module):
     Args:
       table: a tied embedding, gathered already.
     """
-    return self.config.predicts.logits(self.norm(x), self._ready_head(sharding, table), sharding, segments)
+    return self.config.predicts.logits(self.norm(x), self._head_weight(sharding, table), sharding, segments)
 
   @jax.named_scope("head")
   def next_logits(self, x: jax.Array, sharding: Sharding = UNSHARDED) -> jax.Array:
     """One position of each text [B, D] → float32 logits [B, V] of the next token."""
     if not self.config.tied_embedding:
       return self.logits(x[:, None], sharding)[:, 0]
-    found = linear_by_rows(self.norm(x), self._ready(self.embedding, sharding))
+    found = linear_by_rows(self.norm(x), self._cast_and_gathered(self.embedding, sharding))
     return sharding.activation(found.astype(jnp.float32), "batch", "vocab")
 
   @jax.named_scope("head")
@@ -211,14 +186,14 @@ class Transformer(nnx.Module):
     Args:
       table: a tied embedding, gathered already.
     """
-    head, config = self._ready_head(sharding, table), self.config
+    head, config = self._head_weight(sharding, table), self.config
     return config.predicts.loss_sums(self.norm(x), head, targets, sharding, segments, config.loss_chunk)
 
-  def _ready_head(self, sharding: Sharding, table: jax.Array | None) -> jax.Array:
+  def _head_weight(self, sharding: Sharding, table: jax.Array | None) -> jax.Array:
     """The head [D, V], gathered."""
     if self.config.tied_embedding:
-      return (self._ready(self.embedding, sharding) if table is None else table).T
-    return self._ready(self.head, sharding, self.config.predicts.head_dtype(self.config))
+      return (self._cast_and_gathered(self.embedding, sharding) if table is None else table).T
+    return self._cast_and_gathered(self.head, sharding, self.config.predicts.head_dtype(self.config))
 
   def empty_cache(self, batch: int, length: int) -> Cache:
     """A cache for `length` positions of `batch` texts."""
@@ -227,8 +202,8 @@ class Transformer(nnx.Module):
     return Cache(zeros, zeros)
 
   @jax.named_scope("weights")
-  def _ready(self, w: nnx.Param, sharding: Sharding, dtype: str | None = None) -> jax.Array:
-    """Makes a weight ready to use: casts it to `dtype` (by default the compute dtype), then gathers it.
+  def _cast_and_gathered(self, w: nnx.Param, sharding: Sharding, dtype: str | None = None) -> jax.Array:
+    """A weight as products need it: cast to `dtype` (by default the compute dtype), then gathered.
 
     Casting first sends fewer bytes. The scales of norms stay as they are, because norms are computed in float32.
     """

@@ -50,9 +50,9 @@ def by_layer(layout: Layout, work: Callable[[jax.Array], jax.Array], x: jax.Arra
   """Calls `work` on whole layers of a stacked weight that is stored as this layout says, and returns it stored so."""
   pieces, copies, layers = share(layout, dims, len(x))
 
-  def own(x: jax.Array) -> jax.Array:
+  def on_own_pieces(x: jax.Array) -> jax.Array:
     count, exchange = len(x), math.prod(layout.mesh[axis] for _, axes in pieces for axis in axes)
-    # The barrier keeps the dtype in which x travels; see `MeshSharding.gather`.
+    # The barrier keeps the dtype in which x travels; see `Constraints.gather`.
     x = jax.lax.optimization_barrier(jnp.pad(x, [(0, -count % exchange), *[(0, 0)] * (x.ndim - 1)]))
     for at, axes in pieces:
       x = jax.lax.all_to_all(x, axes, split_axis=0, concat_axis=at, tiled=True)
@@ -65,5 +65,5 @@ def by_layer(layout: Layout, work: Callable[[jax.Array], jax.Array], x: jax.Arra
   if layout.device_count == 1:
     return work(x)
   if set(jax.sharding.get_abstract_mesh().manual_axes) >= set(layout.mesh):
-    return own(x)  # in pmap
-  return jax.shard_map(own, in_specs=layout.spec(dims), out_specs=layout.spec(dims), check_vma=False)(x)
+    return on_own_pieces(x)  # in pmap
+  return jax.shard_map(on_own_pieces, in_specs=layout.spec(dims), out_specs=layout.spec(dims), check_vma=False)(x)

@@ -53,6 +53,7 @@ def text(found: dict[str, Any], strategy: Strategy) -> str:
   parts = [
     f"{found['about']}\nfor {devices}; batches of {found['batch_size']}",
     placement(found),
+    _transfers(found["transfers"]),
     _picture(strategy),
     _memory(found["memory"]),
     communication(found),
@@ -85,6 +86,12 @@ def _placed(row: dict[str, Any]) -> tuple[str, ...]:
 def _dashed(names: Sequence[Any]) -> str:
   """The names of an array's dimensions or mesh axes."""
   return ", ".join("·" if name is None else "+".join(name) if isinstance(name, tuple) else name for name in names)
+
+
+def _transfers(transfers: dict[str, Any]) -> str:
+  """What the layout makes move between devices."""
+  lines = transfers["described"]
+  return "\n".join(["what moves in a step", *(f"  {line}" for line in lines)]) if lines else ""
 
 
 def _picture(strategy: Strategy) -> str:

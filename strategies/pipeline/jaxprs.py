@@ -45,8 +45,8 @@ def scan_as(equation: JaxprEqn, step: Callable, carry: Any, xs: Any) -> Any:
   return jax.lax.scan(step, carry, xs, **{name: equation.params[name] for name in names})
 
 
-def parts(equation: JaxprEqn, of: list[Any], outputs: bool = False) -> tuple[list[Any], list[Any], list[Any]]:
-  """Of a scan's inputs: constants, carry, and what it slices. Of its outputs: nothing, carry, and what it stacks."""
+def scan_operands(equation: JaxprEqn, of: list[Any], outputs: bool = False) -> tuple[list[Any], list[Any], list[Any]]:
+  """The inputs of a scan: constants, carry, and what it slices. Or its outputs: nothing, carry, and what it stacks."""
   if "ft_in" in equation.params:  # jax 0.12
     consts, carry, _ = (len(list(part)) for part in equation.params["ft_in"].unpack())
   else:

@@ -1,9 +1,9 @@
 """Splits a backward pass in two: first the cotangent of the input, later the gradients of the weights.
 
 A backward pass is a chain of cotangents, from output to input. The products that give the gradients of weights branch
-off the chain, and nothing waits for them (Qi et al. 2024, arXiv:2401.10241). `split` finds them in the jaxpr of any
-pullback: a product that the input's cotangent does not need is *late*, and so is all that depends on a late value.
-Everything else that depends on the cotangent is early. Early values that late products read are kept.
+off the chain, and nothing waits for them (Qi et al. 2024, arXiv:2401.10241). `split_backward` finds them in the jaxpr
+of any pullback: a product that the input's cotangent does not need is *late*, and so is all that depends on a late
+value. Everything else that depends on the cotangent is early. Early values that late products read are kept.
 
 Nothing of the chain is computed twice. What does not depend on the cotangent is computed where it is read, from the
 residuals, as the remat policy has it. A scan over layers becomes two scans: one carries the cotangent and stacks what
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
-from strategies.pipeline.jaxprs import bind, flatten, has_product, parts, scan_as, variables
+from strategies.pipeline.jaxprs import bind, flatten, has_product, scan_as, scan_operands, variables
 
 VIEWS = {"reshape", "transpose", "squeeze"}  # as large as their operand, which is kept instead of them
 
@@ -25,7 +25,7 @@ Env = dict[Var, Any]
 Kept = tuple[list[jax.Array], dict[int, Any]]  # values, and for each scan its own, stacked
 
 
-def split(
+def split_backward(
   pullback: Callable[[Any, Any], tuple[Any, Any]], fixed: Any, cotangent: Any
 ) -> tuple[Callable[[Any, Any], tuple[Any, Kept]], Callable[[Any, Kept], Any]]:
   """Splits `pullback(fixed, cotangent)`, which returns the gradients of weights and the cotangent of the input.
@@ -84,8 +84,8 @@ class _Plan:
 
     def scan(number: int, equation: JaxprEqn, values: list[Any]) -> list[Any]:
       plan, body = self.scans[number], self.scans[number].closed.jaxpr
-      consts, carry, xs = parts(equation, values)
-      _, ends, ys = parts(equation, body.outvars, outputs=True)
+      consts, carry, xs = scan_operands(equation, values)
+      _, ends, ys = scan_operands(equation, body.outvars, outputs=True)
       now = [y for y in ys if y not in plan.delayed]
 
       def step(carry: list[Any], xs: list[Any]) -> tuple[list[Any], tuple[list[Any], Kept]]:
@@ -104,9 +104,9 @@ class _Plan:
 
     def scan(number: int, equation: JaxprEqn, values: list[Any]) -> list[Any]:
       plan, body = self.scans[number], self.scans[number].closed.jaxpr
-      consts, _, inputs = parts(equation, body.invars)
-      of_consts, _, xs = parts(equation, values)
-      _, ends, ys = parts(equation, body.outvars, outputs=True)
+      consts, _, inputs = scan_operands(equation, body.invars)
+      of_consts, _, xs = scan_operands(equation, values)
+      _, ends, ys = scan_operands(equation, body.outvars, outputs=True)
       fixed = [(var, x) for var, x in zip(inputs, xs, strict=True) if x is not None]
       around = {var: x for var, x in zip(consts, of_consts, strict=True) if x is not None}
 
@@ -166,8 +166,8 @@ def _plan(closed: ClosedJaxpr, moving: set[Var], first: list[Var], second: list[
         delayed |= set(equation.outvars)
     elif equation.primitive.name == "scan":
       body = equation.params["jaxpr"].jaxpr
-      _, carries, _ = parts(equation, body.invars)
-      _, ends, ys = parts(equation, body.outvars, outputs=True)
+      _, carries, _ = scan_operands(equation, body.invars)
+      _, ends, ys = scan_operands(equation, body.outvars, outputs=True)
       outer = equation.outvars[len(ends) :]
       inside = {var for var, of in zip(body.invars, equation.invars, strict=True) if of in moving} | set(carries)
       free = [y for y, of in zip(ys, outer, strict=True) if of not in needs]

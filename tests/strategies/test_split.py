@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from helpers import PARITY, assert_trees_close, equations
 
-from strategies.pipeline.split import split
+from strategies.pipeline.split import split_backward
 
 LAYERS, WIDTH, HIDDEN = 3, 4, 6
 Weights = dict[str, jax.Array]
@@ -48,7 +48,7 @@ def test_both_parts_together_are_the_backward_pass(remat: bool, shared: bool):
   _, vjp = jax.vjp(lambda weights, x: model(weights, x, remat=remat, shared=shared), weights(), x)
   residuals, tree = jax.tree.flatten(vjp)
   pullback = lambda residuals, cotangent: jax.tree.unflatten(tree, residuals)(cotangent)
-  early, late = split(pullback, residuals, cotangent)
+  early, late = split_backward(pullback, residuals, cotangent)
   before, kept = jax.jit(early)(residuals, cotangent)
   found = jax.jit(late)(residuals, kept), before
   assert_trees_close(found, pullback(residuals, cotangent), PARITY)
@@ -73,5 +73,5 @@ def test_only_what_the_weights_need_is_kept():
 
 def _early(vjp: Callable, cotangent: jax.Array) -> tuple[Callable, Any, jax.Array]:
   residuals, tree = jax.tree.flatten(vjp)
-  early, _ = split(lambda residuals, ct: jax.tree.unflatten(tree, residuals)(ct), residuals, cotangent)
+  early, _ = split_backward(lambda residuals, ct: jax.tree.unflatten(tree, residuals)(ct), residuals, cotangent)
   return early, residuals, cotangent
