@@ -9,7 +9,7 @@ VENV ?= .venv
 INSTALLED := $(VENV)/.installed
 TRAIN := train.py --config=configs/fsdp.py
 
-.PHONY: train test test-topology test-cluster accelerator lint format lock clean
+.PHONY: train test test-topology test-cluster accelerator site lint format lock clean
 
 train: $(INSTALLED)
 	@echo "python $(TRAIN)"
@@ -35,6 +35,10 @@ test-cluster: $(INSTALLED)
 # none. `make accelerator STEP=parity` runs one step; docs/accelerator.md says what to install first.
 accelerator: $(INSTALLED)
 	$(VENV)/bin/python -m benchmarks.accelerator $(if $(STEP),--step=$(STEP))
+
+# Writes docs/index.html, one page to browse: every strategy in pictures, a calculator, and the guide.
+site: $(INSTALLED)
+	$(VENV)/bin/python -m tools.site
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

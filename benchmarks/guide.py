@@ -3,17 +3,22 @@
     python -m benchmarks.guide
 
 What a strategy sends comes from its golden page (tests/golden/explain); tests compare those with the compiled programs.
-The measured rows come from the throughput records.
+`python -m tests.golden.make_explain` writes both. The measured rows are those of one machine; benchmarks/README.md has
+the others.
 """
 
 import re
 
 import strategies
-from benchmarks import figures, sections, tables
+from benchmarks import figures, tables
+from benchmarks.figures import Record
 from benchmarks.pages import ROOT, fill
+from benchmarks.sections import megabytes, milliseconds, table, where
+from benchmarks.tables import SHARED
 from strategies.mesh import resolve
 
 PAGE, GOLDEN = ROOT / "docs" / "strategies.md", ROOT / "tests" / "golden" / "explain"
+RECORD = "2-cores-of-amd-epyc-family-26-model-2-throughput"  # the machine on which all strategies were measured
 DEVICES = 8
 
 
@@ -36,26 +41,32 @@ def sent(name: str) -> str:
   return f"```\n{text[start.start() :].rstrip()}\n```"
 
 
-def measured(name: str) -> str:
-  """The strategy's rows in all throughput records."""
-  rows = ["| Measured on | Devices | Throughput, single device = 1 | Step | Memory a device |", "|---|---|---|---|---|"]
-  for record in tables.read().values():
-    for row in figures.rows(record):
-      if row.row == name and row.relative and row.seconds and row.bytes:
-        where = sections.where(record) + ": overhead, not scaling" * record["hardware"]["simulated"]
-        rows.append(
-          f"| {where} | {row.devices} | {row.relative.median:.2f} "
-          f"| {row.seconds.median * 1e3:,.0f} ms | {row.bytes / 1e6:,.1f} MB |"
-        )
-  return "\n".join(rows) if len(rows) > 2 else "Not measured yet."
+def measured(name: str, record: Record) -> str:
+  """The strategy's rows in a throughput record."""
+  rows = [
+    (str(row.devices), f"{row.relative.median:.2f}", f"{milliseconds(row.seconds.median)} ms", megabytes(row.bytes))
+    for row in figures.rows(record)
+    if row.row == name and row.relative and row.seconds
+  ]
+  heads = ("Devices", "Throughput, single device = 1", "Step", "Memory a device")
+  return "\n".join(table(heads, rows)) if rows else "Not measured yet."
 
 
 def parts() -> dict[str, str]:
   """The generated parts of the page, by the names of their places: one for each strategy that has a place there."""
+  record = tables.read()[RECORD]
   named = [name for name in strategies.names() if f"<!-- {name} -->" in PAGE.read_text()]
-  return {name: f"{rule(name)}\n\n{sent(name)}\n\n{measured(name)}" for name in named}
+  return {
+    "machine": f"The measured rows come from {where(record)}. {SHARED}",
+    **{name: f"{rule(name)}\n\n{sent(name)}\n\n{measured(name, record)}" for name in named},
+  }
+
+
+def write() -> None:
+  """Fills the generated parts of the page."""
+  PAGE.write_text(fill(PAGE.read_text(), parts()))
 
 
 if __name__ == "__main__":
-  PAGE.write_text(fill(PAGE.read_text(), parts()))
+  write()
   print(f"written: {PAGE.relative_to(ROOT)}")

@@ -1,200 +1,178 @@
-"""The calculator of docs/index.html: memory of a device, and what it sends in a step, for a model of any size.
+"""The calculator of docs/index.html: memory, messages and time of a step, for common choices of model and devices.
 
-calculator.js computes both in the browser, by the formulas of analysis/memory.py and analysis/theory.py. Here is what
-it cannot compute itself: layouts, weights, constants, devices, and the bytes that JAX's traces show. `case_of` makes
-the same case in Python, and a test compares the results. Next: calculator_form.py, which makes the view.
+analysis/ computes every figure here, once, as text. calculator.js only looks up the rows of what is chosen.
 """
 
-import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import collections
+import contextlib
+import functools
+import itertools
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 import strategies
-from analysis import saved
-from analysis.case import ADAMW, Case
-from analysis.compilers import COMPILERS, ROWS
-from analysis.host import IN_FLIGHT
+from analysis import gpus, memory, predict, theory
+from analysis.case import Case
 from analysis.search import USABLE, model_of
-from analysis.update import state
-from analysis.weights import Weight, weights
+from analysis.topology import TPUS, Machine, machine_of
 from configs import base
-from models.config import REMAT, ModelConfig
-from models.ops.attention import TILE
-from models.ops.loss import LEAST, LOGITS
-from models.remat import kept
-from runtime.hardware import CHIPS, Chip
-from strategies.layout import PLACES, Layout, axes_of
+from errors import ConfigError
+from models.config import REMAT
+from pages.element import table, tag
+from pages.units import amount, duration
+from strategies.layout import PLACES
 from strategies.mesh import abstract_mesh, resolve
-from strategies.pipeline.stage import UNROLL
+from tools.guide_pages import ROOT, rendered
 from training import settings
 
-PLATFORMS = ("tpu", "gpu")
-SCHEDULES = ("1f1b", "gpipe")
-ALL = "all"  # values of a block (`saved.bytes_per_example`)
-# Two models of different width, whose sizes all differ, and a third to verify what they show.
-TRACED = [
-  {"width": width, "heads": 6, "kv_heads": 6, "head_dim": 128, "mlp_width": 2560, "seq_len": 256, "depth": 2}
-  for width in (1024, 1536)
-]
-VERIFIED = {"width": 1280, "heads": 10, "kv_heads": 10, "head_dim": 128, "mlp_width": 3584, "seq_len": 640, "depth": 3}
-SPLIT = {"heads": "heads", "mlp": "mlp_width", "sequence": "width"}  # what splits values → their size besides positions
-Term = tuple[int, str, str]  # bytes for a position and a unit of a size, the size, and what splits them; "": nothing
+LENGTH, WIDER = 4096, 8  # tokens of a sequence; a size to try for mesh axes that have a fixed one
+HEAD = ("strategy", "mesh", "memory of a device", "sent by a device in a step", "a step at best, and its MFU")
+ABOUT = f"""
+Memory and communication of a training step, and its time at the peaks of the devices, by the formulas of
+[`analysis/`](analysis/__init__.py). The models have Llama's shape and a vocabulary of 32,000, and are trained on
+sequences of {LENGTH:,} tokens with AdamW, in bfloat16 with float32 weights and moments. Other fields have the defaults
+of [`configs/base.py`](configs/base.py). Mesh axes with a default size are also tried with {WIDER}. MFU counts all of
+attention, as PaLM does; kernels leave out the masked half, so it can pass 100%. This page was made with jax
+{jax.__version__}. `python -m tools.plan` does the same for any model and number of devices, and tries more
+([how far to trust the predictions](docs/explain.md)).
+"""
+
+Mesh = tuple[tuple[str, int], ...]
+Row = list[str]  # a strategy, its mesh, and the other columns of HEAD, the last for each kind of device; or a sentence
 
 
-def data() -> dict[str, Any]:
-  """What calculator.js knows from Python."""
-  model = model_for("tpu", TRACED[0])
-  return {
-    "strategies": {name: _strategy(name) for name in strategies.names()},
-    "chips": {name: {"platform": _platform(name), "memory": chip.memory} for chip, name in chips().items()},
-    "weights": [_weight(weight, model) for weight in weights(model)],
-    "sizes": [(dim, field.removeprefix("model.")) for dim, field, _ in model.sizes()],
-    "remat": {name: {"saves_attention": "attention_output" in kept(name)} for name in REMAT},
-    "saved": {platform: {remat: _saved(platform, remat) for remat in REMAT} for platform in PLATFORMS},
-    "values": {platform: terms(platform, ALL) for platform in PLATFORMS},
-    "fitted": {platform: COMPILERS[platform].fitted._asdict() for platform in PLATFORMS},
-    "item": np.dtype(model.dtype).itemsize,
-    "param": np.dtype(model.param_dtype).itemsize,
-    "schedules": SCHEDULES,
-    "tile": TILE,
-    "rows": ROWS,
-    "in_flight": IN_FLIGHT,
-    "unroll": UNROLL,
-    "logits": LOGITS,
-    "least": LEAST,
-    "usable": USABLE,
-  }
+FIELDS = {
+  "kind": "devices",
+  "parameters": "parameters",
+  "devices": "number of devices",
+  "remat": "remat policy",
+  "batch": "sequences in a batch, for each device",
+}
 
 
-def model_for(platform: str, sizes: Mapping[str, int], remat: str = "minimal") -> ModelConfig:
-  """A model with these sizes and the defaults of configs/base.py otherwise."""
-  config = base.get_config("lm", "single")
-  config.model.update(sizes | {"remat": remat})
-  return settings.program(config, platform).model
+class Choices(NamedTuple):
+  """The values of each field of the form, the first ones first."""
+
+  kind: Sequence[str] = (*TPUS, *gpus.TARGETS)
+  parameters: Sequence[str] = ("1e9", "7e9", "70e9")
+  devices: Sequence[int] = (8, 64, 256)
+  remat: Sequence[str] = tuple(REMAT)
+  batch: Sequence[int] = (1, 8)
 
 
-def case_of(asked: Mapping[str, Any]) -> Case:
-  """The case that the calculator's fields describe. Raises ConfigError as a run with these fields does.
-
-  Stages have the kernel of attention in any case, though with an older jax some run without (`attention_in_stages`).
-  """
-  name, platform = asked["strategy"], _platform(asked["chip"])
-  config = base.get_config("lm", name)
-  config.model.update(model_of(asked["params"], asked["seq_len"]) | {"remat": asked["remat"]})
-  for field in ("batch_size", "accumulation", "gather"):
-    config[field] = asked[field]
-  config.pipeline.update(schedule=asked["schedule"], microbatches=asked["microbatches"])
-  template = strategies.layout_of(name)
-  layout = dataclasses.replace(template, mesh={axis: asked["mesh"].get(axis, 1) for axis in template.mesh})
-  program = settings.program(config, platform)
-  made = strategies.build(config, layout, program, abstract_mesh(layout))
-  made.check_batch("batch_size", config.batch_size, config.accumulation)
-  case = Case.of(made, config.batch_size, platform)
-  return dataclasses.replace(
-    case, model=dataclasses.replace(case.model, attention=program.model.attention), optimizer=ADAMW
-  )
+ALL = Choices()
 
 
-def _strategy(name: str) -> dict[str, Any]:
-  """A strategy's mesh axes and places, and whether it sums gradients by hand even in a batch of one part."""
-  layout = strategies.layout_of(name)
-  on = dict.fromkeys(layout.axes("layers"), 1)
-  config = base.get_config("lm", name)
-  config.mesh.update(on)
-  devices = jax.devices()
-  layout = resolve(layout, len(devices), on)
-  program = settings.program(config, "cpu")
-  made = strategies.create(config, program, devices[: layout.device_count])
-  return {
-    "mesh": _free(layout),
-    "defaults": dict(strategies.layout_of(name).mesh),
-    "places": {place: axes_of(getattr(layout, place)) for place in PLACES},
-    "by_hand": bool(made.axes_by_hand),
-  }
+def machine(kind: str, devices: int) -> Machine:
+  """This number of devices, a power of two: a slice with sides as equal as possible, or full hosts."""
+  if kind in gpus.TARGETS:
+    per_host = min(8, gpus.TARGETS[kind].per_host)
+    return machine_of(f"{kind}:{devices // per_host}x{per_host}")
+  sides = 3 if kind in ("v5p", "tpu7x") else 2
+  doubled = int(math.log2(devices // (2 if kind == "tpu7x" else 1)))
+  return machine_of(f"{kind}:{'x'.join(str(2 ** ((doubled + side) // sides)) for side in range(sides))}")
 
 
-def _free(layout: Layout) -> list[str]:
-  """The mesh axes that split something, outermost first: those whose size is to choose."""
-  return [axis for axis in layout.mesh if any(axis in layout.axes(place) for place in PLACES)]
+def meshes(name: str, devices: int) -> list[Mesh]:
+  """The meshes of a strategy on this number of devices; its default one if none fits, for `strategy_of` to refuse."""
+  template, found = strategies.layout_of(name), []
+  used = {axis for place in PLACES for axis in template.axes(place)}
+  axes = [axis for axis, size in template.mesh.items() if size > 0 and axis in used]
+  for sizes in itertools.product(*((template.mesh[axis], WIDER) for axis in axes)):
+    with contextlib.suppress(ConfigError):
+      found.append(tuple(resolve(template, devices, dict(zip(axes, sizes, strict=True))).mesh.items()))
+  return list(dict.fromkeys(found)) or [tuple(template.mesh.items())]
 
 
-def chips() -> dict[Chip, str]:
-  """The known kinds of devices; of several names for the same figures the last."""
-  return {chip: name for name, chip in CHIPS.items() if chip}
+@functools.lru_cache(100)  # the rows of another batch have the same
+def strategy_of(name: str, mesh: Mesh, devices: int, parameters: str, remat: str, platform: str) -> strategies.Strategy:
+  """The strategy with a model of this size. Raises ConfigError as a run does."""
+  layout, config = resolve(strategies.layout_of(name), devices, dict(mesh)), base.get_config("lm", name)
+  config.model.update(model_of(float(parameters), LENGTH) | {"remat": remat})
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of pipelines with few microbatches
+    return strategies.build(config, layout, settings.program(config, platform), abstract_mesh(layout))
 
 
-def _platform(chip: str) -> str:
-  return "tpu" if chip.startswith("TPU") else "gpu"
-
-
-def _weight(weight: Weight, model: ModelConfig) -> dict[str, Any]:
-  """A weight, with the names of its sizes in place of numbers, and what the formulas ask of it."""
-  fields = ("depth", "width", "heads", "head_dim", "mlp_width", "vocab_size")
-  named = {getattr(model, field): field for field in fields}
-  moments = sum(array.bytes for array in state(model, ADAMW) if array.dims == weight.dims)
-  alike = sum(other.size for other in weights(model) if other.dims == weight.dims)
-  assert len(named) == len(fields)
-  assert moments % alike == 0
-  return {
-    "name": weight.name,
-    "shape": [named[size] for size in weight.shape],
-    "dims": weight.dims,
-    "item": np.dtype(weight.dtype).itemsize,
-    "moments": moments // alike,  # bytes of the optimizer's state for an element
-    "is_matrix": weight.is_matrix,
-    "is_table": weight.is_table,
-    "is_head": "head" in weight.roles,
-    "in_blocks": weight.in_blocks,
-    "in_parts_along": weight.in_parts_along,
-  }
-
-
-def _saved(platform: str, remat: str) -> dict[str, list[Term]]:
-  return {"device": terms(platform, remat), "host": terms(platform, remat, host=True)}
-
-
-def terms(platform: str, remat: str, host: bool = False) -> list[Term]:
-  """What a block saves for one example, as a sum of terms: each bytes × positions × a size / devices that split it.
-
-  Raises ValueError if such a sum is not what `saved.bytes_per_example` finds for another model.
-  """
-  small, large = (_by_parts(model_for(platform, sizes, _remat(remat)), remat, host) for sizes in TRACED)
-  positions, widths = TRACED[0]["seq_len"], [sizes["width"] for sizes in TRACED]
-  found: list[Term] = []
-  for split in ("", *SPLIT):
-    size = SPLIT.get(split, "width")
-    if size == "width":  # what differs between the models is proportional to the width; the rest has no size
-      each = _divided(large[split] - small[split], positions * (widths[1] - widths[0]))
-      found += [(each, size, split), (_divided(small[split], positions) - each * widths[0], "", split)]
+def figures(made: strategies.Strategy, batch_size: int, where: Sequence[Machine]) -> list[str]:
+  """The columns of a row from memory on. Raises ConfigError if the batch does not split evenly."""
+  made.check_batch("batch_size", batch_size, made.program.accumulation)
+  case, layout = Case.of(made, batch_size, where[0].platform), made.layout
+  predicted, sent = memory.of(case), collections.Counter[str]()
+  for row in theory.sent(case):
+    sent["+".join(row.axes)] += row.bytes
+  held = amount(predicted.total) + (f", and {amount(predicted.host)} of its host" if predicted.host else "")
+  flops = batch_size * case.model.train_flops_per_example() / layout.device_count
+  cells = [held, "; ".join(f"over {axes} {amount(size)}" for axes, size in sent.items()) or "nothing"]
+  for one in where:
+    if predicted.total > USABLE * one.chip.memory:
+      cells.append("does not fit")
     else:
-      found += [(_divided(small[split], positions * TRACED[0][size]), size, split)]
-  found = [term for term in found if term[0]]
-  model, shards = model_for(platform, VERIFIED, _remat(remat)), {"heads": 5, "mlp": 7, "sequence": 4}
-  size_of = lambda size: model.seq_len * (getattr(model, size) if size else 1)
-  expected = sum(_divided(each * size_of(size), shards.get(split, 1)) for each, size, split in found)
-  if saved.bytes_per_example(model, **shards, layers=3, remat=remat, host=host) != 3 * expected:
-    raise ValueError(f"what a block saves with remat={remat!r} on {platform} is not proportional to its sizes")
+      times = predict.times(case, one.chip, one.links(layout.mesh))
+      cells.append(f"{duration(times.seconds)}, {times.mfu(flops, one.chip):.0%}")
+  return cells
+
+
+def rows(kinds: Sequence[str], parameters: str, devices: int, remat: str, batch: int) -> list[Row]:
+  """All strategies, on kinds of devices of one platform. What a run would refuse has the sentence that it would say."""
+  found, where = [], [machine(kind, devices) for kind in kinds]
+  for name in strategies.names():
+    for mesh in meshes(name, devices):
+      try:
+        made = strategy_of(name, mesh, devices, parameters, remat, where[0].platform)
+        cells = figures(made, batch * devices, where)
+      except ConfigError as error:
+        cells = [str(error)]
+      found.append([name, " × ".join(f"{axis}={size}" for axis, size in mesh), *cells])
   return found
 
 
-def _remat(remat: str) -> str:
-  return "minimal" if remat == ALL else remat
+def data(choices: Choices = ALL) -> dict[str, Any]:
+  """What calculator.js looks up: each kind's platform and column, and the rows by the values of the other fields."""
+  platform = {kind: machine(kind, choices.devices[0]).platform for kind in choices.kind}
+  alike = {name: [kind for kind in choices.kind if platform[kind] == name] for name in dict.fromkeys(platform.values())}
+  return {
+    "kinds": {kind: [platform[kind], alike[platform[kind]].index(kind)] for kind in choices.kind},
+    "rows": {
+      " ".join(map(str, (name, *chosen))): rows(kinds, *chosen)
+      for name, kinds in alike.items()
+      for chosen in itertools.product(choices.parameters, choices.devices, choices.remat, choices.batch)
+    },
+  }
 
 
-def _by_parts(model: ModelConfig, remat: str, host: bool) -> dict[str, int]:
-  """Bytes that one block saves for an example, by what splits them."""
-  of = lambda **shards: saved.bytes_per_example(
-    model, **(dict.fromkeys(SPLIT, 1) | shards), layers=1, remat=remat, host=host
+def view(choices: Choices = ALL) -> str:
+  """The view of docs/index.html: what it computes, the fields, and the answer for their first values."""
+  known, fields = data(choices), []
+  for field, said in FIELDS.items():
+    options = [tag("option", _named(field, value), value=value) for value in getattr(choices, field)]
+    fields.append(tag("label", said, tag("select", *options, name_=field)))
+  platform, column = known["kinds"][choices.kind[0]]
+  key = " ".join(str(getattr(choices, field)[0]) for field in list(FIELDS)[1:])
+  shown = [row[:4] + row[4 + column :][:1] for row in known["rows"][f"{platform} {key}"]]
+  looked_up = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
+  return "".join(
+    (
+      rendered(ABOUT, ROOT),
+      tag("form", tag("div", *fields, class_="fields"), id="calculator-form", class_="card script"),
+      tag("div", table(HEAD, shown), id="calculator-answer", aria_live="polite"),
+      tag("script", looked_up, type="application/json", id="calculator-data"),
+    )
   )
-  whole = of()
-  parts = {split: 2 * (whole - of(**{split: 2})) for split in SPLIT}
-  return parts | {"": whole - sum(parts.values())}
 
 
-def _divided(number: int, by: int) -> int:
-  if number % by:
-    raise ValueError(f"{number} bytes are not a multiple of {by}")
-  return number // by
+def _named(field: str, value: Any) -> str:
+  """A value of a field as the form shows it."""
+  if field == "kind":
+    return f"{value}, {amount(machine(value, ALL.devices[0]).chip.memory)}"
+  return f"{float(value) / 1e9:g} billion" if field == "parameters" else str(value)
+
+
+def script() -> str:
+  """The JavaScript of the view."""
+  return (ROOT / "tools" / "calculator.js").read_text()

@@ -36,9 +36,8 @@ class Page(NamedTuple):
 
 def pages() -> list[Page]:
   """All pages of docs/, in the order in which README names them."""
-  readme = (ROOT / "README.md").read_text()
   found = {file.stem for file in DOCS.glob("*.md")}
-  named = [name for name in re.findall(r"\(docs/([\w-]+)\.md\)", _listed(readme)) if name in found]
+  named = [name for name in re.findall(r"\(docs/([\w-]+)\.md\)", "\n".join(_listed())) if name in found]
   return [page(name) for name in dict.fromkeys([*named, *sorted(found)])]
 
 
@@ -50,19 +49,14 @@ def page(name: str) -> Page:
 
 def contents() -> str:
   """README's list of the pages, without what is not in docs/."""
-  rows = [row for row in _listed((ROOT / "README.md").read_text()).splitlines() if ".md)" in row and "docs/" in row]
-  return rendered("\n".join(["| Page | What it covers |", "|---|---|", *rows]), ROOT)
+  head, line, *rows = _listed()
+  return rendered("\n".join([head, line, *(row for row in rows if ".md)" in row and "docs/" in row)]), ROOT)
 
 
-def table_of(heading: str, links: Mapping[str, str]) -> str:
-  """The first table of README after a heading. `links`: paths in the repository, each with an address instead."""
-  section = (ROOT / "README.md").read_text().partition(f"\n## {heading}\n")[2]
-  rows = [line for line in section.partition("\n#")[0].splitlines() if line.startswith("|")]
-  return rendered("\n".join(rows), ROOT, links=links)
-
-
-def _listed(readme: str) -> str:
-  return readme.partition("| Page | What it covers |")[2]
+def _listed() -> list[str]:
+  """README's table of the pages, as lines."""
+  tables = re.findall(r"^(?:\|.*\n)+", (ROOT / "README.md").read_text(), re.MULTILINE)
+  return max(tables, key=lambda table: table.count("](docs/")).splitlines()
 
 
 def rendered(source: str, folder: Path, prefix: str = "", links: Mapping[str, str] | None = None) -> str:

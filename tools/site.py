@@ -1,18 +1,22 @@
 """Writes docs/index.html: one page to browse, with every strategy in pictures, a calculator and the guide.
 
+    make site
     python -m tools.site [--html=FILE]
 
-The page is one file that needs no network. Its numbers come from formulas, so nothing is compiled: it takes seconds.
+The page is one file that needs no network, and git does not keep it. Its numbers come from formulas, so nothing is
+compiled: it takes less than a minute, most of it for the table that the calculator looks up.
 """
 
 import argparse
 import ast
 import importlib
 import inspect
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from types import ModuleType
 
 import jax
 
@@ -24,15 +28,15 @@ from pages.document import HERE
 from pages.element import card, tag, text, tiles
 from runtime import command_line
 from runtime.folders import writable_file
-from tools import calculator_form, explain, guide_pages, strategy_page
+from tools import calculator, explain, guide_pages, strategy_page
 
 FILE = guide_pages.DOCS / "index.html"
 PRESET, BATCH, DEVICES = "lm", 32, 8  # of the pictures
 ABOUT = "One Transformer, every way to shard it: a reference training repository in JAX"
 
 
-def page() -> str:
-  """The whole page."""
+def page(choices: calculator.Choices = calculator.ALL) -> str:
+  """The whole page. `choices`: of the calculator."""
   guides, names = guide_pages.pages(), strategies.names()
   lists = {
     "strategies": [(f"strategy-{name}", name) for name in names],
@@ -47,13 +51,13 @@ def page() -> str:
     view("start", "Start", start()),
     view("strategies", "Strategies", comparison(names)),
     *(view(f"strategy-{name}", name, strategy(name), group="strategies") for name in names),
-    view("calculator", "Calculator", calculator_form.view()),
+    view("calculator", "Calculator", calculator.view(choices)),
     view("guide", "Guide", guide_pages.contents()),
     *(view(found.id, found.title, found.content, group="guide") for found in guides),
     navigation=tag("a", "Skip to the content", href="#main", class_="skip")
     + tag("nav", *bars, class_="navigation", aria_label="Views"),
     style=(HERE / "site.css").read_text(),
-    script=calculator_form.script() + (HERE / "site.js").read_text(),
+    script=calculator.script() + (HERE / "site.js").read_text(),
   )
 
 
@@ -83,31 +87,40 @@ as a single device, and that it sends what the formulas here say.
 
 - [Strategies](strategies): which device holds which piece of each array, how much memory that takes, what is sent, and
   when each stage of a pipeline works
-- [Calculator](calculator): the same numbers for a large model, on any mesh of TPUs or GPUs
+- [Calculator](calculator): the same numbers for large models on TPUs and GPUs, and the time of a step
 - [Guide](guide): all pages of the documentation, beginning with a [tour](docs/tour.md) of sharding in JAX
 - [README](README.md): how to install it and train a first model in about a minute
 - [Map of the code](WORKSPACE.md): what to read first
 """
 
 
-def comparison(names: Iterable[str]) -> str:
-  """All strategies in README's table."""
-  modules = {f"strategies/{name}{suffix}": f"#strategy-{name}" for name in names for suffix in ("", ".py")}
+def comparison(names: Sequence[str]) -> str:
+  """All strategies: the first line of each file, and what its layout splits."""
   about = f"The pictures are of a small language model, the preset `{PRESET}`, on {DEVICES} simulated devices, with "
   about += f"batches of {BATCH} sequences. Their numbers are predicted by formula, for XLA's CPU backend."
-  return guide_pages.rendered(about, guide_pages.ROOT) + guide_pages.table_of("The strategies", modules)
+  lines = [f"{about}\n", "| Strategy | What it is | What is split |", "|---|---|---|"]
+  for name in names:
+    says = (inspect.getdoc(_module(name)) or "").partition("\n")[0]
+    placed = ", ".join(strategies.layout_of(name).placed(" and ", mark="`")) or "nothing"
+    lines.append(f"| [`{name}`](strategies/{name}.py) | {says} | {placed} |")
+  links = {f"strategies/{name}.py": f"#strategy-{name}" for name in names}
+  return guide_pages.rendered("\n".join(lines), guide_pages.ROOT, links=links)
+
+
+def _module(name: str) -> ModuleType:
+  return importlib.import_module(f"strategies.{name}")
 
 
 def strategy(name: str) -> str:
   """A strategy: what its file says, and its pictures."""
-  module = importlib.import_module(f"strategies.{name}")
+  module = _module(name)
   config = base.get_config(PRESET, name)
   config.batch_size, config.simulated_devices, config.compilation_cache_dir = BATCH, DEVICES, ""
   made = explain.create(config, None)
   found = explanation.explain(name, made, config.batch_size, compiled=False)
   source = Path(inspect.getfile(module))
-  address = f"../{source.relative_to(guide_pages.ROOT).as_posix()}"
-  lies = tag("p", "From ", tag("a", escape(address[3:]), href=address), class_="about")
+  address = os.path.relpath(source, guide_pages.DOCS)
+  lies = tag("p", "From ", tag("a", escape(address.removeprefix("../")), href=address), class_="about")
   return "".join(
     (
       tiles(strategy_page.headline(found)),

@@ -1,8 +1,9 @@
 """Writes explain's placement and communication tables for each strategy: python -m tests.golden.make_explain
 
-Run it after a change that should affect placement or communication, and review the diff. `--topology` also writes the
-files for a TPU slice; it needs the TPU compiler. Write the files on the oldest stack first. On a newer one a strategy
-gets a file of its own where the compiler does something else.
+Run it after a change that should affect placement or communication, and review the diff. It also fills in
+docs/strategies.md, which shows these files. `--topology` also writes the files for a TPU slice; it needs the TPU
+compiler. Write the files on the oldest stack first. On a newer one a strategy gets a file of its own where the compiler
+does something else.
 """
 
 import functools
@@ -94,9 +95,11 @@ if __name__ == "__main__":
   import conftest  # noqa: F401  # eight devices, and the flags of the tests
 
   import strategies
+  from benchmarks import guide
 
   FOLDER.mkdir(exist_ok=True)
   for topology in (None, SLICE) if "--topology" in sys.argv else (None,):
     for name in strategies.names():
       if lowers_for(name, topology):
         write(name, topology)
+  guide.write()

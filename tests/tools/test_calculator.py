@@ -1,275 +1,174 @@
-"""The calculator of docs/index.html computes what analysis/memory.py and analysis/theory.py compute."""
+"""The calculator of docs/index.html shows what analysis/ says, for every strategy, and refuses what a run refuses."""
 
-import collections
-import dataclasses
 import itertools
 import json
-import math
 import re
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 from browser import Browser
-from helpers import config, program
 
+import pages
 import strategies
-from analysis import memory, theory
+from analysis import memory, predict, theory
 from analysis.case import Case
-from analysis.search import model_of
-from analysis.weights import weights
+from analysis.search import USABLE, model_of, search
+from configs import base
 from errors import ConfigError
-from models.config import REMAT
-from pages.units import amount
-from strategies.pipeline import schedule as schedules
-from tools import calculator, calculator_form, site
+from pages.units import amount, duration
+from strategies.mesh import abstract_mesh, resolve
+from tools import calculator
+from training import settings
 
-RELATIVE = 1e-9  # of sums in another order; each rounds by 1e-16
-SIZES = [(1.3e9, 2048), (7e9, 4096), (70e9, 1024)]  # none has the sizes from which the terms of saved bytes follow
-MESH = {"replica": 2, "stage": 4, "data": 4, "model": 2}
-ASKED = calculator_form.FIRST
-
-
-def cases(name: str) -> Iterator[dict[str, Any]]:
-  """Sizes × devices' kind × remat, on small and large meshes, in one part and in several."""
-  kinds = ("TPU v5p", "NVIDIA H100")
-  parts = [(1, "auto", 8, "1f1b"), (4, "auto", 4, "gpipe"), (2, "step", 1, "1f1b")]
-  axes = [axis for axis in strategies.layout_of(name).mesh if name != "single"]
-  meshes = [{axis: MESH[axis] for axis in axes}, {axis: 2 * MESH[axis] for axis in axes if axis != "stage"}]
-  for (params, length), kind, remat in itertools.product(SIZES, kinds, REMAT):
-    for mesh, (accumulation, gather, microbatches, schedule) in zip(itertools.cycle(meshes), parts, strict=False):
-      if remat == "offload" and mesh.get("stage", 1) > 1:
-        continue
-      yield ASKED | {
-        "params": params, "seq_len": length, "strategy": name, "mesh": mesh, "remat": remat, "chip": kind,
-        "batch_size": 1024, "accumulation": accumulation, "gather": gather, "microbatches": microbatches,
-        "schedule": schedule,
-      }  # fmt: skip
+FEW = calculator.Choices(("v5e", "v5p", "h100"), ("1e9",), (8,), ("minimal", "offload"), (1, 8))
+OWN = {
+  "own_axes": 'Layout(mesh={"x": 2, "fsdp": -1}, batch=("x", "fsdp"), embed="fsdp")',  # axes that no other has
+  "own_sizes": 'Layout(mesh={"data": 3, "model": 5}, batch="data", mlp="model")',  # fits no number of devices here
+}
 
 
-def others() -> Iterator[dict[str, Any]]:
-  """Cases that need a rule of their own."""
-  make = lambda **fields: ASKED | fields
-  yield make(strategy="single", mesh={}, batch_size=1)
-  yield make(strategy="tensor_parallel", mesh={"model": 8}, seq_len=384, batch_size=1)
-  yield make(strategy="tensor_parallel", mesh={"model": 16}, seq_len=128, params=1e9, batch_size=3)
-  yield make(strategy="two_d", mesh={"data": 1, "model": 4}, batch_size=5)
-  yield make(strategy="two_d", mesh={"data": 8, "model": 1}, batch_size=8, accumulation=1, gather="step")
-  yield make(strategy="pipeline", mesh={"stage": 1, "data": 8}, batch_size=64)
-  yield make(strategy="pipeline", mesh={"stage": 2, "data": 1}, batch_size=64, microbatches=1)
-  yield make(strategy="pipeline", mesh={"stage": 16, "data": 2}, batch_size=64, microbatches=32, accumulation=1)
-  yield make(strategy="three_d", mesh={"stage": 6, "data": 2, "model": 4}, params=1e12, batch_size=128, chip="TPU7x")
-  yield make(strategy="fsdp", mesh={"data": 1}, batch_size=2)
-  yield make(strategy="zero1", mesh={"data": 512}, params=2e8, batch_size=512)
-  yield make(strategy="fsdp", mesh={"data": 16}, params=1e7 * 17, batch_size=16, seq_len=128 * 77)
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory):
+  """Two strategies that are one file each, for all tests here."""
+  folder = tmp_path_factory.mktemp("own")
+  for name, layout in OWN.items():
+    (folder / f"{name}.py").write_text(f"from strategies.layout import Layout\n\nLAYOUT = {layout}\n")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(strategies, "__path__", [*strategies.__path__, str(folder)])
+    yield
 
 
-def by_python(asked: dict[str, Any]) -> Case:
-  """The case in Python. A pmap needs devices, so it is here data_parallel, summed by hand."""
-  if asked["strategy"] == "pmap_ddp":
-    return dataclasses.replace(calculator.case_of(asked | {"strategy": "data_parallel"}), sums_by_hand=True)
-  return calculator.case_of(asked)
+@pytest.fixture(scope="module")
+def page(own: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """A page with the calculator, for few choices."""
+  file = tmp_path_factory.mktemp("page") / "page.html"
+  pages.write(file, pages.document("", "", calculator.view(FEW), script=calculator.script()))
+  return file
 
 
-def answers(browser: Browser, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-  """What the page's script computes."""
-  seen = browser.look(site.FILE, lambda page: page.evaluate("all => all.map(calculator.answer)", asked))
-  assert seen.errors == []
-  return seen.value
+@pytest.fixture(scope="module")
+def known(page: Path) -> dict[str, Any]:
+  """What the page looks up."""
+  (data,) = re.findall(r'id="calculator-data">(.*?)</script>', page.read_text())
+  return json.loads(data)
+
+
+def built(row: list[str], platform: str, parameters: str, devices: str, remat: str, batch: str) -> Case:
+  """The case of a row. Raises what a run raises."""
+  config = base.get_config("lm", row[0])
+  config.model.update(model_of(float(parameters), 4096) | {"remat": remat})
+  sizes = {axis: int(size) for axis, size in re.findall(r"(\w+)=(-?\d+)", row[1])}
+  layout = resolve(strategies.layout_of(row[0]), int(devices), sizes)
+  made = strategies.build(config, layout, settings.program(config, platform), abstract_mesh(layout))
+  made.check_batch("batch_size", int(batch) * int(devices))
+  return Case.of(made, int(batch) * int(devices), platform)
 
 
 @pytest.mark.filterwarnings("ignore:pipeline.microbatches", "ignore:model.attention")
-@pytest.mark.parametrize("name", [*strategies.names(), "others"])
-def test_the_page_computes_what_python_computes(name: str, browser: Browser):
-  asked = list(others() if name == "others" else cases(name))
-  assert len(asked) >= 12
-  for fields, answer in zip(asked, answers(browser, asked), strict=True):
-    case = by_python(fields)
-    predicted, sent = memory.of(case), theory.sent(case)
-    where = json.dumps(fields)
-    assert "refused" not in answer, (where, answer)
-    assert answer["count"] == sum(weight.size for weight in weights(case.model)), where
-    assert answer["devices"] == case.layout.device_count, where
-    assert answer["memory"] == pytest.approx(dataclasses.asdict(predicted), rel=RELATIVE, abs=0), where
-    assert answer["total"] == pytest.approx(predicted.total, rel=RELATIVE), where
-    names = lambda rows: [(row["kind"], tuple(row["axes"]), row["what"]) for row in rows]
-    assert names(answer["sent"]) == names(row._asdict() for row in sent), where
-    for row, expected in zip(answer["sent"], sent, strict=True):
-      assert math.isclose(row["bytes"], expected.bytes, rel_tol=RELATIVE), (where, row, expected)
+def test_every_row_is_what_analysis_says(known: dict[str, Any]):
+  """Its memory, its bytes over each axis, and its time on each kind; or the sentence with which a run is refused."""
+  refused = 0
+  for key, rows in known["rows"].items():
+    platform, *chosen = key.split(" ")
+    assert set(strategies.names()) == {row[0] for row in rows}
+    for row in rows:
+      if len(row) == 3:
+        with pytest.raises(ConfigError) as error:
+          built(row, platform, *chosen)
+        assert row[2] == str(error.value)
+        refused += 1
+        continue
+      case = built(row, platform, *chosen)
+      predicted, messages = memory.of(case), theory.sent(case)
+      on_host = f", and {amount(predicted.host)} of its host" if predicted.host else ""
+      assert row[2] == amount(predicted.total) + on_host
+      for axes in {row.axes for row in messages}:
+        assert f"over {'+'.join(axes)} {amount(sum(one.bytes for one in messages if one.axes == axes))}" in row[3]
+      assert row[3].count("over ") == len({row.axes for row in messages})
+      for kind, (of, column) in known["kinds"].items():
+        if of == platform:
+          where = calculator.machine(kind, 8)
+          times = predict.times(case, where.chip, where.links(case.layout.mesh))
+          mfu = times.mfu(case.batch_size * case.model.train_flops_per_example() / case.layout.device_count, where.chip)
+          fits = predicted.total <= USABLE * where.chip.memory
+          said = f"{duration(times.seconds)}, {mfu:.0%}" if fits else "does not fit"
+          assert row[4 + column] == said, (key, row, kind)
+  assert 0 < refused < 50
 
 
-def test_models_have_the_sizes_of_plan(browser: Browser):
-  """From too small to too large, and where half a block is rounded."""
-  sizes = [10 ** (7 + i / 40) for i in range(250)]
-  asked = [ASKED | {"params": params, "strategy": "single", "mesh": {}} for params in sizes]
-  for params, answer in zip(sizes, answers(browser, asked), strict=True):
-    if "refused" in answer:
-      with pytest.raises(ConfigError) as error:
-        model_of(params, ASKED["seq_len"])
-      assert answer["refused"] == str(error.value)
-    else:
-      assert model_of(params, ASKED["seq_len"]).items() <= answer["model"].items(), params
+def test_the_rows_are_those_of_plan(known: dict[str, Any]):
+  """The search of tools.plan makes its cases in another way."""
+  where = calculator.machine("v5p", 8)
+  config = base.get_config("lm", "single")
+  config.model.update(model_of(1e9, 4096))
+  plans = search(settings.program(config, where.platform).model, 64, where, ["hsdp", "two_d"])
+  seen = 0
+  for row in known["rows"]["tpu 1e9 8 minimal 8"]:
+    mesh = {f"mesh.{axis}": int(size) for axis, size in re.findall(r"(\w+)=(\d+)", row[1])}
+    for plan in plans:
+      if plan.strategy == row[0] and dict(plan.fields) == mesh | {"model.remat": "minimal"}:
+        assert row[2] == amount(plan.memory)
+        assert row[5].startswith(duration(plan.times.seconds))
+        seen += 1
+  assert seen >= 2
 
 
-def test_a_pmap_is_the_case_that_stands_for_it():
-  sizes = {"model__width": 256, "model__heads": 2, "model__kv_heads": 2, "model__mlp_width": 512}
-  made = [strategies.create(config(name, **sizes), program(**sizes), jax.devices()) for name in ("pmap_ddp", "fsdp")]
-  cases = [Case.of(one, 16, "gpu") for one in made]
-  assert [case.sums_by_hand for case in cases] == [True, False]
-  assert calculator._strategy("pmap_ddp")["by_hand"]
+def test_a_layout_in_a_file_of_its_own_is_tried_on_its_own_axes(known: dict[str, Any]):
+  rows = {(row[0], row[1]): row for row in known["rows"]["gpu 1e9 8 minimal 1"]}
+  for mesh in ("x=2 × fsdp=4", "x=8 × fsdp=1"):
+    assert "over x" in rows["own_axes", mesh][3]
+  assert rows["own_sizes", "data=3 × model=5"][2] == (
+    "mesh.data=3, mesh.model=5 do not multiply to the 8 devices here; "
+    "use sizes whose product is 8, or -1 for one of them"
+  )
 
 
-MISTAKES = {
-  "mesh.data=3 does not divide model.width=4096; use 1, 2, 4, ": {"mesh": {"data": 3}},
-  "mesh.model=64 does not divide model.heads=32; use 1, 2, 4, ": {"strategy": "tensor_parallel", "mesh": {"model": 64}},
-  "mesh.stage=3 does not divide model.depth=32; use 1, 2, 4, 8, 16 or 32, or model.depth=33": {
-    "strategy": "pipeline", "mesh": {"stage": 3, "data": 1},
-  },
-  "batch_size=100 is not a multiple of 64 (devices that split the batch); use 128": {"batch_size": 100},
-  "batch_size=64 is not a multiple of 64 (devices that split the batch) × 3 (accumulation); use 192": {
-    "batch_size": 64, "accumulation": 3,
-  },
-  "batch_size=12 is not a multiple of 2 (devices that split the batch) × 8 (pipeline.microbatches); use 16": {
-    "strategy": "pipeline", "mesh": {"stage": 4, "data": 2}, "batch_size": 12,
-  },
-  "model.remat='offload' does not fit a pipeline, whose stages keep what they save in slots": {
-    "strategy": "three_d", "mesh": {"stage": 2, "data": 2, "model": 2}, "remat": "offload",
-  },
-  "params=1e+06 does not fit a model with Llama's proportions; use 1e8 to 1e12": {"params": 1e6},
-  "params=1.2e+07 does not fit a model with Llama's proportions; use 1e8 to 1e12": {"params": 1.2e7},
-  "pipeline.microbatches=0 must be at least 1": {
-    "strategy": "pipeline", "mesh": {"stage": 2, "data": 2}, "microbatches": 0,
-  },
-}  # fmt: skip
-
-
-def test_the_page_refuses_what_python_refuses(browser: Browser):
-  """With the same sentences."""
-  asked = [ASKED | fields for fields in MISTAKES.values()]
-  for fields, sentence, answer in zip(asked, MISTAKES, answers(browser, asked), strict=True):
-    with pytest.raises(ConfigError) as error:
-      calculator.case_of(fields)
-    assert answer == {"refused": str(error.value)}
-    assert answer["refused"].startswith(sentence)
-
-
-def test_the_page_refuses_what_it_does_not_know(browser: Browser):
-  none = float("nan")  # an empty field
-  asked = [{"seq_len": 100}, {"mesh": {"data": 1.5}}, {"batch_size": none}, {"accumulation": 0}, {"params": none}]
-  assert [answer["refused"] for answer in answers(browser, [ASKED | fields for fields in asked])] == [
-    "seq_len=100 is not a multiple of 128, as the kernels of attention need; use 128",
-    "mesh.data must be a whole number",
-    "batch_size must be a whole number",
-    "accumulation=0 must be at least 1",
-    "params must be a number, such as 7e9",
+def test_what_a_run_refuses_is_a_sentence(known: dict[str, Any]):
+  said = lambda key, name: [row[2] for row in known["rows"][key] if row[0] == name and len(row) == 3]
+  assert set(said("tpu 1e9 8 offload 8", "pipeline")) == {
+    "model.remat='offload' does not fit a pipeline, whose stages keep what they save in slots on the device; use 'full'"
+  }
+  assert said("gpu 1e9 8 minimal 1", "pipeline") == [
+    "batch_size=8 is not a multiple of 2 (devices that split the batch) × 8 (pipeline.microbatches); use 16"
   ]
+  (too_many,) = [row for row in calculator.rows(["h100"], "1e9", 256, "minimal", 1) if row[0] == "tensor_parallel"]
+  assert too_many[2].startswith("mesh.model=256 does not divide model.heads=16; use 1, 2, 4, 8 or 16")
 
 
-def test_schedules_in_closed_form_are_those_that_are_simulated(browser: Browser):
-  asked = list(itertools.product(calculator.SCHEDULES, (2, 3, 4, 8, 12, 32), (1, 2, 3, 5, 8, 15, 16, 17, 64)))
-  run = "all => all.map(([order, stages, count]) => calculator.build(order, stages, count))"
-  seen = browser.look(site.FILE, lambda page: page.evaluate(run, asked))
-  for (order, stages, microbatches), found in zip(asked, seen.value, strict=True):
-    made = schedules.build(schedules.ORDERS[order], stages, microbatches)
-    assert found == {
-      "microbatches": microbatches,
-      "residuals": made.slots["residuals"],
-      "exchanges": sum(phase.ticks * len(phase.routes) for phase in made.phases),
-    }
-    assert made.chunks == 1
-    assert not made.splits
+def test_every_kind_has_every_number_of_devices():
+  for kind, devices in itertools.product(calculator.ALL.kind, calculator.ALL.devices):
+    assert calculator.machine(kind, devices).count == devices
+  assert [calculator.machine(kind, 256).shape for kind in ("v5e", "v5p", "tpu7x")] == [(16, 16), (4, 8, 8), (4, 4, 8)]
+  assert [calculator.machine(kind, 64).hosts for kind in ("h100", "gb200")] == [8, 16]
 
 
-def test_what_is_saved_must_be_proportional(monkeypatch: pytest.MonkeyPatch):
-  """Otherwise the page is not written."""
-  real = calculator.saved.bytes_per_example
-  monkeypatch.setattr(calculator.saved, "bytes_per_example", lambda m, **given: real(m, **given) + m.seq_len * m.depth)
-  with pytest.raises(ValueError, match="not proportional"):
-    calculator.terms("tpu", "full")
+def shown(page: Any) -> list[list[str]]:
+  """The rows of the answer."""
+  return [row.locator("th, td").all_inner_texts() for row in page.locator("#calculator-answer tbody tr").all()]
 
 
-def words(page: Any) -> list[str]:
-  """The texts of the answer."""
-  cells = page.locator("#calculator-answer :is(dt, dd, .card.wide td, .card.wide th, figcaption, svg[role=img] text)")
-  return cells.all_inner_texts()
+def test_the_page_shows_the_rows_of_what_is_chosen(page: Path, known: dict[str, Any], browser: Browser):
+  def act(opened: Any) -> list[tuple[tuple[str, ...], list[list[str]]]]:
+    found = []
+    for chosen in itertools.product(*FEW):
+      for name, value in zip(FEW._fields, chosen, strict=True):
+        opened.locator(f"[name={name}]").select_option(str(value))
+      found.append((chosen, shown(opened)))
+    return found
 
-
-def test_the_script_answers_as_python_does_at_first(browser: Browser):
-  """Python has drawn the answer for the first values, for those without a script."""
-  plain = browser.look(site.FILE, words, java_script_enabled=False, width=1440)
-  assert browser.look(site.FILE, words).value == plain.value
-  assert len(plain.value) > 20
-
-
-@pytest.mark.filterwarnings("ignore:model.attention")
-def test_the_picture_says_the_bytes_of_every_axis(browser: Browser):
-  """As tools.explain writes them, from bytes to gigabytes."""
-  mesh = {"stage": 4, "data": 2, "model": 2}
-  asked = ASKED | {"strategy": "three_d", "mesh": mesh, "params": 2e8}
-  sent: collections.Counter[str] = collections.Counter()
-  for row in theory.sent(by_python(asked)):
-    sent["+".join(row.axes)] += row.bytes
-
-  def act(page: Any) -> str:
-    page.evaluate("location.hash = 'calculator'")
-    page.locator("[name=strategy]").select_option("three_d")
-    for name, value in {"params": 2e8, **{f"mesh.{axis}": size for axis, size in mesh.items()}}.items():
-      page.locator(f"[name='{name}']").fill(str(value))
-    return page.locator("#calculator-answer figcaption").last.inner_text()
-
-  said = browser.look(site.FILE, act).value
-  assert said == "; ".join(f"over {axes}: by theory {amount(size)}" for axes, size in sorted(sent.items())) + "."
-  assert " kB" in said
-
-
-def test_changing_a_field_changes_the_answer(browser: Browser):
-  def act(page: Any) -> list[Any]:
-    page.evaluate("location.hash = 'calculator'")
-    form, answer = page.locator("#calculator-form"), page.locator("#calculator-answer")
-    visible = lambda: [
-      field.get_attribute("name") for field in form.locator("input, select").all() if field.is_visible()
-    ]
-    found = [visible(), answer.inner_text()]
-    form.locator("[name='mesh.data']").fill("128")
-    found.append(answer.inner_text())
-    form.locator("[name=strategy]").select_option("three_d")
-    found += [visible(), answer.inner_text()]
-    form.locator("[name='mesh.data']").fill("")
-    found.append(answer.inner_text())
-    form.locator("[name='mesh.data']").press("Enter")
-    return [*found, page.url]
-
-  seen = browser.look(site.FILE, act)
+  seen = browser.look(page, act)
   assert seen.errors == seen.requests == []
-  fields, first, more, all_fields, three_d, empty, url = seen.value
-  always = ["params", "seq_len", "batch_size", "strategy"]
-  assert fields == [*always, "mesh.data", "chip", "remat", "accumulation", "gather"]
-  assert all_fields == [
-    *always, "mesh.stage", "mesh.data", "mesh.model", "chip", "remat", "accumulation", "gather", "schedule",
-    "microbatches",
-  ]  # fmt: skip
-  assert len({first, more, three_d}) == 3
-  assert "over stage" in three_d
-  assert empty == "mesh.data must be a whole number"
-  assert url.endswith("#calculator")  # the form is not sent anywhere
+  assert len(seen.value) == 3 * 2 * 2
+  for (kind, *chosen), rows in seen.value:
+    platform, column = known["kinds"][kind]
+    expected = known["rows"][" ".join(map(str, (platform, *chosen)))]
+    assert rows == [row if len(row) == 3 else [*row[:4], row[4 + column]] for row in expected], (kind, chosen)
 
 
-@pytest.mark.parametrize(("chip", "verdict"), [("TPU v5e", "does not fit"), ("TPU v5p", "fits")])
-def test_the_memory_is_compared_with_the_devices(chip: str, verdict: str, browser: Browser):
-  def act(page: Any) -> str:
-    page.evaluate("location.hash = 'calculator'")
-    page.locator("[name=chip]").select_option(chip)
-    return page.locator("#calculator-answer dd").nth(4).inner_text()
-
-  assert re.fullmatch(rf"[\d.]+ GB: {verdict}", browser.look(site.FILE, act).value)
-
-
-def test_the_calculator_is_usable_at_every_width(browser: Browser):
-  def act(page: Any) -> int:
-    page.evaluate("location.hash = 'calculator'")
-    page.locator("[name=strategy]").select_option("three_d")
-    return page.evaluate("document.documentElement.scrollWidth")
-
+def test_the_first_rows_are_there_without_a_script_and_at_every_width(page: Path, browser: Browser):
+  plain = browser.look(page, shown, java_script_enabled=False).value
+  assert plain == browser.look(page, shown, 360).value
+  assert len(plain) >= len(strategies.names())
   for width in (360, 1440):
-    assert browser.look(site.FILE, act, width).value <= width
+    assert browser.look(page, width=width).overflow == 0
