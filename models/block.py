@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from models.config import ModelConfig
 from models.dimensions import Sharding
 from models.lora import Adapters
-from models.ops.attention import IMPLEMENTATIONS, KERNELS, Cache, rotate, with_past
+from models.ops.attention import Cache, attend, rotate, with_past
 from models.ops.layers import RMSNorm, dropout, fold_in, linear, linears, weight
 
 
@@ -64,8 +64,7 @@ class Attention(nnx.Module):
     self.lora = Adapters(
       config, rngs, query=(self.query, 1), key=(self.key, 1), value=(self.value, 1), out=(self.out, 2)
     )
-    self.core = functools.partial(IMPLEMENTATIONS[config.attention], causal=config.predicts.causal)
-    self.is_kernel = config.attention in KERNELS
+    self.core = functools.partial(attend, config.attention, causal=config.predicts.causal)
 
   @jax.named_scope("attention")
   def __call__(
@@ -94,14 +93,11 @@ class Attention(nnx.Module):
       q, k = rotate(q, angles), rotate(k, angles)
     else:
       q, k = checkpoint_name(rotate(q, angles), "query"), checkpoint_name(rotate(k, angles), "key")
-    if cache is None:
-      attended = self._attend(q, k, v, segments, sharding)
+    if cache is None or (isinstance(start, int) and start == 0):  # nothing came before, so the fastest core can read
+      attended = self.core(q, k, v, segments, sharding)
     else:
-      if isinstance(start, int) and start == 0:  # nothing came before, so the fastest core can read these positions
-        attended = self._attend(q, k, v, segments, sharding)
-      else:
-        attended = with_past(q, k, v, *cache, start)
-      cache = Cache(k.swapaxes(1, 2), v.swapaxes(1, 2))
+      attended = with_past(q, k, v, *cache, start)
+    cache = None if cache is None else Cache(k.swapaxes(1, 2), v.swapaxes(1, 2))
     attended = sharding.activation(attended, "batch", None, "heads", None)  # [B, T, N, H]
     out = sharding.split_sequence(linear(attended, self.out[...], inputs=2, flat=False))
     out = self.lora.into_stream("out", out, attended, sharding, inputs=2)
@@ -111,16 +107,6 @@ class Attention(nnx.Module):
     """Arrays [..., N, H], [..., K, H] and [..., K, H] → [..., K, (N/K + 2)·H]: for each key head what belongs to it."""
     groups = arrays[1].shape[-2]
     return jnp.concatenate([a.reshape(*a.shape[:-2], groups, -1) for a in arrays], axis=-1)
-
-  def _attend(
-    self, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None, sharding: Sharding
-  ) -> jax.Array:
-    """Queries [B, T, N, H], keys and values [B, T, K, H], segments [B, T] → [B, T, N, H]."""
-    if not self.is_kernel:
-      return checkpoint_name(self.core(q, k, v, segments=segments), "context")
-    kernel = lambda q, k, v, *rest: self.core(q, k, v, segments=rest[0] if rest else None)
-    heads, rest = ("batch", None, "heads", None), () if segments is None else (segments,)
-    return sharding.local(kernel, q, k, v, *rest, dims=(*(heads,) * 3, ("batch", None))[: 3 + len(rest)], results=heads)
 
 
 class SwiGLU(nnx.Module):

@@ -1,11 +1,15 @@
 """README and the guide: code, commands and links that exist, and generated parts that are up to date."""
 
+import functools
 import json
 import re
 import shlex
+import sys
+import types
 from pathlib import Path
 from types import ModuleType
 
+import helpers
 import pytest
 
 import strategies
@@ -153,3 +157,39 @@ def test_the_explain_page_shows_published_speeds():
 def test_the_strategies_page_shows_the_golden_pages_and_the_records():
   page = guide.PAGE.read_text()
   assert pages.fill(page, guide.parts()) == page
+
+
+def test_a_step_of_fsdp_is_followed_in_ten_files():
+  """The files that WORKSPACE.md lists are on the way, in this order, and no lower layer calls a higher one.
+
+  The model calls the constraints that it was given, which is the one way back into strategies/.
+  """
+  listed = re.findall(r"^\d+\. `([\w/]+\.py)`: ", (ROOT / "WORKSPACE.md").read_text(), re.MULTILINE)
+  assert len(listed) == len(set(listed)) <= 10
+  layers = ["strategies", "training", "models"]  # from the top
+  called: list[tuple[str, str]] = []  # files of these layers: caller, callee
+
+  @functools.cache
+  def ours(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(ROOT)) if any(path.is_relative_to(ROOT / name) for name in layers) else ""
+
+  def record(frame: types.FrameType, event: str, _: object) -> None:
+    if event == "call" and (callee := ours(frame.f_code.co_filename)):
+      caller = frame.f_back
+      while caller and not ours(caller.f_code.co_filename):
+        caller = caller.f_back
+      called.append((ours(caller.f_code.co_filename) if caller else "", callee))
+
+  runner = helpers.strategy("fsdp", helpers.program())
+  sys.setprofile(record)
+  try:
+    runner.lower_train_step(16)
+  finally:
+    sys.setprofile(None)
+  visited = list(dict.fromkeys(callee for _, callee in called))
+  assert listed[0] == "train.py"
+  assert set(listed[1:]) <= set(visited)
+  layer = lambda file: layers.index(file.split("/")[0])
+  up = {(a, b) for a, b in called if a and layer(b) < layer(a)}
+  assert {b for _, b in up} <= {"strategies/constraints.py", "strategies/collectives.py", "strategies/layout.py"}

@@ -5,14 +5,17 @@ cuDNN's fused attention on NVIDIA GPUs, splash attention on TPUs, `blockwise` on
 scores of all pairs of positions in memory.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from errors import ConfigError
 from models.config import ModelConfig
+from models.dimensions import Sharding
 from models.remat import KERNEL
 
 QUERY_BLOCK = 64  # queries that `blockwise` processes at a time
@@ -55,6 +58,25 @@ def _obstacle(name: str, config: ModelConfig, platform: str) -> str:
   if name == "splash" and config.positions < TILE:
     return f"works on {TILE} positions at a time, and the model sees {config.positions}"
   return ""
+
+
+def attend(
+  name: str,
+  q: jax.Array,  # [B, T, N, H]
+  k: jax.Array,  # [B, T, K, H]
+  v: jax.Array,
+  segments: jax.Array | None,  # [B, T]
+  sharding: Sharding,
+  *,
+  causal: bool,
+) -> jax.Array:
+  """What each head reads [B, T, N, H], by the implementation of this name; a kernel on each device's own part."""
+  core = functools.partial(IMPLEMENTATIONS[name], causal=causal)
+  if name not in KERNELS:
+    return checkpoint_name(core(q, k, v, segments=segments), "context")
+  kernel = lambda q, k, v, *rest: core(q, k, v, segments=rest[0] if rest else None)
+  heads, rest = ("batch", None, "heads", None), () if segments is None else (segments,)
+  return sharding.local(kernel, q, k, v, *rest, dims=(*(heads,) * 3, ("batch", None))[: 3 + len(rest)], results=heads)
 
 
 def plain(

@@ -1,7 +1,7 @@
 """Promise 1: every strategy equals a single device, in 20 losses and in every parameter's gradient."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -9,7 +9,6 @@ import pytest
 from helpers import IMAGES, PARITY, assert_trees_close, config, initial_state, random_batch, strategy
 
 import strategies
-from models import block, parameters
 from models.ops import attention
 from training import settings
 from training.program import Params, Program, TrainState
@@ -125,21 +124,12 @@ def test_packed_documents_equal_the_same_documents_alone(name: str):
   assert_trees_close(gradients, expected, PARITY)
 
 
-@pytest.fixture
-def models_made_anew() -> Iterator[None]:
-  """Clears the cache of models, which hold their implementation of attention."""
-  parameters.definition.cache_clear()
-  yield
-  parameters.definition.cache_clear()
-
-
 splash = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
 KERNELS = [(name, attention.blockwise) for name in ("hsdp", "tensor_parallel", "pipeline", "three_d")] + [
   ("two_d", splash)
 ]
 
 
-@pytest.mark.usefixtures("models_made_anew")
 @pytest.mark.parametrize("name, core", KERNELS, ids=[name for name, _ in KERNELS])
 def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(
   name: str, core: Callable[..., jax.Array], monkeypatch: pytest.MonkeyPatch
@@ -151,7 +141,7 @@ def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(
     shapes.append(q.shape)
     return core(q, *given, **named)
 
-  monkeypatch.setattr(block, "KERNELS", frozenset({"blockwise"}))
+  monkeypatch.setattr(attention, "KERNELS", frozenset({"blockwise"}))
   monkeypatch.setitem(attention.IMPLEMENTATIONS, "blockwise", kernel)
   fields = SMALL | VARIANTS[DOCUMENTS]
   program = settings.program(config(**fields), "cpu")
