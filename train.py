@@ -113,9 +113,11 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
   """Checks the config, loads the data, and creates or restores the state."""
   with clock("set-up"), processes.raise_together():
     plan = StepPlan.of(config)
-    settings.program(config, devices[0].platform, draft=True)  # checks all it can before data is prepared
+    settings.check(config, devices[0].platform)  # all that needs no data, before data is prepared
     dataset = data.load(config)
+    config = data.with_sizes(config, dataset.model)
     program = settings.program(config, devices[0].platform)
+    data.check(config, dataset, program.model.example_shapes())
     strategy = strategies.create(config, program, devices)
     strategy.check_batch("batch_size", config.batch_size, config.accumulation)
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
@@ -154,11 +156,10 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
 
 def announce(run: Run, devices: list[jax.Device]) -> None:
   """Shows what is about to run."""
-  config, strategy, saved = run.config, run.strategy, run.start.record
+  strategy, saved = run.strategy, run.start.record
   with run.clock("logging"):
-    described, model = strategy.describe(config.strategy), strategy.program.model
-    about = summary.about(devices, described, config.model.attention, model, run.dataset)
-    table = summary.parameter_table(model, run.start.state.params)
+    about = summary.about(devices, strategy.describe(run.config.strategy), strategy, run.dataset)
+    table = summary.parameter_table(strategy.program.model, run.start.state.params)
     for line in (*summary.start_lines(about), table, *run.start.lines):
       run.writer.say(line)
   run.journal.add("start", run.start.loop.step, **about, versions=saved["versions"], command=saved["command"])

@@ -2,7 +2,7 @@
 
 import functools
 
-from analysis.case import Case, part
+from analysis.case import Case, ring_share
 from analysis.compilers import COMPILERS
 from analysis.sent import Sent
 from analysis.weights import weights
@@ -74,5 +74,5 @@ def _sum(case: Case, dim: str, size: float, what: str, scatters: bool) -> Sent:
 
 def _waits(case: Case, kind: str, dim: str, size: float, what: str) -> Sent:
   """A collective over the devices that split a dimension, in each part of the batch. `size` is the whole in bytes."""
-  times = case.units * (2 if kind == "all-reduce" else 1)
-  return Sent(kind, case.axes(dim), times * part(case.layout.shards(dim)) * size, what, waits=True)
+  times = case.batch_parts * (2 if kind == "all-reduce" else 1)
+  return Sent(kind, case.axes(dim), times * ring_share(case.layout.shards(dim)) * size, what, waits=True)

@@ -10,16 +10,16 @@ from collections.abc import Collection
 import jax.numpy as jnp
 
 from analysis.weights import Weight
+from configs.base import get_config
 from models import remat
 from models.config import ModelConfig
 from strategies.base import Strategy
 from strategies.layout import Layout
-from strategies.pipeline.table import Schedule
+from strategies.pipeline.schedule import Schedule
+from strategies.transfers import Transfers
 from training.optimizer import Optimizer
 
-ADAMW = Optimizer(
-  3e-4, warmup=0, steps=1, final_fraction=1.0, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.0, clip_norm=1.0
-)
+ADAMW = Optimizer(steps=1, **get_config().optimizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,53 +28,49 @@ class Case:
 
   Attributes:
     layout: resolved.
+    gather: the config's field. A pipeline gathers its weights once a step in any case.
+    by_hand: whether gradients are summed by hand even if the batch runs as one part.
     schedule: that of a pipeline with several stages; None without one.
     compiler: a key of `compilers.COMPILERS`: the platform, "cpu", "gpu" or "tpu".
-    gathers_once: whether weights that `embed` splits are gathered, and their gradients scattered, once a step and not
-      for each part of the batch. A pipeline always does so.
-    sums_by_hand: whether gradients are summed over devices by hand even if the batch runs as one part.
     optimizer: its name, the dtype of its moments and where they are count here.
+    transfers: what moves between devices, which follows from the fields above.
   """
 
   layout: Layout
   model: ModelConfig
   batch_size: int
   accumulation: int = 1
+  gather: str = "part"
+  by_hand: bool = False
   schedule: Schedule | None = None
   compiler: str = "tpu"
-  gathers_once: bool = False
-  sums_by_hand: bool = False
   optimizer: Optimizer = ADAMW
+  transfers: Transfers = dataclasses.field(init=False)
+
+  def __post_init__(self) -> None:
+    parts = self.accumulation * (self.schedule.microbatches if self.schedule else 1)
+    transfers = Transfers.of(self.layout, parts=parts, gather=self.gather, by_hand=self.by_hand)
+    object.__setattr__(self, "transfers", transfers)
 
   @staticmethod
   def of(strategy: Strategy, batch_size: int, platform: str) -> "Case":
-    program = strategy.program
+    program, transfers = strategy.program, strategy.transfers
     return Case(
       strategy.layout,
       program.model,
       batch_size,
       program.accumulation,
-      strategy.schedule,
+      gather=transfers.gather,
+      by_hand=bool(transfers.by_hand),
+      schedule=strategy.schedule,
       compiler=platform if platform in ("cpu", "gpu") else "tpu",
-      gathers_once=strategy.gathers_once,
-      sums_by_hand=bool(strategy.axes_by_hand),
       optimizer=program.optimizer,
     )
 
   @property
-  def units(self) -> int:
+  def batch_parts(self) -> int:
     """The number of parts of the batch that run through the model one after another."""
-    return self.accumulation * (self.schedule.microbatches if self.schedule else 1)
-
-  @property
-  def once(self) -> bool:
-    """Whether weights are gathered, and their gradients scattered, once a step. Pipelines always do so."""
-    return self.gathers_once or self.schedule is not None
-
-  @property
-  def by_hand(self) -> tuple[str, ...]:
-    """The mesh axes over which gradients are summed by hand (strategies/sums.py)."""
-    return self.layout.axes_by_hand(self.once) if self.sums_by_hand or self.units > 1 else ()
+    return self.transfers.parts
 
   @property
   def saved_names(self) -> frozenset[str]:
@@ -104,7 +100,7 @@ class Case:
   @property
   def examples(self) -> float:
     """Examples of one part on one device."""
-    return self.batch_size / self.units / self.layout.shards("batch")
+    return self.batch_size / self.batch_parts / self.layout.shards("batch")
 
   @property
   def item(self) -> int:
@@ -112,7 +108,7 @@ class Case:
     return jnp.dtype(self.model.dtype).itemsize
 
   @property
-  def parts(self) -> tuple[int, int, int]:
+  def pieces(self) -> tuple[int, int, int]:
     """The number of pieces that a block's values are split into, besides the batch: heads, MLP and positions."""
     return self.layout.shards("heads"), self.layout.shards("mlp"), self.layout.shards("sequence")
 
@@ -157,27 +153,22 @@ class Case:
 
   def kept(self, weight: Weight) -> float:
     """Elements of a weight that one device keeps from one part of the batch to the next."""
-    gathered = tuple(axis for axis in self.axes("embed") if axis in self.by_hand and self.once)
-    return self.held(weight) * (self.devices(gathered) if "embed" in weight.dims else 1)
+    return self.held(weight) * (self.devices(self.transfers.gathered_once) if "embed" in weight.dims else 1)
 
   def summed(self, weight: Weight) -> float:
     """Elements of a weight's gradient that one device keeps from one part of the batch to the next."""
-    return self.kept(weight) if self.by_hand else self._pieces(weight, self.scattered)
+    by_hand = self.transfers.by_hand
+    return self.kept(weight) if by_hand else self._in_pieces(weight, self.transfers.scattered_each_part)
 
   def updated(self, weight: Weight) -> float:
     """Elements of a weight that one device updates: as many as it stores of each moment of Adam."""
-    return self._pieces(weight, self.axes("state"))
+    return self._in_pieces(weight, self.axes("state"))
 
-  @property
-  def scattered(self) -> tuple[str, ...]:
-    """The mesh axes along which the compiler scatters the gradients of a part; with a single part, for the update."""
-    return self.axes("state" if self.units == 1 else "gradients")
-
-  def _pieces(self, weight: Weight, axes: tuple[str, ...]) -> float:
+  def _in_pieces(self, weight: Weight, axes: tuple[str, ...]) -> float:
     """Elements of a weight on one device if these mesh axes split `embed`."""
     return self.used(weight) / (self.devices(axes) if "embed" in weight.dims else 1)
 
 
-def part(n: int) -> float:
-  """The part of an array that a device sends or receives in a ring of n devices."""
+def ring_share(n: int) -> float:
+  """The share of an array that a device sends or receives in a ring of n devices."""
   return (n - 1) / n

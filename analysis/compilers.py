@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from analysis.case import Case
 from analysis.weights import Weight
-from strategies.pipeline.part import UNROLL
+from strategies.pipeline.stage import UNROLL
 
 ROWS = 32  # bytes of a column of a tile in a TPU's memory
 
@@ -120,7 +120,7 @@ class XlaCpu(Compiler):
 
   def reduces_tied_gradients_apart(self, case: Case) -> bool:
     """It reduces both gradients as soon as they exist, unless the strategy sums gradients by hand after adding them."""
-    return not case.by_hand
+    return not case.transfers.by_hand
 
   def sums_positions_first(self, case: Case, weight: Weight) -> bool:
     """Those that it computes together, of adapters that read the stream, if remat repeats the forward pass."""
@@ -138,7 +138,7 @@ class LibTpu(Compiler):
     some of them, but theory counts none.
     """
     dims = {dim for dim in weight.dims if dim != "layers"}
-    return dims != {"embed", None} and set(case.scattered) <= set(case.axes("batch"))
+    return dims != {"embed", None} and set(case.transfers.scattered_each_part) <= set(case.axes("batch"))
 
   def scatters_stream(self, case: Case) -> bool:
     """Only if the positions of a device fill tiles."""
@@ -153,7 +153,7 @@ class LibTpu(Compiler):
 
   def edge_gathers(self, case: Case) -> int:
     """For each part, where the program says so by hand."""
-    return case.units if case.by_hand else 1
+    return case.batch_parts if case.transfers.by_hand else 1
 
   def gathered_item(self, case: Case, weight: Weight) -> int:
     """A classifier's head too: products round float32 operands to bfloat16, so it gathers them rounded."""
@@ -180,7 +180,7 @@ class XlaGpu(Compiler):
 
   def edge_gathers(self, case: Case) -> int:
     """For each part."""
-    return case.units
+    return case.batch_parts
 
   def attention_again(self, case: Case) -> float:
     """With the recommended options it starts the gathers of a scan's next round early, with all that they depend on.

@@ -119,7 +119,7 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
       "shape": weight.shape,
       "dims": weight.dims,
       "spec": tuple(strategy.layout.spec(weight.dims)),
-      "state": tuple(strategy.layout.of("state").spec(weight.dims)),  # of the optimizer's moments
+      "state": tuple(strategy.layout.stored_as("state").spec(weight.dims)),  # of the optimizer's moments
       "bytes": weight.size // _shards(strategy.layout, weight.dims) * item,
     }
     for weight in weights(strategy.program.model)
@@ -129,7 +129,7 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
 def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   """The activations of one part of the batch, with their global shapes."""
   program, recorder, layout = strategy.program, Recorder(), strategy.layout
-  size = case.batch_size // case.units
+  size = case.batch_size // case.batch_parts
   fields = program.example_shapes()
   batch = {name: jax.ShapeDtypeStruct((size, *field.shape), field.dtype) for name, field in fields.items()}
   state = jax.eval_shape(program.init, jax.random.key(0))

@@ -16,32 +16,32 @@ from strategies.mesh import resolve
 def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
   """Changes to the config that are predicted to make a step fit into `capacity` bytes, with the predicted bytes."""
   remat = lambda policy: dataclasses.replace(case, model=dataclasses.replace(case.model, remat=policy))
-  stronger = REMAT[REMAT.index(case.model.remat) + 1 :]
-  changes = [
-    (f"model.remat={policy}", remat(policy)) for policy in stronger if policy != "offload" or not case.schedule
-  ]
+  changes = [(name, f"model.remat={policy}", remat(policy)) for policy in REMAT[REMAT.index(case.model.remat) + 1 :]]
   if case.optimizer.can_stream and not case.optimizer.on_host:
     on_host = dataclasses.replace(case.optimizer, on_host=True)
-    changes.append(("optimizer.on_host=True", dataclasses.replace(case, optimizer=on_host)))
+    changes.append((name, "optimizer.on_host=True", dataclasses.replace(case, optimizer=on_host)))
   full, also = (case, "") if case.repeats else (remat("full"), "model.remat=full ")
   for parts in (2, 4, 8, 16, 32):
     if case.examples >= parts and case.examples % parts == 0:
       accumulation = case.accumulation * parts
-      changes.append((f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
-  if case.gathers_once and case.units > 1 and not case.schedule:
-    changes.append(("gather=part", dataclasses.replace(case, gathers_once=False)))
-  for fields, layout in _layouts(name, case):
-    schedule, once = case.schedule if layout.axes("layers") else None, case.gathers_once and not case.schedule
-    by_hand = case.sums_by_hand and bool(schedule)
-    changed = dataclasses.replace(full, layout=layout, schedule=schedule, gathers_once=once, sums_by_hand=by_hand)
-    if full.batch_size % (layout.shards("batch") * changed.units) == 0:
-      changes.append((f"{also}{fields}", changed))
-  totals = [(change, memory.of(changed).total) for change, changed in changes]
-  return [{"change": change, "total": total} for change, total in totals if total <= capacity]
+      changes.append((name, f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
+  if case.gather == "step" and case.batch_parts > 1 and not case.schedule:
+    changes.append((name, "gather=part", dataclasses.replace(case, gather="part")))
+  for other, fields, layout in _layouts(name, case):
+    schedule = case.schedule if layout.axes("layers") else None
+    changed = dataclasses.replace(full, layout=layout, schedule=schedule, by_hand=case.by_hand and bool(schedule))
+    if full.batch_size % (layout.shards("batch") * changed.batch_parts) == 0:
+      changes.append((other, f"{also}{fields}", changed))
+  possible = [
+    (change, memory.of(changed).total)
+    for strategy, change, changed in changes
+    if not strategies.limits(strategy, changed.layout, changed.model, changed.optimizer)
+  ]
+  return [{"change": change, "total": total} for change, total in possible if total <= capacity]
 
 
-def _layouts(name: str, case: Case) -> Iterator[tuple[str, Layout]]:
-  """Other layouts of the same devices, each with the config fields that select it.
+def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout]]:
+  """Other layouts of the same devices, each with its strategy and the config fields that select it.
 
   They are this strategy on its default mesh or with another size of `model`, and other strategies without stages.
   """
@@ -66,4 +66,4 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, Layout]]:
           fields = [f"mesh.{axis}={n}" for axis, n in layout.mesh.items() if n != case.layout.mesh.get(axis)]
         else:
           fields = [f"strategy={other}", *([f"mesh.model={size}"] if size else [])]
-        yield " ".join(fields), layout
+        yield other, " ".join(fields), layout

@@ -14,8 +14,8 @@ from analysis.compilers import COMPILERS
 from analysis.host import IN_FLIGHT, offloaded, to_host
 from analysis.saved import block_values, bytes_per_example
 from analysis.weights import trained, weights
-from models.losses import chunk_count
-from strategies.pipeline.part import UNROLL
+from models.ops.loss import chunk_count
+from strategies.pipeline.stage import UNROLL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +54,11 @@ def of(case: Case) -> Memory:
   stored = sum(case.held(weight) * case.stored_item(weight) for weight in weights(model))
   fitted = COMPILERS[case.compiler].fitted
   cast = fitted.cast * held * case.item if model.dtype != model.param_dtype else 0
-  if case.by_hand:  # the weights as they are sent, for the whole step
+  if case.transfers.by_hand:  # the weights as they are sent, for the whole step
     cast = kept * case.item if kept > held or model.dtype != model.param_dtype else 0
   gradients, saved, loss = summed * param, case.examples * _saved(case), _loss(case)
-  if case.units > 1:  # the sum so far, and the current part's; by hand this one is in the compute dtype
-    gradients += fitted.part * summed * (case.item if case.by_hand and not case.schedule else param)
+  if case.batch_parts > 1:  # the sum so far, and the current part's; by hand this one is in the compute dtype
+    gradients += fitted.part * summed * (case.item if case.transfers.by_hand and not case.schedule else param)
   else:
     loss -= gradients
   working = max(_block(case), loss) + cast
@@ -69,17 +69,17 @@ def of(case: Case) -> Memory:
   if case.optimizer.on_host:  # a part of the update comes while another goes, when all activations are free
     largest = max(case.updated(w) / (layers if w.in_blocks else 1) for w in trained(model))
     working = max(working, 4 * largest * param - saved)
-  return Memory(stored, update.state_bytes(case) - state, gradients, saved, working, on_host / case.units + state)
+  return Memory(stored, update.state_bytes(case) - state, gradients, saved, working, on_host / case.batch_parts + state)
 
 
 def _saved(case: Case) -> float:
   """Bytes of one example that the blocks save for the backward pass."""
   schedule, layers = case.schedule, case.model.depth // case.layout.shards("layers")
   if not schedule:
-    return bytes_per_example(case.model, *case.parts, layers) + IN_FLIGHT * offloaded(case, 1)
+    return bytes_per_example(case.model, *case.pieces, layers) + IN_FLIGHT * offloaded(case, 1)
   in_unit = layers // schedule.chunks
   copies = 2 if in_unit > UNROLL else 1  # a scan stacks its residuals before they are copied to their slot
-  saved = (schedule.slots["residuals"] + copies) * bytes_per_example(case.model, *case.parts, in_unit)
+  saved = (schedule.slots["residuals"] + copies) * bytes_per_example(case.model, *case.pieces, in_unit)
   return saved + (copies + schedule.slots["kept"]) * in_unit * cotangents(case) * schedule.splits
 
 
@@ -92,7 +92,7 @@ def _block(case: Case) -> float:
     copies += 1.0 if layers // case.schedule.chunks > UNROLL else 0.6
   if layout.shards("heads") > 1 and not splits_positions and case.repeats:
     copies += fitted.sums  # an all-reduced activation exists twice: before and after the all-reduce
-  values, scores = block_values(model, *case.parts)
+  values, scores = block_values(model, *case.pieces)
   total = case.examples * (copies * values + (fitted.scores or copies) * scores)
   if splits_positions:
     total += fitted.whole * case.examples * model.positions * model.width * case.item

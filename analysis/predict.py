@@ -20,7 +20,7 @@ from analysis.saved import block_values
 from analysis.weights import trained, weights
 from models import lora
 from models.config import ModelConfig
-from models.cores import KERNELS, QUERY_BLOCK
+from models.ops.attention import KERNELS, QUERY_BLOCK
 from runtime.hardware import Chip
 
 
@@ -38,7 +38,9 @@ class Product(NamedTuple):
 
 def flops(case: Case) -> float:
   """FLOPs of one device in a step, including what remat repeats. In a pipeline: of the busiest stage."""
-  return update.flops(case) + case.examples * case.units * case.model.positions * sum(p.flops for p in _products(case))
+  return update.flops(case) + case.examples * case.batch_parts * case.model.positions * sum(
+    p.flops for p in _products(case)
+  )
 
 
 def repeated_flops(case: Case) -> float:
@@ -48,7 +50,7 @@ def repeated_flops(case: Case) -> float:
   design: if `model` splits only `vocab`, its devices repeat the blocks. Without repetition, all devices together run
   `flops` × devices, and with it they run (`flops` − `repeated_flops`) × devices of different work.
   """
-  layout, positions = case.layout, case.examples * case.units * case.model.positions
+  layout, positions = case.layout, case.examples * case.batch_parts * case.model.positions
   repeated = update.repeated_flops(case)
   for product in _products(case):
     axes = {axis for dim in ("batch", "layers", *product.dims) for axis in layout.axes(dim)}
@@ -149,7 +151,7 @@ def traffic(case: Case) -> float:
   param = jnp.dtype(model.param_dtype).itemsize
   layers = model.depth // layout.shards("layers")
   fitted = COMPILERS[case.compiler].fitted
-  values, scores = block_values(model, *case.parts)
+  values, scores = block_values(model, *case.pieces)
   passes = fitted.passes[case.policy]
   block = passes * values + (fitted.score_passes or passes) * scores
   whole = fitted.whole_passes * model.positions * model.width * case.item if layout.shards("sequence") > 1 else 0
@@ -163,7 +165,9 @@ def traffic(case: Case) -> float:
   if case.schedule and case.schedule.splits:  # what is kept is written, put into its slot, taken out of it, and read
     activations += case.examples * 4 * layers * cotangents(case)
   state = update.state_bytes(case)
-  return case.units * (activations + weight_passes * used + 2 * summed) + 2 * (updated + state + sum(to_host(case)))
+  return case.batch_parts * (activations + weight_passes * used + 2 * summed) + 2 * (
+    updated + state + sum(to_host(case))
+  )
 
 
 def _splash_bytes(case: Case) -> float:

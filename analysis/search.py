@@ -19,8 +19,8 @@ from analysis.topology import Machine
 from errors import ConfigError
 from models.config import REMAT, ModelConfig
 from strategies.layout import PLACES, Layout
-from strategies.pipeline import schedule as schedules
-from strategies.pipeline.strategy import attention_in_stages
+from strategies.pipeline import orders
+from strategies.pipeline.schedule import Schedule
 from training.optimizer import Optimizer
 
 USABLE = 0.95  # the share of a device's memory that a step may use; the runtime needs the rest
@@ -84,20 +84,31 @@ def search(
   """
   found = []
   for name, layout in _layouts(names or strategies.names(), model, where.count, sequence_parallel):
-    for remat, accumulation, pipeline in itertools.product(REMAT, (1, 2, 4, 8, 16), _pipelines(layout, model.depth)):
-      schedule = _schedule(*pipeline) if pipeline else None
-      units = accumulation * (schedule.microbatches if schedule else 1)
-      if batch_size % (units * layout.shards("batch")) or (schedule and (accumulation > 1 or remat == "offload")):
+    for remat in REMAT:
+      chosen = dataclasses.replace(model, remat=remat)
+      try:
+        chosen = strategies.within_limits(chosen, strategies.limits(name, layout, chosen, optimizer))
+      except ConfigError:
         continue
-      attention = attention_in_stages(model, layout) if schedule else model.attention
-      chosen = dataclasses.replace(model, remat=remat, attention=attention)
-      case = Case(layout, chosen, batch_size, accumulation, schedule, where.platform, optimizer=optimizer)
-      gathers_each_part = accumulation > 1 and set(layout.axes("embed")) & set(layout.axes("batch"))
-      for once in (False, True) if gathers_each_part else (False,):
-        candidate = _candidate(name, dataclasses.replace(case, gathers_once=once), where, pipeline)
+      for case, pipeline in _cases(Case(layout, chosen, batch_size, compiler=where.platform, optimizer=optimizer)):
+        candidate = _candidate(name, case, where, pipeline)
         if candidate.memory <= USABLE * where.chip.memory:
           found.append(candidate)
   return sorted(found, key=lambda c: (c.times.seconds, c.times.communication, c.memory))
+
+
+def _cases(case: Case) -> Iterator[tuple[Case, tuple[str, int, int, int] | None]]:
+  """The case in parts, by accumulation or by a pipeline's schedule, with that schedule as in `_pipelines`."""
+  layout = case.layout
+  for accumulation, pipeline in itertools.product((1, 2, 4, 8, 16), _pipelines(layout, case.model.depth)):
+    schedule = _schedule(*pipeline) if pipeline else None
+    if schedule and accumulation > 1:
+      continue
+    made = dataclasses.replace(case, accumulation=accumulation, schedule=schedule)
+    if case.batch_size % (made.batch_parts * layout.shards("batch")) == 0:
+      yield made, pipeline
+      if accumulation > 1 and set(layout.axes("embed")) & set(layout.axes("batch")):
+        yield dataclasses.replace(made, gather="step"), pipeline
 
 
 def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candidate]:
@@ -163,8 +174,8 @@ def _pipelines(layout: Layout, depth: int) -> list[tuple[str, int, int, int] | N
 
 
 @functools.cache
-def _schedule(name: str, stages: int, microbatches: int, chunks: int) -> schedules.Schedule:
-  return schedules.build(schedules.ORDERS[name], stages, microbatches, chunks)
+def _schedule(name: str, stages: int, microbatches: int, chunks: int) -> Schedule:
+  return orders.build(orders.ORDERS[name], stages, microbatches, chunks)
 
 
 def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, int, int] | None) -> Candidate:
@@ -173,7 +184,7 @@ def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, 
   fields |= {"model.remat": case.model.remat}
   if case.accumulation > 1:
     fields["accumulation"] = case.accumulation
-  if case.gathers_once:
+  if case.gather == "step":
     fields["gather"] = "step"
   if pipeline:
     schedule, _, microbatches, chunks = pipeline

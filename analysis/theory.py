@@ -12,11 +12,11 @@ import jax.numpy as jnp
 
 from analysis import update
 from analysis.activations import activations, adapters
-from analysis.case import Case, part
+from analysis.case import Case, ring_share
 from analysis.compilers import COMPILERS
 from analysis.sent import Sent
 from analysis.weights import Weight, trained, weights
-from strategies.pipeline.table import BACKWARD, FORWARD
+from strategies.pipeline.schedule import BACKWARD, FORWARD
 
 
 def sent(case: Case) -> list[Sent]:
@@ -28,13 +28,13 @@ def sent(case: Case) -> list[Sent]:
 def _weights(case: Case) -> list[Sent]:
   """Gathers along `embed`. Weights are cast before they are gathered."""
   compiler, matrices = COMPILERS[case.compiler], [weight for weight in weights(case.model) if weight.is_matrix]
-  once = tuple(axis for axis in case.axes("embed") if axis in case.by_hand and case.once)
-  each = tuple(axis for axis in case.axes("embed") if axis not in once)
-  times = lambda weight: 2 * case.units if weight.in_blocks else compiler.edge_gathers(case)
+  each, once = case.ordered(case.transfers.gathered_each_part), case.ordered(case.transfers.gathered_once)
+  times = lambda weight: 2 * case.batch_parts if weight.in_blocks else compiler.edge_gathers(case)
   item = functools.partial(compiler.gathered_item, case)
-  of = lambda some: part(case.devices(each)) * sum(times(weight) * case.used(weight) * item(weight) for weight in some)
+  numbers = lambda some: sum(times(weight) * case.used(weight) * item(weight) for weight in some)
+  of = lambda some: ring_share(case.devices(each)) * numbers(some)
   edges = of(weight for weight in matrices if not weight.in_blocks)
-  for_step = part(case.devices(once)) * sum(case.kept(weight) * item(weight) for weight in matrices)
+  for_step = ring_share(case.devices(once)) * sum(case.kept(weight) * item(weight) for weight in matrices)
   return [
     Sent("all-gather", each, of(matrices), "weights, for the forward and for the backward pass", edges=edges),
     Sent("all-gather", once, for_step, "weights, once a step", edges=for_step),
@@ -43,9 +43,11 @@ def _weights(case: Case) -> list[Sent]:
 
 def _updates(case: Case) -> list[Sent]:
   """Gathers of the new weights, in the dtype in which they are stored, where a device updates only a piece of them."""
-  axes = tuple(axis for axis in case.axes("state") if axis not in case.axes("embed"))
+  axes = case.ordered(case.transfers.gathered_updated)
   item = jnp.dtype(case.model.param_dtype).itemsize
-  size = part(case.devices(axes)) * item * sum(case.held(weight) for weight in trained(case.model) if weight.is_matrix)
+  size = (
+    ring_share(case.devices(axes)) * item * sum(case.held(weight) for weight in trained(case.model) if weight.is_matrix)
+  )
   return [Sent("all-gather", axes, size, "new weights, from the pieces that devices update", waits=True, edges=size)]
 
 
@@ -68,12 +70,12 @@ def _gradients(case: Case) -> list[Sent]:
   Along the axes that split both `batch` and `embed`, a gradient is reduced to the pieces that are kept of it. Along the
   other axes of the batch, the pieces are all-reduced.
   """
-  if case.by_hand or case.schedule:
-    return [*_sums(case), *_over_positions(case)]
+  transfers = case.transfers
+  if transfers.by_hand:
+    return [*_sums_by_hand(case), *_over_positions(case)]
   compiler = COMPILERS[case.compiler]
-  batch = case.axes("batch")
-  sharded = tuple(axis for axis in batch if axis in case.scattered)
-  whole = tuple(axis for axis in batch if axis not in sharded)
+  sharded = tuple(axis for axis in case.axes("batch") if axis in transfers.scattered_each_part)
+  whole = transfers.reduced_each_part
   apart = compiler.reduces_tied_gradients_apart(case)
   tables = compiler.scatters_tables(case)
   as_product = lambda weight: not weight.is_table or tables or (apart and "head" in weight.roles)
@@ -81,17 +83,18 @@ def _gradients(case: Case) -> list[Sent]:
   scattered = [weight for weight in matrices if compiler.scatters(case, weight)]
   sliced = [weight for weight in matrices if not compiler.scatters(case, weight)]
   n, r = map(case.devices, (sharded, whole))
-  times = case.units
-  to_shards = f"gradients, to {'the weight shards' if case.scattered == case.axes('embed') else 'pieces'}"
+  times = case.batch_parts
+  as_weights = set(transfers.scattered_each_part) == set(case.axes("embed"))
+  to_shards = f"gradients, to {'the weight shards' if as_weights else 'pieces'}"
 
   def row(kind: str, axes: tuple[str, ...], chosen: list[Weight], each: float, what: str) -> Sent:
     size = lambda some: times * each * sum(case.used(weight) * case.item_of(weight) for weight in some)
     return Sent(kind, axes, size(chosen), what, edges=size(weight for weight in chosen if not weight.in_blocks))
 
   return [
-    row("reduce-scatter", sharded, scattered, part(n), to_shards),
-    row("all-reduce", sharded, sliced, 2 * part(n), to_shards),
-    row("all-reduce", whole, matrices, 2 * part(r) / n, "gradients of weights"),
+    row("reduce-scatter", sharded, scattered, ring_share(n), to_shards),
+    row("all-reduce", sharded, sliced, 2 * ring_share(n), to_shards),
+    row("all-reduce", whole, matrices, 2 * ring_share(r) / n, "gradients of weights"),
     *_over_positions(case),
   ]
 
@@ -101,7 +104,7 @@ def _over_positions(case: Case) -> list[Sent]:
 
   Devices compute parts of the gradient of a scale: from their own positions, or from their own heads.
   """
-  batch, positions = () if case.by_hand else case.axes("batch"), case.axes("sequence")
+  batch, positions = () if case.transfers.by_hand else case.axes("batch"), case.axes("sequence")
   sizes: collections.Counter[tuple[str, ...]] = collections.Counter()
   compiler = COMPILERS[case.compiler]
   for weight in trained(case.model):
@@ -113,45 +116,43 @@ def _over_positions(case: Case) -> list[Sent]:
         sizes[axes] += item * case.used(weight)
     elif positions and ("adapter" in weight.roles or ("embedding" in weight.roles and not weight.is_table)):
       # Of patches, and of adapters on the side of the stream: summed over the batch, then over positions.
-      is_whole = case.by_hand or compiler.sums_positions_first(case, weight)
+      is_whole = case.transfers.by_hand or compiler.sums_positions_first(case, weight)
       sizes[positions] += case.item * (case.used if is_whole else case.summed)(weight)
   what = "gradients of the norms' scales" + (" and of biases" if case.model.qkv_bias else "")
   what += ", and sums over positions" if positions else ""
-  sent = lambda axes, size: case.units * 2 * size * part(case.devices(axes))
+  sent = lambda axes, size: case.batch_parts * 2 * size * ring_share(case.devices(axes))
   return [Sent("all-reduce", axes, sent(axes, size), what) for axes, size in sizes.items()]
 
 
-def _sums(case: Case) -> list[Sent]:
-  """Gradients that are summed by hand (strategies/sums.py), in the dtype in which weights are gathered.
+def _sums_by_hand(case: Case) -> list[Sent]:
+  """Gradients that are summed by hand (strategies/by_hand.py), in the dtype in which weights are gathered.
 
-  Along `embed` they are scattered, by each part or once, and along the other axes of the optimizer's state once. Along
-  all other axes they are all-reduced once. Stages share the weights outside the blocks, so those are summed over stages
-  too.
+  Along `embed` they are scattered, after each part or once, and along the other axes of the optimizer's state once.
+  Along all other axes they are all-reduced once. Stages share the weights outside the blocks, so those are summed over
+  stages too.
   """
+  transfers = case.transfers
+  each_part = tuple(axis for axis in case.ordered(transfers.scattered_each_part) if axis in transfers.by_hand)
+  once = case.ordered(transfers.scattered_once)
   stages = case.axes("layers") if case.schedule else ()
-  by_hand = lambda place: tuple(axis for axis in case.axes(place) if axis in case.by_hand)
-  stored, pieces = by_hand("embed"), by_hand("state")
-  later = tuple(axis for axis in pieces if axis not in stored)
-  scatters = [(pieces, 1)] if case.once else [(stored, case.units), (later, 1)]
   total: collections.Counter[tuple[str, tuple[str, ...], str]] = collections.Counter()
   edges: collections.Counter[tuple[str, tuple[str, ...], str]] = collections.Counter()
 
   def add(weight: Weight, kind: str, axes: tuple[str, ...], size: float, what: str) -> None:
     total[kind, axes, what] += size
-    each_part = weight.in_blocks and axes == stored and not case.once
-    edges[kind, axes, what] += 0 if each_part else size
+    edges[kind, axes, what] += 0 if weight.in_blocks and axes == each_part else size
 
   for weight in trained(case.model):
     size, split = case.held(weight) * case.item_of(weight), "embed" in weight.dims
-    size *= case.devices(stored) if split else 1  # before it is scattered
-    for axes, times in scatters if split else ():
+    size *= case.devices((*each_part, *transfers.gathered_once)) if split else 1  # before it is scattered
+    for axes, times in ((each_part, case.batch_parts), (once, 1)) if split else ():
       n, stays = case.devices(axes), COMPILERS[case.compiler].scatters_by_hand(case, axes)
       kind, each = ("reduce-scatter", 1) if stays else ("all-reduce", 2)
-      add(weight, kind, axes, times * each * size * part(n), "gradients, to the weight shards")
+      add(weight, kind, axes, times * each * size * ring_share(n), "gradients, to the weight shards")
       size /= n
-    rest = (*(() if weight.in_blocks else stages), *case.by_hand)
-    whole = tuple(axis for axis in case.layout.mesh if axis in rest and not (split and axis in pieces))
-    add(weight, "all-reduce", whole, 2 * size * part(case.devices(whole)), "gradients, once a step")
+    pieces, rest = (*each_part, *once) if split else (), () if weight.in_blocks else stages
+    whole = case.ordered([*rest, *(axis for axis in transfers.by_hand if axis not in (*pieces, *stages))])
+    add(weight, "all-reduce", whole, 2 * size * ring_share(case.devices(whole)), "gradients, once a step")
   return [Sent(*row[:2], total[row], row[2], edges=edges[row]) for row in total]
 
 
@@ -160,11 +161,11 @@ def _table_gradients(case: Case) -> list[Sent]:
 
   A compiler that scatters this table treats it as any other gradient, and so do sums by hand.
   """
-  if case.by_hand or COMPILERS[case.compiler].scatters_tables(case):
+  if case.transfers.by_hand or COMPILERS[case.compiler].scatters_tables(case):
     return []
   batch = case.axes("batch")
   tables = sum(case.used(weight) for weight in trained(case.model) if weight.is_table)
-  size = case.units * 2 * part(case.devices(batch)) * case.item * tables
+  size = case.batch_parts * 2 * ring_share(case.devices(batch)) * case.item * tables
   return [Sent("all-reduce", batch, size, "gradient of the embedding", edges=size)]
 
 

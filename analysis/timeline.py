@@ -3,8 +3,8 @@
 import numpy as np
 
 from strategies.base import Strategy
-from strategies.pipeline.schedule import ORDERS, build
-from strategies.pipeline.table import BACKWARD, FORWARD, KINDS, WEIGHTS, Schedule
+from strategies.pipeline.orders import ORDERS, build
+from strategies.pipeline.schedule import BACKWARD, FORWARD, KINDS, WEIGHTS, Schedule
 
 
 def schedules(stages: int, microbatches: int, chunks: int) -> dict[str, Schedule]:

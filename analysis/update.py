@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
-from analysis.case import Case, part
+from analysis.case import Case, ring_share
 from analysis.weights import Weight, weights
 from models.config import ModelConfig
 from models.dimensions import Dims, is_dims
@@ -76,8 +76,8 @@ def shared(case: Case) -> dict[tuple[str, tuple[str, ...]], float]:
     found = _share(case, weight)
     size = found.layers * case.devices(found.copies) * math.prod(weight.shape[1:]) * case.item
     for axes in (case.ordered(axes) for _, axes in found.pieces):
-      sent["all-to-all", axes] += 2 * part(case.devices(axes)) * size
-    sent["all-gather", found.copies] += part(case.devices(found.copies)) * size
+      sent["all-to-all", axes] += 2 * ring_share(case.devices(axes)) * size
+    sent["all-gather", found.copies] += ring_share(case.devices(found.copies)) * size
   return sent
 
 
@@ -88,12 +88,12 @@ def summed(case: Case) -> dict[tuple[str, ...], float]:
     for kept, gone in rule(case.model, case.optimizer).sums(weight.dims):
       size = 4 * math.prod(weight.shape[at] for at in kept) / _pieces(case, [weight.dims[at] for at in kept])
       axes = case.ordered([axis for at in gone if (dim := weight.dims[at]) for axis in case.axes(_in_state(dim))])
-      sent[axes] += 2 * part(case.devices(axes)) * size
+      sent[axes] += 2 * ring_share(case.devices(axes)) * size
   return sent
 
 
 def _share(case: Case, weight: Weight) -> Share:
-  return share(case.layout.of("state"), weight.dims, weight.shape[0])
+  return share(case.layout.stored_as("state"), weight.dims, weight.shape[0])
 
 
 def _pieces(case: Case, dims: Iterable[str | None]) -> int:

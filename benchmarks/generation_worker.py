@@ -63,11 +63,11 @@ def write(request: dict[str, Any]) -> dict[str, Any]:
     row[: len(prompt)] = prompt
   times, tokens = [], []
   start = time.perf_counter()
-  texts = strategy.begin_texts(params, padded, lengths, size=size, seed=0, sampling=GREEDY)
+  texts = strategy.writing.begin(params, padded, lengths, size=size, seed=0, sampling=GREEDY)
   for step in range(length):
     newest = texts.newest
     if step + 1 < length:
-      texts = strategy.go_on(params, texts, GREEDY)
+      texts = strategy.writing.extend(params, texts, GREEDY)
     tokens.append(np.asarray(newest))
     times.append(time.perf_counter())
   return timed(start, times) | {"tokens": np.stack(tokens, axis=1).tolist()}

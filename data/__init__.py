@@ -8,6 +8,7 @@ which order, text/, images/ and synthetic.py where they come from. Each of the t
     for batch in data.batches(config, place=strategy):   # or arrays on a mesh
 """
 
+import copy
 import dataclasses
 import importlib
 import itertools
@@ -22,11 +23,12 @@ from data.check import check_examples
 from data.dataset import Dataset, HostBatch, Part, Source
 from data.prefetch import prefetch
 from errors import ConfigError, one_of, positive
+from models.inputs import Shapes
 from models.settings import model_config
 
 __all__ = [
-  "Batches", "Dataset", "EvaluationBatches", "Mixture", "Part", "Source", "adopt", "batches", "load", "mixture",
-  "prefetch",
+  "Batches", "Dataset", "EvaluationBatches", "Mixture", "Part", "Source", "batches", "check", "check_fields", "load",
+  "mixture", "prefetch", "with_sizes",
 ]  # fmt: skip
 
 
@@ -47,12 +49,15 @@ DATASETS = {
 
 
 def load(config: ConfigDict) -> Dataset:
-  """Loads the data of `config.data`, and puts what only the data can say, such as `classes`, into `config.model`.
+  """Loads the data of `config.data`; prepares it first if needed. `with_sizes` and `check` come next."""
+  check_fields(config)
+  return importlib.import_module(DATASETS[config.data.name].module).load(config)
 
-  Prepares it first if needed. Raises ConfigError if the examples do not fit the model.
-  """
-  name = one_of("data.name", config.data.name, DATASETS)
-  loader, model = DATASETS[name], model_config(config, draft=name != "synthetic")
+
+def check_fields(config: ConfigDict) -> None:
+  """Raises ConfigError for fields of `config.data` that no data can fit."""
+  name, model = one_of("data.name", config.data.name, DATASETS), config.model
+  loader = DATASETS[name]
   inputs, objectives = loader.inputs or model.inputs, loader.objectives or (model.objective,)
   if model.inputs != inputs or model.objective not in objectives:
     raise ConfigError(
@@ -62,19 +67,15 @@ def load(config: ConfigDict) -> Dataset:
   for field in ("read_ahead", "threads"):
     positive(f"data.{field}", config.data[field])
   one_of("data.on_change", config.data.on_change, ("error", "continue"))
-  dataset = importlib.import_module(loader.module).load(config)
-  adopt(config, dataset.model)
-  shapes = model_config(config).example_shapes()
-  for part in dataset.parts:
-    check_examples(part.train.read(np.arange(min(len(part.train), config.batch_size))), shapes, name)
-  return dataset
 
 
-def adopt(config: ConfigDict, found: dict[str, Any]) -> None:
-  """Puts sizes that the data determines into `config.model`, where they are not set. Raises ConfigError on a conflict.
+def with_sizes(config: ConfigDict, found: dict[str, Any]) -> ConfigDict:
+  """The config with the sizes that only the data can say (`Dataset.model`), where `config.model` does not set them.
 
-  More classes than the data has are allowed, and so is another normalization of the pixels.
+  More classes than the data has are allowed, and so is another normalization of the pixels. Raises ConfigError on a
+  conflict.
   """
+  config = copy.deepcopy(config)
   for name, value in found.items():
     given = config.model[name]
     if not given:
@@ -83,6 +84,14 @@ def adopt(config: ConfigDict, found: dict[str, Any]) -> None:
       raise ConfigError(
         f"model.{name}={given} does not fit the data, which has {value}; use {value}, or 0 to take it from the data"
       )
+  return config
+
+
+def check(config: ConfigDict, dataset: Dataset, shapes: Shapes) -> None:
+  """Raises ConfigError unless the first examples fit a model that reads these `shapes`."""
+  for part in dataset.parts:
+    examples = part.train.read(np.arange(min(len(part.train), config.batch_size)))
+    check_examples(examples, shapes, config.data.name)
 
 
 def mixture(dataset: Dataset, first: int = 0, given: tuple[int, ...] = ()) -> Mixture:
@@ -109,8 +118,9 @@ def batches(config: ConfigDict, place: Place | None = None, step: int = 0) -> It
   Without `place`, batches are whole dicts of NumPy arrays. Reads `data.read_ahead` batches ahead, in `data.threads`
   threads.
   """
-  size = config.batch_size
-  source = Batches(mixture(load(config)), size, config.seed)
+  size, dataset = config.batch_size, load(config)
+  check(config, dataset, model_config(with_sizes(config, dataset.model)).example_shapes())
+  source = Batches(mixture(dataset), size, config.seed)
 
   def make(step: int) -> Any:
     return place.shard(source.read(step, place.rows(size)), size) if place else source.read(step)

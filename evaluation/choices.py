@@ -159,7 +159,7 @@ def score(strategy: Strategy, params: Params, questions: list[Question], found: 
       row = found[number]
       padded[place, : len(row.tokens)] = row.tokens
       counted[place, row.before : len(row.tokens)] = True
-    scores[numbers] = np.asarray(strategy.log_likelihoods(params, padded, counted))
+    scores[numbers] = np.asarray(strategy.writing.log_likelihoods(params, padded, counted))
   ends = np.cumsum([len(q.choices) for q in questions])
   return Scores(questions, np.split(scores, ends[:-1]))
 

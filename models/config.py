@@ -43,7 +43,7 @@ class ModelConfig:
   attention: str
   remat: str
   saved: str  # names (remat.py), with commas
-  loss_chunk: int  # 0: automatic (losses.py)
+  loss_chunk: int  # 0: automatic (ops/loss.py)
   dtype: str  # of activations, and of weights when used; master weights are stored in `param_dtype`
   param_dtype: str
   image_size: int
@@ -54,6 +54,7 @@ class ModelConfig:
   classes: int
   segments: bool  # whether a batch has the field `segments` (`example_shapes`)
   completions: bool  # whether a batch has the field `completions` (`example_shapes`)
+  attention_why: str = dataclasses.field(default="", compare=False)  # why `attention` is not the platform's best
 
   def __post_init__(self) -> None:
     for name in ("rope_scaling", "pixel_mean", "pixel_std"):

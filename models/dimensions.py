@@ -12,7 +12,7 @@ activations have separate names, so that `embed` (weights) can be split over the
     vocab      weights and activations: the vocabulary of the embedding, the head and the logits
     layers     weights: the stacked blocks
 
-Strategies use `strategies.sharding.MeshSharding`. Without one the model runs on a single device.
+Strategies use `strategies.constraints.Constraints`. Without one the model runs on a single device.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,6 +35,18 @@ def is_dims(x: Any) -> bool:
 def map_dims(f: Callable[[Dims], Any], dims: Any) -> Any:
   """The same tree, with a value for the dimensions of each array."""
   return jax.tree.map(f, dims, is_leaf=is_dims)
+
+
+class Collectives(Protocol):
+  """What code on one device's own part of arrays needs from the devices that have the other parts."""
+
+  def total(self, x: jax.Array, dim: str) -> jax.Array:
+    """The sum of x over the devices that split a dimension."""
+    ...
+
+  def largest(self, x: jax.Array, dim: str) -> jax.Array:
+    """The elementwise maximum of x over the devices that split a dimension."""
+    ...
 
 
 class Sharding(Protocol):
@@ -93,7 +105,12 @@ class Sharding(Protocol):
     """
     ...
 
-  def add_up(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
+  @property
+  def collectives(self) -> Collectives:
+    """What a kernel of `local` uses to send between devices."""
+    ...
+
+  def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
     """Sums over the first dimension of an array [n, ...], which has an entry for each piece of the dimension `dim`.
 
     Args:
@@ -105,13 +122,15 @@ class Sharding(Protocol):
     """`then`, unchanged, but not before devices have computed `first` together."""
     ...
 
+
+class Alone:
+  """The collectives of a single device."""
+
   def total(self, x: jax.Array, dim: str) -> jax.Array:
-    """In a kernel: the sum of x over the devices that split a dimension."""
-    ...
+    return x
 
   def largest(self, x: jax.Array, dim: str) -> jax.Array:
-    """In a kernel: the elementwise maximum of x over the devices that split a dimension."""
-    ...
+    return x
 
 
 class Unsharded:
@@ -119,6 +138,7 @@ class Unsharded:
 
   splits_products = scatters_gradients = False
   layer_pieces = 1
+  collectives: Collectives = Alone()
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     return x
@@ -141,17 +161,11 @@ class Unsharded:
   def local(self, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
     return kernel(*arrays)
 
-  def add_up(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
+  def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
     return parts[0]
 
   def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
     return then
-
-  def total(self, x: jax.Array, dim: str) -> jax.Array:
-    return x
-
-  def largest(self, x: jax.Array, dim: str) -> jax.Array:
-    return x
 
 
 UNSHARDED = Unsharded()

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from models.attention import Cache
 from models.dimensions import UNSHARDED, Sharding
-from models.losses import LOGITS
+from models.ops.attention import Cache
+from models.ops.loss import LOGITS
 from models.sampling import Sampling, choose
 from models.transformer import Transformer
 
@@ -62,7 +62,7 @@ class Writer(NamedTuple):
     texts = Texts(self.model.empty_cache(batch, size), prompts[:, 0], lengths, seen, keys)
     return self._next(texts, prompts, 0, lengths - 1)
 
-  def go_on(self, texts: Texts) -> Texts:
+  def extend(self, texts: Texts) -> Texts:
     """Writes one more token of each text."""
     return self._next(texts, texts.newest[:, None], texts.lengths - 1, jnp.zeros_like(texts.lengths))
 
@@ -121,7 +121,7 @@ def generate(writer: Writer, prompt: jax.Array, *, length: int, key: jax.Array) 
   if prompt_length + length > longest:
     raise ValueError(f"prompt ({prompt_length}) + length ({length}) exceeds model.seq_len={longest}")
   texts = writer.begin(prompt, jnp.full(batch, prompt_length), text_keys(key, batch), size=prompt_length + length)
-  end, tokens = jax.lax.scan(lambda texts, _: (writer.go_on(texts), texts.newest), texts, length=length - 1)
+  end, tokens = jax.lax.scan(lambda texts, _: (writer.extend(texts), texts.newest), texts, length=length - 1)
   return jnp.concatenate([prompt, tokens.T, end.newest[:, None]], axis=1)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from errors import ConfigError
 from models.dimensions import Dims, Sharding
 from models.inputs import Field, Shapes, check_known
-from models.layers import linear
-from models.losses import Sums, Targets, next_token, of_logits
+from models.ops.loss import Sums, Targets, next_token, of_logits
+from models.ops.products import linear
 
 if TYPE_CHECKING:
   from models.config import ModelConfig

@@ -1,26 +1,29 @@
 """Makes the checked ModelConfig from a config (configs/base.py)."""
 
-import dataclasses
-
 from ml_collections import ConfigDict
 
 from errors import ConfigError, one_of
 from models.config import DTYPES, ModelConfig
-from models.cores import choose
 
 PACKINGS = ("windows", "documents")
 
 
-def model_config(config: ConfigDict, platform: str = "cpu", draft: bool = False) -> ModelConfig:
-  """The ModelConfig of a config. Resolves `auto` fields for the platform: "cpu", "gpu" or "tpu".
+def with_sizes_made_up(config: ConfigDict) -> ConfigDict:
+  """The config with sizes in the place of those that only the data can say. It serves to check all other fields."""
+  made, model = config.copy_and_resolve_references(), config.model
+  channels = len(model.pixel_mean or model.pixel_std) or 1
+  sizes = {"image_size": model.patch_size, "channels": channels, "classes": 2, "vocab_size": 2}
+  made.model.update({name: size for name, size in sizes.items() if not model[name]})
+  return made
 
-  In a draft, the sizes that only the data can say are made up. It serves to check all other fields early.
+
+def model_config(config: ConfigDict, platform: str = "cpu") -> ModelConfig:
+  """The ModelConfig of a config, but for `attention`, which is as in the config (`models.ops.attention.choose`).
+
+  Args:
+    platform: "cpu", "gpu" or "tpu", for the dtype `auto`.
   """
   model = dict(config.model)
-  if draft:
-    channels = len(model["pixel_mean"] or model["pixel_std"]) or 1
-    made_up = {"image_size": model["patch_size"], "channels": channels, "classes": 2, "vocab_size": 2}
-    model |= {name: size for name, size in made_up.items() if not model[name]}
   one_of("model.dtype", model["dtype"], ("auto", *DTYPES))
   if model["dtype"] == "auto":
     model["dtype"] = "float32" if platform == "cpu" else "bfloat16"
@@ -43,4 +46,4 @@ def model_config(config: ConfigDict, platform: str = "cpu", draft: bool = False)
       "data.packing='documents' needs model.objective='next_token', but model.objective="
       f"{checked.objective!r}; use data.packing='windows'"
     )
-  return dataclasses.replace(checked, attention=choose(checked, platform).name)
+  return checked

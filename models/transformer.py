@@ -15,42 +15,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from models.attention import Attention, Cache, rope_angles
+from models.block import Block
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
-from models.layers import RMSNorm, dropout, fold_in, linear_by_rows, weight
-from models.losses import Sums, Targets
-from models.mlp import SwiGLU
+from models.layers import RMSNorm, fold_in, weight
+from models.ops.attention import Cache
+from models.ops.loss import Sums, Targets
+from models.ops.products import linear_by_rows
+from models.ops.rotary import rope_angles
 from models.remat import Policy, policy_of
-
-
-class Block(nnx.Module):
-  """Adds attention(norm(x)) to x, then mlp(norm(x))."""
-
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    self.attention_norm = RMSNorm(config.width, config)
-    self.attention = Attention(config, rngs)
-    self.mlp_norm = RMSNorm(config.width, config)
-    self.mlp = SwiGLU(config, rngs)
-    self.dropout = config.dropout
-
-  def __call__(
-    self,
-    x: jax.Array,  # [B, T, D]
-    angles: jax.Array,  # [T, H/2] or [B, T, H/2]
-    segments: jax.Array | None,  # [B, T]
-    keys: jax.Array | None,  # [B], this block's dropout keys
-    sharding: Sharding,
-    cache: Cache | None = None,
-    start: jax.Array | int = 0,
-  ) -> tuple[jax.Array, Cache | None]:
-    attended, cache = self.attention(self.attention_norm(x), angles, segments, sharding, cache, start)
-    # Pinned, so that a gradient that goes both to a sum and into a product is gathered for the product alone. XLA's GPU
-    # compiler turns a gather that is sliced again into a permute without pairs, which returns zeros (jax 0.10.2).
-    stream = lambda x: sharding.activation(x, "batch", "sequence", None)
-    x = stream(x + dropout(attended, self.dropout, fold_in(keys, 0), sharding))
-    x = stream(x + dropout(self.mlp(self.mlp_norm(x), sharding), self.dropout, fold_in(keys, 1), sharding))
-    return x, cache
 
 
 class _Layer(NamedTuple):

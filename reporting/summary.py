@@ -1,6 +1,5 @@
 """What a run prints at its start and its end."""
 
-import dataclasses
 from pathlib import Path
 
 import jax
@@ -12,7 +11,6 @@ from data import Batches, Dataset
 from errors import ConfigError
 from evaluation.bigram import Baseline
 from models.config import ModelConfig
-from models.cores import choose
 from models.parameters import trained
 from reporting import metrics
 from reporting.speed import Clock
@@ -76,18 +74,16 @@ def parameter_table(model: ModelConfig, params: Params) -> str:
   return f"{table}\ntrained   {count(trained(model, params)):,} of {count(params):,} parameters, in adapters"
 
 
-def about(devices: list[jax.Device], strategy: str, asked: str, model: ModelConfig, dataset: Dataset) -> dict[str, str]:
+def about(devices: list[jax.Device], described: str, strategy: Strategy, dataset: Dataset) -> dict[str, str]:
   """What is about to run: its devices, strategy, attention and data.
 
   Args:
-    strategy: its description.
-    asked: the implementation of attention that the config asks for.
-    model: as the strategy runs it.
+    described: `Strategy.describe`.
   """
   return {
     "devices": device_line(devices, jax.process_count()),
-    "strategy": strategy,
-    "attention": attention_line(asked, model, devices[0].platform),
+    "strategy": described,
+    "attention": attention_line(strategy),
     "data": dataset.description,
   }
 
@@ -97,10 +93,11 @@ def start_lines(described: dict[str, str]) -> list[str]:
   return [f"{name:<9} " + value.replace("\n", "\n" + 10 * " ") for name, value in described.items()]
 
 
-def attention_line(asked: str, model: ModelConfig, platform: str) -> str:
-  """The implementation of attention, and with `auto` why it is not the platform's best."""
-  choice = choose(dataclasses.replace(model, attention=asked), platform)
-  why = choice.why if choice.name == model.attention else f"{choice.name} does not compile in these stages"
+def attention_line(strategy: Strategy) -> str:
+  """The implementation of attention, and why it is not the platform's best if it is not."""
+  model = strategy.program.model
+  whys = [limit.why for limit in strategy.runner.fallbacks if limit.field == "model.attention"]
+  why = whys[0] if whys else model.attention_why
   return f"{model.attention}: {why}" if why else model.attention
 
 
@@ -136,7 +133,8 @@ def sample(
   if prompt is None or dataset.text is None:
     return None
   length = min(config.sample_length, strategy.program.model.seq_len - prompt.shape[1])
-  tokens = strategy.generate(state, prompt, length=length, seed=config.seed, temperature=config.sample_temperature)
+  how = {"length": length, "seed": config.seed, "temperature": config.sample_temperature}
+  tokens = strategy.writing.generate(state.params, prompt, **how)
   return dataset.text.decode(np.asarray(tokens)[0].tolist())
 
 

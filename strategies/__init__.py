@@ -1,12 +1,15 @@
 """Every way to shard the one Transformer: one file, one idea.
 
-Read layout.py and base.py first, then data_parallel.py, zero1.py, zero2.py, fsdp.py, hsdp.py, tensor_parallel.py and
-two_d.py, then the package pipeline/, and last three_d.py. Every module here that defines `LAYOUT` is a strategy, under
-the module's name. Nothing else needs to be registered.
+Read layout.py first, then data_parallel.py, zero1.py, zero2.py, fsdp.py, hsdp.py, tensor_parallel.py and two_d.py: each
+is a layout. Then how a layout runs: transfers.py (what moves), runner.py, automatic.py, by_hand.py and base.py. Then
+the package pipeline/, and last three_d.py. Every module here that defines `LAYOUT` is a strategy, under the module's
+name. Nothing else needs to be registered.
 """
 
+import dataclasses
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -15,13 +18,23 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from errors import ConfigError, one_of
+from models.config import ModelConfig
+from strategies.automatic import Automatic
 from strategies.base import Strategy
+from strategies.by_hand import ByHand
 from strategies.compiler_options import CHOICES, options
 from strategies.layout import Layout
 from strategies.mesh import OnMesh, make_mesh, resolve
+from strategies.pipeline.staged import Staged, check_fields
+from strategies.runner import Limit, Runner, within_limits
+from strategies.transfers import GATHER, Transfers
+from training.optimizer import Optimizer
 from training.program import Program
 
-__all__ = ["Layout", "OnMesh", "Strategy", "build", "create", "layout_of", "names"]
+__all__ = [
+  "Layout", "Limit", "OnMesh", "Strategy", "Transfers", "build", "create", "layout_of", "limits", "names",
+  "within_limits",
+]  # fmt: skip
 
 
 def _modules() -> dict[str, ModuleType]:
@@ -42,7 +55,7 @@ def layout_of(name: str) -> Layout:
 def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.Device]) -> Strategy:
   """The strategy of a config, on these devices.
 
-  Reads `strategy`, `mesh`, `gather`, `sequence_parallel`, `compiler_options` and the strategy's own section.
+  Reads `strategy`, `mesh`, `gather`, `sequence_parallel`, `compiler_options` and `pipeline`.
   """
   resolved = resolve(layout_of(config["strategy"]), len(devices), config["mesh"])
   mesh = make_mesh(resolved, list(devices))
@@ -52,15 +65,44 @@ def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.De
       f"strategy={config['strategy']!r} uses the devices of {used} process, but the job has {jax.process_count()} "
       "processes; start one, or use a mesh over all devices"
     )
-  strategy = build(config, resolved, program, mesh)
-  choice = one_of("compiler_options", config.get("compiler_options", "recommended"), CHOICES)
-  strategy.compile_with(options(choice, mesh.devices.flat[0]))
-  return strategy
+  return build(config, resolved, program, mesh)
 
 
 def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mesh | AbstractMesh) -> Strategy:
   """The strategy of a config, with a resolved layout, on a mesh that may be abstract."""
-  implementation = getattr(_modules()[config["strategy"]], "STRATEGY", Strategy)
-  layout = layout.for_positions(program.model.positions, config.get("sequence_parallel", True))
-  fields = config[implementation.section] if implementation.section else {}
-  return implementation(layout, program, mesh, gather=config.get("gather", "auto"), **fields)
+  name = config["strategy"]
+  gather, pipeline = one_of("gather", config["gather"], GATHER), config["pipeline"]
+  choice = one_of("compiler_options", config["compiler_options"], CHOICES)
+  layout = layout.for_positions(program.model.positions, config["sequence_parallel"])
+  layout.check_divides(program.model.sizes())
+  if layout.axes("layers"):
+    check_fields(**pipeline)
+  found = limits(name, layout, program.model, program.optimizer)
+  program, fallbacks = dataclasses.replace(program, model=within_limits(program.model, found)), tuple(found)
+  for limit in fallbacks:
+    warnings.warn(str(limit), stacklevel=2)
+
+  implementation, kind = _implementation(name), runner_kind(name, layout)
+  if kind is Staged:
+    runner: Runner = Staged.make(program, layout, fallbacks, **pipeline)
+  else:
+    transfers = Transfers.of(layout, parts=program.accumulation, gather=gather, by_hand=bool(implementation.RUNNER))
+    kind = kind or (ByHand if transfers.by_hand else Automatic)
+    runner = kind(program, layout, transfers, fallbacks)
+  device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else None
+  return implementation(runner, mesh, options(choice, device) if device else {})
+
+
+def limits(name: str, layout: Layout, model: ModelConfig, optimizer: Optimizer) -> list[Limit]:
+  """What this strategy cannot do of such a program, under this layout."""
+  kind = runner_kind(name, layout)
+  return kind.limits(layout, model, optimizer) if kind else []
+
+
+def runner_kind(name: str, layout: Layout) -> type[Runner] | None:
+  """The runner that a strategy or its layout asks for; None if that depends on what moves (`Transfers.by_hand`)."""
+  return Staged if layout.shards("layers") > 1 else _implementation(name).RUNNER
+
+
+def _implementation(name: str) -> type[Strategy]:
+  return getattr(_modules()[name], "STRATEGY", Strategy)

@@ -52,7 +52,7 @@ def by_layer(layout: Layout, work: Callable[[jax.Array], jax.Array], x: jax.Arra
 
   def own(x: jax.Array) -> jax.Array:
     count, exchange = len(x), math.prod(layout.mesh[axis] for _, axes in pieces for axis in axes)
-    # The barrier keeps the dtype in which x travels; see `MeshSharding.gather`.
+    # The barrier keeps the dtype in which x travels; see `Constraints.gather`.
     x = jax.lax.optimization_barrier(jnp.pad(x, [(0, -count % exchange), *[(0, 0)] * (x.ndim - 1)]))
     for at, axes in pieces:
       x = jax.lax.all_to_all(x, axes, split_axis=0, concat_axis=at, tiled=True)

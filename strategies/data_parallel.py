@@ -5,8 +5,8 @@
 
 Communication: one all-reduce of the gradients a step. Each device sends 2·P·(n−1)/n numbers (P parameters, n devices)
 and a few scalars. With `accumulation` there is still one: each device adds up the gradients of its parts first
-(sums.py). The forward pass sends nothing. The compiler adds the all-reduce: the loss is a sum over a sharded batch, and
-so is its gradient.
+(by_hand.py). The forward pass sends nothing. The compiler adds the all-reduce: the loss is a sum over a sharded batch,
+and so is its gradient.
 
 Use it when parameters, gradients and both Adam moments fit on one device: 16 bytes a parameter in float32. Of the
 strategies that split only batch and weights, it sends the least. Don't use it when they do not fit: fsdp does the same

@@ -3,8 +3,8 @@
 A strategy is a Layout: the sizes of a device mesh, and for each of the model's seven logical dimensions
 (models/dimensions.py) the mesh axis that splits it, or none. Two more places say where `embed` is split in the sums of
 gradients and in the optimizer's state, if not as in the weights. Two layouts join with `|`: 2D is FSDP | tensor
-parallelism. This file holds the value and its algebra. Next: mesh.py (sizes and devices), sharding.py (what a layout
-does to arrays), and base.py, which runs the training step under a layout.
+parallelism. This file holds the value and its algebra. Next: mesh.py (sizes and devices), transfers.py (what a layout
+makes move), constraints.py (what it does to arrays), and base.py, which runs the training step under a layout.
 """
 
 import dataclasses
@@ -85,25 +85,15 @@ class Layout:
     splits = sequence_parallel and count % self.shards("sequence") == 0
     return self if splits else self.place(sequence=None)
 
-  def of(self, what: str) -> "Layout":
+  def stored_as(self, what: str) -> "Layout":
     """The layout of "gradients" or "state": `embed` is placed where it is in them."""
-    return self.place(embed=_place(self.axes(what)), gradients=None, state=None)
+    return self.place(embed=place_of(self.axes(what)), gradients=None, state=None)
 
-  def only(self, axes: Collection[str]) -> "Layout":
+  def restricted_to(self, axes: Collection[str]) -> "Layout":
     """The layout as seen by code that knows some mesh axes only: the other axes split nothing."""
     kept = {name: tuple(axis for axis in axes_of(getattr(self, name)) if axis in axes) for name in PLACES}
     mesh = {axis: size for axis, size in self.mesh.items() if axis in axes}
-    return Layout(mesh, **{name: _place(found) for name, found in kept.items()})
-
-  def axes_by_hand(self, gathers_once: bool) -> tuple[str, ...]:
-    """The mesh axes of the batch if some gradients are summed over them once a step; none if every part needs its sums.
-
-    Every part needs them if it scatters gradients over all of these axes. It also does if it scatters gradients of
-    weights that are whole: by hand, JAX has no gradient that is smaller than its weight.
-    """
-    axes = tuple(axis for axis, size in self.mesh.items() if size > 1 and axis in self.axes("batch"))
-    as_weights = self.axes("gradients") == self.axes("embed")
-    return axes if gathers_once or (as_weights and set(axes) - set(self.axes("embed"))) else ()
+    return Layout(mesh, **{name: place_of(found) for name, found in kept.items()})
 
   @property
   def device_count(self) -> int:
@@ -151,7 +141,8 @@ def axes_of(place: Place) -> tuple[str, ...]:
   return () if place is None else (place,) if isinstance(place, str) else tuple(place)
 
 
-def _place(axes: tuple[str, ...]) -> Place:
+def place_of(axes: tuple[str, ...]) -> Place:
+  """The place that has these mesh axes."""
   return axes[0] if len(axes) == 1 else axes or None
 
 

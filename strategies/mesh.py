@@ -1,5 +1,6 @@
 """Meshes: fills in the sizes of a Layout, arranges real, simulated or abstract devices, and places batches on them."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -122,3 +123,8 @@ def from_local_copies(x: jax.Array, sharding: NamedSharding) -> jax.Array:
   if x.sharding.device_set == sharding.device_set:
     return x
   return jax.make_array_from_single_device_arrays(x.shape, sharding, [shard.data for shard in x.addressable_shards])
+
+
+def on_mesh(mesh: Mesh | AbstractMesh) -> contextlib.AbstractContextManager:
+  """A context in which sharding constraints refer to this mesh."""
+  return jax.set_mesh(mesh) if isinstance(mesh, Mesh) else jax.sharding.use_abstract_mesh(mesh)

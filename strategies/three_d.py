@@ -18,7 +18,6 @@ Source: Narayanan et al. 2021, arXiv:2104.04473, for pipeline, tensor and data p
 """
 
 from strategies.pipeline import LAYOUT as PIPELINE
-from strategies.pipeline import STRATEGY as STRATEGY
 from strategies.two_d import LAYOUT as TWO_D
 
 LAYOUT = (PIPELINE | TWO_D).on(stage=2, data=-1, model=2)

@@ -16,7 +16,7 @@ import data
 import train
 from data.batches import EvaluationBatches, HostBatch
 from evaluation.evaluator import Evaluator
-from models.losses import Targets
+from models.ops.loss import Targets
 from models.parameters import bind
 from tools import evaluate
 from training import settings

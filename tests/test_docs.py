@@ -1,7 +1,9 @@
-"""The generated parts of the guide are up to date with the code and the records."""
+"""README and the guide: code, commands and links that exist, and generated parts that are up to date."""
 
 import json
 import re
+import shlex
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -21,27 +23,84 @@ from benchmarks import (
   published,
 )
 from benchmarks.pages import ROOT
+from configs import base
+from configs.experiments import PRESETS
 from models.remat import NAMES
-from strategies.layout import Layout
-from strategies.pipeline.schedule import ORDERS
+from strategies.pipeline.orders import ORDERS
+
+README, COMMANDS = ROOT / "README.md", ROOT / "docs/commands.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_layouts_in_the_readme_are_those_of_the_strategies():
-  (block,) = re.findall(r"```python\n(data_parallel = .*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-  layouts = {"Layout": Layout}
-  exec(block, layouts)
-  found = {name: layout for name, layout in layouts.items() if isinstance(layout, Layout)}
-  assert len(found) == 9
-  for name, layout in found.items():
-    assert layout == strategies.layout_of(name)
+def test_the_layouts_in_the_readme_are_the_code_of_the_strategies():
+  (block,) = re.findall(r"```python\n(LAYOUT = .*?)```", README.read_text(), re.DOTALL)
+  shown = [line.split("  # ") for line in block.splitlines()]
+  assert [file for _, file in shown] == [f"strategies/{name}.py" for name in ("data_parallel", "fsdp", "two_d")]
+  for code, file in shown:
+    assert code.strip() in (ROOT / file).read_text().splitlines()
 
 
-def test_the_picture_in_the_readme_leads_to_every_strategy():
+def strategies_of_the_readme() -> list[str]:
+  table = README.read_text().partition("\n## The strategies\n")[2].partition("\n## ")[0]
+  return re.findall(r"^\| \[`(\w+)`\]\(strategies/", table, re.MULTILINE)
+
+
+def test_the_readme_lists_as_many_strategies_as_it_says():
+  """A strategy of your own need not be in the table."""
+  listed = strategies_of_the_readme()
+  assert len(set(listed)) == len(listed) == 11
+  assert set(listed) <= set(strategies.names())
+  for file in ("README.md", "pyproject.toml"):
+    assert "eleven sharding strategies" in (ROOT / file).read_text()
+
+
+def test_the_chart_leads_to_every_strategy_of_the_readme():
   """Except to the one without devices to choose from, and the legacy one."""
-  (picture,) = re.findall(r"```mermaid\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-  arrows = re.findall(r'^  (\w+) -- ".*?" --> (\w+)', picture, re.MULTILINE)
-  assert len(arrows) == len(picture.splitlines()) - 2  # all lines but the first question's
-  assert {end for _, end in arrows} - {"state", "links"} == set(strategies.names()) - {"single", "pmap_ddp"}
+  (chart,) = re.findall(r"```mermaid\n(.*?)```", (ROOT / "docs/explain.md").read_text(), re.DOTALL)
+  arrows = re.findall(r'^  (\w+) -- ".*?" --> (\w+)', chart, re.MULTILINE)
+  assert len(arrows) == len(chart.splitlines()) - 2  # all lines but the first question's
+  assert {end for _, end in arrows} - {"state", "links"} == set(strategies_of_the_readme()) - {"single", "pmap_ddp"}
+
+
+def commands(page: Path) -> list[list[str]]:
+  """The words of each Python command in a page's blocks of code."""
+  blocks = re.findall(r"^```\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+  lines = "\n".join(blocks).replace("\\\n", "").splitlines()
+  return [shlex.split(line.removeprefix("$ "), comments=True)[1:] for line in lines if re.match(r"(\$ )?python ", line)]
+
+
+def program(command: list[str]) -> tuple[Path, list[str]]:
+  """The file that a command runs, and its arguments. For tools.launch: train.py, to which it gives them."""
+  if "--" in command:
+    return ROOT / "train.py", command[command.index("--") + 1 :]
+  if command[0] == "-m":
+    return ROOT / (command[1].replace(".", "/") + ".py"), command[2:]
+  return ROOT / command[0], command[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_programs_and_flags_of_a_pages_commands_exist(page: Path):
+  fields, shown = base.get_config().to_dict(), page.read_text()
+  for command in commands(page):
+    file, arguments = program(command)
+    assert file.exists() or f"# {file.name}" in shown, command
+    defining = [each.read_text() for each in (file, file.with_name("options.py")) if each.exists()]
+    for flag, _, value in (word.strip("[]").partition("=") for word in arguments if word.lstrip("[").startswith("--")):
+      path = flag.removeprefix("--config.").removeprefix("--").split(".")
+      if flag == "--config":
+        config, _, preset = value.partition(":")
+        assert (ROOT / config).exists(), command
+        assert not preset or preset in PRESETS, command
+      elif flag.startswith("--config.") or len(path) > 1:
+        assert path[0] in fields, command
+        assert len(path) == 1 or path[0] == "mesh" or path[1] in fields[path[0]], command
+      else:
+        assert re.search(rf'"(--)?{path[0].replace("-", "[-_]")}"', "".join(defining)), command
+
+
+def test_every_tool_is_on_the_page_of_commands():
+  named = {program(command[:2])[0].stem for command in commands(COMMANDS)}
+  assert {file.stem for file in (ROOT / "tools").glob("*.py") if "__main__" in file.read_text()} <= named
 
 
 def test_the_pipeline_page_shows_the_schedules_and_the_record():

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "evaluation",
     "checkpointing",
   },
-  "analysis": {"errors", "models", "training", "runtime", "strategies"},
+  "analysis": {"errors", "models", "configs", "training", "runtime", "strategies"},
 }
 LIBRARY = set(MAY_IMPORT)  # everything but the programs that users start
 MAY_IMPORT |= {"train": LIBRARY - {"analysis"}, "benchmarks": LIBRARY, "tools": LIBRARY | {"benchmarks", "train"}}

@@ -19,6 +19,7 @@ import strategies
 import train
 from configs import base
 from models.config import DTYPES, REMAT
+from models.settings import with_sizes_made_up
 from reporting import recorded, report
 from runtime import command_line
 from strategies.layout import MESH_AXES
@@ -245,7 +246,7 @@ def test_every_preset_fits_every_strategy_on_eight_devices(name: str, preset: st
 
 def check(asked: ConfigDict) -> None:
   """Makes the strategy of a config and checks its batch sizes, as train.py does before it compiles."""
-  strategy = strategies.create(asked, settings.program(asked, "cpu", draft=True), jax.devices())
+  strategy = strategies.create(asked, settings.program(with_sizes_made_up(asked), "cpu"), jax.devices())
   strategy.check_batch("batch_size", asked.batch_size, asked.accumulation)
   strategy.check_batch("eval_batch_size", asked.eval_batch_size)
 

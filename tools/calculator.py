@@ -22,13 +22,13 @@ from analysis.update import state
 from analysis.weights import Weight, weights
 from configs import base
 from models.config import REMAT, ModelConfig
-from models.cores import TILE
-from models.losses import LEAST, LOGITS
+from models.ops.attention import TILE
+from models.ops.loss import LEAST, LOGITS
 from models.remat import kept
 from runtime.hardware import CHIPS, Chip
 from strategies.layout import PLACES, Layout, axes_of
 from strategies.mesh import abstract_mesh, resolve
-from strategies.pipeline.part import UNROLL
+from strategies.pipeline.stage import UNROLL
 from training import settings
 
 PLATFORMS = ("tpu", "gpu")

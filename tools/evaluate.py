@@ -58,7 +58,7 @@ def batch_size(strategy: Strategy, given: int | None) -> int:
   if given is not None:
     strategy.check_batch("batch-size", given)
     return given
-  unit = strategy.layout.shards("batch") * strategy.microbatches
+  unit = strategy.layout.shards("batch") * strategy.runner.microbatches
   return unit * max(1, TOKENS // (unit * strategy.program.model.seq_len))
 
 

@@ -80,11 +80,11 @@ def write(
     row[: len(prompt)] = prompt
   writings = [Writing(text, prompt, stops) for prompt in prompts]
   size = int(max(lengths)) + length
-  texts = strategy.begin_texts(params, padded, lengths, size=size, seed=seed, sampling=sampling)
+  texts = strategy.writing.begin(params, padded, lengths, size=size, seed=seed, sampling=sampling)
   for step in range(length):
     newest = texts.newest
     if step + 1 < length:
-      texts = strategy.go_on(params, texts, sampling)  # dispatched, while this token is looked at
+      texts = strategy.writing.extend(params, texts, sampling)  # dispatched, while this token is looked at
     for writing, token in zip(writings, np.asarray(newest), strict=True):
       writing.add(int(token))
     yield writings

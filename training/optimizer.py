@@ -31,10 +31,10 @@ class Optimizer:
   eps: float
   weight_decay: float
   clip_norm: float
-  name: str = "adamw"
-  momentum: float = 0.95
-  moments: str = "float32"
-  on_host: bool = False
+  name: str
+  momentum: float
+  moments: str
+  on_host: bool
 
   def __post_init__(self) -> None:
     one_of("optimizer.name", self.name, OPTIMIZERS)
@@ -68,11 +68,10 @@ class Optimizer:
     """
     own = OPTIMIZERS[self.name](self, dims, dtype)
     transform = optax.chain(
-      optax.identity(),  # was clipping; without it the arrays of a state would have other names than in checkpoints
       stored(own.transform, self.moments),
       optax.add_decayed_weights(self.weight_decay, mask=is_decayed),
     )
-    return own._replace(transform=transform, dims=(optax.EmptyState(), own.dims, optax.MaskedState(optax.EmptyState())))
+    return own._replace(transform=transform, dims=(own.dims, optax.MaskedState(optax.EmptyState())))
 
   def clipped(self, gradients: Any, norm: jax.Array) -> Any:
     """Gradients with this global norm, scaled down if it is above `clip_norm`."""

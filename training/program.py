@@ -4,11 +4,13 @@ Losses and gradients stay sums until the end: `gradient_sums` adds over examples
 `apply_gradients` divides once, by the count. So padding, uneven batches and accumulation do not change the result.
 Random numbers are keyed by step and example, so they are the same under every layout.
 
-A strategy wraps `init`, `train_step`, `eval_step` and `gradients` for its mesh (strategies/base.py).
+A runner calls `loss_sums` and `gradient_sums` (strategies/runner.py), and a strategy compiles them with `init` and
+`apply_gradients` for its mesh (strategies/base.py).
 """
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,12 +21,10 @@ import optax
 from errors import ConfigError, positive
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
-from models.generate import Writer
 from models.inputs import Field, Shapes
-from models.losses import Sums as Sums
-from models.losses import Targets
+from models.ops.loss import Sums as Sums
+from models.ops.loss import Targets
 from models.parameters import bind, frozen, init_params, joined, logical_dims, trained, used_dtypes
-from models.sampling import Sampling
 from training.augment import crop_and_flip
 from training.optimizer import Optimizer
 from training.optimizers import Rule
@@ -35,6 +35,8 @@ _DROPOUT, _AUGMENT = 0, 1  # two independent uses of an example's random key
 Params = dict[str, Any]  # nested; the leaves are arrays
 Batch = dict[str, jax.Array]  # see `Program.example_shapes`
 Metrics = dict[str, jax.Array]  # scalars
+# (parameters, batch, step, sharding) → sums over the batch, and the gradient of the summed loss
+GradientSums = Callable[[Params, Batch, Any, Any], tuple[Sums, Params]]
 
 
 @jax.tree_util.register_dataclass
@@ -100,17 +102,6 @@ class Program:
     """
     return self.model.example_shapes() | {"id": Field((2,), np.uint32, 1 << 32), "mask": Field((), np.bool_, 2)}
 
-  def train_step(self, state: TrainState, batch: Batch, sharding: Sharding = UNSHARDED) -> tuple[TrainState, Metrics]:
-    sums, grads = self.gradient_sums(state.params, batch, state.step, sharding)
-    return self.apply_gradients(state, sums, grads, sharding)
-
-  def eval_step(self, params: Params, batch: Batch, sharding: Sharding = UNSHARDED) -> Sums:
-    return self.loss_sums(params, batch, None, sharding)[1]
-
-  def gradients(self, state: TrainState, batch: Batch, sharding: Sharding = UNSHARDED) -> tuple[Metrics, Params]:
-    """The mean loss and its gradient, before clipping."""
-    return self.mean(*self.gradient_sums(state.params, batch, state.step, sharding))
-
   def mean(self, sums: Sums, grads: Params) -> tuple[Metrics, Params]:
     """The mean loss and its gradient from the sums."""
     return {"loss": sums["loss"] / sums["count"]}, jax.tree.map(lambda g: g / sums["count"], grads)
@@ -125,10 +116,6 @@ class Program:
     inputs = sharding.in_order(count, inputs)  # the only sum over devices that needs no result of the model
     loss, sums = model.loss_sums(inputs, targets, segments=segments, keys=keys, sharding=sharding)
     return loss, sums | {"count": count}
-
-  def writer(self, params: Params, sampling: Sampling, sharding: Sharding = UNSHARDED) -> Writer:
-    """Writes texts with these parameters."""
-    return Writer(bind(self.model, params), sampling, sharding)
 
   def inputs(self, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED) -> jax.Array:
     """The model's input: tokens [B, T], or images [B, S, S, C], normalized and, in training, augmented."""
@@ -155,25 +142,34 @@ class Program:
     return self._example_keys(batch["id"], step, _DROPOUT) if self.model.dropout and step is not None else None
 
   def gradient_sums(
-    self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
+    self,
+    params: Params,
+    batch: Batch,
+    step: jax.Array,
+    sharding: Sharding = UNSHARDED,
+    of_part: GradientSums | None = None,
   ) -> tuple[Sums, Params]:
     """Sums over the batch, and the gradient of the summed loss in the parameters that are trained.
 
     Runs the `accumulation` parts one after another.
+
+    Args:
+      of_part: does the same for one part; by default the compiler's gradient of `loss_sums`.
     """
+    of_part = of_part or self.part_gradient_sums
     if self.accumulation == 1:
-      return self.microbatch_gradient_sums(params, batch, step, sharding)
+      return of_part(params, batch, step, sharding)
 
     def add(total: tuple[Sums, Params], part: Batch) -> tuple[tuple[Sums, Params], None]:
-      return jax.tree.map(jnp.add, total, self.microbatch_gradient_sums(params, part, step, sharding)), None
+      return jax.tree.map(jnp.add, total, of_part(params, part, step, sharding)), None
 
     start = (no_sums(), jax.tree.map(lambda w: jnp.zeros(w.shape, self.model.param_dtype), self.trained(params)))
     return jax.lax.scan(add, start, split(batch, self.accumulation, sharding))[0]
 
-  def microbatch_gradient_sums(
+  def part_gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
   ) -> tuple[Sums, Params]:
-    """The same for one part. The pipeline replaces this method."""
+    """The same for one accumulation part."""
     others = self.frozen(params)
     loss = lambda params: self.loss_sums(joined(params, others), batch, step, sharding)
     grads, sums = jax.grad(loss, has_aux=True)(self.trained(params))

@@ -1,19 +1,26 @@
 """Makes the checked, frozen Program from a config (configs/base.py)."""
 
+import dataclasses
+
 from ml_collections import ConfigDict
 
 from errors import ConfigError
-from models.settings import model_config
+from models.ops.attention import choose
+from models.settings import model_config, with_sizes_made_up
 from training.optimizer import Optimizer
 from training.program import Program
 
 
-def program(config: ConfigDict, platform: str, draft: bool = False) -> Program:
-  """The Program of a config. Resolves `auto` fields for the platform: "cpu", "gpu" or "tpu".
+def check(config: ConfigDict, platform: str) -> None:
+  """Raises ConfigError for a field that cannot make a Program, whatever the data is. Comes before data is prepared."""
+  program(with_sizes_made_up(config), platform)
 
-  In a draft, the sizes that only the data can say are made up. It serves to check all other fields early.
-  """
-  model = model_config(config, platform, draft)
+
+def program(config: ConfigDict, platform: str) -> Program:
+  """The Program of a config. Resolves `auto` fields for the platform: "cpu", "gpu" or "tpu"."""
+  model = model_config(config, platform)
+  attention = choose(model, platform)
+  model = dataclasses.replace(model, attention=attention.name, attention_why=attention.why)
   if config.data.augment and not model.reads.is_image:
     raise ConfigError(f"data.augment=True is for images, but model.inputs={model.inputs!r}; set data.augment=False")
   if model.lora_rank and not config.init_from:

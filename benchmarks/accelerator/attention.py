@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from benchmarks.accelerator.step import Step, Values, Verdict, Where, difference, largest, reason, say
 from configs import base
-from models.cores import BEST, IMPLEMENTATIONS, plain
+from models.ops.attention import BEST, IMPLEMENTATIONS, plain
 from runtime.devices import start_jax
 
 BATCH, LENGTH, DOCUMENTS = 4, 2048, 4

@@ -76,7 +76,7 @@ def train(
   for step in range(STEPS):
     state, metrics = runner.train_step(state, runner.shard(batches.read(step, runner.rows(size)), size))
     if not gradients:
-      moments = jax.tree.leaves_with_path(jax.device_get(state.opt_state[1].mu))
+      moments = jax.tree.leaves_with_path(jax.device_get(state.opt_state[0].mu))
       parameter = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
       gradients = {parameter(path): np.asarray(m) / (1 - program.optimizer.b1) for path, m in moments}
     losses.append(metrics["loss"])

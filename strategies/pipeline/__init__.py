@@ -5,16 +5,16 @@
     stage 2   [blocks 4 5]    ·    ·    0    1    2(0) 3(1) 4(2) 5(3) 6(4) ...   · : the bubble, an idle stage
     stage 3   [blocks 6 7]    ·    ·    ·    0(0) 1(1) 2(2) 3(3) 4(4) 5(5) ...
 
-One jitted program runs all stages. A `shard_map` over `stage` and `data` (sums.py) splits the stacked `layers`
+One jitted program runs all stages. A `shard_map` over `stage` and `data` (by_hand.py) splits the stacked `layers`
 dimension and the batch. Each stage scans over the ticks of a schedule. In a tick it runs at most one forward unit, then
 at most one backward unit; `zero_bubble` adds weight units. Neighbours exchange activations and cotangents by ppermute:
 a cotangent travels while the next forward unit runs, an activation while the backward unit does. The blocks are the
 model's own. The compiler handles the other mesh axes as everywhere, so other layouts join by `|` (three_d.py). The
 embedding runs on the first stage only; the final norm, the head and the loss on the last.
 
-Read the files of this package in this order: schedule.py (which unit runs when), table.py and slots.py (a schedule as a
-table), part.py (a stage's part of the model), split.py (the backward pass in two), stage.py (runs a table on one
-stage), program.py (the training step around it), strategy.py (the Strategy, with its checks).
+Read the files of this package in this order: schedule.py (a schedule as a table), orders.py (which unit runs when),
+slots.py (where values wait), stage.py (runs a table on one stage), split.py (the backward pass in two), staged.py (the
+runner around it, with its checks).
 
 Communication: at each tick a stage sends one activation [b, T, D] to the next stage, from the first forward unit to the
 last, and one cotangent to the previous one, from the first backward unit to the last: 2 · (M + S − 1) · b·T·D numbers a
@@ -37,8 +37,5 @@ et al. 2024 (zero bubble), arXiv:2401.10241.
 
 from strategies.data_parallel import LAYOUT as DATA_PARALLEL
 from strategies.layout import Layout
-from strategies.pipeline.strategy import Pipeline as STRATEGY
-
-__all__ = ["LAYOUT", "STRATEGY"]
 
 LAYOUT = (Layout(mesh={"stage": 4}, layers="stage") | DATA_PARALLEL).on(data=-1)

@@ -1,133 +1,131 @@
-"""Pipeline schedules: the order in which each stage runs its units, and the tick at which each unit runs.
+"""A pipeline schedule as a table: which units each stage runs at each tick, and in which slots values wait.
 
-A unit is the forward or backward pass of one microbatch through one chunk of layers. In a tick, a stage runs at most
-one forward unit and then at most one backward unit, so neither has to wait for the other kind on another stage. A
-schedule may split the backward pass: then weight units compute the gradients of weights, where stages would wait. A
-schedule is defined by the order in which each stage runs its units (`ORDERS`). `build` simulates these orders tick by
-tick: units run as soon as their inputs have arrived. slots.py makes a table of the result, stage.py runs it, and
-analysis/timeline.py draws it. None of this uses JAX, except stage.py.
+orders.py decides at which tick each unit runs, and slots.py makes the table. No JAX is used here.
 """
 
-from collections.abc import Callable
+import dataclasses
+import functools
+from typing import NamedTuple
 
-from strategies.pipeline.slots import write
-from strategies.pipeline.table import BACKWARD, FORWARD, WEIGHTS, Schedule, Unit, sender_of
+import numpy as np
 
-Group = tuple[Unit, ...]  # what a stage runs in one tick: a forward unit, a backward unit, or first one, then the other
-
-
-def gpipe(stage: int, stages: int, chunks: int, microbatches: int) -> list[Group]:
-  """All forward units, then all backward units (Huang et al. 2018, arXiv:1811.06965)."""
-  return [(Unit(kind, m, 0),) for kind in (FORWARD, BACKWARD) for m in range(microbatches)]
+FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
+KINDS = (FORWARD, BACKWARD, WEIGHTS)
 
 
-def one_forward_one_backward(stage: int, stages: int, chunks: int, microbatches: int) -> list[Group]:
-  """Forward units until the first cotangent can arrive, then a forward and a backward unit in each tick.
+class Unit(NamedTuple):
+  """The forward or backward pass (`kind`) of one microbatch through one chunk of a stage's layers.
 
-  A microbatch reaches the last stage `stages - 1 - stage` ticks later, and its cotangent needs as many ticks to come
-  back. With several chunks, microbatches form groups of as many as there are stages. A group passes through one chunk
-  after another (Narayanan et al. 2021, arXiv:2104.04473, section 2.2, which also names the predecessors).
+  With weight units (`Schedule.splits`), the backward unit computes only the cotangent of its input, and the weight unit
+  the gradient of the weights. Chunk c of stage s is part c · stages + s of the model.
   """
-  groups = [range(start, min(start + stages, microbatches)) for start in range(0, microbatches, stages)]
-  forward = [Unit(FORWARD, m, c) for group in groups for c in range(chunks) for m in group]
-  backward = [Unit(BACKWARD, m, c) for group in groups for c in reversed(range(chunks)) for m in group]
-  ahead = min(2 * (stages - 1 - stage) + (chunks - 1) * stages, len(forward))
-  pairs = zip(forward[ahead:], backward, strict=False)
-  alone = forward[:ahead], backward[len(forward) - ahead :]
-  return [*((unit,) for unit in alone[0]), *pairs, *((unit,) for unit in alone[1])]
+
+  kind: str
+  microbatch: int
+  chunk: int
 
 
-def zero_bubble(stage: int, stages: int, chunks: int, microbatches: int) -> list[Group]:
-  """1F1B with weight units, which `with_weights` adds: ZB-H1 of Qi et al. 2024, arXiv:2401.10241."""
-  return one_forward_one_backward(stage, stages, chunks, microbatches)
-
-
-def forward_only(stage: int, stages: int, chunks: int, microbatches: int) -> list[Group]:
-  """Only forward units, for evaluation."""
-  return [(Unit(FORWARD, m, 0),) for m in range(microbatches)]
-
-
-Order = Callable[[int, int, int, int], list[Group]]  # (stage, stages, chunks, microbatches) → the stage's groups
-ORDERS: dict[str, Order] = {
-  "gpipe": gpipe,
-  "1f1b": one_forward_one_backward,
-  "interleaved": one_forward_one_backward,
-  "zero_bubble": zero_bubble,
+# The values that wait on a stage: the input of a forward unit, the residuals that it saves for the other units, the
+# cotangent that a backward unit starts from, and what that unit keeps for its weight unit. Columns of these names hold
+# the slots that a unit reads or writes.
+WAITS = ("activation", "residuals", "cotangent", "kept")
+SENDS = {FORWARD: "activation", BACKWARD: "cotangent"}  # what a unit sends to a neighbour
+COLUMNS = {
+  FORWARD: ("runs", "microbatch", "chunk", "activation", "residuals", "cotangent"),
+  BACKWARD: ("runs", "microbatch", "chunk", "residuals", "cotangent", "kept"),
+  WEIGHTS: ("runs", "first"),
+  "arrivals": tuple(SENDS.values()),
 }
 
 
-def fills_groups(stages: int, microbatches: int, chunks: int) -> bool:
-  """Whether the microbatches form whole groups, or a single one. With several chunks the stages deadlock otherwise."""
-  return chunks == 1 or microbatches <= stages or microbatches % stages == 0
+class Phase(NamedTuple):
+  """Consecutive ticks, from `first` to before `end`, in which the same kinds of units run.
 
-
-def build(order: Order, stages: int, microbatches: int, chunks: int = 1) -> Schedule:
-  """Builds a schedule: every stage runs each group of its order at the first tick at which its inputs are ready.
-
-  Raises ValueError if an order leaves a unit out or repeats one, or if the stages deadlock.
+  Attributes:
+    units: the kinds of units that run.
+    finishes: whether a forward unit reaches the end of the model, and goes on to the loss.
+    routes: for "activation" and "cotangent" the (sender, receiver) pairs of stages that exchange it; {} if none does.
   """
-  orders = [order(stage, stages, chunks, microbatches) for stage in range(stages)]
-  kinds = {unit.kind for group in orders[0] for unit in group}
-  wanted = sorted(Unit(kind, m, c) for kind in kinds for m in range(microbatches) for c in range(chunks))
-  if any(sorted(unit for group in groups for unit in group) != wanted for groups in orders):
-    raise ValueError("an order leaves a unit out or repeats one")
-  queues = [iter(groups) for groups in orders]
-  heads = [next(queue, None) for queue in queues]
-  ticks: dict[tuple[int, Unit], int] = {}  # (stage, unit) → the tick it runs at
-  tick = 0
-  while any(heads):
-    ready = [
-      (stage, group)
-      for stage, group in enumerate(heads)
-      if group and all(need in ticks or need in own(stage, group) for need in needs(stage, group, stages, chunks))
-    ]
-    if not ready:
-      raise ValueError(f"deadlock: at tick {tick} every stage waits for another one: {heads}")
-    for stage, group in ready:
-      ticks |= dict.fromkeys(own(stage, group), tick)
-      heads[stage] = next(queues[stage], None)
-    tick += 1
-  if order is zero_bubble:
-    ticks = with_weights(ticks, stages, microbatches)
-  return write(ticks, stages, chunks, microbatches)
+
+  first: int
+  end: int
+  units: tuple[str, ...]
+  finishes: bool
+  routes: dict[str, tuple[tuple[int, int], ...]]
+
+  @property
+  def ticks(self) -> int:
+    return self.end - self.first
 
 
-def with_weights(ticks: dict[tuple[int, Unit], int], stages: int, microbatches: int) -> dict[tuple[int, Unit], int]:
-  """Adds a weight unit for each backward unit, at its tick or later.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Schedule:
+  """What every stage does at every tick.
 
-  A stage may hold the residuals of as many microbatches as under 1f1b. So some weight units must run before the next
-  forward unit. All must run by the last tick. A tick lasts as long as what must run in it on the busiest stage, if
-  units of all kinds take equally long. Other stages use the time for weight units that wait.
+  Attributes:
+    table: kind of unit → column → int32 [ticks, stages]. `runs` is 1 if such a unit runs, and `microbatch` and `chunk`
+      define it. `activation`, `residuals` and `cotangent` are slots. A forward unit reads its activation and writes
+      its residuals. At the end of the model it also writes its cotangent. A backward unit reads its residuals and its
+      cotangent, and writes what it keeps. Of "weights" several units may run, so `runs` counts them, and `first` is the
+      row of the first one in `weights`. "arrivals" holds the slots for the values that arrive from the neighbours
+      during the tick. Values that nobody needs go to a spare slot, after the last one.
+    weights: column → int32 [weight units of a stage, stages], in the order in which they run. They read their residuals
+      and what was kept. Without weight units there are no rows.
+    slots: for each name in `WAITS`, how many of these values wait at the same time on the busiest stage.
   """
-  held, last, found = min(2 * stages - 1, microbatches), max(ticks.values()), dict(ticks)
-  units = {(stage, tick, unit.kind): unit for (stage, unit), tick in ticks.items()}
-  waiting: list[list[Unit]] = [[] for _ in range(stages)]
-  holds = [0] * stages
-  for tick in range(last + 1):
-    must, works = [0] * stages, [0] * stages
-    for stage in range(stages):
-      works[stage] = sum((stage, tick, kind) in units for kind in (FORWARD, BACKWARD))
-      holds[stage] += (stage, tick, FORWARD) in units
-      if unit := units.get((stage, tick, BACKWARD)):
-        waiting[stage].append(unit._replace(kind=WEIGHTS))
-      must[stage] = holds[stage] + ((stage, tick + 1, FORWARD) in units) - held
-      must[stage] = len(waiting[stage]) if tick == last else max(0, must[stage])
-    length = max(map(sum, zip(works, must, strict=True)))
-    for stage, queue in enumerate(waiting):
-      runs = min(len(queue), length - works[stage])
-      found |= {(stage, unit): tick for unit in queue[:runs]}
-      holds[stage] -= runs
-      del queue[:runs]
-  return found
+
+  stages: int
+  chunks: int
+  microbatches: int
+  table: dict[str, dict[str, np.ndarray]]
+  weights: dict[str, np.ndarray]
+  slots: dict[str, int]
+
+  @property
+  def ticks(self) -> int:
+    return len(self.table[FORWARD]["runs"])
+
+  def idle_time(self, backward: float = 2.0) -> float:
+    """The bubble: the share of time in which stages wait, if a backward unit takes `backward` times a forward unit.
+
+    With weight units, both they and the backward units take as long without the other's products: `backward` - 1. Each
+    repeats what remat repeats. Neighbours exchange in each tick, so a tick lasts as long as the work of its busiest
+    stage.
+    """
+    each = (1.0, backward - 1, backward - 1) if self.splits else (1.0, backward, 0.0)
+    work = np.sum([time * self.table[kind]["runs"] for kind, time in zip(KINDS, each, strict=True)], axis=0)
+    return float(1 - work.mean() / work.max(axis=1).mean())
+
+  @property
+  def splits(self) -> bool:
+    """Whether weight units compute the gradients of weights."""
+    return len(self.weights["microbatch"]) > 0
+
+  @functools.cached_property
+  def phases(self) -> tuple[Phase, ...]:
+    """At most three: before the first backward unit, until the last forward unit, and after it."""
+    if not self.table[BACKWARD]["runs"].any():
+      return (self._phase(0, self.ticks),)
+    forward, backward = (np.flatnonzero(self.table[kind]["runs"].any(axis=1)) for kind in (FORWARD, BACKWARD))  # ticks
+    end = int(forward[-1]) + 1
+    cuts = sorted({0, min(int(backward[0]), end), end, self.ticks})
+    return tuple(self._phase(a, b) for a, b in zip(cuts, cuts[1:], strict=False))
+
+  def _phase(self, first: int, end: int) -> Phase:
+    """The phase of these ticks. A route is in it if in one of the ticks a stage needs what arrives by it."""
+    units = tuple(kind for kind in KINDS if self.table[kind]["runs"][first:end].any())
+    routes = {}
+    for what, step in (("activation", 1), ("cotangent", -1)):
+      wanted = (self.table["arrivals"][what][first:end] < self.slots[what]).any(axis=0)  # [stages]
+      if pairs := tuple(((int(s) - step) % self.stages, int(s)) for s in np.flatnonzero(wanted)):
+        routes[what] = pairs
+    forward = {name: column[first:end, -1] for name, column in self.table[FORWARD].items()}  # of the last stage
+    finishes = bool((forward["runs"] * (forward["chunk"] == self.chunks - 1)).any())
+    return Phase(first, end, units, finishes, routes)
 
 
-def own(stage: int, group: Group) -> list[tuple[int, Unit]]:
-  """A group's units as (stage, unit) pairs."""
-  return [(stage, unit) for unit in group]
-
-
-def needs(stage: int, group: Group, stages: int, chunks: int) -> list[tuple[int, Unit]]:
-  """The (stage, unit) pairs that must run before these units. A backward unit's forward unit may be in its group."""
-  found = [sender_of(stage, unit, stages, chunks) for unit in group]
-  found += [(stage, unit._replace(kind=FORWARD)) for unit in group if unit.kind == BACKWARD]
-  return [need for need in found if need]
+def sender_of(stage: int, unit: Unit, stages: int, chunks: int) -> tuple[int, Unit] | None:
+  """The (stage, unit) that sends this unit its input: the previous part of the model or, backward, the next one."""
+  part = unit.chunk * stages + stage + (-1 if unit.kind == FORWARD else 1)
+  inside = 0 <= part < stages * chunks
+  return (part % stages, unit._replace(chunk=part // stages)) if inside else None

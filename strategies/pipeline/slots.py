@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from strategies.pipeline.table import BACKWARD, COLUMNS, FORWARD, SENDS, WAITS, WEIGHTS, Schedule, Unit, sender_of
+from strategies.pipeline.schedule import BACKWARD, COLUMNS, FORWARD, SENDS, WAITS, WEIGHTS, Schedule, Unit, sender_of
 
 # What happens in a tick, in this order. Cotangents of the tick before arrive while the forward units run, and
 # activations of this tick while the backward units run. A value that arrives can be read in what follows.

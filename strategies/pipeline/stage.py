@@ -1,9 +1,11 @@
-"""Runs a pipeline schedule on one stage, tick by tick. Read schedule.py first.
+"""Stage: runs a pipeline schedule on one stage, tick by tick. Read schedule.py and orders.py first.
 
 `run` is called inside a `shard_map` that is manual over `stage` and the axes of the batch. So arrays here are one
-stage's part of the model and one device's part of the batch. The compiler shards them over the other mesh axes.
+stage's share of the model and one device's share of the batch. The compiler shards them over the other mesh axes. A
+`Row` of the schedule's table says which microbatch and which chunk a unit works on.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -12,13 +14,23 @@ import jax
 import jax.numpy as jnp
 
 from models.dimensions import Dims
-from strategies.pipeline.part import Fixed, Pullback, Row, StageModel
-from strategies.pipeline.table import BACKWARD, FORWARD, WEIGHTS
-from strategies.sharding import in_order
-from training.program import Params, Sums, no_sums
+from models.ops.workarounds import in_order
+from models.parameters import bind, joined
+from models.transformer import Transformer
+from strategies.constraints import Constraints
+from strategies.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Schedule
+from strategies.pipeline.split import split
+from training.program import Batch, Params, Program, Sums, no_sums
 
+Row = dict[str, jax.Array]  # a unit in the schedule's table: column → scalar
 Rows = dict[str, Row]  # what a stage does at one tick: kind of unit → row
+Fixed = tuple[list[jax.Array], Params]  # what a backward pass reads besides the cotangent: residuals and weights
 T = TypeVar("T")
+
+# How many blocks one iteration of the scan over a chunk's layers runs. A scan stacks its residuals and then copies them
+# to their slot. An unrolled scan writes to the slot directly: with 2 blocks a stage, 0.74 → 0.92 of single-device speed
+# (measured once, when this was built).
+UNROLL = 2
 
 
 class Carry(NamedTuple):
@@ -34,8 +46,90 @@ class Carry(NamedTuple):
   gradients: tuple[Params, Params]  # summed so far, of what is trained of `Stage.blocks` and `Stage.edges`
 
 
-class Stage(StageModel):
-  """Runs the units of one stage, tick by tick."""
+class Pullback(NamedTuple):
+  """The backward pass of a chunk.
+
+  Attributes:
+    whole: (fixed, cotangent) → the gradients of the trained weights, and the cotangent of the input.
+    early, late: the same in two halves (split.py), if the schedule has weight units. (fixed, cotangent) → the cotangent
+      of the input, and what it keeps; (fixed, kept) → the gradients of the weights.
+  """
+
+  whole: Callable[[Fixed, jax.Array], tuple[Params, jax.Array]]
+  early: Any = None
+  late: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """What one stage holds, and how it runs its units. `step` is None in evaluation, which has no backward units."""
+
+  program: Program
+  schedule: Schedule
+  sharding: Constraints
+  index: jax.Array  # the stage's number
+  blocks: Params  # [chunks, layers of a chunk, ...]
+  edges: Params  # the weights outside the blocks: every stage holds them, the first and the last stage use them
+  batch: Batch  # [microbatches, b, ...]
+  step: jax.Array | None
+
+  def run(self) -> Carry:
+    """Runs every tick of the schedule. The returned carry holds this stage's sums and gradients.
+
+    Each phase is a scan of its own, whose body has the units and the exchanges of this phase only.
+    """
+    rows = jax.tree.map(lambda column: jnp.asarray(column)[:, self.index], self.schedule.table)  # [ticks]
+    carry, pullback = self.start(jax.tree.map(lambda column: column[0], rows[FORWARD]))
+    carry = carry._replace(to_next=in_order((self.blocks, self.edges), carry.to_next))
+    for number, phase in enumerate(self.schedule.phases):
+      of_phase = jax.tree.map(lambda column, phase=phase: column[phase.first : phase.end], rows)
+      carry, _ = jax.lax.scan(functools.partial(self.tick, number, pullback), carry, of_phase)
+    blocks, edges = carry.gradients
+    sums, edges = in_order((carry.to_next, carry.to_previous), (carry.sums, edges))
+    return carry._replace(sums=sums, gradients=(blocks, edges))
+
+  def tick(self, number: int, pullback: Pullback | None, carry: Carry, rows: Rows) -> tuple[Carry, None]:
+    """One tick of a phase. Cotangents travel while the forward unit runs, activations while the others do."""
+    phase, arrivals = self.schedule.phases[number], rows["arrivals"]
+    send = lambda what, x: jax.lax.ppermute(x, "stage", phase.routes[what]) if what in phase.routes else None
+    run = lambda kind, work, carry: repeat(f"{kind}_{number}", rows[kind]["runs"], work, rows[kind], carry)
+    cotangent = send("cotangent", carry.to_previous)
+    if FORWARD in phase.units:
+      carry = run(FORWARD, lambda row, _, carry: self.forward(number, row, carry), carry)
+    if cotangent is not None:
+      carry = carry._replace(cotangent=put(carry.cotangent, arrivals["cotangent"], cotangent))
+    activation = send("activation", carry.to_next)
+    if BACKWARD in phase.units:
+      assert pullback is not None
+      carry = run(BACKWARD, lambda row, _, carry: self.backward(number, pullback, row, carry), carry)
+    if WEIGHTS in phase.units:
+      assert pullback is not None
+      carry = run(WEIGHTS, functools.partial(self.weight_unit, pullback), carry)
+    if activation is not None:
+      carry = carry._replace(activation=put(carry.activation, arrivals["activation"], activation))
+    return carry, None
+
+  def start(self, row: Row) -> tuple[Carry, Pullback | None]:
+    """The first carry, with empty slots and a spare one for values that nobody needs; and the backward pass."""
+    x = jax.eval_shape(self.embed, self.edges, row)
+    residuals, kept, pullback = [], None, None
+    if self.step is not None:
+      residuals, pullback = jax.eval_shape(self.forward_and_residuals, x, row)[1], self.pullback(x, row)
+      if self.schedule.splits:
+        kept = jax.eval_shape(pullback.early, (residuals, self.weights(row)), x)[1]
+    room = lambda what, x: jnp.zeros((self.schedule.slots[what] + 1, *x.shape), x.dtype)
+    zeros = self.pin(jnp.zeros(x.shape, x.dtype))
+    carry = Carry(
+      activation=room("activation", x),
+      cotangent=room("cotangent", x),
+      residuals=[room("residuals", r) for r in residuals],
+      kept=jax.tree.map(functools.partial(room, "kept"), kept),
+      to_next=zeros,
+      to_previous=zeros,
+      sums=no_sums(),
+      gradients=self.zero_gradients(),
+    )
+    return carry, pullback
 
   def forward(self, number: int, row: Row, carry: Carry) -> Carry:
     """Runs a chunk on the embedded microbatch or the previous stage's output, and the loss at the end of the model."""
@@ -99,63 +193,80 @@ class Stage(StageModel):
     blocks, edges = carry.gradients
     return carry._replace(gradients=(blocks, add(edges, *vjp(carry.to_previous))))
 
-  def run(self) -> Carry:
-    """Runs every tick of the schedule. The returned carry holds this stage's sums and gradients.
+  def embed(self, edges: Params, row: Row) -> jax.Array:
+    inputs = self.program.inputs(self.microbatch(row), self.step, self.sharding)
+    return self.model(edges, self.weights(row)).embed(inputs, self.sharding)
 
-    Each phase is a scan of its own, whose body has the units and the exchanges of this phase only.
+  def run_chunk(self, weights: Params, x: jax.Array, row: Row) -> jax.Array:
+    depth = jax.tree.leaves(weights)[0].shape[0]
+    first_layer = (row["chunk"] * self.schedule.stages + self.index) * depth
+    microbatch, model = self.microbatch(row), self.model(self.edges, weights)
+    segments, keys = self.program.segments(microbatch), self.program.dropout_keys(microbatch, self.step)
+    return model.run_blocks(
+      x, segments=segments, keys=keys, sharding=self.sharding, first_layer=first_layer, unroll=UNROLL
+    )[0]
+
+  def loss(self, edges: Params, y: jax.Array, row: Row) -> tuple[jax.Array, Sums]:
+    program, microbatch = self.program, self.microbatch(row)
+    targets, segments = program.targets(microbatch), program.segments(microbatch)
+    return self.model(edges, self.weights(row)).head_loss_sums(y, targets, self.sharding, segments)
+
+  def model(self, edges: Params, weights: Params) -> Transformer:
+    return bind(self.program.model, {"blocks": weights, **edges})
+
+  def edges_with(self, trained: Params) -> Params:
+    """The weights outside the blocks, with these of those that are trained."""
+    return joined(trained, self.program.frozen(self.edges))
+
+  def weights(self, row: Row) -> Params:
+    return jax.tree.map(lambda w: w[row["chunk"]], self.blocks)
+
+  def microbatch(self, row: Row) -> Batch:
+    return jax.tree.map(lambda x: x[row["microbatch"]], self.batch)
+
+  def is_first(self, row: Row) -> jax.Array:
+    return (self.index == 0) & (row["chunk"] == 0)
+
+  def is_last(self, row: Row) -> jax.Array:
+    return (self.index == self.schedule.stages - 1) & (row["chunk"] == self.schedule.chunks - 1)
+
+  def forward_and_residuals(self, x: jax.Array, row: Row) -> tuple[jax.Array, list[jax.Array]]:
+    """A chunk's output, and its residuals without the weights."""
+    return self._linearize(x, row)[:2]
+
+  def pullback(self, x: jax.Array, row: Row) -> Pullback:
+    """The backward pass of a chunk whose input is like `x`."""
+    _, residuals, whole = jax.eval_shape(self._linearize, x, row)
+    return Pullback(whole, *(split(whole, (residuals, self.weights(row)), x) if self.schedule.splits else ()))
+
+  def _linearize(self, x: jax.Array, row: Row) -> tuple[jax.Array, list[jax.Array], Callable]:
+    """A chunk's output, its residuals, and `Pullback.whole`."""
+    weights = self.weights(row)
+    trained, others = self.program.trained(weights), self.program.frozen(weights)
+    y, vjp = jax.vjp(lambda trained, x: self.run_chunk(joined(trained, others), x, row), trained, x)
+    leaves, tree = jax.tree.flatten(vjp)
+    number = {id(w): i for i, w in enumerate(jax.tree.leaves(weights))}
+    sources = [number.get(id(leaf)) for leaf in leaves]  # which weight a leaf is; None for a residual
+
+    def whole(fixed: Fixed, cotangent: jax.Array) -> tuple[Params, jax.Array]:
+      rest, given = iter(fixed[0]), jax.tree.leaves(fixed[1])
+      return jax.tree.unflatten(tree, [next(rest) if i is None else given[i] for i in sources])(cotangent)
+
+    residuals = [self.pinned(leaf) for leaf, i in zip(leaves, sources, strict=True) if i is None]
+    return y, residuals, jax.tree_util.Partial(whole)
+
+  def pinned(self, x: jax.Array) -> jax.Array:
+    """Pins a value of the residual stream, [layers, b, T, D], before it is stored.
+
+    Otherwise the compiler may split it by width, which suits the weights' gradients, and send it between devices at
+    every tick.
     """
-    rows = jax.tree.map(lambda column: jnp.asarray(column)[:, self.index], self.schedule.table)  # [ticks]
-    carry, pullback = self.start(jax.tree.map(lambda column: column[0], rows[FORWARD]))
-    carry = carry._replace(to_next=in_order((self.blocks, self.edges), carry.to_next))
-    for number, phase in enumerate(self.schedule.phases):
-      of_phase = jax.tree.map(lambda column, phase=phase: column[phase.first : phase.end], rows)
-      carry, _ = jax.lax.scan(functools.partial(self.tick, number, pullback), carry, of_phase)
-    blocks, edges = carry.gradients
-    sums, edges = in_order((carry.to_next, carry.to_previous), (carry.sums, edges))
-    return carry._replace(sums=sums, gradients=(blocks, edges))
+    model = self.program.model
+    return self.pin(x) if x.ndim == 4 and x.shape[2:] == (model.positions, model.width) else x
 
-  def tick(self, number: int, pullback: Pullback | None, carry: Carry, rows: Rows) -> tuple[Carry, None]:
-    """One tick of a phase. Cotangents travel while the forward unit runs, activations while the others do."""
-    phase, arrivals = self.schedule.phases[number], rows["arrivals"]
-    send = lambda what, x: jax.lax.ppermute(x, "stage", phase.routes[what]) if what in phase.routes else None
-    run = lambda kind, work, carry: repeat(f"{kind}_{number}", rows[kind]["runs"], work, rows[kind], carry)
-    cotangent = send("cotangent", carry.to_previous)
-    if FORWARD in phase.units:
-      carry = run(FORWARD, lambda row, _, carry: self.forward(number, row, carry), carry)
-    if cotangent is not None:
-      carry = carry._replace(cotangent=put(carry.cotangent, arrivals["cotangent"], cotangent))
-    activation = send("activation", carry.to_next)
-    if BACKWARD in phase.units:
-      assert pullback is not None
-      carry = run(BACKWARD, lambda row, _, carry: self.backward(number, pullback, row, carry), carry)
-    if WEIGHTS in phase.units:
-      assert pullback is not None
-      carry = run(WEIGHTS, functools.partial(self.weight_unit, pullback), carry)
-    if activation is not None:
-      carry = carry._replace(activation=put(carry.activation, arrivals["activation"], activation))
-    return carry, None
-
-  def start(self, row: Row) -> tuple[Carry, Pullback | None]:
-    """The first carry, with empty slots and a spare one for values that nobody needs; and the backward pass."""
-    x = jax.eval_shape(self.embed, self.edges, row)
-    residuals, kept, pullback = [], None, None
-    if self.step is not None:
-      residuals, pullback = jax.eval_shape(self.forward_and_residuals, x, row)[1], self.pullback(x, row)
-      if self.schedule.splits:
-        kept = jax.eval_shape(pullback.early, (residuals, self.weights(row)), x)[1]
-    room = lambda what, x: jnp.zeros((self.schedule.slots[what] + 1, *x.shape), x.dtype)
-    zeros = self.pin(jnp.zeros(x.shape, x.dtype))
-    carry = Carry(
-      activation=room("activation", x),
-      cotangent=room("cotangent", x),
-      residuals=[room("residuals", r) for r in residuals],
-      kept=jax.tree.map(functools.partial(room, "kept"), kept),
-      to_next=zeros,
-      to_previous=zeros,
-      sums=no_sums(),
-      gradients=self.zero_gradients(),
-    )
-    return carry, pullback
+  def pin(self, x: jax.Array) -> jax.Array:
+    """Constrains the sharding of activations [..., b, T, D]."""
+    return self.sharding.activation(x, *(None,) * (x.ndim - 3), "batch", "sequence", None)
 
   def zero_gradients(self) -> tuple[Params, Params]:
     """Zeros for the gradients, sharded as the weights are over the mesh axes that are left to the compiler."""

@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import IMAGES, holds_all_logits, program, strategy
+from helpers import IMAGES, config, holds_all_logits, program, strategy
 
 import strategies
 from analysis import compiled, memory, predict, theory
 from analysis.case import Case
 from analysis.weights import weights
-from strategies.base import Strategy
 from strategies.mesh import make_mesh
 from training.program import Program
 
@@ -178,7 +177,7 @@ def test_two_layouts_together_sum_gradients_once():
 
   def sent(parts: int) -> float:
     trained = program(model__depth=4, model__seq_len=16, accumulation=parts)
-    runner = Strategy(layout, trained, make_mesh(layout, jax.devices()))
+    runner = strategies.build(config(), layout, trained, make_mesh(layout, jax.devices()))
     return sent_over(compiled.compile_step(runner, 64), ("data",))
 
   assert_once(*map(sent, (1, 2, 4)))

@@ -13,6 +13,7 @@ from analysis.case import Case
 from analysis.roofline import Roofline
 from benchmarks import expected as benchmark
 from runtime.hardware import Chip
+from strategies.transfers import Transfers
 
 FIGURES = Chip(flops=1e12, memory=1e9, bandwidth=1e9, link=10.0)
 
@@ -55,7 +56,7 @@ def test_a_benchmark_predicts_collectives_at_the_bandwidth_of_their_links(monkey
   layout = strategies.layout_of("hsdp").on(replica=2, data=4)
   mesh = types.SimpleNamespace(devices=arranged, axis_names=("replica", "data"))
   runner = types.SimpleNamespace(
-    layout=layout, mesh=mesh, program=program(), schedule=None, gathers_once=False, axes_by_hand=()
+    layout=layout, mesh=mesh, program=program(), schedule=None, transfers=Transfers.of(layout)
   )
   links = {("data",): 1, ("replica",): 1, ("replica", "data"): 2}
   rows = theory.sent(Case.of(runner, 16, "tpu"))

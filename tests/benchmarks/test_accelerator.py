@@ -35,7 +35,7 @@ from benchmarks.accelerator import (
 from benchmarks.accelerator.step import Aim, Step, Verdict, Where, largest
 from configs import base
 from errors import ConfigError
-from models.cores import blockwise, plain
+from models.ops.attention import blockwise, plain
 from runtime import hardware
 from training import settings
 

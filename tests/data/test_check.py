@@ -46,14 +46,19 @@ def test_a_missing_field_is_refused():
 
 def test_sizes_of_the_data_are_adopted_and_conflicts_refused():
   c = config(**IMAGES | {"model__image_size": 0, "model__channels": 0, "model__classes": 0})
-  data.adopt(c, {"image_size": 28, "channels": 1, "classes": 10, "pixel_mean": (0.1,), "pixel_std": (0.3,)})
+  given = c.to_dict()
+  found = {"image_size": 28, "channels": 1, "classes": 10, "pixel_mean": (0.1,), "pixel_std": (0.3,)}
+  c, before = data.with_sizes(c, found), c
+  assert before.to_dict() == given  # unchanged
   assert (c.model.image_size, c.model.channels, c.model.classes, c.model.pixel_mean) == (28, 1, 10, (0.1,))
-  data.adopt(c, {"image_size": 28, "classes": 7, "pixel_mean": (0.5,)})  # more classes, and one's own mean, are allowed
+  c = data.with_sizes(
+    c, {"image_size": 28, "classes": 7, "pixel_mean": (0.5,)}
+  )  # allowed: more classes, and one's own mean
   assert (c.model.classes, c.model.pixel_mean) == (10, (0.1,))
   with one_sentence("model.image_size=28", "32"):
-    data.adopt(c, {"image_size": 32})
+    data.with_sizes(c, {"image_size": 32})
   with one_sentence("model.classes=10", "100"):
-    data.adopt(c, {"classes": 100})
+    data.with_sizes(c, {"classes": 100})
 
 
 def test_a_loop_of_ones_own_gets_the_batches_of_a_run():

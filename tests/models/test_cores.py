@@ -1,19 +1,16 @@
 """Which implementation of attention a model gets on a platform, and why."""
 
-import dataclasses
-
 import pytest
 from helpers import IMAGES, config, one_sentence
 
-from models import cores
+from models.ops import attention
 from models.settings import model_config
 
 TEXT = {"model__width": 512, "model__seq_len": 256}
 
 
-def chosen(platform: str, **fields: object) -> cores.Choice:
-  model = model_config(config(**TEXT | fields), platform)
-  return cores.choose(dataclasses.replace(model, attention="auto"), platform)
+def chosen(platform: str, **fields: object) -> attention.Choice:
+  return attention.choose(model_config(config(**TEXT | fields), platform), platform)
 
 
 @pytest.mark.parametrize(
@@ -48,4 +45,4 @@ def test_auto_picks_the_best_that_fits_and_says_why_not(platform: str, fields: d
 )
 def test_an_implementation_that_does_not_fit_is_refused(platform: str, fields: dict, parts: list[str]):
   with one_sentence(*parts):
-    model_config(config(**TEXT | fields), platform)
+    attention.choose(model_config(config(**TEXT | fields), platform), platform)

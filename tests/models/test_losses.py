@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from helpers import PARITY, assert_trees_close
 
-from models import losses
 from models.dimensions import UNSHARDED
+from models.ops import loss as losses
 
 B, T, D, V = 4, 12, 16, 40
 

@@ -10,8 +10,9 @@ import pytest
 from helpers import model_config, program, random_batch, random_segments, relative_difference
 
 from analysis import gpus
-from models import cores, parameters, transformer
+from models import parameters, transformer
 from models.config import ModelConfig
+from models.ops import attention
 from training.program import Program
 
 Core = Callable[..., jax.Array]
@@ -23,14 +24,16 @@ def alone(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, segments: np.n
   for b, row in enumerate(segments):
     edges = np.flatnonzero(np.diff(row)) + 1
     parts = [jnp.split(x[b : b + 1], edges, axis=1) for x in (q, k, v)]
-    rows.append(jnp.concatenate([cores.plain(*part, causal=causal) for part in zip(*parts, strict=True)], axis=1))
+    rows.append(jnp.concatenate([attention.plain(*part, causal=causal) for part in zip(*parts, strict=True)], axis=1))
   return jnp.concatenate(rows)
 
 
-interpreted = functools.partial(cores.splash, interpret=True)  # the TPU's kernel, on a CPU
+interpreted = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
 
 
-@pytest.mark.parametrize("core", [cores.plain, cores.blockwise, interpreted], ids=["plain", "blockwise", "splash"])
+@pytest.mark.parametrize(
+  "core", [attention.plain, attention.blockwise, interpreted], ids=["plain", "blockwise", "splash"]
+)
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_stays_in_its_segment(core: Core, causal: bool):
   """Three blocks of queries. The last row is padding only."""
@@ -149,7 +152,7 @@ def test_cudnn_gets_even_lengths_and_heads_of_eight(causal: bool, documents: boo
   segments, given = random_segments(np.random.default_rng(0), 4, 33) if documents else None, []
   q, k, v = (jax.random.normal(jax.random.key(i), (4, 33, heads, 12)) for i, heads in enumerate((4, 2, 2)))
   with gpus.assumed():
-    loss = lambda *arrays: jnp.sum(cores.cudnn(*arrays, causal=causal, segments=segments))
+    loss = lambda *arrays: jnp.sum(attention.cudnn(*arrays, causal=causal, segments=segments))
     jax.eval_shape(jax.grad(loss), *(array.astype("bfloat16") for array in (q, k, v)))
 
   def compute(*arrays: jax.Array, implementation: str, **options: object) -> jax.Array:
@@ -158,6 +161,6 @@ def test_cudnn_gets_even_lengths_and_heads_of_eight(causal: bool, documents: boo
 
   xla = jax.nn.dot_product_attention
   monkeypatch.setattr(jax.nn, "dot_product_attention", compute)
-  found = cores.cudnn(q, k, v, causal=causal, segments=segments)
-  assert relative_difference(found, cores.plain(q, k, v, causal=causal, segments=segments)) < 1e-5
+  found = attention.cudnn(q, k, v, causal=causal, segments=segments)
+  assert relative_difference(found, attention.plain(q, k, v, causal=causal, segments=segments)) < 1e-5
   assert {(length, size) for _, length, _, size in given} == {(34, 16)}

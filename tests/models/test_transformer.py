@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from helpers import IMAGES, equations, model_config, one_sentence, program, relative_difference
 
-from models import attention, cores, layers, parameters
+from models import layers, parameters
 from models.config import ModelConfig
 from models.dimensions import UNSHARDED
 from models.generate import Writer, generate, text_keys
 from models.inputs import patches
+from models.ops import attention, rotary
 from models.sampling import Sampling
 from training.program import Params
 
@@ -39,15 +40,17 @@ def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -
   return out
 
 
-interpreted = functools.partial(cores.splash, interpret=True)  # the TPU's kernel, on a CPU
+interpreted = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
 
 
-@pytest.mark.parametrize("core", [cores.plain, cores.blockwise, interpreted], ids=["plain", "blockwise", "splash"])
+@pytest.mark.parametrize(
+  "core", [attention.plain, attention.blockwise, interpreted], ids=["plain", "blockwise", "splash"]
+)
 @pytest.mark.parametrize("length", [128, 150])  # a multiple of what blockwise and splash process at a time, and not
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_equals_the_definition(core: Callable[..., jax.Array], length: int, causal: bool):
   q, k, v = (jax.random.normal(jax.random.key(i), (2, length, heads, 8)) for i, heads in enumerate((4, 2, 2)))
-  core, plain = (functools.partial(each, causal=causal) for each in (core, cores.plain))
+  core, plain = (functools.partial(each, causal=causal) for each in (core, attention.plain))
   expected = naive_attention(*(np.asarray(x, np.float64) for x in (q, k, v)), causal)
   assert relative_difference(jax.jit(core)(q, k, v), expected) < 1e-5
 
@@ -63,8 +66,8 @@ def test_rotary_scores_depend_only_on_the_distance():
   q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 16)) for i in range(2))
 
   def score(query_at: int, key_at: int) -> float:
-    angles = [attention.rope_angles(jnp.array([[p]]), config) for p in (query_at, key_at)]
-    return float(jnp.sum(attention.rotate(q, angles[0]) * attention.rotate(k, angles[1])))
+    angles = [rotary.rope_angles(jnp.array([[p]]), config) for p in (query_at, key_at)]
+    return float(jnp.sum(rotary.rotate(q, angles[0]) * rotary.rotate(k, angles[1])))
 
   assert score(3, 1) == pytest.approx(score(12, 10), rel=1e-4)
   assert score(3, 1) != pytest.approx(score(3, 2), rel=1e-2)
@@ -184,7 +187,7 @@ def test_a_text_does_not_depend_on_the_others_in_its_batch():
     texts, tokens = jax.jit(writer.begin, static_argnames="size")(padded, lengths, keys[jnp.array(rows)], size=24), []
     for _ in range(12):
       tokens.append(texts.newest)
-      texts = jax.jit(writer.go_on)(texts)
+      texts = jax.jit(writer.extend)(texts)
     return np.stack(tokens, axis=1)
 
   together = written([0, 1, 2])

@@ -10,7 +10,7 @@ from helpers import PARITY, assert_trees_close, initial_state, program, strategy
 
 import strategies
 from strategies import Strategy
-from strategies.sharding import MeshSharding
+from strategies.constraints import Constraints
 from training.optimizers import OPTIMIZERS
 from training.program import Params, Program, TrainState
 
@@ -31,7 +31,7 @@ def trained(variant: str, depth: int) -> Program:
 
 def depth_of(name: str) -> int:
   """Where devices hold the same weights, eight layers, which they divide. Elsewhere six, which they do not."""
-  layout = strategies.layout_of(name).of("state")
+  layout = strategies.layout_of(name).stored_as("state")
   return 6 if {axis for dim in ("layers", "embed", "heads") for axis in layout.axes(dim)} == set(layout.mesh) else 8
 
 
@@ -44,7 +44,7 @@ def random_gradients(params: Params) -> Params:
 
 def after_steps(runner: Strategy, state: TrainState, gradients: Params) -> TrainState:
   sums = {"loss": jnp.ones(()), "correct": jnp.ones((), jnp.int32), "count": jnp.ones((), jnp.int32)}
-  update = functools.partial(runner.program.apply_gradients, sharding=MeshSharding(runner.layout))
+  update = functools.partial(runner.program.apply_gradients, sharding=Constraints(runner.layout))
   return jax.lax.scan(lambda state, now: (update(state, sums, now)[0], None), state, gradients)[0]
 
 
@@ -54,7 +54,7 @@ def updated(name: str, depth: int) -> dict[str, TrainState]:
   runners = {variant: strategy(name, trained(variant, depth)) for variant in VARIANTS}
   states = {variant: initial_state(one) for variant, one in runners.items()}
   first = runners["adamw"]
-  pieces = first.state_sharding.opt_state[1].mu  # where gradients of a batch in one part are
+  pieces = first.state_sharding.opt_state[0].mu  # where gradients of a batch in one part are
   stacked = jax.tree.map(lambda s: jax.NamedSharding(s.mesh, jax.P(None, *s.spec)), pieces)
   gradients = jax.device_put(random_gradients(states["adamw"].params), stacked)
   run = lambda states, gradients: {v: after_steps(one, states[v], gradients) for v, one in runners.items()}

@@ -9,7 +9,8 @@ import pytest
 from helpers import IMAGES, PARITY, assert_trees_close, config, initial_state, random_batch, strategy
 
 import strategies
-from models import attention, cores, parameters
+from models import block, parameters
+from models.ops import attention
 from training import settings
 from training.program import Params, Program, TrainState
 
@@ -62,7 +63,7 @@ def run(name: str, program: Program, **fields: str) -> tuple[np.ndarray, Params]
   for step in range(STEPS):
     state, metrics = runner.train_step(state, runner.shard(random_batch(program, BATCH, seed=step), BATCH))
     if gradients is None:
-      moment = jax.device_get(state.opt_state[1].mu)
+      moment = jax.device_get(state.opt_state[0].mu)
       gradients = jax.tree.map(lambda m: m / (1 - program.optimizer.b1), moment)
     losses.append((metrics["loss"], metrics["grad_norm"]))
   return np.array(jax.device_get(losses)), gradients
@@ -132,8 +133,10 @@ def models_made_anew() -> Iterator[None]:
   parameters.definition.cache_clear()
 
 
-splash = functools.partial(cores.splash, interpret=True)  # the TPU's kernel, on a CPU
-KERNELS = [(name, cores.blockwise) for name in ("hsdp", "tensor_parallel", "pipeline", "three_d")] + [("two_d", splash)]
+splash = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
+KERNELS = [(name, attention.blockwise) for name in ("hsdp", "tensor_parallel", "pipeline", "three_d")] + [
+  ("two_d", splash)
+]
 
 
 @pytest.mark.usefixtures("models_made_anew")
@@ -148,14 +151,14 @@ def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(
     shapes.append(q.shape)
     return core(q, *given, **named)
 
-  monkeypatch.setattr(attention, "KERNELS", frozenset({"blockwise"}))
-  monkeypatch.setitem(cores.IMPLEMENTATIONS, "blockwise", kernel)
+  monkeypatch.setattr(block, "KERNELS", frozenset({"blockwise"}))
+  monkeypatch.setitem(attention.IMPLEMENTATIONS, "blockwise", kernel)
   fields = SMALL | VARIANTS[DOCUMENTS]
   program = settings.program(config(**fields), "cpu")
   batch, moments = random_batch(program, BATCH), []
   for runner in (strategy("single", program), strategy(name, program, **MICROBATCHES)):
     state, _ = runner.train_step(initial_state(runner), runner.shard(batch, BATCH))
-    moments.append(jax.device_get(state.opt_state[1].mu))
+    moments.append(jax.device_get(state.opt_state[0].mu))
   assert_trees_close(moments[1], moments[0], PARITY)
   assert len(set(shapes)) == 2  # of a whole microbatch, and of the part on one device
 
@@ -211,7 +214,7 @@ def test_abstract_state_has_the_shapes_and_shardings_of_the_real_one(name: str):
 @functools.cache
 def generated(name: str) -> np.ndarray:
   runner, prompt = strategy(name, make_program("text")), np.array([[7, 8, 9]], np.int32)
-  return np.asarray(runner.generate(initial_state(runner), prompt, length=12, seed=0, temperature=0.0))
+  return np.asarray(runner.writing.generate(initial_state(runner).params, prompt, length=12, seed=0, temperature=0.0))
 
 
 @pytest.mark.parametrize("name", OTHERS)

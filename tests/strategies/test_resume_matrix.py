@@ -124,5 +124,5 @@ def test_moments_of_rows_and_columns_resume_under_another_strategy(tmp_path: Pat
     found, _ = restore.restore(tmp_path, resumed.abstract_state(), RUN, pytest.fail)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), state)
     assert jax.tree.map(lambda x: x.sharding, found) == resumed.state_sharding
-  moments = saver.abstract_state().opt_state[1].moments["blocks"]["mlp"]["down"]
+  moments = saver.abstract_state().opt_state[0].moments["blocks"]["mlp"]["down"]
   assert [moments[side].sharding.spec for side in ("rows", "columns")] == [jax.P(None, None), jax.P(None, "data")]

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from analysis.timeline import timeline
-from strategies.pipeline import schedule as schedules
-from strategies.pipeline import table
-from strategies.pipeline.table import BACKWARD, FORWARD, WEIGHTS, Schedule, Unit
+from strategies.pipeline import orders
+from strategies.pipeline.schedule import BACKWARD, FORWARD, SENDS, WAITS, WEIGHTS, Schedule, Unit
 
 SIZES = [(s, m) for s in (2, 3, 4, 8) for m in (s, 2 * s, 4 * s)]
 NAMES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero_bubble", 1)]
@@ -14,7 +13,7 @@ CASES = [(name, s, m, chunks) for name, chunks in NAMES for s, m in SIZES]
 
 
 def build(name: str, stages: int, microbatches: int, chunks: int) -> Schedule:
-  return schedules.build(schedules.ORDERS[name], stages, microbatches, chunks)
+  return orders.build(orders.ORDERS[name], stages, microbatches, chunks)
 
 
 def row(schedule: Schedule, kind: str, tick: int, stage: int) -> dict[str, int]:
@@ -113,7 +112,7 @@ def test_no_value_is_overwritten_while_it_waits(name: str, stages: int, microbat
   """Runs the table as the executor does, with names in place of arrays, and checks what each unit receives."""
   schedule = build(name, stages, microbatches, chunks)
   last = stages * chunks - 1
-  stores = [{what: {} for what in table.WAITS} for _ in range(stages)]
+  stores = [{what: {} for what in WAITS} for _ in range(stages)]
   to_next, to_previous = [None] * stages, [None] * stages
   late = [kept_units(schedule, stage) for stage in range(stages)]
   for phase in schedule.phases:
@@ -157,7 +156,7 @@ def test_nothing_is_sent_around_the_ends_of_the_model_or_in_a_phase_without_a_re
   schedule = build(name, stages, microbatches, chunks)
   assert [phase.first for phase in schedule.phases] == [0, *(phase.end for phase in schedule.phases[:-1])]
   for phase in schedule.phases:
-    sent = {table.SENDS[kind] for kind in phase.units if kind in table.SENDS}
+    sent = {SENDS[kind] for kind in phase.units if kind in SENDS}
     assert set(phase.routes) <= sent
     assert chunks > 1 or all(abs(sender - to) == 1 for pairs in phase.routes.values() for sender, to in pairs)
   exchanges = [phase.ticks for phase in schedule.phases for _ in phase.routes]
@@ -172,7 +171,7 @@ def test_fewer_microbatches_than_stages_work(name: str, chunks: int, microbatche
 
 
 def test_evaluation_is_forward_only():
-  schedule = schedules.build(schedules.forward_only, 4, 8)
+  schedule = orders.build(orders.forward_only, 4, 8)
   assert {unit.kind for _, unit in units(schedule)} == {FORWARD}
   assert [(phase.ticks, phase.units, set(phase.routes)) for phase in schedule.phases] == [
     (11, (FORWARD,), {"activation"})
@@ -180,16 +179,16 @@ def test_evaluation_is_forward_only():
 
 
 def test_a_deadlock_is_an_error():
-  def backward_first(stage: int, stages: int, chunks: int, microbatches: int) -> list[schedules.Group]:
+  def backward_first(stage: int, stages: int, chunks: int, microbatches: int) -> list[orders.Group]:
     return [(Unit(BACKWARD, 0, 0),), (Unit(FORWARD, 0, 0),)]
 
   with pytest.raises(ValueError, match="waits for another"):
-    schedules.build(backward_first, 2, 1)
+    orders.build(backward_first, 2, 1)
 
 
 def test_an_order_that_omits_a_unit_is_an_error():
   with pytest.raises(ValueError, match="leaves a unit out"):
-    schedules.build(lambda *sizes: schedules.gpipe(*sizes)[1:], 2, 4)
+    orders.build(lambda *sizes: orders.gpipe(*sizes)[1:], 2, 4)
 
 
 def test_timeline_shows_units_and_the_bubble():

@@ -55,12 +55,12 @@ def test_every_strategy_writes_the_same(under: str):
 def test_devices_keep_keys_and_values_of_their_own_layers_and_heads(under: str, layers: int, heads: int):
   runner, params = model_folders.loaded("llama", under)
   prompt, length = np.ones((3, 5), np.int32), np.array([5, 2, 4], np.int32)
-  texts = runner.begin_texts(params, prompt, length, size=8, seed=0, sampling=GREEDY)
+  texts = runner.writing.begin(params, prompt, length, size=8, seed=0, sampling=GREEDY)
   for _ in range(2):
     for x in texts.cache:
       depth, batch, kv_heads, *rest = x.shape
       assert x.sharding.shard_shape(x.shape) == (depth // layers, batch, kv_heads // heads, *rest)
-    texts = runner.go_on(params, texts, GREEDY)
+    texts = runner.writing.extend(params, texts, GREEDY)
 
 
 def test_a_run_writes_on_the_command_line(

@@ -140,7 +140,7 @@ def test_factored_moments_do_not_depend_on_sizes_or_depth():
   """Rows and columns of each layer, also where layers are as many as rows, and in square weights."""
   for depth in (2, 64):
     p = small(optimizer__name="adafactor", model__depth=depth)
-    moments = jax.eval_shape(p.init, jax.random.key(0)).opt_state[1].moments["blocks"]
+    moments = jax.eval_shape(p.init, jax.random.key(0)).opt_state[0].moments["blocks"]
     shapes = jax.tree.map(lambda x: x.shape, moments, is_leaf=lambda x: hasattr(x, "shape"))
     assert shapes["attention"]["query"] == {"rows": (depth, 32), "columns": (depth, 8, 4)}
     assert shapes["attention"]["out"] == {"rows": (depth, 8, 4), "columns": (depth, 32)}

@@ -1,5 +1,7 @@
 """The training step: sums, the optimizer compared with optax's, non-finite updates, and random numbers."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,8 @@ import optax
 import pytest
 from helpers import IMAGES, assert_trees_close, equations, one_sentence, program, random_batch
 
-from models import losses
-from training.optimizer import Optimizer, is_decayed
+from models.ops import loss as losses
+from training.optimizer import is_decayed
 from training.program import Program, TrainState
 
 
@@ -17,7 +19,19 @@ def begin(p: Program) -> TrainState:
 
 
 def step(p: Program, state: TrainState, batch) -> tuple[TrainState, dict]:
-  return jax.jit(p.train_step)(state, batch)
+  return jax.jit(functools.partial(train_step, p))(state, batch)
+
+
+def train_step(p: Program, state: TrainState, batch) -> tuple[TrainState, dict]:
+  return p.apply_gradients(state, *p.gradient_sums(state.params, batch, state.step))
+
+
+def gradients(p: Program, state: TrainState, batch) -> dict:
+  return p.mean(*p.gradient_sums(state.params, batch, state.step))[1]
+
+
+def eval_sums(p: Program, params: dict, batch) -> dict:
+  return p.loss_sums(params, batch, None)[1]
 
 
 def test_updates_equal_optax_adamw():
@@ -33,14 +47,14 @@ def test_updates_equal_optax_adamw():
     optax.clip_by_global_norm(o.clip_norm),
     optax.adamw(o.learning_rate_at, o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=is_decayed),
   )
-  state, update, gradients, train_step = begin(ours), *map(jax.jit, (reference.update, ours.gradients, ours.train_step))
+  state, update, gradients_of = begin(ours), jax.jit(reference.update), jax.jit(functools.partial(gradients, ours))
   params, opt_state = state.params, jax.jit(reference.init)(state.params)
   for i in range(3):
     batch = random_batch(ours, 4, seed=i)
-    gradient = gradients(state, batch)[1]
+    gradient = gradients_of(state, batch)
     updates, opt_state = update(gradient, opt_state, params)
     params = jax.jit(optax.apply_updates)(params, updates)
-    state, metrics = train_step(state, batch)
+    state, metrics = step(ours, state, batch)
     assert float(metrics["grad_norm"]) == pytest.approx(float(optax.tree.norm(gradient)), rel=1e-5)
     assert_trees_close(state.params, params, 1e-5)
 
@@ -53,9 +67,9 @@ def test_weight_decay_spares_the_norms():
 
 
 def test_learning_rate_warms_up_and_decays_to_its_fraction():
-  optimizer = Optimizer(
-    1.0, warmup=10, steps=100, final_fraction=0.1, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0, clip_norm=0
-  )
+  optimizer = program(
+    steps=100, optimizer__learning_rate=1.0, optimizer__warmup=10, optimizer__final_fraction=0.1
+  ).optimizer
   rates = [float(optimizer.learning_rate_at(i)) for i in range(101)]
   assert 0 < rates[0] < rates[5] < rates[10] == pytest.approx(1.0)
   assert rates[10] > rates[55] > rates[100] == pytest.approx(0.1)
@@ -94,7 +108,7 @@ def test_masked_examples_are_not_counted_as_correct():
   p = program(**IMAGES)
   state, batch = begin(p), random_batch(p, 8)
   batch["mask"][:] = False
-  sums = jax.jit(p.eval_step)(state.params, batch)
+  sums = jax.jit(functools.partial(eval_sums, p))(state.params, batch)
   assert {name: float(value) for name, value in sums.items()} == {"loss": 0, "correct": 0, "count": 0}
 
 
@@ -121,7 +135,7 @@ def test_random_numbers_depend_on_step_and_example_not_on_position(fields: dict)
   assert float(loss(batch, 1)) != pytest.approx(float(loss(batch, 0)), rel=1e-6)
   other = batch | {"id": batch["id"] + 1}
   assert float(loss(other, 0)) != pytest.approx(float(loss(batch, 0)), rel=1e-6)
-  evaluate = jax.jit(p.eval_step)
+  evaluate = jax.jit(functools.partial(eval_sums, p))
   still = evaluate(state.params, batch)["loss"]
   assert float(still) == pytest.approx(float(evaluate(state.params, moved)["loss"]), rel=1e-6)
 
@@ -129,7 +143,7 @@ def test_random_numbers_depend_on_step_and_example_not_on_position(fields: dict)
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_masters():
   p = program(model__dtype="bfloat16")
   state = begin(p)
-  forward = jax.make_jaxpr(p.eval_step)(state.params, random_batch(p, 4)).jaxpr
+  forward = jax.make_jaxpr(functools.partial(eval_sums, p))(state.params, random_batch(p, 4)).jaxpr
   products = [equation for equation in equations(forward) if equation.primitive.name == "dot_general"]
   assert products
   assert all(operand.aval.dtype == jnp.bfloat16 for product in products for operand in product.invars)

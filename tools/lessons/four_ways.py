@@ -61,7 +61,7 @@ def with_constraints():
   `with_sharding_constraint` fixes the sharding of an array in the middle of a program. Between these fixed points the
   compiler still chooses. In a large model you fix the arrays that matter, such as the activations between layers. The
   whole program then follows your plan and not the compiler's guess. This repository works this way (WORKSPACE.md says
-  why): the model calls `strategies.sharding.MeshSharding`, which sets the constraints.
+  why): the model calls `strategies.constraints.Constraints`, which sets the constraints.
 
   Here the constraints equal what the compiler chose before, so nothing changes. A later step shows where they differ.
   """
@@ -153,9 +153,9 @@ def where_they_differ():
   columns, so every device has all examples, and the rest of the program continues from there. So the batch size decides
   how the whole program is sharded.
 
-  Two constraints that make each weight whole before its use prevent this. In this repository,
-  `strategies.sharding.MeshSharding.gather` sets them. With sharding in types, the product fails while tracing, because
-  one axis cannot split two dimensions of the result. So the four ways differ in who decides and in what a mistake does:
+  Two constraints that make each weight whole before its use prevent this. In this repository, `Constraints.gather` (in
+  `strategies/constraints.py`) sets them. With sharding in types, the product fails while tracing, because one axis
+  cannot split two dimensions of the result. So the four ways differ in who decides and in what a mistake does:
 
   | Way | Who decides | What a mistake does |
   |---|---|---|

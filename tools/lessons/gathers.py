@@ -16,7 +16,7 @@ from analysis.compiled import metadata_in_cache_key
 from analysis.explanation import explain
 from benchmarks.pages import ROOT
 from configs import base
-from strategies.sharding import MeshSharding
+from strategies.constraints import Constraints
 from tools.explain import communication
 from tools.lessons.origins import print_origins
 from training import settings
@@ -99,10 +99,10 @@ def in_a_strategy():
   `explain` has the scope of every collective, and the all-to-all's says where to look: in the backward pass of `embed`.
   """
   config = base.get_config("tiny", "fsdp")
-  strategy = strategies.create({"strategy": "fsdp", "mesh": {}}, settings.program(config, "cpu"), jax.devices())
-  pin = MeshSharding.activation
+  strategy = strategies.create(base.get_config("tiny", "fsdp"), settings.program(config, "cpu"), jax.devices())
+  pin = Constraints.activation
   without = lambda self, x, *dims: x if dims == ("vocab", None) else pin(self, x, *dims)
-  with mock.patch.object(MeshSharding, "activation", without):
+  with mock.patch.object(Constraints, "activation", without):
     found = explain("fsdp", strategy, batch_size=32)
   golden = ROOT / "tests/golden/explain/fsdp.txt"
   tables = golden.read_text().split("\n\n")[3], communication(found).partition("\n\n")[0]

@@ -50,7 +50,7 @@ def replicated_and_sharded():
   result = {}
   for name, devices in (("single", 1), ("data_parallel", 8), ("fsdp", 8)):
     layout = resolve(strategies.layout_of(name), devices)
-    strategy = strategies.build({"strategy": name}, layout, program, make_mesh(layout, jax.devices()))
+    strategy = strategies.build(base.get_config("tiny", name), layout, program, make_mesh(layout, jax.devices()))
     state = strategy.init(seed=0)
     whole, pieces = collections.Counter(), collections.Counter()
     for x in jax.tree.leaves(state):
@@ -85,7 +85,7 @@ def memory_without_devices():
     ("two_d", {"data": 32, "model": 8}),
   ):
     layout = strategies.layout_of(name).on(**sizes)
-    strategy = strategies.build({"strategy": name}, layout, program, abstract_mesh(layout))
+    strategy = strategies.build(base.get_config("tiny", name), layout, program, abstract_mesh(layout))
     state = jax.tree.leaves(strategy.abstract_state())
     held = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in state)
     print(f"{name:<15} on {dict(layout.mesh)}: {held / 1e9:.2f} GB on each device")

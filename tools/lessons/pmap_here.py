@@ -31,7 +31,7 @@ def begin_and_go_on():
   program = settings.program(config, "cpu")
   batches = Batches(Mixture([Synthetic(program.model, first=0, size=64)]), size=16)
   old, new = (
-    strategies.create({"strategy": name, "mesh": {}}, program, jax.devices()) for name in ("pmap_ddp", "data_parallel")
+    strategies.create(base.get_config("tiny", name), program, jax.devices()) for name in ("pmap_ddp", "data_parallel")
   )
   result = {}
   for name, in_turn in (("pmap_ddp, then data_parallel", (old, old, new, new)), ("data_parallel", (new,) * 4)):

@@ -70,7 +70,7 @@ def pmap_and_jit():
   batches = Batches(Mixture([Synthetic(program.model, first=0, size=64)]), size=16)
   result = {}
   for name in ("pmap_ddp", "data_parallel"):
-    strategy = strategies.create({"strategy": name, "mesh": {}}, program, jax.devices())
+    strategy = strategies.create(base.get_config("tiny", name), program, jax.devices())
     train_step = strategy.lower_train_step(batch_size=16).compile()
     state, losses = strategy.init(seed=0), []
     for step in range(3):

@@ -200,7 +200,7 @@ print(f"{jnp.mean(split(w, x) / whole):.1f} × the gradient on one device")""",
     """\
 name = "data_parallel"
 program = settings.program(base.get_config("tiny", name), "cpu")
-strategy = strategies.create({"strategy": name, "mesh": {}}, program, jax.devices())
+strategy = strategies.create(base.get_config("tiny", name), program, jax.devices())
 sent = print_sent(strategy.lower_train_step(batch_size=16).compile(), strategy.mesh)""",
     ('"data_parallel"', '"fsdp"'),
     "all-gather over data",
@@ -220,7 +220,7 @@ print(picture(sharding, (4, 64, 128)))""",
 name = "fsdp"
 layout = resolve(strategies.layout_of(name), 8)
 program = settings.program(base.get_config("tiny", name), "cpu")
-strategy = strategies.build({"strategy": name}, layout, program, make_mesh(layout, jax.devices()))
+strategy = strategies.build(base.get_config("tiny", name), layout, program, make_mesh(layout, jax.devices()))
 weights = jax.tree.leaves_with_path(strategy.abstract_state().params)
 for path, weight in weights[:3]:
   held = weight.sharding.shard_shape(weight.shape)
@@ -234,7 +234,7 @@ for path, weight in weights[:3]:
 config = base.get_config("lm", "fsdp")
 config.model.update(width=4096, depth=32, heads=32, kv_heads=32, mlp_width=11008, vocab_size=32768)
 layout = strategies.layout_of("fsdp").on(data=4)
-strategy = strategies.build({"strategy": "fsdp"}, layout, settings.program(config, "tpu"), abstract_mesh(layout))
+strategy = strategies.build(config, layout, settings.program(config, "tpu"), abstract_mesh(layout))
 state = jax.tree.leaves(strategy.abstract_state())
 held = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in state)
 print(f"on {dict(layout.mesh)}: {held / 1e9:.2f} GB on each device")""",

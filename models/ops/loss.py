@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from models.dimensions import Sharding
+from models.dimensions import Collectives, Sharding
 
 
 class Targets(NamedTuple):
@@ -72,7 +72,7 @@ def next_token(
     """The sums of losses and of correct predictions, then the gradients of the first: each [devices, ...]."""
     results = [("batch",), ("batch",), ("vocab", "batch", None, None), ("batch", None, "vocab")]
     return sharding.local(
-      functools.partial(_own, sharding=sharding, chunk=chunk, differentiate=differentiate),
+      functools.partial(_on_own_tokens, across=sharding.collectives, chunk=chunk, differentiate=differentiate),
       *(x, head, *targets, ids),
       dims=[("batch", None, None), (None, "vocab"), ("batch", None), ("batch", None), ("vocab",)],
       results=results if differentiate else results[:2],
@@ -85,8 +85,8 @@ def next_token(
 
   def forward(x: jax.Array, head: jax.Array) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     loss, correct, of_x, of_head = run(x, head, True)
-    of_x = sharding.add_up(of_x, "vocab", ("batch", None, None))
-    return (jnp.sum(loss), jnp.sum(correct)), (of_x, sharding.add_up(of_head, "batch", ("embed", "vocab")))
+    of_x = sharding.sum_pieces(of_x, "vocab", ("batch", None, None))
+    return (jnp.sum(loss), jnp.sum(correct)), (of_x, sharding.sum_pieces(of_head, "batch", ("embed", "vocab")))
 
   def backward(gradients: tuple[jax.Array, ...], cotangents: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
     return tuple(g * cotangents[0].astype(g.dtype) for g in gradients)
@@ -96,14 +96,14 @@ def next_token(
   return loss, {"loss": loss, "correct": correct, "count": jnp.sum(targets.counted)}
 
 
-def _own(
+def _on_own_tokens(
   x: jax.Array,  # [b, T, D]
   head: jax.Array,  # [D, v]
   targets: jax.Array,  # [b, T]
   counted: jax.Array,  # [b, T]
   ids: jax.Array,  # [v], the tokens that these columns of the head predict
   *,
-  sharding: Sharding,
+  across: Collectives,
   chunk: int,
   differentiate: bool,
 ) -> list[jax.Array]:
@@ -116,11 +116,11 @@ def _own(
     x, targets, counted = chunk
     logits = jnp.dot(x, head, preferred_element_type=jnp.float32)  # [c, v]
     is_target = targets[:, None] == ids
-    target = sharding.total(jnp.sum(jnp.where(is_target, logits, 0), axis=-1), "vocab")
-    others = sharding.largest(jnp.max(jnp.where(is_target, -jnp.inf, logits), axis=-1), "vocab")
+    target = across.total(jnp.sum(jnp.where(is_target, logits, 0), axis=-1), "vocab")
+    others = across.largest(jnp.max(jnp.where(is_target, -jnp.inf, logits), axis=-1), "vocab")
     largest = jnp.maximum(others, target)
     exponentials = jnp.exp(logits - largest[:, None])
-    total = sharding.total(jnp.sum(exponentials, axis=-1), "vocab")
+    total = across.total(jnp.sum(exponentials, axis=-1), "vocab")
     loss = jnp.sum(jnp.where(counted, jnp.log(total) + largest - target, 0))
     correct = jnp.sum(counted & (target > others))  # a tie counts as wrong
     if not differentiate:

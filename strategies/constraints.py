@@ -1,13 +1,12 @@
-"""Applies a layout to arrays: constrains activations, gathers weights, looks up embeddings, and splits batches.
+"""Constraints: what the model sees of a layout. They say where arrays are, and the compiler sends what that takes.
 
-Strategies pass a `MeshSharding` to the model as its `models.dimensions.Sharding`. Use it under `jax.set_mesh`, in
-automatic sharding mode: the layout constrains some arrays, and the compiler chooses the sharding of the rest
-(WORKSPACE.md explains why not explicit mode).
+Runners pass `Constraints` to the model as its `models.dimensions.Sharding`. Use them under `jax.set_mesh`, in automatic
+sharding mode: the layout constrains some arrays, and the compiler chooses the sharding of the rest (docs/why.md
+explains why not explicit mode). Code inside a `shard_map` sends by itself: collectives.py.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -16,33 +15,47 @@ import numpy as np
 from jax.lax import with_sharding_constraint as constrain
 from jax.sharding import PartitionSpec as P
 
-from models.dimensions import Dims, map_dims
+from models.dimensions import Dims
+from models.ops.workarounds import cast_before_sending, in_order
 from strategies.by_layer import by_layer
-from strategies.layout import Layout, Place, axes_of
+from strategies.collectives import Collectives, on_own_parts
+from strategies.layout import Layout, Place, axes_of, place_of
+from strategies.transfers import Transfers
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class MeshSharding:
+class Constraints:
   """The sharding operations of a resolved layout.
 
   Attributes:
-    layout: that of the mesh axes which are left to the compiler. Inside a `shard_map` these are not all of them.
-    by_hand: that of the other mesh axes, over which weights are gathered by hand; None if there are none.
+    layout: the places on the mesh axes that are left to the compiler. Inside a `shard_map` these are not all axes.
+      `gradients` is where the compiler leaves gradients after each part of the batch.
+    by_hand: the collectives by which weights are gathered; None if the compiler gathers them.
   """
 
   layout: Layout
-  by_hand: Layout | None = None
+  by_hand: Collectives | None = None
 
-  def place(self, **places: Place) -> "MeshSharding":
+  @staticmethod
+  def outside(layout: Layout, transfers: Transfers) -> "Constraints":
+    """The operations for code outside a `shard_map`."""
+    scattered = place_of(transfers.scattered_each_part)
+    return Constraints(layout if transfers.by_hand else layout.place(gradients=scattered))
+
+  @staticmethod
+  def inside(layout: Layout, transfers: Transfers) -> "Constraints":
+    """The operations inside a `shard_map` that is manual over the axes `Transfers.by_hand`."""
+    rest = layout.restricted_to([axis for axis in layout.mesh if axis not in transfers.by_hand])
+    scattered = place_of(tuple(axis for axis in transfers.scattered_each_part if axis in rest.mesh))
+    if not set(transfers.gathered_each_part) & set(transfers.by_hand):
+      return Constraints(rest.place(gradients=scattered))
+    return Constraints(rest.place(gradients=scattered), Collectives(layout.restricted_to(transfers.by_hand), rest))
+
+  def place(self, **places: Place) -> "Constraints":
     """The same operations with some dimensions placed elsewhere."""
     return dataclasses.replace(self, layout=self.layout.place(**places))
-
-  def inside(self, axes: Collection[str]) -> "MeshSharding":
-    """The same operations inside a `shard_map` that is manual over these mesh axes."""
-    rest = [axis for axis in self.layout.mesh if axis not in axes]
-    return MeshSharding(self.layout.only(rest), self.layout.only(axes))
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     """Constrains the sharding of an activation; `dims` names its dimensions."""
@@ -67,24 +80,20 @@ class MeshSharding:
     """All-gathers a weight along `embed`. Its gradient is reduce-scattered to where sums of gradients are stored."""
     if "embed" not in dims:
       return w
-    if self.by_hand and self.by_hand.axes("embed"):
-      use = jax.custom_vjp(lambda w: self.all_gather(w, dims))
-      scatter = functools.partial(self.reduce_scatter, dims=dims, axes=self.by_hand.axes("embed"))
-      use.defvjp(lambda w: (self.all_gather(w, dims), None), lambda _, gradient: (scatter(gradient),))
-      return use(w)
+    if self.by_hand:
+      return self.by_hand.gathered(w, dims)
     if self.layout.shards("gradients") == 1:
       return w
     gathered = self.layout.spec(None if dim == "embed" else dim for dim in dims)
-    # Without the barrier, the GPU compiler gathers the head in float32 and casts it afterwards: twice the bytes.
     is_whole = self.layout.shards("embed") == 1
-    whole = lambda w: w if is_whole else constrain(jax.lax.optimization_barrier(w), gathered)
+    whole = lambda w: w if is_whole else constrain(cast_before_sending(w), gathered)
     use = jax.custom_vjp(whole)
     use.defvjp(lambda w: (whole(w), None), lambda _, gradient: (self._scatter(gradient, dims, gathered),))
     return use(w)
 
   def _scatter(self, gradient: jax.Array, dims: Dims, gathered: P) -> jax.Array:
     """Constrains a gathered weight's gradient to the sharding of the sums, with two compiler workarounds."""
-    layout = self.layout.of("gradients")
+    layout = self.layout.stored_as("gradients")
     if not any(gathered) and self._has_idle_axis():
       # The compiler would split the product over the idle axis and then move the gradient by a collective-permute,
       # which a single stage of a pipeline cannot do. All-reduce the gradient instead; such weights are small.
@@ -97,7 +106,7 @@ class MeshSharding:
 
   def by_layer(self, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
     """Calls `work` on whole layers of a stacked weight, stored as in the optimizer's state."""
-    return by_layer(self.layout.of("state"), work, x, dims)
+    return by_layer(self.layout.stored_as("state"), work, x, dims)
 
   def whole_sequence(self, x: jax.Array) -> jax.Array:
     """All-gathers the positions of the residual stream [B, T, D]. Its gradient is reduce-scattered."""
@@ -145,56 +154,22 @@ class MeshSharding:
     found = jnp.where(((local >= 0) & (local < rows))[..., None], found, 0)
     return jax.lax.reduce(found, np.zeros((), found.dtype), jax.lax.add, (0,))  # jnp.sum would send float32
 
-  def all_gather(self, w: jax.Array, dims: Dims) -> jax.Array:
-    """Gathers a weight along `embed` by hand. `dims` names its last dimensions."""
-    assert self.by_hand
-    if "embed" not in dims or not self.by_hand.axes("embed"):
-      return w
-    dims, axes = (None,) * (w.ndim - len(dims)) + dims, self.by_hand.axes("embed")
-    collective = lambda w: jax.lax.all_gather(w, axes, axis=dims.index("embed"), tiled=True)
-    w = jax.lax.optimization_barrier(w)  # as in `gather`
-    return self._with_whole_embed().local(collective, w, dims=(dims,), results=dims)
-
-  def reduce_scatter(self, gradient: jax.Array, dims: Dims, axes: tuple[str, ...]) -> jax.Array:
-    """Sums the gradient of such a weight over devices by hand, and leaves each device its piece along `embed`."""
-    if "embed" not in dims or not axes:
-      return gradient
-    dims = (None,) * (gradient.ndim - len(dims)) + dims
-    at, lead = dims.index("embed"), dims.index("layers") + 1 if "layers" in dims else 0
-
-    def collective(g: jax.Array) -> jax.Array:
-      first = jnp.moveaxis(g, at, lead)
-      matrices = first.reshape(*first.shape[: lead + 1], -1)  # as in `_scatter`
-      piece = jax.lax.psum_scatter(matrices, axes, scatter_dimension=lead, tiled=True)
-      return jnp.moveaxis(piece.reshape(*piece.shape[: lead + 1], *first.shape[lead + 1 :]), lead, at)
-
-    work = functools.partial(sum_in_dtype, collective)
-    return self._with_whole_embed().local(work, gradient, dims=(dims,), results=dims)
-
-  def _with_whole_embed(self) -> "MeshSharding":
-    """Where other mesh axes split `embed`, too, their pieces must not be split again while they are put together."""
-    return self.place(embed=None, gradients=None, state=None)
-
   def local(self, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
-    """Calls a kernel on each device's own part of the arrays. In a pipeline, `stage` is manual already.
+    """Calls a kernel on each device's own part of the arrays."""
+    return on_own_parts(self.layout, kernel, *arrays, dims=dims, results=results)
 
-    There, axes of a single device must become manual too: cuDNN's attention cannot be partitioned beside manual axes.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = frozenset(mesh.axis_names) - frozenset(mesh.manual_axes)
-    if not axes or (self.layout.device_count == 1 and not mesh.manual_axes):
-      return kernel(*arrays)
-    ins = tuple(map(self.layout.spec, dims))
-    outs = map_dims(self.layout.spec, results)
-    return jax.shard_map(kernel, in_specs=ins, out_specs=outs, axis_names=axes, check_vma=False)(*arrays)
+  @property
+  def collectives(self) -> Collectives:
+    """What such a kernel uses to send between devices."""
+    return Collectives(self.layout)
 
-  def add_up(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
+  def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
     """Sums over the first dimension of an array [n, ...], which has an entry for each piece of `dim`.
 
     First along the mesh axes that split the gradient of `dims`, so that along the others only pieces are sent. They are
     added up as matrices, for the reason that `_scatter` gives.
     """
-    gradient = self.layout.of("gradients")
+    gradient = self.layout.stored_as("gradients")
     left = [axis for axis in self.layout.axes(dim) if self.layout.mesh[axis] > 1]
     parts = parts.reshape(*(self.layout.mesh[axis] for axis in left), *parts.shape[1:])
     split = {axis for name in dims if name for axis in gradient.axes(name)}
@@ -204,7 +179,7 @@ class MeshSharding:
       left.remove(axis)
       if not left:
         return add(parts)
-      count, spec = len(left), gradient.only([axis for axis in gradient.mesh if axis not in left]).spec(dims)
+      count, spec = len(left), gradient.restricted_to([axis for axis in gradient.mesh if axis not in left]).spec(dims)
       first = jnp.moveaxis(parts, range(1, count + 1), range(2, count + 2))  # [axis, D, *left, ...]
       matrices = jax.lax.optimization_barrier(first.reshape(*first.shape[:2], -1))  # or the compiler undoes this
       columns = (*left, *(axis for place in spec[1:] for axis in axes_of(place)))
@@ -215,35 +190,3 @@ class MeshSharding:
   def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
     """`then`, unchanged, but not before devices have computed `first` together."""
     return then if self.layout.device_count == 1 else in_order(first, then)
-
-  def total(self, x: jax.Array, dim: str) -> jax.Array:
-    """In a kernel: the sum of x over the devices that split a dimension."""
-    return jax.lax.psum(x, self.layout.axes(dim)) if self.layout.shards(dim) > 1 else x
-
-  def largest(self, x: jax.Array, dim: str) -> jax.Array:
-    """In a kernel: the elementwise maximum of x over the devices that split a dimension."""
-    return jax.lax.pmax(x, self.layout.axes(dim)) if self.layout.shards(dim) > 1 else x
-
-
-def sum_in_dtype(collective: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-  """Applies a sum over devices. On CPUs in float32 at least: XLA's CPU backend fails on bfloat16 (jax 0.10.2)."""
-  if x.dtype != jnp.bfloat16:
-    return collective(x)
-  in_float32 = lambda x: collective(x.astype(jnp.float32)).astype(x.dtype)
-  return jax.lax.platform_dependent(x, cpu=in_float32, default=collective)
-
-
-def in_order(first: Any, then: T) -> T:
-  """`then`, unchanged, but not before `first` is computed.
-
-  XLA's CPU backend runs what is independent in any order: also a gather or sum over devices, and a phase that neither
-  reads nor writes the same values. If devices choose different orders, they wait for each other forever. So `then`
-  must depend on `first` in the compiled program, from which a barrier would be gone. Other backends keep one order.
-  """
-
-  def tied(first: Any, then: T) -> T:
-    largest = functools.reduce(jnp.maximum, [jnp.max(jnp.abs(x)).astype(jnp.float32) for x in jax.tree.leaves(first)])
-    zero = largest < -1  # always false, but the compiler does not know
-    return jax.tree.map(lambda x: x + zero.astype(x.dtype), then)
-
-  return jax.lax.platform_dependent(first, then, cpu=tied, default=lambda first, then: then)

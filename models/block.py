@@ -1,8 +1,9 @@
-"""Grouped-query attention with rotary positions: the layer. cores.py has the ways to compute its core."""
+"""A block of the Transformer: attention, then a gated MLP, each added to the residual stream.
+
+How products and attention's core are computed is in ops/.
+"""
 
 import functools
-import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,66 +11,41 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from models.config import ModelConfig
-from models.cores import IMPLEMENTATIONS, KERNELS, with_past
 from models.dimensions import Sharding
-from models.layers import RMSNorm, linear, linears, weight
+from models.layers import RMSNorm, dropout, fold_in, weight
 from models.lora import Adapters
+from models.ops.attention import IMPLEMENTATIONS, KERNELS, Cache, with_past
+from models.ops.products import linear, linears
+from models.ops.rotary import rotate
 
 
-class Cache(NamedTuple):
-  """Keys and values of the positions seen so far, [B, K, S, H] each; [L, B, K, S, H] for all blocks stacked.
+class Block(nnx.Module):
+  """Adds attention(norm(x)) to x, then mlp(norm(x))."""
 
-  Heads come before positions, so that what a head reads is one matrix. XLA's CPU backend takes two to three times as
-  long to read the other order.
-  """
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    self.attention_norm = RMSNorm(config.width, config)
+    self.attention = Attention(config, rngs)
+    self.mlp_norm = RMSNorm(config.width, config)
+    self.mlp = SwiGLU(config, rngs)
+    self.dropout = config.dropout
 
-  k: jax.Array
-  v: jax.Array
-
-  def add(self, new: "Cache", start: jax.Array | int) -> "Cache":
-    """The cache of all blocks with the new positions [L, B, K, T, H] from `start` on: a number, or [B]."""
-
-    starts = jnp.asarray(start)
-
-    def write(cache: jax.Array, x: jax.Array) -> jax.Array:
-      if not starts.ndim:
-        return jax.lax.dynamic_update_slice_in_dim(cache, x, starts, axis=3)
-
-      def row(b: jax.Array, cache: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(cache, jax.lax.dynamic_slice_in_dim(x, b, 1, 1), (0, b, 0, starts[b], 0))
-
-      return jax.lax.fori_loop(
-        0, x.shape[1], row, cache
-      )  # in place; XLA's CPU backend takes 400 times as long to scatter
-
-    return Cache(*map(write, self, new))
-
-
-def rope_angles(coordinates: jax.Array, config: ModelConfig) -> jax.Array:
-  """The angles of rotary embedding (arXiv:2104.09864): coordinates [..., C] → [..., head_dim / 2].
-
-  C is the number of coordinates of a position: 1 in a text, 2 (row and column) in an image. Each coordinate sets the
-  angles of an equal share of the pairs.
-
-  With `rope_scaling`, pairs that turn slowly turn `factor` times slower, as in Llama 3.1 (arXiv:2407.21783). So a model
-  reads longer texts than it was trained on. Pairs that turn at least `high` times over `length` positions stay as they
-  are, pairs that turn at most `low` times are slowed down in full, and those between in part.
-  """
-  count = coordinates.shape[-1]
-  pairs = config.head_dim // 2 // count
-  frequency = config.rope_base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
-  if config.rope_scaling:
-    factor, low, high, length = config.rope_scaling
-    kept = jnp.clip((length * frequency / (2 * math.pi) - low) / (high - low), 0, 1)
-    frequency *= kept + (1 - kept) / factor
-  return (coordinates[..., None] * frequency).reshape(*coordinates.shape[:-1], count * pairs)
-
-
-def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-  """Rotates each pair of elements (i, i + H/2) of x [B, T, N, H] by angles [T, H/2] or [B, T, H/2]."""
-  cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
-  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+  def __call__(
+    self,
+    x: jax.Array,  # [B, T, D]
+    angles: jax.Array,  # [T, H/2] or [B, T, H/2]
+    segments: jax.Array | None,  # [B, T]
+    keys: jax.Array | None,  # [B], this block's dropout keys
+    sharding: Sharding,
+    cache: Cache | None = None,
+    start: jax.Array | int = 0,
+  ) -> tuple[jax.Array, Cache | None]:
+    attended, cache = self.attention(self.attention_norm(x), angles, segments, sharding, cache, start)
+    # Pinned, so that a gradient that goes both to a sum and into a product is gathered for the product alone. XLA's GPU
+    # compiler turns a gather that is sliced again into a permute without pairs, which returns zeros (jax 0.10.2).
+    stream = lambda x: sharding.activation(x, "batch", "sequence", None)
+    x = stream(x + dropout(attended, self.dropout, fold_in(keys, 0), sharding))
+    x = stream(x + dropout(self.mlp(self.mlp_norm(x), sharding), self.dropout, fold_in(keys, 1), sharding))
+    return x, cache
 
 
 class Attention(nnx.Module):
@@ -147,3 +123,25 @@ class Attention(nnx.Module):
     kernel = lambda q, k, v, *rest: self.core(q, k, v, segments=rest[0] if rest else None)
     heads, rest = ("batch", None, "heads", None), () if segments is None else (segments,)
     return sharding.local(kernel, q, k, v, *rest, dims=(*(heads,) * 3, ("batch", None))[: 3 + len(rest)], results=heads)
+
+
+class SwiGLU(nnx.Module):
+  """The gated MLP: down(silu(gate(x)) · up(x)) (arXiv:2002.05202)."""
+
+  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
+    d, f, dtype = config.width, config.mlp_width, config.param_dtype
+    self.gate = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.up = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.down = weight(rngs, (f, d), ("mlp", "embed"), std=(2 * config.depth * f) ** -0.5, dtype=dtype)
+    self.lora = Adapters(config, rngs, gate=(self.gate, 1), up=(self.up, 1), down=(self.down, 1))
+
+  @jax.named_scope("mlp")
+  def __call__(self, x: jax.Array, sharding: Sharding) -> jax.Array:  # [B, T, D] → [B, T, D]
+    whole = sharding.whole_sequence(x)
+    gate, up = linears(whole, (self.gate[...], self.up[...]), functools.partial(jnp.stack, axis=-2), sharding)
+    gate, up = self.lora.after_stream({"gate": gate, "up": up}, x, sharding)
+    gate, up = checkpoint_name(gate, "mlp_gate"), checkpoint_name(up, "mlp_up")
+    h = jax.nn.silu(gate) * up
+    h = checkpoint_name(sharding.activation(h, "batch", None, "mlp"), "mlp_hidden")  # [B, T, F]
+    out = sharding.split_sequence(linear(h, self.down[...], flat=False))
+    return self.lora.into_stream("down", out, h, sharding)

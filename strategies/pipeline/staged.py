@@ -1,0 +1,186 @@
+"""Staged: runs a program by a schedule, in a `shard_map` over `stage` and the axes of the batch."""
+
+import dataclasses
+import functools
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from errors import ConfigError, not_negative, one_of, positive
+from models.config import ModelConfig
+from models.generate import Writer
+from models.ops.attention import Cache
+from models.ops.workarounds import sum_in_dtype
+from models.parameters import bind
+from models.sampling import Sampling
+from strategies.by_hand import summed_over_devices
+from strategies.constraints import Constraints
+from strategies.layout import Layout
+from strategies.pipeline import orders
+from strategies.pipeline.regroup import regroup
+from strategies.pipeline.schedule import Schedule
+from strategies.pipeline.stage import Stage, once
+from strategies.runner import Limit, Runner
+from strategies.transfers import Transfers
+from training.optimizer import Optimizer
+from training.program import Batch, Params, Program, Sums, split
+
+
+@dataclasses.dataclass(frozen=True)
+class Staged(Runner):
+  """Runs the blocks by a schedule. The layout must have `layers` over `stage`, on several devices.
+
+  A stage holds its own weights whole for the step, also those that `embed` splits over the devices of the batch.
+  """
+
+  training: Schedule = dataclasses.field(kw_only=True)
+  evaluation: Schedule = dataclasses.field(kw_only=True)
+  name: str = dataclasses.field(kw_only=True)  # of the schedule
+
+  @staticmethod
+  def make(
+    program: Program,
+    layout: Layout,
+    fallbacks: tuple[Limit, ...],
+    *,
+    schedule: str,
+    microbatches: int,
+    chunks: int,
+  ) -> "Staged":
+    """The runner for a config's section `pipeline` (configs/base.py)."""
+    stages, depth = layout.shards("layers"), program.model.depth
+    chunks = _chunks(schedule, chunks, stages, depth)
+    _check_sizes(stages, chunks, depth, microbatches)
+    training = orders.build(orders.ORDERS[schedule], stages, microbatches, chunks)
+    if microbatches < stages:
+      warnings.warn(
+        f"pipeline.microbatches={microbatches} is fewer than mesh.stage={stages}, so stages are idle in "
+        f"{training.idle_time():.0%} of the time; use {4 * stages} if the batch allows",
+        stacklevel=2,
+      )
+    return Staged(
+      program,
+      layout,
+      Transfers.of(layout, parts=program.accumulation * microbatches),
+      fallbacks,
+      training=training,
+      evaluation=orders.build(orders.forward_only, stages, microbatches),
+      name=schedule,
+    )
+
+  @staticmethod
+  def limits(layout: Layout, model: ModelConfig, optimizer: Optimizer) -> list[Limit]:
+    found = []
+    if model.remat == "offload":  # the TPU compiler fails on such slots in the host's memory (libtpu 0.0.42)
+      why = "the stages of a pipeline keep what they save in slots on the device"
+      found.append(Limit("model.remat", "offload", why, "'full'"))
+    # The mesh axes along which devices share a stage and an example.
+    shared = [axis for axis, size in layout.mesh.items() if size > 1 and axis not in ("stage", *layout.axes("batch"))]
+    if model.attention == "splash" and shared and jax.__version_info__ < (0, 12):
+      why = f"the TPU compiler of jax {jax.__version__} aborts on kernels in a stage that mesh.{shared[0]} splits"
+      found.append(Limit("model.attention", "splash", why, "Python 3.12 or later", instead="plain"))
+    return found
+
+  @property
+  def microbatches(self) -> int:  # type: ignore[override]
+    return self.training.microbatches
+
+  @property
+  def schedule(self) -> Schedule:
+    return self.training
+
+  @property
+  def described(self) -> str:
+    return f"schedule {self.name}, {self.microbatches} microbatches: bubble {self.training.idle_time():.0%}"
+
+  def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
+    of_part = functools.partial(self._run, self.training)
+    return self._on_stages(functools.partial(self.program.gradient_sums, of_part=of_part), params, batch, step)
+
+  def eval_sums(self, params: Params, batch: Batch) -> Sums:
+    return self._on_stages(functools.partial(self._run, self.evaluation), params, batch, None)[0]
+
+  def _on_stages(self, work: Any, params: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
+    """Runs `work` on each stage, with its own layers and the rows of its own devices."""
+    schedule = self.training if step is not None else self.evaluation
+    chunk = functools.partial(regroup, stages=schedule.stages, chunks=schedule.chunks)
+    return summed_over_devices(self, work, params, batch, step, arrange=lambda blocks: jax.tree.map(chunk, blocks))
+
+  def _run(
+    self, schedule: Schedule, params: Params, batch: Batch, step: jax.Array | None, sharding: Constraints
+  ) -> tuple[Sums, Params]:
+    """Sums over a stage's rows and, in training (`step` is given), the gradient of the summed loss."""
+    edges = {name: weights for name, weights in params.items() if name != "blocks"}
+    microbatches = split(batch, schedule.microbatches, sharding)
+    index = jax.lax.axis_index("stage")
+    end = Stage(self.program, schedule, sharding, index, params["blocks"], edges, microbatches, step).run()
+    blocks, of_edges = end.gradients
+    return end.sums, {"blocks": blocks, **of_edges}
+
+  def writer(self, params: Params, sampling: Sampling, sharding: Constraints) -> Writer:
+    """Writes texts. With a single microbatch nothing can overlap: the stages take turns, each with its own cache."""
+
+    def in_turn(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
+      def stage(blocks: Params, x: jax.Array, cache: Cache, start: jax.Array) -> tuple[jax.Array, Cache]:
+        stages, index = sharding.layout.mesh["stage"], jax.lax.axis_index("stage")
+        model = bind(self.program.model, params | {"blocks": blocks})
+
+        def work(start: jax.Array, carry: tuple) -> tuple:
+          return model.run_blocks(carry[0], sharding=sharding.place(layers=None), cache=carry[1], start=start)
+
+        def turn(i: jax.Array, carry: tuple) -> tuple:
+          x, cache = once("turn", index == i, work, start, carry)
+          return jax.lax.ppermute(x, "stage", [(s, (s + 1) % stages) for s in range(stages)]), cache
+
+        x, cache = jax.lax.fori_loop(0, stages, turn, (x, cache))
+        # The last stage sent its output to the first.
+        return sum_in_dtype(lambda x: jax.lax.psum(x, "stage"), jnp.where(index == 0, x, 0)), cache
+
+      return jax.shard_map(
+        stage,
+        in_specs=(P("stage"), P(), P("stage"), P()),
+        out_specs=(P(), P("stage")),
+        axis_names={"stage"},
+        check_vma=False,
+      )(params["blocks"], x, cache, jnp.asarray(start))
+
+    return Writer(bind(self.program.model, params), sampling, sharding, in_turn)
+
+
+def check_fields(schedule: str, microbatches: int, chunks: int) -> None:
+  """Raises ConfigError unless the fields of a config's section `pipeline` are valid, whatever the model."""
+  one_of("pipeline.schedule", schedule, orders.ORDERS)
+  positive("pipeline.microbatches", microbatches)
+  not_negative("pipeline.chunks", chunks, "use 0 for two if the depth allows")
+
+
+def _chunks(schedule: str, chunks: int, stages: int, depth: int) -> int:
+  """How many chunks a stage has: 1, or as many as asked for with interleaved. 0 means 2 if the depth allows."""
+  if schedule != "interleaved":
+    return 1
+  if not chunks:
+    chunks = 2 if depth % (2 * stages) == 0 else 1
+    if chunks == 1:
+      warnings.warn(
+        f"pipeline.schedule='interleaved' has nothing to interleave: model.depth={depth} gives each of "
+        f"mesh.stage={stages} stages a single chunk, so it runs as '1f1b'; use a depth that is a multiple of "
+        f"{2 * stages}",
+        stacklevel=3,
+      )
+  return chunks
+
+
+def _check_sizes(stages: int, chunks: int, depth: int, microbatches: int) -> None:
+  if depth % (stages * chunks):
+    raise ConfigError(
+      f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide model.depth={depth}; "
+      f"use a depth that is a multiple of {stages * chunks}, or fewer chunks"
+    )
+  if not orders.fills_groups(stages, microbatches, chunks):
+    raise ConfigError(
+      f"pipeline.microbatches={microbatches} is not a multiple of mesh.stage={stages}, as the interleaved "
+      f"schedule needs; use {round(microbatches / stages) * stages}"
+    )

@@ -1,0 +1,115 @@
+"""Runner: who runs a program's parts, and sums gradients over devices. The interface; each implementation is one file.
+
+    automatic.py         the compiler inserts all collectives
+    by_hand.py           gradients are summed by hand, once a step
+    pipeline/staged.py   stages take turns, by a schedule
+    pmapped.py           inside `jax.pmap`
+
+A runner takes a program, a layout and its transfers (transfers.py). It supplies the sums of gradients and of an
+evaluation, and what writes text. base.py compiles these. It declares once what it cannot do (`limits`), for the error,
+the search and the start-up line.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from errors import ConfigError
+from models.config import ModelConfig
+from models.generate import Writer
+from models.parameters import bind
+from models.sampling import Sampling
+from strategies.constraints import Constraints
+from strategies.layout import Layout
+from strategies.transfers import Transfers
+from training.optimizer import Optimizer
+from training.program import Batch, Params, Program, Sums
+
+if TYPE_CHECKING:
+  from strategies.pipeline.schedule import Schedule
+
+
+class Limit(NamedTuple):
+  """A value of a config field that a runner cannot use.
+
+  Attributes:
+    why: the reason, as a clause.
+    fix: what to use.
+    instead: the value that runs in its place, with a warning; None: it is an error.
+  """
+
+  field: str
+  value: Any
+  why: str
+  fix: str
+  instead: Any = None
+
+  def __str__(self) -> str:
+    happens = "is not possible here" if self.instead is None else f"runs as {self.instead!r}"
+    return f"{self.field}={self.value!r} {happens}, because {self.why}; use {self.fix}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner:
+  """Runs a program under a resolved layout.
+
+  Attributes:
+    fallbacks: the limits because of which the program is not quite the one that was asked for.
+  """
+
+  program: Program
+  layout: Layout
+  transfers: Transfers
+  fallbacks: tuple[Limit, ...] = ()
+
+  microbatches = 1  # parts into which the runner itself splits an accumulation part
+
+  @staticmethod
+  def limits(layout: Layout, model: ModelConfig, optimizer: Optimizer) -> list[Limit]:
+    """What this runner cannot do of such a program under a layout."""
+    return []
+
+  @property
+  def schedule(self) -> "Schedule | None":
+    """The schedule of a pipeline; None without one."""
+    return None
+
+  @property
+  def described(self) -> str:
+    """What the start-up line says of the runner; "" if nothing."""
+    return ""
+
+  @property
+  def sharding(self) -> Constraints:
+    """Where arrays are outside a `shard_map`."""
+    return Constraints.outside(self.layout, self.transfers)
+
+  def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
+    """Sums over the global batch, and the gradient of the summed loss in what is trained, stored as the state is."""
+    raise NotImplementedError
+
+  def eval_sums(self, params: Params, batch: Batch) -> Sums:
+    """Sums over the global batch, without dropout and augmentation."""
+    return self.program.loss_sums(params, batch, None, self.sharding)[1]
+
+  def writer(self, params: Params, sampling: Sampling, sharding: Constraints) -> Writer:
+    """Writes texts with these parameters. `sharding` says where the texts are."""
+    return Writer(bind(self.program.model, params), sampling, sharding)
+
+  def compile(self, function: Callable[..., Any], **options: Any) -> Any:
+    """Compiles a function of a state or of parameters, and a batch. `options` are those of `jax.jit`."""
+    return jax.jit(function, **options)
+
+
+def within_limits(model: ModelConfig, found: Sequence[Limit]) -> ModelConfig:
+  """The model with the values that run in place of those that a runner cannot use.
+
+  Raises ConfigError if there is none for a value.
+  """
+  for limit in found:
+    if limit.instead is None:
+      raise ConfigError(str(limit))
+    model = dataclasses.replace(model, **{limit.field.removeprefix("model."): limit.instead})
+  return model
