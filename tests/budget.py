@@ -1,9 +1,9 @@
 """A pytest plugin that counts what the tests compile, prints it, and fails `make test` if it is too much.
 
 A budget in seconds would depend on the machine. So the budget is a number of programs: `test_programs` in
-pyproject.toml. A program counts whether XLA compiles it or the persistent cache has it. Programs of the processes that a
-test starts are not counted. The number varies by a few, because workers share no memory. Add programs only for a
-new promise; otherwise mark the test with `full`, which leaves it to `make test-all`.
+pyproject.toml. A program counts whether XLA compiles it or the persistent cache has it. Programs of the processes that
+a test starts are not counted. The number varies by a few, because workers share no memory. Add programs only for a new
+promise; otherwise mark the test with `full`, which leaves it to `make test-all`.
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import IMAGES, config, strategy
+from helpers import IMAGES, config, in_full, strategy
 
 import strategies
 from analysis import memory
@@ -33,7 +33,7 @@ POLICIES = {
 CASES = [(name, remat) for name in strategies.names() for remat in POLICIES.get(name, ["minimal"])]
 
 
-@pytest.mark.parametrize("name, remat", CASES)
+@pytest.mark.parametrize("name, remat", in_full(CASES, ("fsdp", "minimal"), ("two_d", "full")))
 def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat: str):
   runner = strategy(name, program(remat))
   step = compile_step(runner, BATCH)
@@ -43,6 +43,7 @@ def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat:
   assert state == pytest.approx(step.arguments, rel=0.02)  # and the batch
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   "name, remat, fields",
   [
@@ -59,6 +60,7 @@ def test_memory_of_other_models_is_predicted_as_well(name: str, remat: str, fiel
   assert predicted.total == pytest.approx(compile_step(runner, BATCH).bytes, rel=MEMORY)
 
 
+@pytest.mark.full
 def test_memory_with_dropout_is_predicted_as_well():
   """A byte for each element that two dropouts a block take or leave, where nothing is computed again.
 
