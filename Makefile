@@ -1,5 +1,5 @@
 # Two commands need nothing but Python 3.11, 3.12 or 3.13 and make: `make train` and `make test`. The rest of the time,
-# use `.venv/bin/python train.py ...` as README.md shows.
+# use `.venv/bin/python train.py ...` as docs/commands.md shows.
 #
 # The Python version chooses the stack: 3.11 the last jax made for it, 3.12 and later the newest. To have both side by
 # side, give the second an environment of its own: `make test PYTHON=python3.13 VENV=.venv-3.13`.
@@ -7,25 +7,30 @@
 PYTHON ?= python3
 VENV ?= .venv
 INSTALLED := $(VENV)/.installed
+COMPILERS := $(VENV)/.compilers
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile -q
 TRAIN := train.py --config=configs/fsdp.py
 
-.PHONY: train test test-topology test-cluster accelerator site lint format lock clean
+.PHONY: train test test-all test-topology test-cluster accelerator site lint format lock clean
 
 train: $(INSTALLED)
 	@echo "python $(TRAIN)"
 	@$(VENV)/bin/python $(TRAIN)
 
+# Each promise of README.md once, in a few minutes. Fails if it compiles more programs than `test_programs` in
+# pyproject.toml, so that it stays short (tests/budget.py).
 test: $(INSTALLED)
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -q
+	$(PYTEST) -m "not full"
+
+# Everything: `make test`, then what is left of the suite, with both compilers.
+test-all: test $(COMPILERS)
+	$(PYTEST) -m full
 
 # Compiles every strategy for a TPU slice and for a host of GPUs, and compares what it sends with theory; also tests the
-# tools that use the TPU compiler. Installs both compilers for the installed jax (Linux on x86-64; a download of 130 MB
-# for GPUs and more for TPUs). pip does not change jax itself.
-test-topology: $(INSTALLED)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check 'jax[tpu]' 'jax[cuda13-local]'
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -q tests/analysis/test_topology.py \
-	  tests/analysis/test_gpu_topology.py tests/analysis/test_accelerator_programs.py \
-	  tests/tools/test_with_tpu_compiler.py
+# tools that use the TPU compiler. `make test-all` includes it.
+test-topology: $(COMPILERS)
+	$(PYTEST) tests/analysis/test_topology.py tests/analysis/test_gpu_topology.py \
+	  tests/analysis/test_accelerator_programs.py tests/tools/test_with_tpu_compiler.py
 
 # A real SLURM of one node on this machine, and a job that is requeued in mid-run; needs Debian, and root to install it.
 test-cluster: $(INSTALLED)
@@ -54,6 +59,12 @@ $(INSTALLED): requirements.lock
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@touch $(INSTALLED)
+
+# The compilers for TPUs and for NVIDIA GPUs, for the installed jax, on Linux on x86-64. A download of 130 MB for GPUs and
+# more for TPUs. pip does not change jax itself.
+$(COMPILERS): $(INSTALLED)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check 'jax[tpu]' 'jax[cuda13-local]'
+	@touch $(COMPILERS)
 
 # Writes requirements.lock anew from pyproject.toml, for every platform, with the newest packages that each Python
 # version can have; needs `pip install uv`.

@@ -17,6 +17,8 @@ from browser import browser  # noqa: F401  # a fixture of all tests
 
 from runtime.devices import give_threads
 
+pytest_plugins = ["budget"]
+
 jax.config.update("jax_num_cpu_devices", 8)
 give_threads(8)
 jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/meshwright/tests").expanduser()))

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,27 @@ def config(strategy: str = "single", preset: str = "tiny", **fields: Any) -> Con
   changed.data.cache_dir = "~/.cache/meshwright/tests"
   changed.update_from_flattened_dict({name.replace("__", "."): value for name, value in fields.items()})
   return changed
+
+
+def in_full(cases: Iterable[Any], *in_each: Any) -> list[Any]:
+  """Cases of a parametrized test. Those of `in_each` are in `make test`, all are in `make test-all`."""
+  values = lambda case: case if isinstance(case, tuple) else (case,)
+  return [case if case in in_each else pytest.param(*values(case), marks=pytest.mark.full) for case in cases]
+
+
+def each_once(first: Iterable[Any], second: Iterable[Any], *chosen: tuple[Any, Any]) -> list[Any]:
+  """All pairs, as cases of a parametrized test. In `make test` are so few that each value is in at least one of them.
+
+  The pairs of `chosen` are among them. Each other value takes the partner that the fewest pairs have so far.
+  """
+  sides, pairs = (list(first), list(second)), list(chosen)
+  for side in (0, 1):
+    uses = lambda value, side=side: sum(pair[side] == value for pair in pairs)
+    for value in sides[side]:
+      if not uses(value):
+        other = min(sides[1 - side], key=functools.partial(uses, side=1 - side))
+        pairs.append((value, other) if side == 0 else (other, value))
+  return in_full([(x, y) for x in sides[0] for y in sides[1]], *pairs)
 
 
 IMAGES = {

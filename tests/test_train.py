@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import IMAGES, config, measured, one_sentence
+from helpers import IMAGES, config, each_once, in_full, measured, one_sentence
 from jobs import Job
 from ml_collections import ConfigDict
 
@@ -95,6 +95,7 @@ def test_two_runs_are_bitwise_equal(whole: list[dict], tmp_path: Path):
   assert len(whole) == 4
 
 
+@pytest.mark.full
 def test_two_runs_on_images_are_bitwise_equal(tmp_path: Path):
   fields = SHORT | IMAGES | {"data__augment": True, "model__dropout": 0.1}
   for name in ("a", "b"):
@@ -113,6 +114,7 @@ def test_stop_after_ends_early_and_changes_no_earlier_step(whole: list[dict], tm
   assert measured(tmp_path) == whole[:2]
 
 
+@pytest.mark.full
 def test_one_simulated_device_equals_single(tmp_path: Path):
   job = Job("tensor_parallel", tmp_path / "one", tmp_path / "log", **SHORT | {"simulated_devices": 1})
   assert job.wait() == 0, job.output
@@ -128,6 +130,7 @@ def test_a_diverging_run_stops_and_names_the_learning_rate(tmp_path: Path):
     train.train(broken, tmp_path)
 
 
+@pytest.mark.full
 def test_updates_that_are_not_finite_are_reported_as_skipped(tmp_path: Path, capsys: pytest.CaptureFixture):
   broken = config("fsdp", optimizer__learning_rate=1e30, optimizer__warmup=0, **SHORT)
   train.train(broken, tmp_path)
@@ -236,8 +239,7 @@ def test_every_config_file_names_a_strategy_and_loads_with_every_preset():
   assert set(loaded.mesh) == set(MESH_AXES)
 
 
-@pytest.mark.parametrize("preset", base.PRESETS)
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name, preset", each_once(strategies.names(), base.PRESETS))
 def test_every_preset_fits_every_strategy_on_eight_devices(name: str, preset: str):
   base_model = {"init_from": "a model"} if preset == "lora" else {}  # without which there is nothing to adapt
   check(config(name, preset, **base_model))
@@ -259,7 +261,7 @@ OPTIONS = [*itertools.product(("pipeline", "three_d"), SCHEDULES), *itertools.pr
 
 
 @pytest.mark.filterwarnings("ignore:.*nothing to interleave:UserWarning")
-@pytest.mark.parametrize("preset", ["lm", "tiny"])
+@pytest.mark.parametrize("preset", in_full(["lm", "tiny"], "tiny"))
 @pytest.mark.parametrize("name, fields", OPTIONS)
 def test_every_documented_option_works_with_a_preset(name: str, fields: dict, preset: str):
   check(config(name, preset, **fields))

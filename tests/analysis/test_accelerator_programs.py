@@ -17,6 +17,7 @@ from configs import base
 from runtime.devices import has_gpu_compiler
 from tools import explain as tool
 
+pytestmark = pytest.mark.full
 no_tpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed")
 no_gpu = pytest.mark.skipif(not has_gpu_compiler(), reason="the GPU compiler is not installed")
 TOPOLOGIES = [pytest.param(golden.SLICE, marks=no_tpu), pytest.param("h100:1x8", marks=no_gpu)]

@@ -2,13 +2,14 @@
 
 import collections
 import functools
+import itertools
 import math
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from helpers import IMAGES, config, holds_all_logits, program, strategy
+from helpers import IMAGES, config, each_once, holds_all_logits, in_full, program, strategy
 
 import strategies
 from analysis import compiled, memory, predict, theory
@@ -55,6 +56,12 @@ VARIANTS = {
 }
 
 
+# Tests of a pair share its compiled step. Some tests below need those that are named here.
+PAIRS = each_once(
+  strategies.names(), VARIANTS, ("data_parallel", "text"), ("fsdp", "text"), ("fsdp", CHUNKED), ("zero2", CHUNKED)
+)
+
+
 def make(variant: str) -> Program:
   return program(**{"model__depth": 4, "model__seq_len": 48} | VARIANTS[variant])
 
@@ -87,16 +94,14 @@ def sent_and_wanted(case: Case, step: compiled.Step) -> tuple[dict, dict]:
   return ours, wanted
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name, variant", PAIRS)
 def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, variant: str):
   ours, wanted = measured(name, variant)
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name, variant", PAIRS)
 def test_a_device_holds_the_state_that_is_predicted(name: str, variant: str):
   case, step = compiled_case(name, variant, BATCH * make(variant).accumulation)
   fields = make(variant).example_shapes().items()
@@ -118,10 +123,12 @@ def test_data_parallel_sends_its_gradients_twice():
   assert ours["all-reduce", ("data",)] == pytest.approx(2 * 4 * parameters() * 7 / 8, abs=SCALARS)
 
 
+@pytest.mark.full
 def test_pmap_sends_what_data_parallel_does():
   assert measured("pmap_ddp", "text")[0] == pytest.approx(measured("data_parallel", "text")[0], abs=SCALARS)
 
 
+@pytest.mark.full
 def test_zero1_sends_in_float32_what_data_parallel_does():
   """A reduce-scatter of gradients and an all-gather of new weights are an all-reduce, once a step.
 
@@ -160,7 +167,7 @@ def assert_once(one: float, two: float, more: float) -> None:
   assert two <= one + SCALARS
 
 
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize("name", in_full(ONCE, "data_parallel"))
 def test_the_bytes_of_gradients_do_not_grow_with_the_parts_of_a_batch(name: str):
   parts = VARIANTS[CHUNKED] | ({"accumulation": 4} if name not in ("pipeline", "three_d") else {})
   microbatches = {"pipeline__microbatches": 16}  # twice as many
@@ -170,6 +177,7 @@ def test_the_bytes_of_gradients_do_not_grow_with_the_parts_of_a_batch(name: str)
   assert_once(*(sent_over(step, ONCE[name]) for step in (one, two, more)))
 
 
+@pytest.mark.full
 def test_two_layouts_together_sum_gradients_once():
   """Tensor parallelism with replicas."""
   first, second = map(strategies.layout_of, ("data_parallel", "tensor_parallel"))
@@ -186,9 +194,11 @@ def test_two_layouts_together_sum_gradients_once():
 @pytest.mark.parametrize(
   "name, fields",
   [
-    ("three_d", {"pipeline__schedule": "zero_bubble"}),  # weight units repeat the forward pass, with what it sends
-    ("pipeline", {"mesh__stage": 8, "mesh__data": 1, "model__depth": 8}),  # stages without data parallelism
     ("two_d", {"model__saved": "attention_output"}),  # whose sum is not repeated
+    # Weight units repeat the forward pass, with what it sends.
+    pytest.param("three_d", {"pipeline__schedule": "zero_bubble"}, marks=pytest.mark.full),
+    # Stages without data parallelism.
+    pytest.param("pipeline", {"mesh__stage": 8, "mesh__data": 1, "model__depth": 8}, marks=pytest.mark.full),
   ],
 )
 def test_other_steps_that_repeat_the_forward_pass_send_what_theory_says(name: str, fields: dict):
@@ -197,9 +207,15 @@ def test_other_steps_that_repeat_the_forward_pass_send_what_theory_says(name: st
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
 
 
-@pytest.mark.parametrize("name", ["fsdp", "tensor_parallel", "two_d", "three_d"])
-@pytest.mark.parametrize("remat, targets", [("minimal", "query,value"), ("dots", "out,gate,up,down")])
-def test_some_adapters_send_and_compute_what_is_predicted(name: str, remat: str, targets: str):
+SOME = {"query,value": "minimal", "out,gate,up,down": "dots"}  # some adapters, and remat
+
+
+ADAPTED = itertools.product(["fsdp", "tensor_parallel", "two_d", "three_d"], SOME)
+
+
+@pytest.mark.parametrize("name, targets", in_full(ADAPTED, ("two_d", "query,value"), ("fsdp", "out,gate,up,down")))
+def test_some_adapters_send_and_compute_what_is_predicted(name: str, targets: str):
+  remat = SOME[targets]
   fields = {"model__depth": 4, "model__seq_len": 48, "model__remat": remat, "model__lora_targets": targets}
   case, step = compile_case(name, program(**ADAPTERS | QWEN | fields), BATCH)
   ours, wanted = sent_and_wanted(case, step)
@@ -208,7 +224,7 @@ def test_some_adapters_send_and_compute_what_is_predicted(name: str, remat: str,
   assert step.flops() == round(predict.flops(case))
 
 
-@pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d"])
+@pytest.mark.parametrize("name", in_full(["fsdp", "hsdp", "two_d"], "two_d"))
 def test_weights_kept_for_a_step_are_gathered_once_and_their_gradients_scattered_once(name: str):
   ours, wanted = sent_and_wanted(*compile_case(name, make(CHUNKED), 2 * BATCH, gather="step"))
   for what in ours | wanted:
@@ -220,8 +236,7 @@ def test_weights_kept_for_a_step_are_gathered_once_and_their_gradients_scattered
     assert ours[kind, ("data",)] == 4 * held / n * (group - 1) / group
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name, variant", PAIRS)
 def test_no_flop_is_done_twice(name: str, variant: str):
   """The products of a device are its share of the model's and of what remat repeats; in pipelines, the busiest stage's.
 
@@ -236,7 +251,7 @@ def test_no_flop_is_done_twice(name: str, variant: str):
     assert once * case.layout.device_count == batch_size * make("text").model.train_flops_per_example()
 
 
-@pytest.mark.parametrize("name", ["data_parallel", "zero1", "fsdp", "hsdp", "two_d"])
+@pytest.mark.parametrize("name", in_full(["data_parallel", "zero1", "fsdp", "hsdp", "two_d"], "data_parallel", "fsdp"))
 def test_no_loop_runs_before_the_predictions_are_counted(name: str):
   """XLA's CPU backend keeps no order between independent collectives, and devices that choose other orders hang."""
   module = compiled_case(name, "text", BATCH)[1].module
@@ -254,7 +269,7 @@ def test_no_loop_runs_before_the_predictions_are_counted(name: str):
     assert {one.name for one in sums} <= needs
 
 
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", in_full(strategies.names(), "fsdp"))
 def test_no_step_holds_the_logits_of_all_tokens(name: str):
   """In chunks of 16 tokens; a loss that is not in chunks shows that this test would see them."""
   holds = {

@@ -30,7 +30,10 @@ from strategies.base import Strategy
 from tools import explain as tool
 from training import settings
 
-pytestmark = pytest.mark.skipif(not has_gpu_compiler(), reason="the GPU compiler is not installed; make test-topology")
+pytestmark = [
+  pytest.mark.full,
+  pytest.mark.skipif(not has_gpu_compiler(), reason="the GPU compiler is not installed; make test-topology"),
+]
 HOST = "h100:1x8"
 NAMES = [name for name in strategies.names() if golden.lowers_for(name, HOST)]
 SENDERS = [name for name in NAMES if strategies.layout_of(name).uses_every_axis()]

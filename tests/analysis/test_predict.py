@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from helpers import IMAGES, config, strategy
+from helpers import IMAGES, config, in_full, strategy
 
 import strategies
 from analysis import memory
@@ -33,7 +33,7 @@ POLICIES = {
 CASES = [(name, remat) for name in strategies.names() for remat in POLICIES.get(name, ["minimal"])]
 
 
-@pytest.mark.parametrize("name, remat", CASES)
+@pytest.mark.parametrize("name, remat", in_full(CASES, ("fsdp", "minimal"), ("two_d", "full")))
 def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat: str):
   runner = strategy(name, program(remat))
   step = compile_step(runner, BATCH)
@@ -43,6 +43,7 @@ def test_memory_is_predicted_within_15_percent_of_the_compiler(name: str, remat:
   assert state == pytest.approx(step.arguments, rel=0.02)  # and the batch
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   "name, remat, fields",
   [
@@ -59,6 +60,7 @@ def test_memory_of_other_models_is_predicted_as_well(name: str, remat: str, fiel
   assert predicted.total == pytest.approx(compile_step(runner, BATCH).bytes, rel=MEMORY)
 
 
+@pytest.mark.full
 def test_memory_with_dropout_is_predicted_as_well():
   """A byte for each element that two dropouts a block take or leave, where nothing is computed again.
 
@@ -82,7 +84,13 @@ RECORDED = {name: json.loads(file.read_text())["cases"] for name, file in predic
 CASES_OF_BOTH = [found for cases in RECORDED.values() for found in cases]
 
 
-@pytest.mark.parametrize("found", CASES_OF_BOTH, ids=lambda found: "-".join(map(str, found["case"][:6])))
+# In `make test`, three for each kind of device.
+SOME_OF_BOTH = [found for cases in RECORDED.values() for found in cases[:: len(cases) // 3][:3]]
+
+
+@pytest.mark.parametrize(
+  "found", in_full(CASES_OF_BOTH, *SOME_OF_BOTH), ids=lambda found: "-".join(map(str, found["case"][:6]))
+)
 def test_predictions_for_accelerators_hold(found: dict):
   """Memory within 15% of the compiler's figure, arithmetic within 1%."""
   ours = predictions.by_formula(found["case"])
@@ -90,6 +98,7 @@ def test_predictions_for_accelerators_hold(found: dict):
   assert ours["flops"] == pytest.approx(found["flops"], rel=0.01)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name, within, held_out", [("gpu", 1e-3, 1e-3), ("tpu", 0.105, 0.11)])
 def test_the_links_are_busy_as_long_as_predicted(name: str, within: float, held_out: float):
   """On TPUs, rings send a little more than theory, and the model of a TPU7x leaves out a link (docs/explain.md)."""
@@ -98,6 +107,7 @@ def test_the_links_are_busy_as_long_as_predicted(name: str, within: float, held_
     assert predictions.by_formula(found["case"])["communication"] == pytest.approx(found["communication"], rel=bound)
 
 
+@pytest.mark.full
 def test_gpus_send_what_theory_says():
   for found in RECORDED["gpu"]:
     assert sum(found["sent"].values()) == pytest.approx(predictions.by_formula(found["case"])["sent"], rel=1e-3)
@@ -124,7 +134,7 @@ def test_the_recommended_options_expose_less_on_gpus():
   assert exposed["recommended"] < 0.9 * exposed["default"]
 
 
-@pytest.mark.parametrize("row", published.ROWS, ids=lambda row: row.what)
+@pytest.mark.parametrize("row", in_full(published.ROWS, published.ROWS[0]), ids=lambda row: row.what)
 def test_nobody_has_measured_more_than_the_bound(row: published.Published):
   ours = published.bound(row)
   assert row.tokens < ours["tokens"]

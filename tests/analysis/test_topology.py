@@ -22,9 +22,11 @@ from benchmarks.predictions import MODELS
 from configs import base
 from tools import explain as tool
 
-pytestmark = pytest.mark.skipif(
-  importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed; make test-topology"
-)
+no_compiler = importlib.util.find_spec("libtpu") is None
+pytestmark = [
+  pytest.mark.full,
+  pytest.mark.skipif(no_compiler, reason="the TPU compiler is not installed; make test-topology"),
+]
 NAMES = [name for name in strategies.names() if golden.lowers_for(name, golden.SLICE)]
 SENDERS = [name for name in NAMES if strategies.layout_of(name).uses_every_axis()]
 

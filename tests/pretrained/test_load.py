@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import model_folders
 import numpy as np
 import pytest
-from helpers import ROOT, assert_trees_close, config, model_config, one_sentence, program, strategy
+from helpers import ROOT, assert_trees_close, config, in_full, model_config, one_sentence, program, strategy
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -52,7 +52,7 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str):
   assert_trees_close(ours, theirs, TOLERANCE)
 
 
-@pytest.mark.parametrize("under", [name for name in strategies.names() if name != "single"])
+@pytest.mark.parametrize("under", in_full([name for name in strategies.names() if name != "single"], "two_d"))
 def test_every_strategy_loads_the_same_weights_to_where_its_layout_wants_them(
   under: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -32,6 +32,25 @@ def flags(name: str, workdir: Path, **fields: object) -> list[str]:
   return [f"--config={ROOT}/configs/{name}.py:tiny", f"--workdir={workdir}", *given]
 
 
+def test_two_processes_go_on_where_one_stopped(tmp_path: Path, capfd: pytest.CaptureFixture):
+  """1 × 8 → 2 × 1 devices, under another strategy; compared with an uninterrupted process."""
+  short = {"steps": 4, "eval_every": 0}
+  train.train(config("hsdp", **TINY | short), tmp_path / "whole")
+  train.train(config("hsdp", **TINY | short, stop_after=2), tmp_path / "run")
+  capfd.readouterr()
+  assert launch.launch(2, 1, flags("fsdp", tmp_path / "run", **short)) == 0
+  output = capfd.readouterr().out
+  assert "[0] resumed   at step 2, saved by hsdp" in output
+  assert "processes was 1 and is now 2" in output
+  assert not re.search(r"\[1\] (train|validation|devices)", output), "only process 0 may report"
+  ours, reference = (
+    [(line["split"], line["step"], line["loss"]) for line in measured(tmp_path / name)] for name in ("run", "whole")
+  )
+  assert [line[:2] for line in ours] == [line[:2] for line in reference]
+  assert [line[2] for line in ours] == pytest.approx([line[2] for line in reference], rel=1e-5)
+  assert len(ours) == 5
+
+
 SIGNALLED = f"""
 import os, runpy, signal, sys, threading, time
 from pathlib import Path
@@ -49,6 +68,7 @@ runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
 
 
+@pytest.mark.full
 def test_a_job_resumes_with_other_processes_and_strategies(tmp_path: Path, capfd: pytest.CaptureFixture):
   """2 × 4 → 1 × 8 → 4 × 2 devices, compared with an uninterrupted process: the same lines, with numbers to 1e-5.
 
@@ -86,6 +106,7 @@ def test_a_job_resumes_with_other_processes_and_strategies(tmp_path: Path, capfd
     assert mine == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.full
 def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.CaptureFixture):
   """One device writes 253 MB and 2 processes × 4 devices read it. Each process needs its half and a little more."""
   shape = {"model.depth": 32, "model.width": 256, "model.heads": 8, "model.kv_heads": 8, "model.mlp_width": 512}
@@ -161,6 +182,7 @@ runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
 
 
+@pytest.mark.full
 def test_an_exception_in_one_process_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture):
   """Even though the other process waits for it in a collective, and jax, on exit, waits for the other process."""
   program = tmp_path / "program.py"

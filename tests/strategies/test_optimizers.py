@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import PARITY, assert_trees_close, initial_state, program, strategy
+from helpers import PARITY, assert_trees_close, in_full, initial_state, program, strategy
 
 import strategies
 from strategies import Strategy
@@ -63,7 +63,7 @@ def updated(name: str, depth: int) -> dict[str, TrainState]:
     return jax.device_get(jax.jit(run, out_shardings=shardings)(states, gradients))
 
 
-@pytest.mark.parametrize("name", [name for name in strategies.names() if name != "single"])
+@pytest.mark.parametrize("name", in_full([name for name in strategies.names() if name != "single"], "hsdp"))
 def test_updates_and_state_equal_those_of_a_single_device(name: str):
   expected = updated("single", depth_of(name))
   for variant, ours in updated(name, depth_of(name)).items():

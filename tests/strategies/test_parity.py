@@ -6,7 +6,17 @@ from collections.abc import Callable
 import jax
 import numpy as np
 import pytest
-from helpers import IMAGES, PARITY, assert_trees_close, config, initial_state, random_batch, strategy
+from helpers import (
+  IMAGES,
+  PARITY,
+  assert_trees_close,
+  config,
+  each_once,
+  in_full,
+  initial_state,
+  random_batch,
+  strategy,
+)
 
 import strategies
 from models.ops import attention
@@ -18,6 +28,7 @@ STEPS, BATCH = 20, 16
 SMALL = {"model__mlp_width": 64, "model__vocab_size": 64, "model__seq_len": 16, "optimizer__clip_norm": 0.0}
 MICROBATCHES = {"pipeline__microbatches": 4}
 
+ACCUMULATION = "text, accumulated, remat"
 DOCUMENTS = "documents with prompts, tied, remat dots"
 # What Qwen's and Llama 3's models add. The rotations of 2 pairs: one that stays, and one that is slowed down in part.
 FAMILIES = {"model__qkv_bias": True, "model__qk_norm": True, "model__rope_scaling": (8.0, 0.01, 1.0, 16)}
@@ -29,7 +40,7 @@ ADAPTERS = {"model__lora_rank": 4, "init_from": "a model"}
 # augmentation, the host's memory, biases. Most tests after the first use the plain "text".
 VARIANTS = {
   "text": {"model__dropout": 0.1},
-  "text, accumulated, remat": {"model__dropout": 0.1, **ACCUMULATED},
+  ACCUMULATION: {"model__dropout": 0.1, **ACCUMULATED},
   DOCUMENTS: {
     "data__packing": "documents",
     "data__prompt_field": "prompt",
@@ -41,6 +52,7 @@ VARIANTS = {
   "images": {**IMAGES, "model__dropout": 0.1, "model__image_size": 16, "data__augment": True, **KEPT},
 }
 OTHERS = [name for name in strategies.names() if name != "single"]
+OF_EACH_KIND = ("two_d", "pipeline", "pmap_ddp")  # run by the compiler's sums, in stages, and by pmap
 
 
 def make_program(variant: str, **fields: object) -> Program:
@@ -77,8 +89,10 @@ def reference(variant: str) -> tuple[np.ndarray, Params]:
   return trained("single", variant)
 
 
-@pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("variant", [variant for variant in VARIANTS if variant != "text"])
+PAIRS = each_once(OTHERS, [variant for variant in VARIANTS if variant != "text"], ("zero2", ACCUMULATION))
+
+
+@pytest.mark.parametrize("name, variant", PAIRS)
 def test_strategy_equals_single_device(name: str, variant: str):
   losses, gradients = trained(name, variant)
   expected_losses, expected_gradients = reference(variant)
@@ -88,9 +102,9 @@ def test_strategy_equals_single_device(name: str, variant: str):
   assert len(set(losses[:, 0])) == STEPS
 
 
-@pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d", "zero2"])
+@pytest.mark.parametrize("name", in_full(["fsdp", "hsdp", "two_d", "zero2"], "two_d"))
 def test_weights_gathered_once_a_step_change_nothing(name: str):
-  variant = "text, accumulated, remat"
+  variant = ACCUMULATION
   losses, gradients = run(name, make_program(variant), gather="step")
   assert_trees_close(gradients, reference(variant)[1], PARITY)
   np.testing.assert_allclose(losses, reference(variant)[0], rtol=PARITY)
@@ -116,7 +130,7 @@ def documents_alone() -> tuple[float, Params]:
   return float(metrics["loss"]), jax.device_get(gradients)
 
 
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", in_full(strategies.names(), "single", "zero2"))
 def test_packed_documents_equal_the_same_documents_alone(name: str):
   losses, gradients = trained(name, DOCUMENTS)
   loss, expected = documents_alone()
@@ -125,12 +139,12 @@ def test_packed_documents_equal_the_same_documents_alone(name: str):
 
 
 splash = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
-KERNELS = [(name, attention.blockwise) for name in ("hsdp", "tensor_parallel", "pipeline", "three_d")] + [
+KERNELS = [(name, attention.blockwise) for name in ("hsdp", "tensor_parallel", "three_d", "pipeline")] + [
   ("two_d", splash)
 ]
 
 
-@pytest.mark.parametrize("name, core", KERNELS, ids=[name for name, _ in KERNELS])
+@pytest.mark.parametrize("name, core", in_full(KERNELS, *KERNELS[-2:]))
 def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(
   name: str, core: Callable[..., jax.Array], monkeypatch: pytest.MonkeyPatch
 ):
@@ -153,7 +167,7 @@ def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(
   assert len(set(shapes)) == 2  # of a whole microbatch, and of the part on one device
 
 
-@pytest.mark.parametrize("variant", ["text", DOCUMENTS, "images"])
+@pytest.mark.parametrize("variant", in_full(["text", DOCUMENTS, "images"], DOCUMENTS))
 def test_accumulation_and_remat_change_nothing(variant: str):
   """Compares two runs on a single device, because the test above compares runs with the same options.
 
@@ -164,7 +178,7 @@ def test_accumulation_and_remat_change_nothing(variant: str):
   np.testing.assert_allclose(losses, reference(variant)[0], rtol=PARITY)
 
 
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", in_full(strategies.names(), *OF_EACH_KIND))
 def test_gradients_equal_those_that_train_step_applies(name: str):
   program = make_program("text")
   runner = strategy(name, program, **MICROBATCHES)
@@ -173,7 +187,7 @@ def test_gradients_equal_those_that_train_step_applies(name: str):
   assert float(metrics["loss"]) == pytest.approx(reference("text")[0][0, 0], rel=PARITY)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", in_full(OTHERS, *OF_EACH_KIND))
 def test_one_device_falls_back_to_single(name: str):
   program = make_program("text")
   runner = strategy(name, program, devices=1)
@@ -187,12 +201,12 @@ def initial(name: str) -> TrainState:
   return strategy(name, make_program("text")).init(seed=3)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", in_full(OTHERS, *OF_EACH_KIND))
 def test_initial_state_equals_single_device_bitwise(name: str):
   jax.tree.map(np.testing.assert_array_equal, *jax.device_get((initial(name), initial("single"))))
 
 
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", in_full(strategies.names(), *OF_EACH_KIND))
 def test_abstract_state_has_the_shapes_and_shardings_of_the_real_one(name: str):
   real, abstract = initial(name), strategy(name, make_program("text")).abstract_state()
   assert jax.tree.structure(real) == jax.tree.structure(abstract)
@@ -207,7 +221,7 @@ def generated(name: str) -> np.ndarray:
   return np.asarray(runner.writing.generate(initial_state(runner).params, prompt, length=12, seed=0, temperature=0.0))
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", in_full(OTHERS, *OF_EACH_KIND))
 def test_generated_text_equals_single_device(name: str):
   """From a single prompt, because generation does not shard the batch."""
   np.testing.assert_array_equal(generated(name), generated("single"))
@@ -222,7 +236,7 @@ def evaluated(name: str) -> dict[str, np.ndarray]:
   return jax.device_get(runner.eval_step(initial_state(runner), runner.shard(batch, BATCH)))
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", in_full(OTHERS, *OF_EACH_KIND))
 def test_padded_evaluation_counts_each_example_once(name: str):
   ours, single = evaluated(name), evaluated("single")
   assert ours["count"] == single["count"] == 5

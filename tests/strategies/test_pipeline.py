@@ -8,7 +8,18 @@ import warnings
 import jax
 import numpy as np
 import pytest
-from helpers import IMAGES, PARITY, assert_trees_close, config, initial_state, one_sentence, random_batch, strategy
+from helpers import (
+  IMAGES,
+  PARITY,
+  assert_trees_close,
+  config,
+  each_once,
+  in_full,
+  initial_state,
+  one_sentence,
+  random_batch,
+  strategy,
+)
 from helpers import program as make_program
 from jax.sharding import PartitionSpec as P
 
@@ -37,6 +48,9 @@ FACTORS = [1, 2, 4]  # microbatches per stage
 CASES = [
   (schedule, mesh, FACTORS[(i + j) % 3]) for i, schedule in enumerate(SCHEDULES) for j, mesh in enumerate(MESHES)
 ]
+# Every schedule and every mesh once; with two stages, models are less deep.
+PLACES = dict(zip(SCHEDULES, ["stage", "stage × data × model", "stage", "stage × data"], strict=True))
+SHORT = [case for case in CASES if PLACES[case[0]] == case[1]]
 
 
 @functools.cache
@@ -68,7 +82,7 @@ def reference(depth: int) -> tuple[list[float], Params]:
   return run(strategy("single", program(depth)))
 
 
-@pytest.mark.parametrize("schedule, mesh, factor", CASES)
+@pytest.mark.parametrize("schedule, mesh, factor", in_full(CASES, *SHORT))
 def test_pipeline_equals_single_device(schedule: str, mesh: str, factor: int):
   """Every layer's gradient too: interleaved keeps the layers of the state in order, and moves weights within a step."""
   stages = MESHES[mesh][1]
@@ -80,7 +94,7 @@ def test_pipeline_equals_single_device(schedule: str, mesh: str, factor: int):
   assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradient))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", in_full(SCHEDULES, "zero_bubble"))
 def test_no_work_is_done_twice_and_stages_wait_no_longer_than_in_the_papers(schedule: str):
   """Counts FLOPs in the compiled program: the units of all stages together are the step of a single device.
 
@@ -130,10 +144,10 @@ def in_weight_units(name: str, images: bool, vocab_whole: bool = False) -> Strat
   "name, images, vocab_whole",
   [
     ("pipeline", False, False),
-    ("pipeline", True, False),
-    ("three_d", False, False),
-    ("three_d", False, True),  # a whole table and split positions
-    ("three_d", True, False),
+    pytest.param("pipeline", True, False, marks=pytest.mark.full),
+    pytest.param("three_d", False, False, marks=pytest.mark.full),
+    pytest.param("three_d", False, True, marks=pytest.mark.full),  # a whole table and split positions
+    pytest.param("three_d", True, False, marks=pytest.mark.full),
   ],
 )
 def test_only_neighbours_exchange_and_only_between_units(name: str, images: bool, vocab_whole: bool):
@@ -151,6 +165,7 @@ def temporary_bytes(schedule: str, microbatches: int) -> int:
   return runner.lower_train_step(4 * microbatches).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.full
 def test_memory_of_1f1b_stays_flat_where_gpipe_grows():
   """Goes from M = 2 S, where 1f1b holds one microbatch less than gpipe, to M = 4 S. Microbatches are the same size."""
   (gpipe, gpipe_more), (ours, ours_more) = ([temporary_bytes(s, m) for m in (8, 16)] for s in ("gpipe", "1f1b"))
@@ -159,7 +174,7 @@ def test_memory_of_1f1b_stays_flat_where_gpipe_grows():
   assert ours < gpipe
 
 
-@pytest.mark.parametrize("name, images", [("pipeline", False), ("three_d", True)])
+@pytest.mark.parametrize("name, images", in_full([("pipeline", False), ("three_d", True)], ("pipeline", False)))
 def test_weight_units_compute_the_gradients_of_every_kind_of_model(name: str, images: bool):
   """With segments, dropout, images and remat. The reference is a single device."""
   found = []
@@ -170,6 +185,7 @@ def test_weight_units_compute_the_gradients_of_every_kind_of_model(name: str, im
   assert_trees_close(*found, PARITY)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 def test_every_layer_affects_the_loss(schedule: str):
   """Changing one layer's weights changes the training and the evaluation loss by as much as on a single device."""
@@ -193,8 +209,7 @@ def test_every_layer_affects_the_loss(schedule: str):
     assert abs(np.array(changed_losses) / np.array(losses_of[0]) - 1).min() > 10 * PARITY
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
-@pytest.mark.parametrize("chunks", [2, 3, 4, 6])
+@pytest.mark.parametrize("stages, chunks", each_once([2, 3, 4], [2, 3, 4, 6]))
 def test_regroup_assigns_the_layers_to_stages_in_turn(stages: int, chunks: int):
   """Chunk c of stage s is group c · S + s of the layers, also if neither number divides the other."""
   mesh = jax.make_mesh((stages,), ("stage",), devices=jax.devices()[:stages], axis_types=(jax.sharding.AxisType.Auto,))
@@ -234,7 +249,9 @@ def test_mistakes_get_one_sentence(name: str, fields: dict, parts: list[str]):
     strategy(name, make_program(**{"model__depth": 4} | fields), **fields)
 
 
-@pytest.mark.parametrize("param_dtype, schedule", [("float32", "1f1b"), ("bfloat16", "zero_bubble")])
+@pytest.mark.parametrize(
+  "param_dtype, schedule", in_full([("float32", "1f1b"), ("bfloat16", "zero_bubble")], ("float32", "1f1b"))
+)
 def test_bfloat16_trains_and_generates(param_dtype: str, schedule: str):
   """Losses agree to 2%, because bfloat16 has 8 significant bits. Mainly tests that the programs compile and run."""
   half = make_program(**SMALL | {"model__dtype": "bfloat16", "model__param_dtype": param_dtype})

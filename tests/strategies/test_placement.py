@@ -7,7 +7,7 @@ import re
 import jax
 import numpy as np
 import pytest
-from helpers import config, random_batch, strategy
+from helpers import config, in_full, random_batch, strategy
 from jax.sharding import AxisType
 
 import strategies
@@ -36,7 +36,7 @@ def collectives(text: str, kind: str) -> list[tuple[int, ...]]:
   return [tuple(int(size) for size in shape if size not in ("", "1")) for shape in shapes]
 
 
-@pytest.mark.parametrize("name, share", [("fsdp", 8), ("two_d", 8)])
+@pytest.mark.parametrize("name, share", in_full([("fsdp", 8), ("two_d", 8)], ("fsdp", 8)))
 def test_each_device_holds_its_share_of_parameters_and_optimizer(name: str, share: int, program: Program):
   state = strategy(name, program).init(seed=0)
   total = sum(x.nbytes for x in jax.tree.leaves((state.params, state.opt_state)))
@@ -50,7 +50,7 @@ def test_each_device_holds_its_share_of_parameters_and_optimizer(name: str, shar
     assert device_bytes == (total - whole) / share + whole
 
 
-@pytest.mark.parametrize("name", ["zero1", "zero2"])
+@pytest.mark.parametrize("name", in_full(["zero1", "zero2"], "zero1"))
 def test_zero_updates_a_piece_of_each_weight_on_each_device(name: str, program: Program):
   """Weights are whole, moments are in 8 pieces, and each device takes the roots of one piece of the second moments."""
   state = strategy(name, program).init(seed=0)
@@ -82,6 +82,7 @@ def test_fsdp_gathers_weights_block_by_block_and_frees_them(program: Program):
     assert f"f32[{stacked}]" not in text, "a gathered weight is kept for all layers"
 
 
+@pytest.mark.full
 def test_hsdp_gathers_within_a_replica_and_sums_across_replicas(program: Program):
   """Gathers what FSDP does, in groups of 4 neighbours. Sums gradients in groups of 2, one device of each replica."""
   text = compiled_text("hsdp", program)
@@ -113,6 +114,7 @@ def groups(text: str, kind: str) -> set[tuple[tuple[int, ...], ...]]:
   return found
 
 
+@pytest.mark.full
 def test_tensor_parallel_never_gathers_logits(program: Program):
   for name in ("tensor_parallel", "two_d"):
     runner = strategy(name, program)
@@ -124,6 +126,7 @@ def test_tensor_parallel_never_gathers_logits(program: Program):
     assert flat_logits not in text, "a device holds the full logits"
 
 
+@pytest.mark.full
 def test_the_residual_stream_is_split_by_position_between_products(program: Program):
   """It is gathered before attention, MLP and head, and again backward. Nothing of it is kept or sent whole."""
   stream = (BATCH, program.model.seq_len, program.model.width)
@@ -137,6 +140,7 @@ def test_the_residual_stream_is_split_by_position_between_products(program: Prog
   assert set(collectives(compiled_text("three_d", program), "collective-permute")) == {sent}
 
 
+@pytest.mark.full
 def test_the_residual_stream_stays_whole_where_asked_or_where_it_cannot_be_split(program: Program):
   uneven = settings.program(config(model__depth=4, model__seq_len=42), "cpu")
   for runner in (strategy("tensor_parallel", program, sequence_parallel=False), strategy("tensor_parallel", uneven)):
@@ -157,7 +161,7 @@ def test_data_parallel_sends_each_gradient_once(program: Program):
   assert collectives(text, "all-gather") == []
 
 
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", in_full(strategies.names(), "data_parallel", "fsdp"))
 def test_no_strategy_moves_activations_by_accident(name: str, program: Program):
   """Only pipelines permute, as each phase of their schedule exchanges. No strategy has an all-to-all."""
   text = compiled_text(name, program)
@@ -167,6 +171,7 @@ def test_no_strategy_moves_activations_by_accident(name: str, program: Program):
   assert len(collectives(text, "collective-permute")) == exchanged
 
 
+@pytest.mark.full
 def test_microbatches_stay_on_their_devices():
   accumulated = settings.program(config(model__depth=4, model__seq_len=48, accumulation=2), "cpu")
   text = compiled_text("data_parallel", accumulated)
@@ -175,7 +180,9 @@ def test_microbatches_stay_on_their_devices():
 
 
 # pmap needs real devices (test_pmap_ddp.py).
-@pytest.mark.parametrize("name", [name for name in strategies.names() if name not in ("single", "pmap_ddp")])
+@pytest.mark.parametrize(
+  "name", in_full([name for name in strategies.names() if name not in ("single", "pmap_ddp")], "three_d")
+)
 def test_lowers_for_64_tpus_on_an_abstract_mesh(name: str):
   """The sharding works for any mesh, without its devices."""
   asked = config(name, model__width=128, model__heads=64, model__kv_heads=64, model__dtype="bfloat16")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import model_folders
 import numpy as np
 import pytest
-from helpers import config, one_sentence
+from helpers import config, in_full, one_sentence
 from tokenizers import Tokenizer as Loaded
 
 import train
@@ -54,7 +54,9 @@ def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   return run
 
 
-@pytest.mark.parametrize("under", ["single", "fsdp", "tensor_parallel", "pipeline", "three_d", "pmap_ddp"])
+@pytest.mark.parametrize(
+  "under", in_full(["single", "fsdp", "tensor_parallel", "pipeline", "three_d", "pmap_ddp"], "fsdp")
+)
 def test_every_strategy_finds_what_transformers_finds(under: str, evaluate, capsys: pytest.CaptureFixture):
   """One text is longer than a sequence; questions and choices have different lengths."""
   text = ["--data.path=" + str(GOLDEN / "texts.jsonl"), "--data.text_field=content", "--batch-size=16"]

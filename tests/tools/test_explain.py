@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from browser import Browser
 from golden import make_explain as golden
-from helpers import command_line_of, config, one_sentence, program, strategy
+from helpers import command_line_of, config, in_full, one_sentence, program, strategy
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pages
@@ -27,9 +27,10 @@ from runtime import hardware
 from tools import explain, strategy_page
 
 ROOT = Path(__file__).parents[2]
+SHORT = ("fsdp", "pipeline")  # the strategies whose pages `make test` checks
 
 
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", in_full(strategies.names(), *SHORT))
 def test_what_a_strategy_places_and_sends_is_the_golden_page(name: str):
   """If a change is intended, run python -m tests.golden.make_explain and read the diff."""
   file = golden.file(name)
@@ -53,7 +54,7 @@ PIECES = """() => {
 }"""
 
 
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", in_full(strategies.names(), *SHORT))
 def test_the_page_of_a_strategy_shows_which_piece_is_where(name: str, browser: Browser, tmp_path: Path):
   """Picking and pointing say what JAX's shardings say, for every weight, moment and activation."""
   found, runner = golden.explained(name, None, "tokens"), golden.strategy(name)
@@ -84,7 +85,7 @@ def test_the_page_of_a_strategy_shows_which_piece_is_where(name: str, browser: B
   assert len(seen.value) >= len(found["weights"]) + len({a["what"] for a in found["activations"]})
 
 
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", in_full(strategies.names(), *SHORT))
 def test_the_page_of_a_strategy_has_explains_numbers(name: str):
   found, runner = golden.explained(name, None, "tokens"), golden.strategy(name)
   page = html.unescape(strategy_page.page(found, runner))
@@ -129,7 +130,7 @@ def found() -> dict:
   return explanation.explain("fsdp", strategy("fsdp", program()), 16)
 
 
-@pytest.mark.parametrize("name", strategies.names())
+@pytest.mark.parametrize("name", in_full(strategies.names(), *SHORT))
 def test_without_compiling_everything_is_known_that_no_compiler_says(name: str, monkeypatch: pytest.MonkeyPatch):
   compiled, runner = golden.explained(name, None, "tokens"), golden.strategy(name)
   monkeypatch.setattr(explanation, "compile_step", lambda *_: pytest.fail("it compiles"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import model_folders
 import numpy as np
 import pytest
-from helpers import config, one_sentence
+from helpers import config, in_full, one_sentence
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import strategies
@@ -40,18 +40,21 @@ def check(name: str, under: str) -> None:
   assert len({len(text) for text in texts}) == 3
 
 
-@pytest.mark.parametrize("name", model_folders.NAMES)
+@pytest.mark.parametrize("name", in_full(model_folders.NAMES, "llama"))
 def test_greedy_texts_are_those_of_transformers(name: str):
   """All in one batch; transformers wrote each alone."""
   check(name, "single")
 
 
-@pytest.mark.parametrize("under", [name for name in strategies.names() if name != "single"])
+@pytest.mark.parametrize("under", in_full([name for name in strategies.names() if name != "single"], "two_d"))
 def test_every_strategy_writes_the_same(under: str):
   check("llama", under)
 
 
-@pytest.mark.parametrize("under, layers, heads", [("tensor_parallel", 1, 8), ("three_d", 2, 2), ("fsdp", 1, 1)])
+@pytest.mark.parametrize(
+  "under, layers, heads",
+  in_full([("tensor_parallel", 1, 8), ("three_d", 2, 2), ("fsdp", 1, 1)], ("tensor_parallel", 1, 8)),
+)
 def test_devices_keep_keys_and_values_of_their_own_layers_and_heads(under: str, layers: int, heads: int):
   runner, params = model_folders.loaded("llama", under)
   prompt, length = np.ones((3, 5), np.int32), np.array([5, 2, 4], np.int32)

@@ -16,9 +16,11 @@ ROOT = Path(__file__).parents[2]
 CONFIG = f"--config={ROOT}/configs/fsdp.py:tiny"
 SLICE = "--topology=v5e:2x2"
 
-pytestmark = pytest.mark.skipif(
-  importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed; make test-topology"
-)
+no_compiler = importlib.util.find_spec("libtpu") is None
+pytestmark = [
+  pytest.mark.full,
+  pytest.mark.skipif(no_compiler, reason="the TPU compiler is not installed; make test-topology"),
+]
 
 
 @pytest.mark.skipif(bool(list(Path("/dev").glob("accel*"))), reason="this machine has TPUs")
