@@ -8,7 +8,6 @@ which order, text/, images/ and synthetic.py where they come from. Each of the t
     for batch in data.batches(config, place=strategy):   # or arrays on a mesh
 """
 
-import copy
 import dataclasses
 import importlib
 import itertools
@@ -23,7 +22,7 @@ from data.check import check_examples
 from data.dataset import Dataset, HostBatch, Part, Source
 from data.prefetch import prefetch
 from errors import ConfigError, one_of, positive
-from models.config import model_config
+from models.config import model_config, replaced
 from models.inputs import Shapes
 
 __all__ = [
@@ -75,16 +74,14 @@ def with_sizes(config: ConfigDict, found: dict[str, Any]) -> ConfigDict:
   More classes than the data has are allowed, and so is another normalization of the pixels. Raises ConfigError on a
   conflict.
   """
-  config = copy.deepcopy(config)
   for name, value in found.items():
     given = config.model[name]
-    if not given:
-      config.model[name] = value
-    elif (name in ("image_size", "channels") and given != value) or (name == "classes" and given < value):
+    conflicts = given < value if name == "classes" else name in ("image_size", "channels") and given != value
+    if given and conflicts:
       raise ConfigError(
         f"model.{name}={given} does not fit the data, which has {value}; use {value}, or 0 to take it from the data"
       )
-  return config
+  return replaced(config, "model", {name: value for name, value in found.items() if not config.model[name]})
 
 
 def check(config: ConfigDict, dataset: Dataset, shapes: Shapes) -> None:

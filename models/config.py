@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -182,13 +183,21 @@ class ModelConfig:
     return t * (weights + self.depth * (6 * self.adapter_weights + 12 * t * attended))
 
 
+def replaced(config: ConfigDict, section: str, fields: dict[str, Any]) -> ConfigDict:
+  """The config with other values for some fields of a section. Leaves the given config as it is.
+
+  ConfigDict cannot copy itself if `data.path` is a dict, because its keys, names of files, have dots.
+  """
+  sections = dict(config.items()) | {section: ConfigDict(dict(config[section].items()) | fields, convert_dict=False)}
+  return ConfigDict(sections, convert_dict=False)
+
+
 def with_sizes_made_up(config: ConfigDict) -> ConfigDict:
   """The config with sizes in the place of those that only the data can say. It serves to check all other fields."""
-  made, model = config.copy_and_resolve_references(), config.model
+  model = config.model
   channels = len(model.pixel_mean or model.pixel_std) or 1
   sizes = {"image_size": model.patch_size, "channels": channels, "classes": 2, "vocab_size": 2}
-  made.model.update({name: size for name, size in sizes.items() if not model[name]})
-  return made
+  return replaced(config, "model", {name: size for name, size in sizes.items() if not model[name]})
 
 
 def model_config(config: ConfigDict, platform: str = "cpu") -> ModelConfig:

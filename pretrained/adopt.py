@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 from tokenizers import Tokenizer
 
 from errors import ConfigError, first_line
+from models.config import replaced
 from pretrained.folder import Folder, is_folder
 
 TOKENIZER = "tokenizer.json"
@@ -22,11 +23,10 @@ def adopt(config: ConfigDict) -> ConfigDict:
     raise ConfigError(
       f"model.seq_len={length} is longer than the window of {window} positions of {folder.where}; use at most {window}"
     )
-  config = config.copy_and_resolve_references()
-  config.model.update(folder.shape.fields)
+  config = replaced(config, "model", folder.shape.fields)
   if config.data.name == "text" and config.data.tokenizer in ("bytes", "bpe") and (folder.path / TOKENIZER).exists():
     _check_tokenizer(folder)
-    config.data.tokenizer = str(folder.path)
+    config = replaced(config, "data", {"tokenizer": str(folder.path)})
   return config
 
 

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 import data
 import data.images
 from data.images import cifar10
-from training import augment
+from training import program
 
 ROOT = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 real = pytest.mark.skipif(
@@ -143,9 +143,9 @@ def test_data_that_the_model_cannot_read_is_refused():
 def test_crops_and_flips_are_keyed_by_example():
   images = jax.random.randint(jax.random.key(0), (64, 32, 32, 3), 1, 256).astype(jnp.uint8)
   keys = jax.random.split(jax.random.key(1), 64)
-  changed = augment.crop_and_flip(images, keys)
+  changed = program.crop_and_flip(images, keys)
   order = jnp.arange(64)[::-1]
-  np.testing.assert_array_equal(augment.crop_and_flip(images[order], keys[order]), changed[order])
+  np.testing.assert_array_equal(program.crop_and_flip(images[order], keys[order]), changed[order])
   assert (changed != images).any(axis=(1, 2, 3)).mean() > 0.9
 
 
@@ -155,7 +155,7 @@ def test_every_crop_is_a_shifted_or_mirrored_original():
   shifts = {(r, c): padded[r : r + 32, c : c + 32] for r in range(9) for c in range(9)}
   flips = set()
   for seed in range(40):
-    out = np.asarray(augment.crop_and_flip(image, jax.random.split(jax.random.key(seed), 1))[0])
+    out = np.asarray(program.crop_and_flip(image, jax.random.split(jax.random.key(seed), 1))[0])
     straight = any((out == crop).all() for crop in shifts.values())
     mirrored = any((out == crop[:, ::-1]).all() for crop in shifts.values())
     assert straight or mirrored

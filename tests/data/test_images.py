@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -578,8 +579,8 @@ class TestTraining:
     changed.optimizer.learning_rate = 1e-2
 
     result = train.train(changed, tmp_path / "run")
-    model = changed.model
-    assert (model.image_size, model.channels, model.classes) == (size, channels, 4)
+    model = json.loads((tmp_path / "run/config.json").read_text())["model"]
+    assert (model["image_size"], model["channels"], model["classes"]) == (size, channels, 4)
     losses = [line["loss"] for line in measured(tmp_path / "run") if line["split"] == "train"]
     assert losses[0] > 1  # a uniform guess gives ln 4 = 1.39
     assert losses[-1] < 0.2

@@ -127,7 +127,8 @@ def test_a_layout_in_a_file_of_its_own_is_tried_on_its_own_axes(known: dict[str,
 def test_what_a_run_refuses_is_a_sentence(known: dict[str, Any]):
   said = lambda key, name: [row[2] for row in known["rows"][key] if row[0] == name and len(row) == 3]
   assert set(said("tpu 1e9 8 offload 8", "pipeline")) == {
-    "model.remat='offload' does not fit a pipeline, whose stages keep what they save in slots on the device; use 'full'"
+    "model.remat='offload' is not possible here, because the stages of a pipeline keep what they save in slots on the "
+    "device; use 'full'"
   }
   assert said("gpu 1e9 8 minimal 1", "pipeline") == [
     "batch_size=8 is not a multiple of 2 (devices that split the batch) × 8 (pipeline.microbatches); use 16"
