@@ -1,5 +1,6 @@
 """README and the guide: code, commands and links that exist, and generated parts that are up to date."""
 
+import ast
 import functools
 import json
 import re
@@ -193,3 +194,14 @@ def test_a_step_of_fsdp_is_followed_in_ten_files():
   layer = lambda file: layers.index(file.split("/")[0])
   up = {(a, b) for a, b in called if a and layer(b) < layer(a)}
   assert {b for _, b in up} <= {"strategies/constraints.py", "strategies/collectives.py", "strategies/layout.py"}
+
+
+def test_the_table_of_promises_names_tests_of_make_test():
+  named = re.findall(r"`([\w/]+\.py)(?:::(\w+))?`", (ROOT / "tests/README.md").read_text())
+  assert len(named) > 20
+  for file, test in named:
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if test:
+      assert test in functions, f"{file}::{test}"
+      assert "pytest.mark.full" not in map(ast.unparse, functions[test].decorator_list), f"{file}::{test}"
