@@ -113,6 +113,7 @@ def test_an_evaluation_is_over_the_completions(rows: Path):
   assert evaluator.baseline() is None
 
 
+@pytest.mark.full
 def test_a_stopped_run_resumes_bit_for_bit_and_keeps_its_fields(
   rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -55,6 +55,7 @@ def logits(source: Path) -> np.ndarray:
   return np.asarray(bind(program.model, params)(jnp.arange(32).reshape(2, 16)))
 
 
+@pytest.mark.full
 def test_a_run_goes_on_under_another_strategy(base: Path, tuned: Path, tmp_path: Path):
   """With the metrics of a run that was not stopped. It reads the other weights from the workdir of the base."""
   for name, stop in (("two_d", 2), ("pipeline", 4), ("zero1", 0)):
@@ -121,6 +122,7 @@ def test_adapters_go_out_in_the_form_of_peft(tuned: Path, tmp_path: Path):
   assert "AutoPeftModelForCausalLM" in (out / "README.md").read_text()
 
 
+@pytest.mark.full
 def test_bfloat16_and_float32_share_a_run(base: Path, tmp_path: Path):
   """In bfloat16 the weights that are not trained are stored so, and are still known as the same."""
   for stop, dtype in ((1, "float32"), (2, "bfloat16"), (0, "float32")):

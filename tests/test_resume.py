@@ -99,6 +99,7 @@ def test_a_second_signal_ends_the_run_immediately(tmp_path: Path):
   assert job.wait() == -signal.SIGINT
 
 
+@pytest.mark.full
 def test_an_evaluation_due_when_a_run_is_stopped_is_made_on_resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   fields = SMALL | {"steps": 6, "eval_every": 2}
   train.train(config("fsdp", **fields), tmp_path / "whole")

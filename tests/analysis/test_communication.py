@@ -58,7 +58,20 @@ VARIANTS = {
 
 # Tests of a pair share its compiled step. Some tests below need those that are named here.
 PAIRS = each_once(
-  strategies.names(), VARIANTS, ("data_parallel", "text"), ("fsdp", "text"), ("fsdp", CHUNKED), ("zero2", CHUNKED)
+  strategies.names(),
+  VARIANTS,
+  ("data_parallel", "text"),
+  ("fsdp", "text"),
+  ("fsdp", CHUNKED),
+  ("zero2", CHUNKED),
+  ("zero1", "adapters, accumulation, remat"),
+  ("pipeline", "adapters, accumulation, remat"),
+  ("hsdp", "text"),
+  ("tensor_parallel", "tied, remat dots, blocks, muon"),
+  ("pmap_ddp", "images, adafactor"),
+  ("three_d", "images, adafactor"),
+  ("two_d", "tied, remat dots, blocks, muon"),
+  ("single", "adapters, accumulation, remat"),
 )
 
 

@@ -220,6 +220,7 @@ def test_a_step_without_time_starts_nothing():
 # parity
 
 
+@pytest.mark.full
 def test_strategies_on_eight_devices_equal_one_device():
   devices = jax.devices()
   rows = parity.compare_all(devices, devices[7], names=["fsdp", "pipeline"], variants=["text"])
@@ -483,6 +484,7 @@ def test_cifar10_continues_where_it_was_stopped(tmp_path: Path):
   assert cifar10.judge(values | {"accuracy": None}).broken
 
 
+@pytest.mark.full
 def test_a_language_model_trains_for_real_and_gives_its_speed():
   values = language_model.measure(where(devices=2), preset="tiny")
   assert values["batch_size"] == 32

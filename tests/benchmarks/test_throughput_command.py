@@ -18,6 +18,7 @@ from configs import base
 from training import settings
 
 
+@pytest.mark.full
 def test_two_cells_measured_for_real(tmp_path: Path):
   faked = Machine()
 

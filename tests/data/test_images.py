@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import config, measured, one_sentence
+from helpers import config, in_full, measured, one_sentence
 from PIL import Image
 
 import data.images
@@ -494,7 +494,7 @@ class TestPreparation:
     (part,) = load(str(tmp_path / "set"), tmp_path / "cache").parts
     assert set(content(part.train) | content(part.validation)) == {*written, image.tobytes()}
 
-  @pytest.mark.parametrize("form", ["folder", "npz"])
+  @pytest.mark.parametrize("form", in_full(["folder", "npz"], "folder"))
   def test_a_killed_preparation_goes_on_where_it_was(self, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The result has the same bytes as that of a preparation that nobody disturbs."""
     monkeypatch.setattr(store, "CHUNK_IMAGES", 4)
@@ -557,7 +557,9 @@ data.images.load(config)
 
 
 class TestTraining:
-  @pytest.mark.parametrize("form, size, channels, patch", [("npz", 28, 1, 4), ("folder", 64, 3, 16)])
+  @pytest.mark.parametrize(
+    "form, size, channels, patch", in_full([("npz", 28, 1, 4), ("folder", 64, 3, 16)], ("folder", 64, 3, 16))
+  )
   def test_a_model_learns_the_classes_of_images_of_any_size(
     self, form: str, size: int, channels: int, patch: int, tmp_path: Path
   ):

@@ -90,6 +90,7 @@ def words(folder: Path) -> None:
   made.save(str(folder / "tokenizer.json"))
 
 
+@pytest.mark.full
 def test_a_run_starts_from_a_model_folder_and_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture):
   """With its sizes, whatever the config says of them, and the loss of these weights."""
   folder = shutil.copytree(model_folders.FOLDER / "qwen3", tmp_path / "model")

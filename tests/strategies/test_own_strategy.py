@@ -66,6 +66,7 @@ def test_it_sums_its_gradients_once_a_step():
   assert_trees_close(gradients("own_mixed", gather="step", **in_parts), expected, PARITY)
 
 
+@pytest.mark.full
 def test_compiled_flops_equal_the_prediction_from_the_layout():
   """The prediction for `own_vocab` includes the blocks on every device. In `own_mixed` the compiler splits products."""
   for name in OWN.keys() - {"own_mixed"}:

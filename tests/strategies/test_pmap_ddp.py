@@ -2,12 +2,14 @@
 
 import jax
 import numpy as np
+import pytest
 from helpers import PARITY, assert_trees_close, one_sentence, program, random_batch, strategy
 from jax.sharding import PartitionSpec as P
 
 from strategies.mesh import abstract_mesh
 
 
+@pytest.mark.full
 def test_pmap_equals_shard_map():
   """Also Muon, whose layers the devices divide here. In the shard_map each device works on all of them."""
   p = program(model__dropout=0.1, model__depth=8, optimizer__name="muon")
@@ -27,6 +29,7 @@ def test_pmap_equals_shard_map():
   assert_trees_close(jax.device_get(ours.params), jax.device_get(theirs.params), PARITY)
 
 
+@pytest.mark.full
 def test_results_have_no_leading_dimension_of_devices():
   p = program(model__depth=2)
   runner = strategy("pmap_ddp", p)

@@ -16,6 +16,7 @@ def printed(cell: dict) -> str:
   return "".join(output.text for output in cell.outputs if output.get("name") == "stdout").strip("\n")
 
 
+@pytest.mark.full
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   """The kernel starts in docs/, as Jupyter starts it. Other settings of this machine's JAX do not count."""
   for name in ("JAX_NUM_CPU_DEVICES", "XLA_FLAGS"):

@@ -9,6 +9,8 @@ from lesson_pages import Shown, check_page, run_steps
 
 from tools.lessons import three_ways
 
+pytestmark = pytest.mark.full  # test_debugging_page.py is the page of `make test`
+
 
 @pytest.fixture(scope="module")
 def shown() -> Shown:

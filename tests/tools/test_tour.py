@@ -16,6 +16,8 @@ from tools.lessons import TOUR, four_ways
 from tools.notebook import notebook
 from tools.steps import printed
 
+pytestmark = pytest.mark.full  # test_debugging_page.py is the page of `make test`
+
 
 @pytest.fixture(scope="module")
 def shown() -> Shown:
