@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from models import dimensions
 from models.dimensions import Dims, map_dims
@@ -82,6 +83,9 @@ def on_own_parts(layout: Layout, kernel: Callable[..., T], *arrays: jax.Array, d
 
   In a pipeline, `stage` is manual already. There, axes of a single device must become manual too: cuDNN's attention
   cannot be partitioned beside manual axes.
+
+  Along an axis that splits none of the arrays, all devices compute the same. A `shard_map` of its own, which checks
+  this, says so: without it, the gradients would be summed along that axis.
   """
   mesh = jax.sharding.get_abstract_mesh()
   axes = frozenset(mesh.axis_names) - frozenset(mesh.manual_axes)
@@ -89,7 +93,10 @@ def on_own_parts(layout: Layout, kernel: Callable[..., T], *arrays: jax.Array, d
     return kernel(*arrays)
   ins = tuple(map(layout.spec, dims))
   outs = map_dims(layout.spec, results)
-  return jax.shard_map(kernel, in_specs=ins, out_specs=outs, axis_names=axes, check_vma=False)(*arrays)
+  split = {axis for array in dims for dim in array if dim for axis in layout.axes(dim)}
+  same = {axis for axis in axes - split if mesh.shape[axis] > 1}
+  on_parts = jax.shard_map(kernel, in_specs=ins, out_specs=outs, axis_names=axes - same, check_vma=False)
+  return jax.shard_map(on_parts, in_specs=P(), out_specs=P(), axis_names=same)(*arrays) if same else on_parts(*arrays)
 
 
 class Share(NamedTuple):

@@ -1,23 +1,44 @@
 """A user's own strategy is one file. It is found without registration, and it equals a single device."""
 
+import collections
 import dataclasses
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from helpers import PARITY, assert_trees_close, config, initial_state, one_sentence, program, random_batch, strategy
+from golden.make_explain import TPU_FIELDS
+from helpers import (
+  PARITY,
+  assert_trees_close,
+  config,
+  in_full,
+  initial_state,
+  one_sentence,
+  program,
+  random_batch,
+  strategy,
+)
 
 import strategies
-from analysis import predict
+from analysis import predict, theory
 from analysis.case import Case
 from analysis.compiled import compile_step
+from analysis.topology import machine_of
+from configs import base
+from models.ops import attention
+from runtime.devices import has_gpu_compiler
 from strategies.layout import Layout
 from strategies.mesh import resolve
+from tools import explain
 from training.program import Params, Program
 
 BATCH = 16
+IMPORTS = """from strategies.data_parallel import LAYOUT as DATA_PARALLEL
+from strategies.layout import Layout
+"""
 OWN = {
   # Shards the vocabulary only, so every device computes all blocks.
   "own_vocab": 'Layout(mesh={"model": -1}, vocab="model")',
@@ -29,6 +50,8 @@ OWN = {
   # Splits the weights over an axis that sums gradients by hand, and over one that does not.
   "own_mixed": 'Layout(mesh={"replica": 2, "data": 2, "model": -1}, batch=("replica", "data"), '
   'embed=("data", "model"))',
+  # Shards the vocabulary over devices that compute the same blocks, beside data parallelism.
+  "own_rows": '(DATA_PARALLEL | Layout(mesh={"model": 2}, vocab="model")).on(data=-1)',
   # Has mesh axes that no other strategy has.
   "own_axes": 'Layout(mesh={"x": 2, "fsdp": -1}, batch=("x", "fsdp"), embed="fsdp")',
 }
@@ -38,7 +61,7 @@ OWN = {
 def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
   """Adds the strategies of `OWN` to the package `strategies`, each as a file."""
   for name, layout in OWN.items():
-    (tmp_path / f"{name}.py").write_text(f"from strategies.layout import Layout\n\nLAYOUT = {layout}\n")
+    (tmp_path / f"{name}.py").write_text(f"{IMPORTS}\nLAYOUT = {layout}\n")
   monkeypatch.setattr(strategies, "__path__", [*strategies.__path__, str(tmp_path)])
 
 
@@ -64,6 +87,24 @@ def test_it_sums_its_gradients_once_a_step():
   expected = gradients("single", **in_parts)
   assert_trees_close(gradients("own_mixed", **in_parts), expected, PARITY)
   assert_trees_close(gradients("own_mixed", gather="step", **in_parts), expected, PARITY)
+
+
+@pytest.mark.parametrize("topology", in_full([None, "v5e:2x4", "h100:1x8"], None))
+def test_devices_that_compute_the_same_blocks_send_nothing_about_them(
+  topology: str | None, monkeypatch: pytest.MonkeyPatch
+):
+  """Each calls attention's kernel on the same arrays, so their gradients are the same, and no sum is needed."""
+  if topology and not (has_gpu_compiler() if topology.startswith("h100") else importlib.util.find_spec("libtpu")):
+    pytest.skip("the compiler is not installed; make test-topology")
+  monkeypatch.setattr(attention, "KERNELS", attention.KERNELS | {"blockwise"})  # called on each device's own part
+  asked, where = base.get_config("tiny", "own_rows"), machine_of(topology) if topology else None
+  asked.update_from_flattened_dict(TPU_FIELDS | {"model.attention": "auto" if where else "blockwise"})
+  runner, ours, wanted = explain.create(asked, where), collections.Counter(), collections.Counter()
+  for row in compile_step(runner, BATCH).collectives():
+    ours[row.kind, row.axes] += row.sent_in_step
+  for row in theory.sent(Case.of(runner, BATCH, runner.mesh.devices.flat[0].platform)):
+    wanted[row.kind, row.axes] += row.bytes
+  assert ours == {what: pytest.approx(sent, rel=1e-6, abs=512) for what, sent in wanted.items()}
 
 
 @pytest.mark.full
