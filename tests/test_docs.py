@@ -144,7 +144,8 @@ def test_the_memory_page_lists_the_names_of_values():
   assert re.findall(r"`(\w+)`", " ".join(rows)) == list(NAMES)
 
 
-@pytest.mark.parametrize("platform", helpers.in_full(predictions.RECORDS, "gpu"))
+@pytest.mark.full
+@pytest.mark.parametrize("platform", predictions.RECORDS)
 def test_the_explain_page_shows_the_predictions(platform: str):
   page, record = predictions.PAGE.read_text(), json.loads(predictions.RECORDS[platform].read_text())
   assert pages.fill(page, predictions.tables(record)) == page

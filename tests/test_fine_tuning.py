@@ -131,6 +131,7 @@ def test_bfloat16_and_float32_share_a_run(base: Path, tmp_path: Path):
   assert [line["step"] for line in measured(tmp_path / "run") if line["split"] == "train"] == [1, 2, 3]
 
 
+@pytest.mark.full
 def test_another_base_is_refused(base: Path, tuned: Path, tmp_path: Path):
   other, run = tmp_path / "other", tmp_path / "run"
   train.train(config("single", **SMALL, steps=1, seed=7), tmp_path / "first")

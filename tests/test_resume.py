@@ -178,6 +178,7 @@ def test_allowed_config_changes_are_reported(finished: Path, capsys: pytest.Capt
     assert f"note      {note}" in printed
 
 
+@pytest.mark.full
 def test_a_second_run_in_the_same_workdir_is_refused(tmp_path: Path):
   job = Job("fsdp", tmp_path, tmp_path / "log", **SMALL | {"steps": 100_000})
   job.wait_for("devices")
@@ -188,6 +189,7 @@ def test_a_second_run_in_the_same_workdir_is_refused(tmp_path: Path):
   train.train(config("fsdp", **SMALL | {"steps": 1}), tmp_path)  # the killed process has released its lock
 
 
+@pytest.mark.full
 def test_a_resumed_run_keeps_its_best_checkpoint(tmp_path: Path):
   fields = SMALL | {"steps": 8, "eval_every": 1, "optimizer__learning_rate": 0.5, "checkpoint__keep": 1}
   for stop in (4, 8):

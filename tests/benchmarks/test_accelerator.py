@@ -250,6 +250,7 @@ def test_a_small_change_of_the_weights_is_found():
   assert f"the gradients of {made['parameter']} differ" in verdict.broken[1]
 
 
+@pytest.mark.full
 def test_what_does_not_fit_or_fails_does_not_pass():
   rows = parity.compare_all(jax.devices()[:3], jax.devices()[0], names=["fsdp"], variants=["text"])
   assert "does not divide" in rows[1]["left_out"] or "not a multiple" in rows[1]["left_out"]
@@ -276,6 +277,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.full
 def test_kernels_are_compared_in_output_gradients_and_time():
   values = {"bound": attention.BOUND, "rows": attention.check_all(attention.kernels("cpu"), SMALL, batch=2, length=128)}
   assert attention.judge(values) == Verdict()
@@ -326,6 +328,7 @@ def test_the_largest_batch_that_fits_is_measured():
   assert memory.largest(needed, devices=8, room=100) == 0
 
 
+@pytest.mark.full
 def test_a_case_compares_prediction_plan_and_peak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
   monkeypatch.setattr(hardware, "memory_in_use", lambda devices: {"memory_peak_gib": 0.25})
   monkeypatch.setitem(memory.CASES, "256M", ("tiny", {}))

@@ -91,6 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
   return str(tmp_path / "model")
 
 
+@pytest.mark.full
 def test_our_side_writes_the_most_likely_tokens(folder: str):
   """Each token is the one with the largest logit after all tokens before it."""
   request = {"folder": folder, "prompts": [[5, 9, 2, 7], [3, 8]], "length": 5}

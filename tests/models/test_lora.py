@@ -80,6 +80,7 @@ def test_at_first_adapters_change_nothing():
   np.testing.assert_array_equal(bind(found.model, params)(batch["tokens"]), plain(batch["tokens"]))
 
 
+@pytest.mark.full
 def test_only_adapters_have_an_optimizer_state_and_change():
   found, _ = made()
   runner = strategy("fsdp", found)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import IMAGES, equations, model_config, one_sentence, program, relative_difference
+from helpers import IMAGES, equations, in_full, model_config, one_sentence, program, relative_difference
 
 from models import parameters
 from models.config import ModelConfig
@@ -113,7 +113,7 @@ def test_patches_are_squares_row_by_row():
   np.testing.assert_array_equal(patches(image, 2)[0, 1], image[0, :2, 2:].reshape(-1))
 
 
-@pytest.mark.parametrize("prompt_length", [1, 7])
+@pytest.mark.parametrize("prompt_length", in_full([1, 7], 1))
 def test_cached_generation_equals_full_recomputation(prompt_length: int):
   config = model_config()
   params = params_of(config)
@@ -148,6 +148,7 @@ def test_next_logits_are_those_of_one_position(tied: bool):
   assert relative_difference(model.next_logits(x[:, 2]), model.logits(x)[:, 2]) < 1e-5
 
 
+@pytest.mark.full
 def test_samples_depend_on_the_seed_unless_the_temperature_is_0():
   config = model_config()
   params = params_of(config)

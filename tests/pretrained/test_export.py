@@ -81,6 +81,7 @@ def test_a_trained_model_goes_out_with_its_tokenizer_and_in_again(tokenizer: str
   )
 
 
+@pytest.mark.full
 def test_the_model_card_says_how_the_model_was_made(tmp_path: Path):
   train.train(config("fsdp", **SMALL | {"data__name": "synthetic"}), tmp_path / "run")
   tool.main([str(tmp_path / "run"), f"--out={tmp_path / 'out'}", "--dtype=bfloat16"])

@@ -63,6 +63,7 @@ def test_a_run_that_resumes_after_the_steps_says_so(tmp_path: Path):
   assert recorded(tmp_path) == {}
 
 
+@pytest.mark.full
 def test_a_run_that_resumes_among_the_steps_records_the_rest(tmp_path: Path):
   run(tmp_path, range(4, 7), start=2, count=3)
   assert recorded(tmp_path) == {"steps-4-4/process-0.xplane.pb": (4,)}
@@ -73,6 +74,7 @@ def test_a_run_that_ends_among_the_steps_keeps_what_it_recorded(tmp_path: Path):
   assert recorded(tmp_path) == {"steps-2-3/process-0.xplane.pb": (2, 3)}
 
 
+@pytest.mark.full
 def test_processes_on_one_machine_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   for process in range(2):
     monkeypatch.setattr(jax, "process_index", lambda process=process: process)

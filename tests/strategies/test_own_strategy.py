@@ -82,6 +82,7 @@ def test_one_file_is_a_strategy_that_equals_a_single_device():
     assert_trees_close(gradients(name), expected, PARITY)
 
 
+@pytest.mark.full
 def test_it_sums_its_gradients_once_a_step():
   in_parts = {"program": {"accumulation": 2}}
   expected = gradients("single", **in_parts)

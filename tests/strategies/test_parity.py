@@ -92,7 +92,7 @@ def reference(variant: str) -> tuple[np.ndarray, Params]:
 PAIRS = each_once(
   OTHERS, [variant for variant in VARIANTS if variant != "text"],
   ("zero2", ACCUMULATION), ("two_d", ACCUMULATION), ("pipeline", ACCUMULATION), ("three_d", DOCUMENTS),
-  ("hsdp", DOCUMENTS), ("fsdp", DOCUMENTS), ("zero1", "images"), ("data_parallel", "images"),
+  ("hsdp", DOCUMENTS), ("fsdp", DOCUMENTS), ("zero1", "images"), ("data_parallel", DOCUMENTS),
   ("tensor_parallel", "adapters"), ("pmap_ddp", "adapters"),
 )  # fmt: skip
 
@@ -149,7 +149,7 @@ KERNELS = [(name, attention.blockwise) for name in ("hsdp", "tensor_parallel", "
 ]
 
 
-@pytest.mark.parametrize("name, core", in_full(KERNELS, KERNELS[-1]))
+@pytest.mark.parametrize("name, core", in_full(KERNELS, KERNELS[1]))
 def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(
   name: str, core: Callable[..., jax.Array], monkeypatch: pytest.MonkeyPatch
 ):
@@ -183,7 +183,7 @@ def test_accumulation_and_remat_change_nothing(variant: str):
   np.testing.assert_allclose(losses, reference(variant)[0], rtol=PARITY)
 
 
-@pytest.mark.parametrize("name", in_full(strategies.names(), *OF_EACH_KIND))
+@pytest.mark.parametrize("name", in_full(strategies.names(), "two_d"))
 def test_gradients_equal_those_that_train_step_applies(name: str):
   program = make_program("text")
   runner = strategy(name, program, **MICROBATCHES)
@@ -192,7 +192,7 @@ def test_gradients_equal_those_that_train_step_applies(name: str):
   assert float(metrics["loss"]) == pytest.approx(reference("text")[0][0, 0], rel=PARITY)
 
 
-@pytest.mark.parametrize("name", in_full(OTHERS, *OF_EACH_KIND))
+@pytest.mark.parametrize("name", in_full(OTHERS, "two_d"))
 def test_one_device_falls_back_to_single(name: str):
   program = make_program("text")
   runner = strategy(name, program, devices=1)
@@ -241,7 +241,7 @@ def evaluated(name: str) -> dict[str, np.ndarray]:
   return jax.device_get(runner.eval_step(initial_state(runner), runner.shard(batch, BATCH)))
 
 
-@pytest.mark.parametrize("name", in_full(OTHERS, *OF_EACH_KIND))
+@pytest.mark.parametrize("name", in_full(OTHERS, "two_d"))
 def test_padded_evaluation_counts_each_example_once(name: str):
   ours, single = evaluated(name), evaluated("single")
   assert ours["count"] == single["count"] == 5

@@ -98,6 +98,7 @@ def test_some_sequences_are_measured_in_their_own_tokens(evaluate):
   assert values["bits_per_byte"] == pytest.approx(values["loss"] / math.log(2) / per_token)
 
 
+@pytest.mark.full
 def test_a_run_is_evaluated_on_the_command_line(tmp_path: Path):
   """Under another strategy, too. By default a sequence is as long as in the run."""
   train.train(config("fsdp", **SMALL), tmp_path / "run")

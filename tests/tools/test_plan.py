@@ -87,6 +87,7 @@ def test_a_strategy_that_does_not_fit_is_dropped():
   assert "fsdp" in names
 
 
+@pytest.mark.full
 def test_a_model_that_fits_nowhere_has_no_plans():
   assert search.search(model(70e9), 64, machine_of("v5e:2x2")) == []
 
@@ -146,6 +147,7 @@ def test_a_slower_network_makes_plans_slower_and_prefers_those_that_send_less_ov
   assert slow[0].times.seconds < of(slow, best).seconds
 
 
+@pytest.mark.full
 def test_one_host_has_the_same_plans_on_every_network():
   few = ("fsdp", "two_d")
   plans = lambda network: search.search(model(1e9, platform="gpu"), 64, cluster("h100:1x8", network), few)
@@ -320,6 +322,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess:
   )
 
 
+@pytest.mark.full
 def test_the_printed_commands_keep_the_fields_of_the_config():
   done = run("--config=configs/fsdp.py:cifar10", "--topology=v5e:2x2", "--config.model.width=64", "--strategies=fsdp")
   assert done.returncode == 0, done.stderr

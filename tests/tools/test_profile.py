@@ -235,6 +235,7 @@ def test_the_command_reads_a_run(recorded: Path, capsys: pytest.CaptureFixture):
   assert headings[1] - headings[0] == 50 + 4  # with two lines, the rest, and an empty line
 
 
+@pytest.mark.full
 def test_every_collective_of_the_compiled_step_is_in_the_trace(recorded: Path):
   """The trace's names are those of the program that explain compiles, and each runs as often as that says."""
   (file,) = command.recording(recorded).glob("*.xplane.pb")
@@ -247,6 +248,7 @@ def test_every_collective_of_the_compiled_step_is_in_the_trace(recorded: Path):
   assert {kind for kind, _ in profile.collectives(found, lambda name: ())} == {e.kind for e in expected.values()}
 
 
+@pytest.mark.full
 def test_predicted_times_are_printed_where_the_peaks_are_known(
   recorded: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import PARITY, assert_trees_close, one_sentence, program
+from helpers import PARITY, assert_trees_close, in_full, one_sentence, program
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 from optax.contrib._muon import scale_by_shape
 
@@ -64,7 +64,7 @@ REFERENCES: dict[str, tuple[Callable[[Optimizer], optax.GradientTransformation],
 }
 
 
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("name", in_full(REFERENCES, "adamw", "adafactor", "muon"))
 def test_updates_equal_optax_for_each_matrix(name: str):
   """Each layer apart, by `vmap`, with the heads of a matrix as one dimension."""
   p = small(optimizer__name=name, optimizer__clip_norm=0.0, optimizer__weight_decay=0.0)
