@@ -21,7 +21,7 @@ from strategies.base import Strategy
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class CompiledStep:
   """A compiled training step. All figures are those of one device.
 
   Attributes:
@@ -84,7 +84,7 @@ def _bytes_in(message: str, pattern: str) -> float | None:
   return float(found.group(1)) * 1024 ** (" KMGT".index(found.group(2))) if found else None
 
 
-def compile_step(strategy: Strategy, batch_size: int) -> Step:
+def compile_step(strategy: Strategy, batch_size: int) -> CompiledStep:
   """Compiles the strategy's training step for a global batch. The devices need not exist (topology.py).
 
   Raises DoesNotFit if the step needs more memory than the devices have and the compiler knows it, as libtpu does.
@@ -100,7 +100,7 @@ def compile_step(strategy: Strategy, batch_size: int) -> Step:
     raise
   seconds = time.perf_counter() - start
   sizes = planned(compiled)
-  return Step(
+  return CompiledStep(
     hlo.parse(text),
     arguments=sizes["argument"],
     temporary=sizes["total"] - sizes["argument"],

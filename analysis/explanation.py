@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from analysis import gpus, host, memory, predict, theory
 from analysis.case import Case
-from analysis.compiled import DoesNotFit, Step, compile_step
+from analysis.compiled import CompiledStep, DoesNotFit, compile_step
 from analysis.fixes import fixes
 from analysis.links import of_devices, spans_slices
 from analysis.overlap import Overlap
@@ -104,7 +104,7 @@ def explain(
   }
 
 
-def _compiled(strategy: Strategy, batch_size: int) -> tuple[Step | None, DoesNotFit | None]:
+def _compiled(strategy: Strategy, batch_size: int) -> tuple[CompiledStep | None, DoesNotFit | None]:
   """The compiled step, or why the compiler refuses it."""
   try:
     return compile_step(strategy, batch_size), None
@@ -155,7 +155,7 @@ def _shards(layout: Layout, dims: Dims) -> int:
 
 
 def _memory(
-  name: str, case: Case, step: Step | None, error: DoesNotFit | None, figures: Chip | None, compiler_knows: bool
+  name: str, case: Case, step: CompiledStep | None, error: DoesNotFit | None, figures: Chip | None, compiler_knows: bool
 ) -> dict[str, Any]:
   predicted = memory.of(case)
   total: float | None = step.bytes if step else None
@@ -184,7 +184,7 @@ def _transfers(case: Case) -> dict[str, Any]:
   return dataclasses.asdict(case.transfers) | {"described": case.transfers.described(case.layout.mesh)}
 
 
-def _communication(step: Step, timed: Overlap | None) -> list[dict[str, Any]]:
+def _communication(step: CompiledStep, timed: Overlap | None) -> list[dict[str, Any]]:
   """The step's collectives, grouped by kind, mesh axes, and how often they run; with seconds where they are known."""
   seconds = {one.collective.name: one for one in timed.collectives} if timed else {}
   rows: dict[tuple, dict[str, Any]] = {}
@@ -215,7 +215,7 @@ def _communication(step: Step, timed: Overlap | None) -> list[dict[str, Any]]:
   return sorted(rows.values(), key=lambda row: -row["sent_in_step"])
 
 
-def _time(strategy: Strategy, case: Case, step: Step, figures: Chip, timed: Overlap) -> dict[str, Any]:
+def _time(strategy: Strategy, case: Case, step: CompiledStep, figures: Chip, timed: Overlap) -> dict[str, Any]:
   flops, traffic = step.flops(), step.traffic()
   times = Roofline(
     compute=flops / figures.flops,

@@ -52,7 +52,7 @@ class Figure:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Result:
   """The figures of a strategy, or of the peer, at one number of devices.
 
   Attributes:
@@ -79,25 +79,25 @@ class Row:
   flops_share: float | None = None
 
 
-def rows(record: Record) -> list[Row]:
+def rows(record: Record) -> list[Result]:
   """The rows of all strategies, in the order of the record."""
   return [row(record, name) for name in record["cells"] if name.partition("/")[0] not in (PEAKS, PEER, RETIRED)]
 
 
-def row(record: Record, name: str) -> Row:
+def row(record: Record, name: str) -> Result:
   cell = record["cells"][name]
   label, _, number = name.partition("/")
   devices = int(number) if number.isdigit() else 1
   if "error" in cell or not cell["rounds"]:
-    return Row(name, label, devices, error=cell.get("error", "not measured"))
+    return Result(name, label, devices, error=cell.get("error", "not measured"))
   reference = _reference(record)
   if not reference:
-    return Row(name, label, devices, error="the single device, its reference, was not measured")
+    return Result(name, label, devices, error="the single device, its reference, was not measured")
   seconds = Figure.of(s for turn in cell["rounds"] for s in turn["seconds"])
   peaks = [turn["peak_bytes"] for turn in cell["rounds"] if turn.get("peak_bytes")]
   best = peak_flops(record)
   rate = record["flops"] / seconds.median / (1 if record["hardware"]["simulated"] else devices)
-  return Row(
+  return Result(
     name,
     label,
     devices,
@@ -144,13 +144,13 @@ def limits(record: Record) -> dict[str, Any]:
   return best | {"dtype": measured[0]["dtype"]}
 
 
-def peers(record: Record) -> list[Row]:
+def peers(record: Record) -> list[Result]:
   """The peer's rows: the fastest first, failed ones last."""
   found = [row(record, name) for name in record["cells"] if name.startswith(f"{PEER}/")]
   return sorted(found, key=lambda peer: peer.seconds.median if peer.seconds else float("inf"))
 
 
-def most(record: Record, failed: bool = False) -> list[Row]:
+def most(record: Record, failed: bool = False) -> list[Result]:
   """The rows on the most devices; empty if all rows are on one. Rows without figures are included if `failed`."""
   found = rows(record)
   count = max(row.devices for row in found)

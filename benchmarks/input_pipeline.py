@@ -38,7 +38,7 @@ Record = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Load:
   """Data and the size of its batches: a preset with some fields changed, and the unit of an example."""
 
   label: str
@@ -51,16 +51,16 @@ class Case:
     return config.to_dict()
 
 
-CASES = {
-  "text": Case("text, 16 × 128 tokens", "lm"),
-  "long": Case("text, 64 × 2,048 tokens", "lm", {"batch_size": 64, "model.seq_len": 2048}),
-  "cifar10": Case("CIFAR-10, 64 images", "cifar10"),
+LOADS = {
+  "text": Load("text, 16 × 128 tokens", "lm"),
+  "long": Load("text, 64 × 2,048 tokens", "lm", {"batch_size": 64, "model.seq_len": 2048}),
+  "cifar10": Load("CIFAR-10, 64 images", "cifar10"),
 }
 
 
 def cells(name: str, records: dict[str, Any], seconds: float, peer_python: str) -> list[Cell]:
   """The cells of a case: ours on devices and on the host, and each peer with each number of workers."""
-  ours = {"config": CASES[name].config(), "seconds": seconds}
+  ours = {"config": LOADS[name].config(), "seconds": seconds}
   found = [
     *(Cell(f"{name}/placed/{n}", name, n, WORKER, ours | {"task": "placed", "devices": n}) for n in DEVICES),
     Cell(f"{name}/host", name, 0, WORKER, ours | {"task": "host"}),
@@ -77,7 +77,7 @@ def cells(name: str, records: dict[str, Any], seconds: float, peer_python: str) 
 def measure(options: argparse.Namespace, say: Callable[[str], None], run: rounds.Run = rounds.run) -> Record:
   """Measures all cells and returns the record."""
   records = {}
-  for name, case in CASES.items():
+  for name, case in LOADS.items():
     records[name] = run(WORKER, {"task": "records", "config": case.config()})
     say(f"{case.label}: {records[name].get('error', 'ready')}")
   left_out = {name: found["error"] for name, found in records.items() if "error" in found}
@@ -159,9 +159,9 @@ def tables(record: Record) -> dict[str, str]:
   """The generated part of docs/data.md."""
   cases = list(record["cases"])
   heads = ("Batches/s (examples/s), on the host", "Meshwright", *PEERS, *(f"{peer} = 1" for peer in PEERS))
-  on_host, placed, said, missed = [], [], [f"{CASES[n].label}: {why}" for n, why in record["left_out"].items()], []
+  on_host, placed, said, missed = [], [], [f"{LOADS[n].label}: {why}" for n, why in record["left_out"].items()], []
   for case in cases:
-    label, ratios = CASES[case].label, {peer: ratio(record, case, peer) for peer in PEERS}
+    label, ratios = LOADS[case].label, {peer: ratio(record, case, peer) for peer in PEERS}
     theirs = [fastest(record, case, peer) for peer in PEERS]
     on_host.append((
       label, _speed(record, f"{case}/host"), *(_speed(record, name) + _how(name) for name in theirs),

@@ -5,7 +5,7 @@ A plot carries the digest of its record in its metadata (`Record`), so that a te
 
 from pathlib import Path
 
-from benchmarks.figures import Record, Row, rows
+from benchmarks.figures import Record, Result, rows
 
 KINDS = ("speed", "memory")
 
@@ -53,11 +53,11 @@ def draw(folder: Path, name: str, record: Record, digest: str) -> None:
     pyplot.close(figure)
 
 
-def _height(row: Row, kind: str) -> float:
+def _height(row: Result, kind: str) -> float:
   return row.relative.median if kind == "speed" else (row.bytes or 0) / 1e6
 
 
-def _bytes(row: Row) -> bool:
+def _bytes(row: Result) -> bool:
   return bool(row.predicted and row.predicted.get("bytes"))
 
 

@@ -44,8 +44,8 @@ MODELS = {
   "70B, GQA": {"width": 8192, "depth": 80, "heads": 64, "kv_heads": 8, "mlp_width": 28_672, "vocab_size": 128_256},
 }
 # Strategy, slice or cluster, model, sequence length, batch size, remat, other fields of the config.
-Row = tuple[str, str, str, int, int, str, dict[str, Any]]
-TPU: list[Row] = [
+Prediction = tuple[str, str, str, int, int, str, dict[str, Any]]
+TPU: list[Prediction] = [
   ("fsdp", "v5p:2x2x4", "1B", 2048, 32, "full", {}),
   ("fsdp", "v5p:2x2x4", "1B", 2048, 32, "dots", {}),
   ("fsdp", "v5p:2x2x4", "1B", 2048, 16, "minimal", {}),
@@ -65,7 +65,7 @@ TPU: list[Row] = [
   ("pipeline", "v5p:2x2x4", "1B", 2048, 64, "full", {"pipeline.microbatches": 16}),
   ("three_d", "v5p:2x2x4", "1B", 2048, 64, "full", {"pipeline.microbatches": 16, "model.attention": "plain"}),
 ]
-GPU: list[Row] = [
+GPU: list[Prediction] = [
   ("fsdp", "h100:1x8", "1B", 2048, 32, "full", {}),
   ("fsdp", "h100:1x8", "1B", 2048, 32, "dots", {}),
   ("fsdp", "h100:1x8", "1B", 2048, 32, "minimal", {}),
@@ -86,7 +86,7 @@ GPU: list[Row] = [
 ]
 # Cases that no constant was fitted to: long texts, with kernels of attention and the loss in chunks. Host memory is
 # there for GPUs alone, because the TPU compiler's figures mix it with the device's (`compiled.planned`).
-HELD_OUT: dict[str, list[Row]] = {
+HELD_OUT: dict[str, list[Prediction]] = {
   "tpu": [
     ("fsdp", "v5e:4x8", "1B", 4096, 64, "full", {}),
     ("fsdp", "v6e:4x4", "1B", 8192, 16, "full", {}),

@@ -39,7 +39,7 @@ Task = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class SourceText:
   """A text to prepare: the name of its file, the size if no option gives it, and the fields of the config."""
 
   label: str
@@ -50,9 +50,9 @@ class Case:
 
 # By the names of the options that give their sizes.
 CASES = {
-  "size": Case("bytes", "corpus.txt", 10e9),
-  "bpe_size": Case("BPE", "corpus.txt", 1e9, {"data.tokenizer": "bpe", "model.vocab_size": 4096}),
-  "gz_size": Case("bytes, from .txt.gz", "corpus.txt.gz", 1e9),
+  "size": SourceText("bytes", "corpus.txt", 10e9),
+  "bpe_size": SourceText("BPE", "corpus.txt", 1e9, {"data.tokenizer": "bpe", "model.vocab_size": 4096}),
+  "gz_size": SourceText("bytes, from .txt.gz", "corpus.txt.gz", 1e9),
 }
 
 
@@ -116,7 +116,7 @@ def measure(sizes: dict[str, float], folder: str | None, say: Callable[[str], No
   }
 
 
-def measure_text(case: Case, size: float, at: Path, task: Task, reads: bool) -> dict[str, Any]:
+def measure_text(case: SourceText, size: float, at: Path, task: Task, reads: bool) -> dict[str, Any]:
   """Prepares a text, loads it a second time, and reads batches from it if `reads`."""
   text, cache = at / case.file, at / "cache"
   found: dict[str, Any] = {"bytes": write_text(text, size)}

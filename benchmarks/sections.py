@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import figures
-from benchmarks.figures import Record, Row
+from benchmarks.figures import Record, Result
 from benchmarks.pages import source
 
 NONE = "–"
@@ -199,11 +199,11 @@ def table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
   return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in filled)]
 
 
-def _mesh(row: Row) -> str:
+def _mesh(row: Result) -> str:
   return " × ".join(f"{axis}={size}" for axis, size in (row.mesh or {}).items())
 
 
-def _step(row: Row) -> str:
+def _step(row: Result) -> str:
   assert row.seconds is not None
   low, median, high = map(milliseconds, (row.seconds.low, row.seconds.median, row.seconds.high))
   return f"{median} ({low}–{high}) ms"

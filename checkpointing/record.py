@@ -30,12 +30,6 @@ Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 # The fields of config.model that a resumed run may change.
 FREE_TO_CHANGE = ("attention", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std")
-# Fields that came later, and what runs were before.
-ADDED = {
-  "model.rope_scaling": [], "model.qkv_bias": False, "model.qk_norm": False, "model.lora_rank": 0,
-  "model.lora_alpha": 16.0, "model.lora_targets": "query,key,value,out,gate,up,down",
-  "data.prompt_field": "", "data.completion_field": "completion",
-}  # fmt: skip
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
     "name", "path", "validation_path", "text_field", "label_field", "prompt_field", "completion_field", "tokenizer",
@@ -85,7 +79,7 @@ def check_version(saved: Record, now: Record, where: str) -> None:
 def check_same_run(saved: Record, now: Record, where: str) -> None:
   """Raises ConfigError if a run with record `now` may not resume from the checkpoint `where` with record `saved`."""
   check_version(saved, now, where)
-  before, after = (ADDED | flat(record["config"]) for record in (saved, now))
+  before, after = (flat(record["config"]) for record in (saved, now))
   names = [n for n in sorted(before.keys() | after.keys()) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
   wrong = [_change(name, before, after) for name in names if before.get(name) != after.get(name)]
   # The step alone gives the position in the data, so everything that determines a batch must be equal.

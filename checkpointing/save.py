@@ -22,9 +22,9 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from checkpointing import record
-from checkpointing.quiet import quiet
 from checkpointing.reading import steps
 from checkpointing.record import Record
+from checkpointing.storage_logs import shorten_storage_logs
 from errors import first_line
 from runtime import processes
 from training.loop import LoopState
@@ -73,7 +73,7 @@ class Checkpoints:
     self._pending: tuple[int, float, concurrent.futures.Future[None]] | None = None  # step, seconds waited, writing
     self._attempts = 0
     self._watcher = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-    quiet()
+    shorten_storage_logs()
     processes.on_process_zero(self._drop_broken_metrics)
     # Replicas share only the writing of large arrays, because slicing compiles a program for each shape.
     handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SLICE_BYTES)

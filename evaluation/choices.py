@@ -110,14 +110,14 @@ def _short(value: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Answer:
   """A question and one choice as tokens, of which the first `before` are not the choice's."""
 
   tokens: list[int]
   before: int
 
 
-def rows(questions: Sequence[Question], tokenizer: Tokenizer, *, between: str, longest: int) -> list[Row]:
+def rows(questions: Sequence[Question], tokenizer: Tokenizer, *, between: str, longest: int) -> list[Answer]:
   """A row for each choice of each question, in order.
 
   `between` is put between question and choice, unless one of them has a space there. The two are encoded together,
@@ -135,7 +135,7 @@ def rows(questions: Sequence[Question], tokenizer: Tokenizer, *, between: str, l
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(question.tolist(), whole.tolist(), strict=False))
     shared = min(sum(1 for _ in same), len(whole) - 1)  # a choice has at least one token
     before = front if front or shared else [tokenizer.end]
-    found.append(Row([*before, *whole.tolist()], len(before) + shared))
+    found.append(Answer([*before, *whole.tolist()], len(before) + shared))
   at, size = max(enumerate(len(row.tokens) for row in found), key=lambda each: each[1])
   if size > longest + 1:
     raise ConfigError(
@@ -150,7 +150,7 @@ def _join(question: str, choice: str, between: str) -> str:
   return question + choice if has_space else question + between + choice
 
 
-def score(strategy: Strategy, params: Params, questions: list[Question], found: list[Row], *, tokens: int) -> Scores:
+def score(strategy: Strategy, params: Params, questions: list[Question], found: list[Answer], *, tokens: int) -> Scores:
   """Scores the rows of questions, in batches of about this many tokens."""
   scores = np.zeros(len(found))
   for numbers, length in _batches(found, strategy.program.model.seq_len, tokens, strategy.layout.shards("batch")):
@@ -164,7 +164,7 @@ def score(strategy: Strategy, params: Params, questions: list[Question], found: 
   return Scores(questions, np.split(scores, ends[:-1]))
 
 
-def _batches(found: list[Row], longest: int, tokens: int, unit: int) -> Iterator[tuple[list[int], int]]:
+def _batches(found: list[Answer], longest: int, tokens: int, unit: int) -> Iterator[tuple[list[int], int]]:
   """The numbers of the rows in each batch, and the length to which it is padded.
 
   Rows of similar length are together, the longest first. Lengths are powers of two, because each is compiled. A batch

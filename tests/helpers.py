@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 import strategies
 from analysis.case import Case
-from analysis.compiled import Step
+from analysis.compiled import CompiledStep
 from analysis.hlo import Module
 from configs import base
 from data.batches import HostBatch, id_words
@@ -203,7 +203,7 @@ def one_sentence(*parts: str) -> Iterator[None]:
     assert part in message, f"{part!r} is not in {message!r}"
 
 
-def holds_all_logits(case: Case, step: Step) -> bool:
+def holds_all_logits(case: Case, step: CompiledStep) -> bool:
   """Whether a compiled step has an array in memory with the logits of all tokens of one part on one device."""
   tokens = case.examples * case.model.positions
   others = {case.model.width, case.model.mlp_width}

@@ -68,6 +68,7 @@ def test_a_run_goes_on_under_another_strategy(base: Path, tuned: Path, tmp_path:
   assert parts[-1]["loss"] == pytest.approx(whole[-1]["loss"], rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_checkpoint_holds_only_adapters_and_their_state(tuned: Path):
   newest = reading.newest(tuned)
   saved = reading.read_record(newest)

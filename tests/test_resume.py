@@ -123,6 +123,7 @@ def test_restarting_a_finished_run_changes_nothing(tmp_path: Path, capsys: pytes
   assert measured(tmp_path) == lines
 
 
+@pytest.mark.full
 def test_init_from_starts_with_another_runs_parameters(tmp_path: Path, capsys: pytest.CaptureFixture):
   """A learning rate near 0 keeps the parameters, so the new run's loss equals the last loss of the other run."""
   train.train(config("fsdp", **SMALL | {"steps": 10}), tmp_path / "first")
@@ -171,6 +172,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
   return workdir
 
 
+@pytest.mark.full
 def test_allowed_config_changes_are_reported(finished: Path, capsys: pytest.CaptureFixture):
   train.train(config("two_d", **SMALL | {"steps": 4}), finished)
   printed = capsys.readouterr().out

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from checkpointing import reading
-from checkpointing.quiet import quiet
+from checkpointing.storage_logs import shorten_storage_logs
 from errors import ConfigError, first_line
 from runtime import command_line
 
@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
     if not found:
       raise ConfigError(f"step={options.step} has no checkpoint in {str(options.workdir)!r}; use one of {steps}")
   if options.verify:
-    quiet()
+    shorten_storage_logs()
     jax.config.update("jax_platforms", "cpu")  # a run may be using the accelerators
     found = [verify(one) for one in found]
   print(table(found))

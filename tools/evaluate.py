@@ -20,7 +20,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from checkpointing.quiet import quiet
+from checkpointing.storage_logs import shorten_storage_logs
 from data.text.tokenizers import Tokenizer
 from errors import ConfigError, not_negative, one_of, positive
 from evaluation import choices
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> None:
   one_of("strategy", options.strategy, names())
   file = options.json and folders.writable_file(options.json.expanduser(), "json")
   questions = choices.read(options.choices) if options.choices else []
-  quiet()
+  shorten_storage_logs()
   model, tokenizer = with_options(open_model(options.source), options)
   devices = start_jax(model.config)
   strategy = laid_out(model, options.strategy, mesh_of(options.mesh), model.config.model.seq_len, devices)

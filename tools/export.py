@@ -22,7 +22,7 @@ import numpy as np
 
 import pretrained
 from checkpointing import initial, reading
-from checkpointing.quiet import quiet
+from checkpointing.storage_logs import shorten_storage_logs
 from errors import ConfigError, one_of
 from models import lora
 from models.config import ModelConfig, model_config
@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> None:
   parser.add_argument("--merge", action="store_true", help="add adapters to their model's weights")
   options = parser.parse_args(arguments)
   one_of("dtype", options.dtype, DTYPES)
-  quiet()
+  shorten_storage_logs()
   jax.config.update("jax_platforms", "cpu")  # a run may be using the accelerators
   folder, saved = checkpoint_of(options.workdir.expanduser(), options.step)
   model = model_config(config_of(saved), "cpu")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from checkpointing.quiet import quiet
+from checkpointing.storage_logs import shorten_storage_logs
 from data.dataset import Text
 from errors import ConfigError, one_of, positive
 from models.generate import Sampling
@@ -141,7 +141,7 @@ def main(arguments: list[str]) -> None:
   one_of("strategy", options.strategy, names())
   positive("length", options.length)
   sampling = Sampling(options.repetition_penalty, options.temperature, options.top_k, options.top_p).check()
-  quiet()
+  shorten_storage_logs()
   model = open_model(options.source)
   prompts = options.prompt or [line.rstrip("\n") for line in sys.stdin]
   text, ids = encoded(model, prompts)

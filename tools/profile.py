@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from analysis import communication, profile, trace
-from analysis.compiled import DoesNotFit, Step, compile_step
+from analysis.compiled import CompiledStep, DoesNotFit, compile_step
 from analysis.links import of_devices
 from configs import base
 from errors import ConfigError
@@ -55,8 +55,7 @@ def config_of(workdir: Path) -> ConfigDict:
   """The config of the run in a workdir."""
   saved = json.loads((workdir / "config.json").read_text())
   config = base.get_config(strategy=saved["strategy"])
-  with config.unlocked():  # the run may be older than some fields
-    config.update(saved)
+  config.update(saved)
   return config
 
 
@@ -81,7 +80,7 @@ def predicted(config: ConfigDict, devices: tuple[trace.Device, ...]) -> tuple[di
   return _expected(step, strategy), missing
 
 
-def _expected(step: Step, strategy: Strategy) -> dict[str, Expected]:
+def _expected(step: CompiledStep, strategy: Strategy) -> dict[str, Expected]:
   mesh = strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices
   figures = chip(mesh.devices.flat[0].device_kind)

@@ -77,11 +77,8 @@ def _of_run(workdir: Path) -> Model:
 
 
 def config_of(saved: dict[str, Any]) -> ConfigDict:
-  """The config of the run that wrote a checkpoint with this record, with the defaults of fields that came later."""
-  config = base.get_config().to_dict()
-  for name, value in saved["config"].items():
-    config[name] = {**config[name], **value} if isinstance(config.get(name), dict) else value
-  return ConfigDict(config)
+  """The config of the run that wrote a checkpoint with this record."""
+  return ConfigDict(base.get_config().to_dict() | saved["config"])
 
 
 def checkpoint_of(workdir: Path, step: int | None) -> tuple[Path, dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class LessonStep:
   """A step before it runs. `code` is the source on the page: the step, and before it what it is the first to use."""
 
   run: Callable[[], Any]
@@ -25,12 +25,12 @@ class Step:
 class Shown:
   """A step after it ran: what it printed, and what it returned."""
 
-  step: Step
+  step: LessonStep
   output: str
   data: Any
 
 
-def steps(lesson: ModuleType) -> list[Step]:
+def steps(lesson: ModuleType) -> list[LessonStep]:
   """The steps of a lesson, in order."""
   source = inspect.getsource(lesson)
   definitions = {n.name: n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef | ast.ClassDef)}
@@ -48,11 +48,11 @@ def steps(lesson: ModuleType) -> list[Step]:
     title, _, text = inspect.getdoc(function).partition("\n\n")
     parts = [ast.get_source_segment(source, definitions[name]) for name in uses(function.__name__)]
     parts.append(_without_docstring(source, definitions[function.__name__]))
-    result.append(Step(function, title, text, "\n\n\n".join(parts)))
+    result.append(LessonStep(function, title, text, "\n\n\n".join(parts)))
   return result
 
 
-def run(step: Step) -> Shown:
+def run(step: LessonStep) -> Shown:
   """Runs a step and captures what it prints."""
   output, data = printed(step.run)
   return Shown(step, output, data)

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import cells, rounds
 from benchmarks.accelerator import page, record, steps
-from benchmarks.accelerator.step import LIMIT, Step, Values, say
+from benchmarks.accelerator.step import LIMIT, Measurement, Values, say
 from benchmarks.tables import RESULTS
 from errors import ConfigError, one_of
 from runtime import command_line
@@ -58,7 +58,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
   return options
 
 
-def listed(step: Step) -> str:
+def listed(step: Measurement) -> str:
   """A step's lines in `--list`."""
   aim = f"\n  aim:   {step.aim}" if step.aim else ""
   return f"{step.name} (at most {LIMIT} s)\n  {step.about}\n  fails: {step.promise}{aim}"

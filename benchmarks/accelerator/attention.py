@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accelerator.step import Step, Values, Verdict, Where, difference, largest, reason, say
+from benchmarks.accelerator.step import Measurement, Values, Verdict, Where, difference, largest, reason, say
 from configs import base
 from models.ops.attention import BEST, IMPLEMENTATIONS, plain
 from runtime.devices import start_jax
@@ -25,7 +25,7 @@ BOUND = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class Kind:
   """A kind of attention."""
 
   heads: int
@@ -41,7 +41,7 @@ class Case:
 
 
 CASES = [
-  Case(heads, kv_heads, head_dim, causal, segments)
+  Kind(heads, kv_heads, head_dim, causal, segments)
   for (heads, kv_heads), head_dim, causal, segments in itertools.product(
     ((16, 16), (16, 4)), (64, 128), (True, False), (False, True)
   )
@@ -55,7 +55,7 @@ def kernels(platform: str) -> dict[str, Kernel]:
   return {name: IMPLEMENTATIONS[name] for name in (BEST[platform], "plain")}
 
 
-def inputs(case: Case, batch: int, length: int) -> tuple[list[jax.Array], jax.Array | None]:
+def inputs(case: Kind, batch: int, length: int) -> tuple[list[jax.Array], jax.Array | None]:
   """Random q, k, v and the output's cotangent [B, T, N or K, H], all exact in bfloat16; and segments [B, T] or None."""
   keys = jax.random.split(jax.random.key(0), 5)
   heads = (case.heads, case.kv_heads, case.kv_heads, case.heads)
@@ -69,7 +69,7 @@ def inputs(case: Case, batch: int, length: int) -> tuple[list[jax.Array], jax.Ar
   return arrays, jnp.cumsum(starts, axis=1, dtype=jnp.int32)
 
 
-def program(kernel: Kernel, case: Case, dtype: Any) -> Callable[..., tuple[jax.Array, ...]]:
+def program(kernel: Kernel, case: Kind, dtype: Any) -> Callable[..., tuple[jax.Array, ...]]:
   """A jitted function of the inputs that returns the output and the three gradients (`PARTS`), computed in `dtype`."""
 
   @jax.jit
@@ -81,7 +81,7 @@ def program(kernel: Kernel, case: Case, dtype: Any) -> Callable[..., tuple[jax.A
   return run
 
 
-def check(case: Case, among: dict[str, Kernel], batch: int = BATCH, length: int = LENGTH) -> Values:
+def check(case: Kind, among: dict[str, Kernel], batch: int = BATCH, length: int = LENGTH) -> Values:
   """The errors of each kernel by `PARTS`, and its median seconds for a forward and backward pass."""
   arrays, segments = inputs(case, batch, length)
   with jax.default_matmul_precision("highest"):
@@ -108,7 +108,7 @@ def timed(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
   return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
-def check_all(among: dict[str, Kernel], cases: Iterable[Case] = CASES, **sizes: int) -> list[Values]:
+def check_all(among: dict[str, Kernel], cases: Iterable[Kind] = CASES, **sizes: int) -> list[Values]:
   """A row for each case. A kernel that raises makes its case an error."""
   rows = []
   for case in cases:
@@ -166,7 +166,7 @@ def _show(value: float | None) -> str:
   return "not finite" if value is None else f"{value:.2%}"
 
 
-STEP = Step(
+STEP = Measurement(
   name="attention",
   about=(
     f"each attention kernel in bfloat16 against `plain` in float32, on {BATCH} sequences of {LENGTH:,} tokens: output, "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import tables
-from benchmarks.accelerator.step import Aim, Step, Values, Verdict, Where, say
+from benchmarks.accelerator.step import Aim, Measurement, Values, Verdict, Where, say
 from benchmarks.accelerator.training import TO_STOP, last, train
 from configs import base
 from reporting.metrics import read
@@ -82,7 +82,7 @@ def row(values: Values) -> list[str]:
   return [accuracy, f"{sum(values['seconds']) / 60:.1f} min{calls}", done, speed, share, wait]
 
 
-STEP = Step(
+STEP = Measurement(
   name="cifar10",
   about=f"the accuracy of `{PRESET}` on the 10,000 test images, and the time from the command to the end",
   promise="the run fails or has not ended; called again, it continues from its checkpoint",

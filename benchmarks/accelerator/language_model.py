@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accelerator.step import RESERVE, Aim, Step, Values, Verdict, Where
+from benchmarks.accelerator.step import RESERVE, Aim, Measurement, Values, Verdict, Where
 from benchmarks.accelerator.training import TO_STOP, train
 from configs import base
 from errors import ConfigError
@@ -75,7 +75,7 @@ def row(values: Values) -> list[str]:
   ]
 
 
-STEP = Step(
+STEP = Measurement(
   name="language_model",
   about=f"the speed and memory of `{PRESET}`, trained with train.py; on several devices with FSDP",
   promise="the run fails, or its loss is not finite",

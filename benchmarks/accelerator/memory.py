@@ -13,7 +13,7 @@ from typing import Any
 from analysis import memory
 from analysis.case import Case
 from benchmarks import cells, rounds, worker
-from benchmarks.accelerator.step import Step, Values, Verdict, Where, say
+from benchmarks.accelerator.step import Measurement, Values, Verdict, Where, say
 from configs import base
 from errors import ConfigError
 from strategies import Strategy
@@ -126,7 +126,7 @@ def row(values: Values) -> list[str]:
   return [shown(values["cases"][name]) if name in values["cases"] else "–" for name in CASES]
 
 
-STEP = Step(
+STEP = Measurement(
   name="memory",
   about=f"the real peak of a step's memory in {len(CASES)} cases, beside the prediction and the compiler's plan",
   promise=f"a prediction is more than {BOUND:.0%} from the real peak, or a case that fits cannot be measured",

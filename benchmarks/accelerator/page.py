@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.accelerator import record
-from benchmarks.accelerator.step import LIMIT, Step, Values
+from benchmarks.accelerator.step import LIMIT, Measurement, Values
 from benchmarks.accelerator.steps import STEPS
 from benchmarks.pages import ROOT, fill, source
 from benchmarks.tables import RESULTS
@@ -18,7 +18,7 @@ def write(page: Path = PAGE, results: Path = RESULTS) -> None:
   page.write_text(fill(page.read_text(), parts(record.read(results))))
 
 
-def parts(records: Sequence[Values], steps: Mapping[str, Step] = STEPS) -> dict[str, str]:
+def parts(records: Sequence[Values], steps: Mapping[str, Measurement] = STEPS) -> dict[str, str]:
   """The generated parts, by the names of their places."""
   return {
     "steps": overview(steps),
@@ -27,14 +27,14 @@ def parts(records: Sequence[Values], steps: Mapping[str, Step] = STEPS) -> dict[
   }
 
 
-def overview(steps: Mapping[str, Step]) -> str:
+def overview(steps: Mapping[str, Measurement]) -> str:
   """What each step measures, when it fails and what it aims at."""
   lines = ["| `STEP` | What it measures | It fails if | Its aim |", "|---|---|---|---|"]
   lines += [f"| `{step.name}` | {step.about} | {step.promise} | {step.aim or '–'} |" for step in steps.values()]
   return "\n".join([*lines, "", f"Each step has {LIMIT // 60} minutes. A step that takes longer is ended, and fails."])
 
 
-def summary(records: Sequence[Values], steps: Mapping[str, Step]) -> str:
+def summary(records: Sequence[Values], steps: Mapping[str, Measurement]) -> str:
   """How each step ended on each machine."""
   if not records:
     return NOTHING
@@ -43,7 +43,7 @@ def summary(records: Sequence[Values], steps: Mapping[str, Step]) -> str:
   return "\n".join(lines)
 
 
-def table(step: Step, records: Sequence[Values]) -> str:
+def table(step: Measurement, records: Sequence[Values]) -> str:
   """A step's table, with a row for each machine that ran it, and the source of each row."""
   ran = [made for made in records if step.name in made["steps"]]
   if not ran:
@@ -61,7 +61,7 @@ def devices(made: Values) -> str:
   return f"{made['devices']} × {made['device']}"
 
 
-def result(step: Step, made: Values) -> list[str]:
+def result(step: Measurement, made: Values) -> list[str]:
   """How a step ended: what is broken or why nothing was measured, and the aim."""
   entry = made["steps"][step.name]
   if "values" not in entry:
@@ -72,7 +72,7 @@ def result(step: Step, made: Values) -> list[str]:
   return said or ["holds"]
 
 
-def short(step: Step, made: Values) -> str:
+def short(step: Measurement, made: Values) -> str:
   """The same in a few words."""
   if step.name not in made["steps"]:
     return "not run"

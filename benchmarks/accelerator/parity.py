@@ -14,7 +14,7 @@ import numpy as np
 
 import data
 import strategies
-from benchmarks.accelerator.step import Step, Values, Verdict, Where, difference, largest, reason, say
+from benchmarks.accelerator.step import Measurement, Values, Verdict, Where, difference, largest, reason, say
 from configs import base
 from errors import ConfigError
 from runtime.devices import start_jax
@@ -173,7 +173,7 @@ def _show(value: float | None) -> str:
   return "not finite" if value is None else f"{value:.1e}"
 
 
-STEP = Step(
+STEP = Measurement(
   name="parity",
   about=(
     "every strategy on all devices against one device, and one device against the CPU: "

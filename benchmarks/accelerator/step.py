@@ -86,7 +86,7 @@ class Where:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class Measurement:
   """One step.
 
   Attributes:

@@ -19,11 +19,11 @@ from typing import Any
 import jax
 
 from benchmarks.accelerator import attention, cifar10, language_model, memory, parity, throughput
-from benchmarks.accelerator.step import LIMIT, Step, Values, Where, reason
+from benchmarks.accelerator.step import LIMIT, Measurement, Values, Where, reason
 from benchmarks.pages import ROOT
 from errors import ConfigError
 
-STEPS: dict[str, Step] = {
+STEPS: dict[str, Measurement] = {
   module.STEP.name: module.STEP for module in (parity, attention, memory, throughput, cifar10, language_model)
 }
 COMMAND = (sys.executable, "-m", "benchmarks.accelerator.steps")
@@ -62,7 +62,7 @@ def _end(process: subprocess.Popen[str]) -> None:
   process.wait()
 
 
-def measure(spec: Mapping[str, Any], steps: Mapping[str, Step] = STEPS) -> Values:
+def measure(spec: Mapping[str, Any], steps: Mapping[str, Measurement] = STEPS) -> Values:
   """What the process of a step does: {"values": ...}, or {"error": WHY}."""
   step = steps[spec["step"]]
   deadline = time.monotonic() + spec["limit"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import cells, figures, rounds, throughput, torch_llama
-from benchmarks.accelerator.step import RESERVE, Aim, Step, Values, Verdict, Where
+from benchmarks.accelerator.step import RESERVE, Aim, Measurement, Values, Verdict, Where
 from benchmarks.options import parse
 from configs import base
 from errors import ConfigError
@@ -63,7 +63,7 @@ def judge(values: Values) -> Verdict:
   return Verdict(aim=Aim(f"{ratio:.2f} times PyTorch's speed, of {figures.PEER_AIM:.2f}", ratio >= figures.PEER_AIM))
 
 
-def _ratio(theirs: Sequence[figures.Row]) -> float | None:
+def _ratio(theirs: Sequence[figures.Result]) -> float | None:
   """Our speed over that of the peer's fastest row; None if it has no figures."""
   return 1 / theirs[0].relative.median if theirs and theirs[0].relative else None
 
@@ -80,7 +80,7 @@ def row(values: Values) -> list[str]:
   return [speed(ours), f"{speed(theirs[0])} ({peer})", f"{_ratio(theirs):.2f}", share]
 
 
-STEP = Step(
+STEP = Measurement(
   name="throughput",
   about="the speed of a model of 256M parameters on one device, beside PyTorch: bfloat16, both compiled",
   promise="PyTorch is not there, cannot use the GPU, or one of the two cannot be measured",

@@ -1,7 +1,7 @@
 """Decodes a source of images once, into raw files that are read at training time.
 
 The prepared folder holds, for both splits, `SPLIT.images` (uint8 [N, S, S, C]), `SPLIT.labels` (int32 [N]), and
-`meta.json`. A preparation that is killed goes on where its journal was last written.
+`meta.json`. A preparation that is killed goes on where it was last saved.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ import tqdm
 from data.cache import prepared
 from data.dataset import HostBatch
 from data.files import ArrayFile, array_file
+from data.growing import GrowingFiles, remove
 from data.images.decode import pixels
 from data.images.examples import Examples, Form, Opened, held_out, readable
-from data.journal import Journal, remove
 from errors import ConfigError
 
 FORMAT = 2  # version of the prepared files; increase it when they change
 SPLITS = ("train", "validation")
 CHUNK_IMAGES, CHUNK_BYTES = 128, 8 << 20  # images are decoded in chunks of at most so many
 THREADS = os.cpu_count() or 1
-JOURNAL_SECONDS = 5.0  # how much work a kill may undo
+SAVE_SECONDS = 5.0  # how much work a kill may undo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _decoder(opened: Opened, resize: int, said: str) -> Decoder:
 
 
 def _decode(folder: Path, groups: list[Group], decode: Decoder, said: str) -> dict[str, Any]:
-  """Decodes all images into `SPLIT.images`, from where the journal in the folder ends.
+  """Decodes all images into `SPLIT.images`, from where the files in the folder end.
 
   Returns a hash of each file, and `sums` and `squares` as in `Stored`.
   """
@@ -199,8 +199,8 @@ def _decode(folder: Path, groups: list[Group], decode: Decoder, said: str) -> di
   chunks = [(group, start) for group in groups for start in range(0, len(group.held), size)]
   total, saved = sum(len(group.held) for group in groups), time.monotonic()
   with contextlib.ExitStack() as stack:
-    journal = stack.enter_context(Journal(folder, tuple(f"{split}.images" for split in SPLITS)))
-    channels, files, done = decode.shape[2], list(journal.files.values()), journal.state
+    growing = stack.enter_context(GrowingFiles(folder, tuple(f"{split}.images" for split in SPLITS)))
+    channels, files, done = decode.shape[2], list(growing.files.values()), growing.state
     if not done:
       done |= {"chunks": 0, "sums": [0] * channels, "squares": [0] * channels}
     pool = stack.enter_context(ThreadPoolExecutor(THREADS))
@@ -213,10 +213,10 @@ def _decode(folder: Path, groups: list[Group], decode: Decoder, said: str) -> di
         file.write(images[of_split])
       _add(done, images[~held])
       bar.update(stop - start)
-      if time.monotonic() - saved >= JOURNAL_SECONDS:
-        journal.save()
+      if time.monotonic() - saved >= SAVE_SECONDS:
+        growing.save()
         saved = time.monotonic()
-    journal.save()
+    growing.save()
     return done | {"files": [file.fingerprint() for file in files]}
 
 

@@ -9,7 +9,7 @@ With prompts, a document is a prompt, its completion and the END token. The prom
 `tools.generate` encodes it (`Text.encode`), so the model sees the same tokens here and there. The END token belongs to
 the completion, so the model learns where to stop.
 
-A preparation that was killed goes on where it was (data/journal.py). The result is the same as without that.
+A preparation that was killed goes on where it was (data/growing.py). The result is the same as without that.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from data.journal import Journal, remove, write_atomically
+from data.growing import GrowingFiles, remove, write_atomically
 from data.text.classes import Classes
 from data.text.files import TRAIN, Files, check_unchanged
 from data.text.readers import Piece, Position, read
@@ -30,7 +30,7 @@ from data.text.tokenizers import Tokenizer, room, units
 
 SPLITS = ("train", "validation")
 BATCH = 1 << 20  # bytes of text that are tokenized at a time
-SAVE_EVERY = 1 << 26  # bytes of text between two saves of the journal
+SAVE_EVERY = 1 << 26  # bytes of text between two saves
 
 
 def write(folder: Path, files: Files, tokenizer: Tokenizer, fields: Fields, name: str) -> None:
@@ -41,8 +41,8 @@ def write(folder: Path, files: Files, tokenizer: Tokenizer, fields: Fields, name
   if (folder / "meta.json").exists():
     return  # all is written; the process was killed just after that
   kinds = ["tokens", "ends", *(["numbers"] if fields.label else []), *(["completions"] if fields.prompt else [])]
-  with Journal(folder, tuple(f"{split}.{kind}" for split in SPLITS for kind in kinds)) as journal:
-    writer = Writer(journal, tokenizer, fields)
+  with GrowingFiles(folder, tuple(f"{split}.{kind}" for split in SPLITS for kind in kinds)) as growing:
+    writer = Writer(growing, tokenizer, fields)
     unsaved = 0
     pieces = read(files, fields, Position(*writer.state["position"]))
     with bar_of(name, files, writer.state["done"]) as bar:
@@ -62,11 +62,11 @@ def write(folder: Path, files: Files, tokenizer: Tokenizer, fields: Fields, name
 
 
 class Writer:
-  """Tokenizes pieces of documents, and appends them to the files of a journal."""
+  """Tokenizes pieces of documents, and appends them to growing files."""
 
-  def __init__(self, journal: Journal, tokenizer: Tokenizer, fields: Fields):
-    self._journal, self._tokenizer = journal, tokenizer
-    self.state: dict[str, Any] = journal.state
+  def __init__(self, files: GrowingFiles, tokenizer: Tokenizer, fields: Fields):
+    self._files, self._tokenizer = files, tokenizer
+    self.state: dict[str, Any] = files.state
     if not self.state:
       self.state |= {
         "position": Position(), "done": 0, "documents": [0, 0], "tokens": [0, 0], "bytes": [0, 0], "largest_id": 0,
@@ -82,7 +82,7 @@ class Writer:
       numbers = [(piece.split, self._classes.number(piece.label, piece.split)) for piece in pieces if piece.last]
       for split, name in enumerate(SPLITS):
         own_numbers = [number for whose, number in numbers if whose == split]
-        self._journal.files[f"{name}.numbers"].write(np.array(own_numbers, "<i4"))
+        self._files.files[f"{name}.numbers"].write(np.array(own_numbers, "<i4"))
     ids = self._encode(pieces)
     for split, name in enumerate(SPLITS):
       mine = [(piece, own) for piece, own in zip(pieces, ids, strict=True) if piece.split == split]
@@ -104,15 +104,15 @@ class Writer:
     end = np.array([self._tokenizer.end])
     parts = [part for piece, ids in pieces for part in ((ids, end) if piece.last else (ids,))]
     tokens = np.concatenate(parts, dtype=self._tokenizer.dtype, casting="unsafe")
-    self._journal.files[f"{name}.tokens"].write(tokens)
-    self._journal.files[f"{name}.ends"].write(stops[last].astype("<i8"))
+    self._files.files[f"{name}.tokens"].write(tokens)
+    self._files.files[f"{name}.ends"].write(stops[last].astype("<i8"))
     self.state["tokens"][split] = int(stops[-1])
     self.state["documents"][split] += int(last.sum())
     self.state["counted_tokens"][split] += sum(len(ids) + piece.last for piece, ids in pieces if not piece.is_prompt)
     self.state["largest_id"] = max(self.state["largest_id"], int(tokens.max(initial=0)))
     if self._has_prompts:
       completions = np.concatenate([np.full(len(ids) + piece.last, not piece.is_prompt) for piece, ids in pieces])
-      self._journal.files[f"{name}.completions"].write(completions)
+      self._files.files[f"{name}.completions"].write(completions)
 
   def _append_text(self, split: int, pieces: list[Piece]) -> None:
     """Counts the bytes, and the pairs of bytes if there are no prompts.
@@ -127,16 +127,16 @@ class Writer:
       self.state["last_byte"] = text[-1]
 
   def save(self, piece: Piece) -> None:
-    """Saves the journal, after this piece."""
+    """Saves how far it is, after this piece."""
     self.state |= {"position": piece.position, "done": piece.done, "pairs": self._pairs.ravel().tolist()}
-    self._journal.save()
+    self._files.save()
 
   def finish(self, folder: Path, files: Files) -> None:
     """Writes `pairs.npy`, the labels and at last `meta.json`."""
     np.save(folder / "pairs.npy", self._pairs)
-    fingerprints = {name: file.fingerprint() for name, file in self._journal.files.items()}
+    fingerprints = {name: file.fingerprint() for name, file in self._files.files.items()}
     identity = json.dumps([self._tokenizer.name, fingerprints, self.state["classes"]])
-    for file in self._journal.files.values():
+    for file in self._files.files.values():
       file.sync()
     by_split = ("documents", "tokens", "counted_tokens", "counted_bytes")  # the loss counts all, or completions
     meta: dict[str, Any] = {key: dict(zip(SPLITS, self.state[key], strict=True)) for key in by_split}

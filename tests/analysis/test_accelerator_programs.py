@@ -11,7 +11,7 @@ from helpers import holds_all_logits
 
 from analysis import predict
 from analysis.case import Case
-from analysis.compiled import Step, compile_step
+from analysis.compiled import CompiledStep, compile_step
 from analysis.topology import machine_of
 from configs import base
 from runtime.devices import has_gpu_compiler
@@ -23,7 +23,7 @@ no_gpu = pytest.mark.skipif(not has_gpu_compiler(), reason="the GPU compiler is 
 TOPOLOGIES = [pytest.param(golden.SLICE, marks=no_tpu), pytest.param("h100:1x8", marks=no_gpu)]
 
 
-def compiled(topology: str, name: str, fields: dict[str, object]) -> tuple[Case, Step]:
+def compiled(topology: str, name: str, fields: dict[str, object]) -> tuple[Case, CompiledStep]:
   """The compiled step of a strategy, and what predictions of it start from."""
   config, where = base.get_config("tiny", name), machine_of(topology)
   config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS | fields)

@@ -7,7 +7,7 @@ from helpers import model_config, program, strategy
 
 from analysis import calls, explanation, hlo, predict, work
 from analysis.case import Case
-from analysis.compiled import Step
+from analysis.compiled import CompiledStep
 from analysis.links import of_devices
 from runtime.hardware import chip
 from tools import explain
@@ -128,7 +128,7 @@ def test_explain_reports_the_calls_that_its_times_leave_out():
   )
   pages = []
   for computation in (known, known | {"other": other["c"]}):
-    step = Step(hlo.Module({"main": computation}, "main"), 0, 0, 0.0, runner.layout.mesh, {})
+    step = CompiledStep(hlo.Module({"main": computation}, "main"), 0, 0, 0.0, runner.layout.mesh, {})
     figures = chip("NVIDIA H200")
     timed = step.overlap(figures, of_devices(figures, runner.mesh))
     time = explanation._time(runner, case, step, figures, timed)

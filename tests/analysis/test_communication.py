@@ -72,14 +72,14 @@ def make(variant: str) -> Program:
   return program(**{"model__depth": 4, "model__seq_len": 48} | VARIANTS[variant])
 
 
-def compile_case(name: str, program: Program, batch_size: int, **fields: Any) -> tuple[Case, compiled.Step]:
+def compile_case(name: str, program: Program, batch_size: int, **fields: Any) -> tuple[Case, compiled.CompiledStep]:
   """What is predicted, and what is compiled."""
   runner = strategy(name, program, **fields)
   return Case.of(runner, batch_size, "cpu"), compiled.compile_step(runner, batch_size)
 
 
 @functools.cache
-def compiled_case(name: str, variant: str, batch_size: int) -> tuple[Case, compiled.Step]:
+def compiled_case(name: str, variant: str, batch_size: int) -> tuple[Case, compiled.CompiledStep]:
   return compile_case(name, make(variant), batch_size)
 
 
@@ -88,7 +88,7 @@ def measured(name: str, variant: str) -> tuple[dict, dict]:
   return sent_and_wanted(*compiled_case(name, variant, BATCH * make(variant).accumulation))
 
 
-def sent_and_wanted(case: Case, step: compiled.Step) -> tuple[dict, dict]:
+def sent_and_wanted(case: Case, step: compiled.CompiledStep) -> tuple[dict, dict]:
   """Bytes that a device sends in a step by (kind, axes): in the compiled program, and by the formulas."""
   ours: collections.Counter = collections.Counter()
   for collective in step.collectives():
@@ -162,7 +162,7 @@ ONCE = {
 }  # fmt: skip
 
 
-def sent_over(step: compiled.Step, axes: tuple[str, ...]) -> float:
+def sent_over(step: compiled.CompiledStep, axes: tuple[str, ...]) -> float:
   """Bytes that a device sends over these mesh axes in the compiled step, alone or together with other axes."""
   return sum(found.sent_in_step for found in step.collectives() if set(found.axes) & set(axes))
 
@@ -230,7 +230,8 @@ def test_some_adapters_send_and_compute_what_is_predicted(name: str, targets: st
   assert step.flops() == round(predict.flops(case))
 
 
-@pytest.mark.parametrize("name", in_full(["fsdp", "hsdp", "two_d"], "two_d"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d"])
 def test_weights_kept_for_a_step_are_gathered_once_and_their_gradients_scattered_once(name: str):
   ours, wanted = sent_and_wanted(*compile_case(name, make(CHUNKED), 2 * BATCH, gather="step"))
   for what in ours | wanted:

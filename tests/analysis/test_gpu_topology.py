@@ -20,7 +20,7 @@ from helpers import explained_in_8_gb, loops_beside_sends
 import strategies
 from analysis import calls, explanation, gpus, memory, predict, theory
 from analysis.case import Case
-from analysis.compiled import Step, compile_step
+from analysis.compiled import CompiledStep, compile_step
 from analysis.topology import Machine, machine_of
 from analysis.weights import weights
 from benchmarks import predictions
@@ -44,7 +44,7 @@ SCALARS = 512
 
 
 @functools.cache
-def compiled(name: str, inputs: str) -> tuple[Strategy, Case, Step]:
+def compiled(name: str, inputs: str) -> tuple[Strategy, Case, CompiledStep]:
   """A strategy on 8 GPUs of one host, what is predicted of its step, and the compiled step."""
   config, where = base.get_config("tiny", name), machine_of(HOST)
   config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS | golden.INPUTS[inputs])
@@ -203,7 +203,7 @@ def test_stages_exchange_while_their_units_run(schedule: str, beside: set[str]):
 
 
 @functools.cache
-def realistic(number: int) -> tuple[Machine, Strategy, Step]:
+def realistic(number: int) -> tuple[Machine, Strategy, CompiledStep]:
   """A case of the benchmark, compiled here."""
   case = predictions.GPU[number]
   config, where = predictions.config(case), machine_of(case[1])

@@ -9,7 +9,7 @@ from helpers import program, strategy
 import strategies
 from analysis import explanation, hlo, memory, predict, search, theory
 from analysis.case import Case
-from analysis.compiled import Step
+from analysis.compiled import CompiledStep
 from analysis.links import of_devices
 from analysis.topology import machine_of
 from analysis.weights import weights
@@ -176,7 +176,7 @@ ENTRY %main (a: bf16[64,64]) -> bf16[64,64] {
 
 def test_times_and_communication_that_explain_computes_from_a_step():
   runner = strategy("two_d", program(), mesh__data=4, mesh__model=2)
-  step = Step(hlo.parse(STEP), 60, 40, 0.0, runner.layout.mesh, {})
+  step = CompiledStep(hlo.parse(STEP), 60, 40, 0.0, runner.layout.mesh, {})
   figures = chip("NVIDIA H200")  # 989 TFLOP/s, 4.8 TB/s of memory, 450 GB/s of links
   assert figures is not None
   timed = step.overlap(figures, of_devices(figures, runner.mesh))
@@ -200,7 +200,7 @@ def test_times_and_communication_that_explain_computes_from_a_step():
 @pytest.mark.parametrize("capacity, fits", [(99, False), (100, True)])
 def test_a_step_fits_if_arguments_and_temporaries_fit_together(capacity: float, fits: bool):
   runner = strategy("fsdp", program())
-  case, step = Case.of(runner, 16, "gpu"), Step(hlo.parse(STEP), 60, 40, 0.0, runner.layout.mesh, {})
+  case, step = Case.of(runner, 16, "gpu"), CompiledStep(hlo.parse(STEP), 60, 40, 0.0, runner.layout.mesh, {})
   figures = Chip(flops=1.0, memory=capacity, bandwidth=1.0, link=1.0)
   assert explanation._memory("fsdp", case, step, None, figures, compiler_knows=False)["fits"] is fits
 

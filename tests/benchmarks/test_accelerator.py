@@ -164,6 +164,7 @@ def alive(pid: int) -> bool:
     return False
 
 
+@pytest.mark.full
 def test_a_step_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path):
   child = "import time; time.sleep(600)"
   script = (
@@ -272,7 +273,7 @@ def test_the_largest_value_is_not_finite_if_one_is_not():
 # attention
 
 SMALL = [
-  attention.Case(4, 2, 16, causal=causal, segments=segments)
+  attention.Kind(4, 2, 16, causal=causal, segments=segments)
   for causal, segments in ((True, False), (True, True), (False, True))
 ]
 
@@ -522,6 +523,7 @@ def test_the_aim_of_a_language_model_is_for_one_kind_of_device():
   assert language_model.judge(NETWORK | {"loss": None}).broken == ("the loss is not finite",)
 
 
+@pytest.mark.full
 def test_a_run_that_is_too_long_is_asked_to_stop(tmp_path: Path):
   script = (
     "import pathlib, signal, sys\n"

@@ -18,7 +18,7 @@ from strategies import Strategy
 from training.loop import LoopState
 from training.program import TrainState
 
-# Orbax leaves exceptions behind when a read or write is given up. In a run, checkpointing/quiet.py hides them.
+# Orbax leaves exceptions behind when a read or write is given up. In a run, checkpointing/storage_logs.py hides them.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 RUN = {

@@ -41,6 +41,7 @@ def test_zero_and_negative_zero_differ():
   assert digest(np.float32([0.0])) != digest(np.float32([-0.0]))
 
 
+@pytest.mark.full
 def test_the_digest_is_the_same_under_every_layout():
   p = program(model__depth=4)
   expected = record.arrays(initial_state(strategy("single", p, devices=1)))
@@ -74,26 +75,6 @@ def run(model: dict) -> record.Record:
 
 @pytest.mark.parametrize("field, value", [("loss_chunk", 64), ("saved", "context"), ("remat", "full"), ("depth", 8)])
 def test_a_resumed_run_may_change_how_the_model_is_computed_but_not_what_it_is(field: str, value: object):
-  """Also from a checkpoint that was written before the field existed."""
   fields = {"depth": 4, "remat": "minimal", "saved": "", "loss_chunk": 0}
-  for before in (fields, {name: x for name, x in fields.items() if name != field}):
-    refused = one_sentence(f"model.{field}") if field == "depth" else contextlib.nullcontext()
-    with refused:
-      record.check_same_run(run(before), run(fields | {field: value}), "runs/a")
-
-
-@pytest.mark.parametrize(
-  "field, usual, other", [("qkv_bias", False, True), ("rope_scaling", [], [8.0, 1.0, 4.0, 8192])]
-)
-def test_a_run_from_before_a_field_existed_resumes_as_the_same_model(field: str, usual: object, other: object):
-  record.check_same_run(run({"depth": 4}), run({"depth": 4, field: usual}), "runs/a")
-  with one_sentence(f"model.{field} was {usual!r} and is now {other!r}"):
-    record.check_same_run(run({"depth": 4}), run({"depth": 4, field: other}), "runs/a")
-
-
-def test_a_field_of_the_data_that_came_later_is_not_reported_as_changed():
-  before, now = run({}), run({})
-  now["config"]["data"] |= {"prompt_field": "", "completion_field": "completion"}
-  now["data"] = now["data"] | {"fingerprints": [2]}
-  with one_sentence("runs/a is from another run: the content of the data has changed"):
-    record.check_same_run(before, now, "runs/a")
+  with one_sentence(f"model.{field}") if field == "depth" else contextlib.nullcontext():
+    record.check_same_run(run(fields), run(fields | {field: value}), "runs/a")

@@ -504,7 +504,7 @@ class TestPreparation:
     load(str(path), tmp_path / "undisturbed")
 
     # Images until the kill, including the one whose shape is looked at first. The first kill is within the third chunk,
-    # the second one when the fourth more is in the file, but not yet in the journal.
+    # the second one when the fourth more is in the file, but not yet saved.
     for decoded in (11, 17):
       killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(path), str(tmp_path / "killed"), str(decoded)], cwd=ROOT
@@ -515,7 +515,7 @@ class TestPreparation:
     calls = itertools.count()
     monkeypatch.setattr(store, "pixels", lambda *given: (next(calls), pixels(*given))[1])
     load(str(path), tmp_path / "killed")
-    assert next(calls) == 1 + 50 - 8 - 12  # those in the journal are not decoded again
+    assert next(calls) == 1 + 50 - 8 - 12  # those saved are not decoded again
 
     undisturbed, resumed = (
       {file.name: file.read_bytes() for file in next((tmp_path / cache).glob("images-*")).iterdir()}
@@ -535,7 +535,7 @@ from configs import base
 from data.images import store
 
 path, cache, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
-store.CHUNK_IMAGES, store.JOURNAL_SECONDS, store.THREADS = 4, 0, 1
+store.CHUNK_IMAGES, store.SAVE_SECONDS, store.THREADS = 4, 0, 1
 original = store.pixels
 
 def pixels(*given):

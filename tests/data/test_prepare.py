@@ -21,12 +21,12 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import config, one_sentence
 
-from data import journal, text
+from data import growing, text
 from data.text import prepare, readers
 
 LINES = [f"line {i * i} of größe {i}, and it's that long" for i in range(2000)]
 ROWS = [{"text": " ".join(LINES[i : i + i % 7]), "label": ("a", "b")[i % 2]} for i in range(1000)]
-SMALL = {"BATCH": 3000, "SAVE_EVERY": 9000}  # of prepare.py, for a save of the journal every few batches
+SMALL = {"BATCH": 3000, "SAVE_EVERY": 9000}  # of prepare.py, for a save every few batches
 
 
 def write_plain(folder: Path, suffix: str = "") -> Path:
@@ -78,9 +78,9 @@ def kill_at(event: int) -> None:
     if left[0] < 0:
       os.kill(os.getpid(), signal.SIGKILL)
 
-  write, fdatasync, replace = journal.GrowingFile.write, os.fdatasync, Path.replace
+  write, fdatasync, replace = growing.GrowingFile.write, os.fdatasync, Path.replace
 
-  def half_write(file: journal.GrowingFile, data: Any) -> None:
+  def half_write(file: growing.GrowingFile, data: Any) -> None:
     if left[0] == 0:
       file._file.write(memoryview(data).cast("B")[: memoryview(data).nbytes // 2])
       file._file.flush()
@@ -97,7 +97,7 @@ def kill_at(event: int) -> None:
     happens()
     return found
 
-  journal.GrowingFile.write, os.fdatasync, Path.replace = half_write, flush, rename  # type: ignore[method-assign]
+  growing.GrowingFile.write, os.fdatasync, Path.replace = half_write, flush, rename  # type: ignore[method-assign]
 
 
 def prepare_with_kills(fields: dict[str, Any], log: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_preparation_that_is_killed_many_times_gives_the_same_files(tmp_path: 
     assert set(expected) >= {"train.tokens", "train.ends", "validation.tokens", "validation.ends", "pairs.npy"}
 
 
-def test_the_journal_and_the_batches_do_not_affect_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_saves_and_batches_do_not_affect_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   text.load(config(**fields_of("json", tmp_path, "large")))
   for name, value in SMALL.items():
     monkeypatch.setattr(prepare, name, value)
@@ -178,10 +178,10 @@ def test_the_journal_and_the_batches_do_not_affect_the_result(tmp_path: Path, mo
 
 def test_after_a_full_disk_the_preparation_goes_on(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch):
   text.load(config(**fields_of("plain", tmp_path, "undisturbed")))
-  write, room, starts = journal.GrowingFile.write, [60_000], []
+  write, room, starts = growing.GrowingFile.write, [60_000], []
   read = prepare.read
 
-  def write_on_full_disk(file: journal.GrowingFile, data: Any) -> None:
+  def write_on_full_disk(file: growing.GrowingFile, data: Any) -> None:
     size = memoryview(data).nbytes
     if size > room[0]:
       write(file, memoryview(data).cast("B")[: room[0]])
@@ -193,7 +193,7 @@ def test_after_a_full_disk_the_preparation_goes_on(tmp_path: Path, small: None, 
     starts.append(tuple(start))
     return read(files, fields, start)
 
-  monkeypatch.setattr(journal.GrowingFile, "write", write_on_full_disk)
+  monkeypatch.setattr(growing.GrowingFile, "write", write_on_full_disk)
   monkeypatch.setattr(prepare, "read", read_from)
   with one_sentence("data.cache_dir=", "is full", "continues"):
     text.load(config(**fields_of("plain", tmp_path, "full")))

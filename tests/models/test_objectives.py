@@ -8,7 +8,6 @@ from helpers import (
   IMAGES,
   PARITY,
   assert_trees_close,
-  in_full,
   initial_state,
   one_sentence,
   program,
@@ -41,7 +40,8 @@ def test_a_token_classifier_reads_all_tokens_and_predicts_one_class():
   assert np.abs(logits - changed).max() > 1e-4  # the last token affects the class
 
 
-@pytest.mark.parametrize("name", in_full(["fsdp", "two_d", "three_d"], "fsdp"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["fsdp", "two_d", "three_d"])
 def test_a_sharded_token_classifier_equals_a_single_device(name: str):
   p = classifier()
   batch, found = random_batch(p, BATCH), []

@@ -170,6 +170,7 @@ def test_generation_stops_at_the_trained_length():
     )
 
 
+@pytest.mark.full
 def test_a_text_does_not_depend_on_the_others_in_its_batch():
   """Prompts of 9, 1 and 4 tokens in one array, and each alone. Token 5 is the padding, and a prompt ends with it."""
   config = model_config()

@@ -6,7 +6,7 @@ from pathlib import Path
 import model_folders
 import numpy as np
 import pytest
-from helpers import config, each_once, in_full, model_config, one_sentence
+from helpers import config, each_once, model_config, one_sentence
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
@@ -58,7 +58,8 @@ def test_a_failed_export_leaves_no_folder(tmp_path: Path):
   assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("tokenizer, vocab_size", in_full([("bytes", 256), ("bpe", 300)], ("bpe", 300)))
+@pytest.mark.full
+@pytest.mark.parametrize("tokenizer, vocab_size", [("bytes", 256), ("bpe", 300)])
 def test_a_trained_model_goes_out_with_its_tokenizer_and_in_again(tokenizer: str, vocab_size: int, tmp_path: Path):
   """Its loss as a model folder is what it was; the ids of texts are the same."""
   text = tmp_path / "text"

@@ -124,6 +124,7 @@ def test_own_mesh_axes_follow_the_canonical_ones():
     resolve(strategies.layout_of("fsdp"), 8, {"fsdp": 2})
 
 
+@pytest.mark.full
 def test_initial_state_equals_single_device_bitwise():
   states = [jax.device_get(strategy(name, small()).init(seed=3)) for name in ("own_axes", "single")]
   jax.tree.map(np.testing.assert_array_equal, *states)

@@ -140,6 +140,7 @@ def in_weight_units(name: str, images: bool, vocab_whole: bool = False) -> Strat
   return strategies.build(asked, layout, trained_on(images), make_mesh(layout, jax.devices()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   "name, images, vocab_whole",
   [
@@ -175,7 +176,7 @@ def test_memory_of_1f1b_stays_flat_where_gpipe_grows():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name, images", in_full([("pipeline", False), ("three_d", True)], ("pipeline", False)))
+@pytest.mark.parametrize("name, images", [("pipeline", False), ("three_d", True)])
 def test_weight_units_compute_the_gradients_of_every_kind_of_model(name: str, images: bool):
   """With segments, dropout, images and remat. The reference is a single device."""
   found = []
@@ -251,9 +252,7 @@ def test_mistakes_get_one_sentence(name: str, fields: dict, parts: list[str]):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-  "param_dtype, schedule", in_full([("float32", "1f1b"), ("bfloat16", "zero_bubble")], ("float32", "1f1b"))
-)
+@pytest.mark.parametrize("param_dtype, schedule", [("float32", "1f1b"), ("bfloat16", "zero_bubble")])
 def test_bfloat16_trains_and_generates(param_dtype: str, schedule: str):
   """Losses agree to 2%, because bfloat16 has 8 significant bits. Mainly tests that the programs compile and run."""
   half = make_program(**SMALL | {"model__dtype": "bfloat16", "model__param_dtype": param_dtype})

@@ -12,13 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import strategies
 import train
-from checkpointing import record
 from data.dataset import Text
 from data.text.tokenizers import BYTES
-from models.config import model_config
 from models.generate import Sampling
 from tools import generate as tool
-from tools.source import Model, config_of
+from tools.source import Model
 
 GREEDY = Sampling(temperature=0.0)
 NUMBERS = Text(
@@ -66,6 +64,7 @@ def test_devices_keep_keys_and_values_of_their_own_layers_and_heads(under: str, 
     texts = runner.writing.extend(params, texts, GREEDY)
 
 
+@pytest.mark.full
 def test_a_run_writes_on_the_command_line(
   tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
@@ -143,14 +142,6 @@ def test_no_prompt_gets_one_sentence(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.setattr("sys.stdin", io.StringIO(""))
   with one_sentence("prompt is missing", "--prompt"):
     tool.encoded(Model(config(), BYTES, lambda strategy: {}, None, 32), [])
-
-
-def test_a_run_from_before_some_fields_existed_has_a_config():
-  saved = {"config": config().to_dict()}
-  for name in record.ADDED:
-    section, field = name.split(".")
-    del saved["config"][section][field]
-  assert model_config(config_of(saved)) == model_config(config())
 
 
 @pytest.mark.parametrize(

@@ -222,6 +222,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
   return workdir
 
 
+@pytest.mark.full
 def test_the_command_reads_a_run(recorded: Path, capsys: pytest.CaptureFixture):
   command.main([str(recorded), "--top=50"])
   printed = capsys.readouterr().out

@@ -10,7 +10,7 @@ import jax
 from errors import first_line
 
 
-def quiet() -> None:
+def shorten_storage_logs() -> None:
   """From now on, drops orbax's long logs of errors that it also raises, and of tasks that an error has ended.
 
   In a job of several processes, each error keeps one line, because the other processes learn of it minutes later.

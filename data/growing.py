@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-NAME = "journal.json"
+NAME = "growing.json"
 BLOCK = 1 << 20  # bytes of a file that are hashed at a time
 
 
@@ -51,7 +51,7 @@ class GrowingFile:
     self._file.close()
 
 
-class Journal:
+class GrowingFiles:
   """Growing files in a folder, and a state, JSON values with names.
 
   Attributes:
@@ -65,7 +65,7 @@ class Journal:
     self.state: dict[str, Any] = saved["state"]
     self.files = {name: GrowingFile(folder / name, *saved["files"].get(name, ())) for name in names}
 
-  def __enter__(self) -> "Journal":
+  def __enter__(self) -> "GrowingFiles":
     return self
 
   def __exit__(self, *_: Any) -> None:
@@ -79,7 +79,7 @@ class Journal:
 
 
 def remove(folder: Path) -> None:
-  """Ends the journal of a folder; the files stay."""
+  """Forgets how far the files of a folder are; the files stay."""
   for path in (folder / NAME, _unfinished(folder / NAME)):  # a kill may have left the second
     path.unlink(missing_ok=True)
 
