@@ -1,4 +1,4 @@
-"""Every way to shard the one Transformer: one file, one idea.
+"""The ways to shard the one Transformer: one file, one idea.
 
 Read layout.py first, then data_parallel.py, zero1.py, zero2.py, fsdp.py, hsdp.py, tensor_parallel.py and two_d.py: each
 is a layout. Then how a layout runs: transfers.py (what moves), runner.py, automatic.py, by_hand.py and base.py. Then

@@ -82,6 +82,7 @@ def test_a_checkpoint_holds_only_adapters_and_their_state(tuned: Path):
   assert "whole, all 44 arrays verified" in verify(find(tuned)[-1]).health
 
 
+@pytest.mark.full
 def test_other_weights_stay_bit_for_bit(base: Path, tuned: Path):
   program, params = loaded(tuned)
   _, before = loaded(base / "folder")

@@ -32,7 +32,7 @@ from tools import calculator, explain, guide_pages, strategy_page
 
 FILE = guide_pages.DOCS / "index.html"
 PRESET, BATCH, DEVICES = "lm", 32, 8  # of the pictures
-ABOUT = "One Transformer, every way to shard it: a reference training repository in JAX"
+ABOUT = "One Transformer, and a file for each way to shard it: a reference training repository in JAX"
 
 
 def page(choices: calculator.Choices = calculator.ALL) -> str:

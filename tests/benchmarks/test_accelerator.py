@@ -32,7 +32,7 @@ from benchmarks.accelerator import (
   throughput,
   training,
 )
-from benchmarks.accelerator.step import Aim, Step, Verdict, Where, largest
+from benchmarks.accelerator.step import Aim, Measurement, Verdict, Where, largest
 from configs import base
 from errors import ConfigError
 from models.ops.attention import blockwise, plain
@@ -194,7 +194,7 @@ def test_a_step_gets_its_specification_and_returns_its_result():
 
 
 def test_what_a_step_raises_is_its_error(capsys: pytest.CaptureFixture[str]):
-  def step(measure: Callable[[Where], Any]) -> dict[str, Step]:
+  def step(measure: Callable[[Where], Any]) -> dict[str, Measurement]:
     return {"parity": dataclasses.replace(parity.STEP, measure=measure)}
 
   def fails(error: Exception) -> Callable[[Where], Any]:

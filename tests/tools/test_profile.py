@@ -266,6 +266,7 @@ def test_predicted_times_are_printed_where_the_peaks_are_known(
   assert row[-1] == "ms"
 
 
+@pytest.mark.full
 def test_another_machine_predicts_nothing_and_says_why(recorded: Path):
   devices = (trace.Device("NVIDIA H100 80GB HBM3", {}, ()),) * 8
   expected, missing = command.predicted(command.config_of(recorded), devices)
