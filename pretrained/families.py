@@ -18,7 +18,7 @@ REQUIRED = {
 # What any other value would change, and the model cannot do.
 FIXED = {
   "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "quantization_config": None, "auto_map": None,
-  "rope_interleaved": False, "is_encoder_decoder": False, "add_cross_attention": False,
+  "rope_interleaved": False, "is_encoder_decoder": False, "add_cross_attention": False, "use_mrope": False,
 }  # fmt: skip
 READ = {
   *REQUIRED, *FIXED, "model_type", "num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings",

@@ -47,15 +47,15 @@ class Stored:
 class Folder:
   """A model folder. Raises ConfigError for one whose model is unknown, or whose files are missing or damaged.
 
+  Only config.json is read at first, so a folder without weights still says what the model is.
+
   Attributes:
     shape: what its config.json says.
-    stored: where each tensor is.
   """
 
   def __init__(self, path: str):
     self.path, self.where = Path(path).expanduser(), f"init_from={path!r}"
     self.shape = families.read(self._json(CONFIG), f"{CONFIG} of {self.where}")
-    self.stored = self._find()
 
   def _json(self, name: str) -> dict[str, Any]:
     try:
@@ -66,8 +66,9 @@ class Folder:
       raise ConfigError(f"{self.where} has a {name} that holds no fields; copy it again")
     return found
 
-  def _find(self) -> dict[str, Stored]:
-    """The tensors by name, from the headers of the files."""
+  @functools.cached_property
+  def stored(self) -> dict[str, Stored]:
+    """Where each tensor is, by name, from the headers of the files."""
     if not (self.path / INDEX).exists():
       return self._header(SINGLE)
     index = self._json(INDEX).get("weight_map")
@@ -75,6 +76,8 @@ class Folder:
       raise ConfigError(f"{self.where} has an {INDEX} without a weight_map; copy it again")
     stored: dict[str, Stored] = {}
     for name in sorted(set(index.values())):
+      if Path(name).name != name:  # a folder from a stranger must not lead out of it
+        raise ConfigError(f"{self.where} has an {INDEX} that names the file {name!r}; use a name without folders")
       stored |= self._header(name)
     for name, file in index.items():
       if name not in stored or stored[name].file.name != file:

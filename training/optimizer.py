@@ -80,7 +80,7 @@ class Optimizer:
     return jax.tree.map(lambda g: jnp.where(norm < self.clip_norm, g, (g / norm) * self.clip_norm), gradients)
 
   def learning_rate_at(self, step: jax.Array | int) -> jax.Array:
-    """The learning rate of the update from `step` to step + 1. It is never zero."""
+    """The learning rate of the update from `step` to step + 1. Zero only near the end, with `final_fraction` 0."""
     warmup = min(self.warmup, self.steps)
     rates = optax.warmup_cosine_decay_schedule(
       init_value=self.learning_rate / (warmup + 1),

@@ -148,6 +148,7 @@ NORM = "model.norm.weight"
     (lambda f: (f / "model.safetensors").unlink(), ["'model.safetensors'", "copy it there"]),
     (cut, ["'model.safetensors' is damaged"]),
     (lambda f: index(f, **{NORM: "model-2.safetensors"}), ["'model-2.safetensors'", "copy it there"]),
+    (lambda f: index(f, **{NORM: "../model.safetensors"}), ["'../model.safetensors'", "without folders"]),
     (lambda f: index(f, **{"model.norm.bias": "model.safetensors"}), ["'model.norm.bias'", "which holds none"]),
     (lambda f: change(f, lambda x: x | {"model.norm.bias": x[NORM]}), ["'model.norm.bias'", "llama"]),
     (lambda f: change(f, lambda x: {k: v for k, v in x.items() if k != NORM}), [f"lacks the tensor '{NORM}'"]),
