@@ -184,12 +184,22 @@ def _files_in(root: str) -> Found:
     folders[:] = [name for name in folders if not name.startswith(".")]
     files = [os.path.join(folder, name) for name in names if not name.startswith(".") and name != DICTIONARY]
     if {"dataset_info.json", "state.json"} <= set(names):  # Dataset.save_to_disk of Hugging Face's `datasets` wrote it
-      with open(os.path.join(folder, "state.json")) as state:
-        saved = [os.path.join(folder, file["filename"]) for file in json.load(state)["_data_files"]]
+      saved = _saved_in(folder)
       found |= dict.fromkeys(saved) if folder == root else _with_split(folder, saved)
     else:
       found |= dict.fromkeys(file for file in files if os.path.isfile(file) and _is_text(file))
   return found
+
+
+def _saved_in(folder: str) -> list[str]:
+  """The files that the state.json of a saved dataset names. They must be in its folder, whoever wrote it."""
+  with open(os.path.join(folder, "state.json")) as state:
+    names = [file["filename"] for file in json.load(state)["_data_files"]]
+  if outside := [name for name in names if os.path.basename(name) != name]:
+    raise ConfigError(
+      f"data.path={folder!r} has a state.json that names {outside[0]!r}; use the name of a file in this folder"
+    )
+  return [os.path.join(folder, name) for name in names]
 
 
 def _with_split(folder: str, files: list[str]) -> Found:

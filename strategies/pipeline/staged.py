@@ -154,6 +154,10 @@ def check_fields(schedule: str, microbatches: int, chunks: int) -> None:
   one_of("pipeline.schedule", schedule, orders.ORDERS)
   positive("pipeline.microbatches", microbatches)
   not_negative("pipeline.chunks", chunks, "use 0 for two if the depth allows")
+  if chunks > 1 and schedule != "interleaved":
+    raise ConfigError(
+      f"pipeline.chunks={chunks} does nothing with pipeline.schedule={schedule!r}; use 0, or the schedule 'interleaved'"
+    )
 
 
 def _chunks(schedule: str, chunks: int, stages: int, depth: int) -> int:

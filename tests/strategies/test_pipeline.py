@@ -239,6 +239,7 @@ def test_regroup_assigns_the_layers_to_stages_in_turn(stages: int, chunks: int):
     ("pmap_ddp", {"optimizer__on_host": True}, ["optimizer.on_host=True", "strategy='data_parallel'"]),
     ("fsdp", {"gather": "often"}, ["gather='often'", "part"]),
     ("pipeline", {"pipeline__schedule": "interleaved", "pipeline__chunks": -1}, ["pipeline.chunks=-1"]),
+    ("pipeline", {"pipeline__schedule": "zero_bubble", "pipeline__chunks": 2}, ["pipeline.chunks=2", "'zero_bubble'"]),
     (
       "three_d",
       {"pipeline__schedule": "interleaved", "pipeline__microbatches": 7, "pipeline__chunks": 2},
