@@ -111,7 +111,7 @@ def test_attention_is_cudnns_forward_and_backward(name: str):
     if "fmha" in (target := calls.target(visit.instruction)):
       assert calls.flops(visit.instruction, visit.computation)
       runs["Backward" in target] += visit.times
-  each = case.units * case.model.depth // case.layout.shards("layers")
+  each = case.batch_parts * case.model.depth // case.layout.shards("layers")
   assert runs == {False: each, True: each}
 
 
