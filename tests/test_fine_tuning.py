@@ -89,6 +89,7 @@ def test_other_weights_stay_bit_for_bit(base: Path, tuned: Path):
   jax.tree.map(np.testing.assert_array_equal, frozen(program.model, params), before)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("source", ["folder", "run"])
 def test_merged_adapters_compute_what_they_did_apart(source: str, base: Path, tuned: Path, tmp_path: Path):
   run = tuned

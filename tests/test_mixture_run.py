@@ -59,6 +59,7 @@ def lengths(corpora: dict[str, str], name: str, packing: str = "windows") -> int
   return len(text.load(config(data__path=corpora[name], data__packing=packing, **SMALL)).parts[0].train)
 
 
+@pytest.mark.full
 def test_a_changed_mixture_is_refused_or_goes_on_with_honest_counts(corpora: dict[str, str], tmp_path: Path, capsys):
   train.train(mixed(corpora, WEIGHTS, stop_after=6), tmp_path)
   given = {"code": 34, "prose": 14}  # of 48: 33.6 and 14.4

@@ -197,14 +197,15 @@ def test_two_layouts_together_sum_gradients_once():
   assert_once(*map(sent, (1, 2, 4)))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
   "name, fields",
   [
     ("two_d", {"model__saved": "attention_output"}),  # whose sum is not repeated
     # Weight units repeat the forward pass, with what it sends.
-    pytest.param("three_d", {"pipeline__schedule": "zero_bubble"}, marks=pytest.mark.full),
+    ("three_d", {"pipeline__schedule": "zero_bubble"}),
     # Stages without data parallelism.
-    pytest.param("pipeline", {"mesh__stage": 8, "mesh__data": 1, "model__depth": 8}, marks=pytest.mark.full),
+    ("pipeline", {"mesh__stage": 8, "mesh__data": 1, "model__depth": 8}),
   ],
 )
 def test_other_steps_that_repeat_the_forward_pass_send_what_theory_says(name: str, fields: dict):
@@ -219,7 +220,8 @@ SOME = {"query,value": "minimal", "out,gate,up,down": "dots"}  # some adapters, 
 ADAPTED = itertools.product(["fsdp", "tensor_parallel", "two_d", "three_d"], SOME)
 
 
-@pytest.mark.parametrize("name, targets", in_full(ADAPTED, ("two_d", "query,value")))
+@pytest.mark.full
+@pytest.mark.parametrize("name, targets", ADAPTED)
 def test_some_adapters_send_and_compute_what_is_predicted(name: str, targets: str):
   remat = SOME[targets]
   fields = {"model__depth": 4, "model__seq_len": 48, "model__remat": remat, "model__lora_targets": targets}

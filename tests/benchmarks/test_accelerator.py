@@ -52,6 +52,7 @@ def where(folder: Path = Path("/none"), seconds: float = 500, **fields: Any) -> 
 # The command
 
 
+@pytest.mark.full
 def test_without_an_accelerator_it_says_so_before_anything_else_and_fails():
   program = [sys.executable, "-m", "benchmarks.accelerator", "--step=parity"]
   done = subprocess.run(program, capture_output=True, text=True, cwd=pages.ROOT, env=os.environ | {"XLA_FLAGS": ""})
@@ -238,6 +239,7 @@ def test_strategies_on_eight_devices_equal_one_device():
   assert differences[:2] == ["0.0e+00", "0.0e+00"]
 
 
+@pytest.mark.full
 def test_a_small_change_of_the_weights_is_found():
   single, start = parity.train("single", "text", jax.devices()[:1])
   changed = dataclasses.replace(start, params=jax.tree.map(lambda x: x * 1.0003, start.params))
@@ -291,6 +293,7 @@ def test_kernels_are_compared_in_output_gradients_and_time():
   assert list(attention.kernels("tpu")) == ["splash", "plain"]
 
 
+@pytest.mark.full
 def test_wrong_kernels_are_found():
   def sees_other_documents(*args: jax.Array, causal: bool, segments: jax.Array | None) -> jax.Array:
     return plain(*args, causal=causal)

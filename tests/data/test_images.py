@@ -557,9 +557,8 @@ data.images.load(config)
 
 
 class TestTraining:
-  @pytest.mark.parametrize(
-    "form, size, channels, patch", in_full([("npz", 28, 1, 4), ("folder", 64, 3, 16)], ("folder", 64, 3, 16))
-  )
+  @pytest.mark.full
+  @pytest.mark.parametrize("form, size, channels, patch", [("npz", 28, 1, 4), ("folder", 64, 3, 16)])
   def test_a_model_learns_the_classes_of_images_of_any_size(
     self, form: str, size: int, channels: int, patch: int, tmp_path: Path
   ):

@@ -219,6 +219,7 @@ def test_the_prepared_files_hold_what_they_should(tmp_path: Path, small: None):
   assert meta["labels"] == ["a", "b"]
 
 
+@pytest.mark.full
 def test_the_memory_does_not_grow_with_the_text(tmp_path: Path):
   page = "\n".join(LINES[:100]) + "\n"
   (tmp_path / "plain.txt").write_text(page * (1 << 14))  # 80 MB

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from helpers import (
   assert_trees_close,
-  in_full,
   initial_state,
   model_config,
   one_sentence,
@@ -52,7 +51,8 @@ def merged(found: Program, params: Params) -> Params:
   return jax.tree.map_with_path(change, without)
 
 
-@pytest.mark.parametrize("targets", in_full([",".join(lora.TARGETS), "value, out"], "value, out"))
+@pytest.mark.full
+@pytest.mark.parametrize("targets", [",".join(lora.TARGETS), "value, out"])
 def test_loss_and_gradients_are_those_of_merged_weights(targets: str):
   found, params = made(model__lora_targets=targets, model__qkv_bias=True)
   plain = program(**MODEL | {"model__lora_rank": 0, "model__qkv_bias": True})

@@ -21,6 +21,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
   return workdir
 
 
+@pytest.mark.full
 def test_the_list_shows_step_loss_strategy_and_health(ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
   run = tmp_path / "run"
   shutil.copytree(ended, run)

@@ -92,6 +92,7 @@ def test_a_model_that_fits_nowhere_has_no_plans():
   assert search.search(model(70e9), 64, machine_of("v5e:2x2")) == []
 
 
+@pytest.mark.full
 def test_one_device_is_planned_as_single():
   """On one device all strategies equal `single`, the simplest. On more devices `single` would leave some idle."""
   one, two = machine_of("v5e:1x1"), machine_of("v5e:1x2")
@@ -136,6 +137,7 @@ def test_tensor_parallelism_stays_inside_a_host():
     assert links.bandwidth("all-gather", ("data",)) == min(where.chip.link, 8 // mesh["model"] * where.network)
 
 
+@pytest.mark.full
 def test_a_slower_network_makes_plans_slower_and_prefers_those_that_send_less_over_it():
   fast, slow = on_gpus("400Gb"), on_gpus("10Gb")
   assert len(fast) == len(slow)  # what fits does not depend on the network

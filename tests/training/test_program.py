@@ -34,6 +34,7 @@ def eval_sums(p: Program, params: dict, batch) -> dict:
   return p.loss_sums(params, batch, None)[1]
 
 
+@pytest.mark.full
 def test_updates_equal_optax_adamw():
   """Three steps of ours, compared with optax.adamw at the same learning rate and mask on separately computed gradients.
 
