@@ -117,24 +117,24 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
     dataset = data.load(config)
     config = data.with_sizes(config, dataset.model)
     program = settings.program(config, devices[0].platform)
-    data.check(config, dataset, program.model.example_shapes())
+    data.check(config, dataset, program.sizes.example_shapes())
     strategy = strategies.create(config, program, devices)
     strategy.check_batch("batch_size", config.batch_size, config.accumulation)
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
-    prompt = summary.prompt(config, dataset, program.model)
+    prompt = summary.prompt(config, dataset, program.sizes)
   processes.require_equal({f"the content of {part.name!r}": part.fingerprint for part in dataset.parts})
   with clock("initial state"):
     start = restore.begin(workdir, config.init_from, strategy, record.make(config, dataset, strategy), warn)
   mixture = data.mixture(dataset, start.record["data"]["first"], tuple(start.record["data"]["given"]))
 
   used = list(strategy.mesh.devices.flat)  # of all processes
-  peak = peak_flops(used[0], program.model.dtype)
-  unit, per_example = program.model.unit
+  peak = peak_flops(used[0], program.sizes.dtype)
+  unit, per_example = program.sizes.unit
   meter = Meter(
     clock,
     items=config.batch_size * per_example,
     unit=unit,
-    flops=config.batch_size * program.model.train_flops_per_example(),
+    flops=config.batch_size * program.sizes.train_flops_per_example(),
     peak=peak and peak * len(used),
   )
   with processes.raise_together():
@@ -159,7 +159,7 @@ def announce(run: Run, devices: list[jax.Device]) -> None:
   strategy, saved = run.strategy, run.start.record
   with run.clock("logging"):
     about = summary.about(devices, strategy.describe(run.config.strategy), strategy, run.dataset)
-    table = summary.parameter_table(strategy.program.model, run.start.state.params)
+    table = summary.parameter_table(strategy.program.sizes, run.start.state.params)
     for line in (*summary.start_lines(about), table, *run.start.lines):
       run.writer.say(line)
   run.journal.add("start", run.start.loop.step, **about, versions=saved["versions"], command=saved["command"])

@@ -20,21 +20,21 @@ def activations(case: Case) -> list[Sent]:
   for the backward pass, and the cotangents of their outputs. A pipeline's weight units gather these cotangents again,
   and repeat the forward pass, too. Without gradients of these weights, only remat needs the positions again.
   """
-  compiler, model = COMPILERS[case.compiler], case.model
-  numbers = case.examples * model.positions  # [b, T]
-  stream = numbers * model.width * case.item  # [b, T, D]
-  layers = model.depth / case.layout.shards("layers")
+  compiler, sizes = COMPILERS[case.compiler], case.sizes
+  numbers = case.examples * sizes.positions  # [b, T]
+  stream = numbers * sizes.width * case.item  # [b, T, D]
+  layers = sizes.depth / case.layout.shards("layers")
   splits = bool(case.schedule and case.schedule.splits)
   again = 0 if "attention_output" in case.saved_names else 1 + splits
   heads, mlp = 2 + again + compiler.attention_again(case), 2
-  has_table = any(weight.is_table for weight in weights(model))
-  has_logits = "vocab" in model.predicts.head(model)[1]
+  has_table = any(weight.is_table for weight in weights(sizes))
+  has_logits = "vocab" in sizes.predicts.head(sizes)[1]
   vocab = ["embedding"] * has_table + ["head"] * has_logits  # rows that a device does not hold are zero; the cotangent
-  for_weights = 2 if not model.lora_rank or case.repeats else 0
-  gathers = layers * (4 + for_weights + (0 if model.lora_rank else 2 * splits) + 2 * max(again - 1, 0))
-  gathers += (has_table and not model.lora_rank) + has_logits  # the cotangent of that sum, and the head's input
+  for_weights = 2 if not sizes.lora_rank or case.repeats else 0
+  gathers = layers * (4 + for_weights + (0 if sizes.lora_rank else 2 * splits) + 2 * max(again - 1, 0))
+  gathers += (has_table and not sizes.lora_rank) + has_logits  # the cotangent of that sum, and the head's input
   loss = numbers * 3 * 4 if has_logits else 0  # the largest logit, the target's, and the sum
-  mean = 0 if has_logits else case.examples * model.width * 4  # over the positions, for a class
+  mean = 0 if has_logits else case.examples * sizes.width * 4  # over the positions, for a class
   summed = functools.partial(_sum, case, scatters=compiler.scatters_stream(case))
   return [
     summed("heads", layers * heads * stream, f"activations: {heads:.3g} sums a block for the heads"),
@@ -52,13 +52,13 @@ def adapters(case: Case) -> list[Sent]:
   An adapter of a weight that reads the stream gathers them, again if remat does not save them, and sums their
   cotangents. One of a weight that writes to it sums them, again if they are not saved, and gathers their cotangents.
   """
-  model, repeats, scatters = case.model, case.repeats, COMPILERS[case.compiler].scatters_adapters(case)
-  low = case.examples * model.positions * model.lora_rank * case.item * model.depth / case.layout.shards("layers")
+  sizes, repeats, scatters = case.sizes, case.repeats, COMPILERS[case.compiler].scatters_adapters(case)
+  low = case.examples * sizes.positions * sizes.lora_rank * case.item * sizes.depth / case.layout.shards("layers")
   gathers, rows = 0, []
-  for dim, reading, writing in lora.groups(model.lora_targets):
+  for dim, reading, writing in lora.groups(sizes.lora_targets):
     sums = len(reading) + len(writing) * (1 + repeats)
     rows.append(_sum(case, dim, sums * low, f"adapters: sums for the {dim}", scatters))
-    gathers += (1 if model.remat == "minimal" else 2) * len(reading) + len(writing)
+    gathers += (1 if sizes.remat == "minimal" else 2) * len(reading) + len(writing)
   return [*rows, _waits(case, "all-gather", "sequence", gathers * low, "adapters: positions")]
 
 

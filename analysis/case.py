@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from analysis.weights import Weight
 from configs.base import get_config
 from models import remat
-from models.config import ModelConfig
+from models.sizes import ModelSizes
 from strategies.base import Strategy
 from strategies.layout import Layout
 from strategies.pipeline.schedule import Schedule
@@ -37,7 +37,7 @@ class Case:
   """
 
   layout: Layout
-  model: ModelConfig
+  sizes: ModelSizes
   batch_size: int
   accumulation: int = 1
   gather: str = "part"
@@ -57,7 +57,7 @@ class Case:
     program, transfers = strategy.program, strategy.transfers
     return Case(
       strategy.layout,
-      program.model,
+      program.sizes,
       batch_size,
       program.accumulation,
       gather=transfers.gather,
@@ -75,17 +75,17 @@ class Case:
   @property
   def saved_names(self) -> frozenset[str]:
     """The named values of a block that the backward pass need not compute again (models/remat.py)."""
-    return remat.saved_names(self.model.remat, self.model.saved)
+    return remat.saved_names(self.sizes.remat, self.sizes.saved)
 
   @property
   def repeats(self) -> bool:
     """Whether the backward pass repeats the forward pass, except for what has a name and is saved."""
-    return self.model.remat in ("full", "offload")
+    return self.sizes.remat in ("full", "offload")
 
   @property
   def policy(self) -> str:
     """The remat policy whose fitted constants apply: what is offloaded is computed again as with "full"."""
-    return "full" if self.repeats else self.model.remat
+    return "full" if self.repeats else self.sizes.remat
 
   @property
   def backward(self) -> float:
@@ -105,7 +105,7 @@ class Case:
   @property
   def item(self) -> int:
     """Bytes of an element in the compute dtype."""
-    return jnp.dtype(self.model.dtype).itemsize
+    return jnp.dtype(self.sizes.dtype).itemsize
 
   @property
   def pieces(self) -> tuple[int, int, int]:
@@ -115,13 +115,13 @@ class Case:
   @property
   def outputs(self) -> float:
     """The head's outputs for one prediction on one device. The vocabulary may be split, classes are not."""
-    (_, outputs), dims = self.model.predicts.head(self.model)
+    (_, outputs), dims = self.sizes.predicts.head(self.sizes)
     return outputs / (self.layout.shards("vocab") if "vocab" in dims else 1)
 
   @property
   def logits(self) -> float:
     """Logits of one example on one device."""
-    return self.model.predicts.predictions(self.model) * self.outputs
+    return self.sizes.predicts.predictions(self.sizes) * self.outputs
 
   def axes(self, dim: str) -> tuple[str, ...]:
     """The mesh axes that split a dimension (`Layout.axes`), outermost first."""
@@ -137,7 +137,7 @@ class Case:
 
   def stored_item(self, weight: Weight) -> int:
     """Bytes of an element of a weight as it is stored."""
-    return jnp.dtype(self.model.param_dtype).itemsize if weight.trained else self.item_of(weight)
+    return jnp.dtype(self.sizes.param_dtype).itemsize if weight.trained else self.item_of(weight)
 
   def item_of(self, weight: Weight) -> int:
     """Bytes of an element of a weight as the model uses it, and of its gradient (`models.parameters.used_dtypes`)."""

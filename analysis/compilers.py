@@ -142,7 +142,7 @@ class LibTpu(Compiler):
 
   def scatters_stream(self, case: Case) -> bool:
     """Only if the positions of a device fill tiles."""
-    return case.model.positions / case.layout.shards("sequence") * case.item % ROWS == 0
+    return case.sizes.positions / case.layout.shards("sequence") * case.item % ROWS == 0
 
   def scatters_adapters(self, case: Case) -> bool:
     return False
@@ -189,7 +189,7 @@ class XlaGpu(Compiler):
     """
     if "attention_output" in case.saved_names or case.layout.shards("sequence") == 1:
       return 0
-    rounds = case.model.depth / case.layout.shards("layers")
+    rounds = case.sizes.depth / case.layout.shards("layers")
     if case.schedule:
       rounds /= case.schedule.chunks * UNROLL
     return max(rounds - 1, 0) / rounds

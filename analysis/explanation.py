@@ -81,7 +81,7 @@ def explain(
   mesh = strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices, which a compiler needs
   links = figures and (where.links_of(mesh) if where else of_devices(figures, mesh, network))
-  timed = step.overlap(figures, links) if step and figures and links and peak_flops(device, case.model.dtype) else None
+  timed = step.overlap(figures, links) if step and figures and links and peak_flops(device, case.sizes.dtype) else None
   return {
     "strategy": name,
     "about": strategy.describe(name),
@@ -113,7 +113,7 @@ def _compiled(strategy: Strategy, batch_size: int) -> tuple[CompiledStep | None,
 
 
 def _weights(strategy: Strategy) -> list[dict[str, Any]]:
-  item = jnp.dtype(strategy.program.model.param_dtype).itemsize
+  item = jnp.dtype(strategy.program.sizes.param_dtype).itemsize
   return [
     {
       "name": weight.name,
@@ -123,7 +123,7 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
       "state": tuple(strategy.layout.stored_as("state").spec(weight.dims)),  # of the optimizer's moments
       "bytes": weight.size // _shards(strategy.layout, weight.dims) * item,
     }
-    for weight in weights(strategy.program.model)
+    for weight in weights(strategy.program.sizes)
   ]
 
 
@@ -225,10 +225,10 @@ def _time(strategy: Strategy, case: Case, step: CompiledStep, figures: Chip, tim
     idle=case.idle,
     **host.host_times(case, figures),
   )
-  model, devices, mesh = strategy.program.model, strategy.layout.device_count, strategy.mesh
+  sizes, devices, mesh = strategy.program.sizes, strategy.layout.device_count, strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
-  unit, items = model.unit
-  model_flops = case.batch_size * model.train_flops_per_example() / devices
+  unit, items = sizes.unit
+  model_flops = case.batch_size * sizes.train_flops_per_example() / devices
   used = {one.collective.axes for one in timed.collectives}
   return {
     **dataclasses.asdict(times),

@@ -8,15 +8,15 @@ import strategies
 from analysis import memory
 from analysis.case import Case
 from errors import ConfigError
-from models.config import REMAT
+from models.sizes import REMAT
 from strategies.layout import Layout
 from strategies.mesh import resolve
 
 
 def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
   """Changes to the config that are predicted to make a step fit into `capacity` bytes, with the predicted bytes."""
-  remat = lambda policy: dataclasses.replace(case, model=dataclasses.replace(case.model, remat=policy))
-  changes = [(name, f"model.remat={policy}", remat(policy)) for policy in REMAT[REMAT.index(case.model.remat) + 1 :]]
+  remat = lambda policy: dataclasses.replace(case, sizes=dataclasses.replace(case.sizes, remat=policy))
+  changes = [(name, f"model.remat={policy}", remat(policy)) for policy in REMAT[REMAT.index(case.sizes.remat) + 1 :]]
   if case.optimizer.can_stream and not case.optimizer.on_host:
     on_host = dataclasses.replace(case.optimizer, on_host=True)
     changes.append((name, "optimizer.on_host=True", dataclasses.replace(case, optimizer=on_host)))
@@ -35,7 +35,7 @@ def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
   possible = [
     (change, memory.of(changed).total)
     for strategy, change, changed in changes
-    if not strategies.limits(strategy, changed.layout, changed.model, changed.optimizer)
+    if not strategies.limits(strategy, changed.layout, changed.sizes, changed.optimizer)
   ]
   return [{"change": change, "total": total} for change, total in possible if total <= capacity]
 
@@ -46,7 +46,7 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout]]:
   They are this strategy on its default mesh or with another size of `model`, and other strategies without stages.
   """
   seen = {str(case.layout)}
-  positions = case.model.positions
+  positions = case.sizes.positions
   could_split = strategies.layout_of(name).on(**case.layout.mesh).for_positions(positions)
   sequence_parallel = could_split.axes("sequence") == case.layout.axes("sequence")  # the config's field
   for other in strategies.names():
@@ -55,7 +55,7 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout]]:
       try:
         layout = resolve(template, case.layout.device_count, {"model": size})
         layout = layout.for_positions(positions, sequence_parallel)
-        layout.check_divides(case.model.sizes())
+        layout.check_divides(case.sizes.shardable())
       except ConfigError:
         continue
       same_stages = other == name and layout.shards("layers") == case.layout.shards("layers")

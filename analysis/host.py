@@ -10,12 +10,12 @@ IN_FLIGHT = 2  # the blocks whose offloaded values are on the device: the one at
 
 def offloaded(case: Case, layers: int) -> int:
   """Bytes of one example that so many blocks of a device move to its host."""
-  return bytes_per_example(case.model, *case.pieces, layers, host=True) if case.model.remat == "offload" else 0
+  return bytes_per_example(case.sizes, *case.pieces, layers, host=True) if case.sizes.remat == "offload" else 0
 
 
 def to_host(case: Case) -> tuple[float, float]:
   """Bytes that go from a device to its host in a step, and come back: saved activations, and the optimizer's state."""
-  activations = case.batch_parts * case.examples * offloaded(case, case.model.depth // case.layout.shards("layers"))
+  activations = case.batch_parts * case.examples * offloaded(case, case.sizes.depth // case.layout.shards("layers"))
   return activations, update.state_bytes(case) if case.optimizer.on_host else 0.0
 
 

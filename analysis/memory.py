@@ -47,15 +47,15 @@ class Memory:
 
 def of(case: Case) -> Memory:
   """Bytes on one device. The backward pass of a block is the worst moment, or the loss, before there are gradients."""
-  model = case.model
-  param = jnp.dtype(model.param_dtype).itemsize
-  held, resident = (sum(map(count, weights(model))) for count in (case.held, case.resident))
-  changed, summed, updated = (sum(map(count, trained(model))) for count in (case.held, case.summed, case.updated))
-  stored = sum(case.held(weight) * case.stored_item(weight) for weight in weights(model))
+  sizes = case.sizes
+  param = jnp.dtype(sizes.param_dtype).itemsize
+  held, resident = (sum(map(count, weights(sizes))) for count in (case.held, case.resident))
+  changed, summed, updated = (sum(map(count, trained(sizes))) for count in (case.held, case.summed, case.updated))
+  stored = sum(case.held(weight) * case.stored_item(weight) for weight in weights(sizes))
   fitted = COMPILERS[case.compiler].fitted
-  cast = fitted.cast * held * case.item if model.dtype != model.param_dtype else 0
+  cast = fitted.cast * held * case.item if sizes.dtype != sizes.param_dtype else 0
   if case.transfers.by_hand:  # the weights as they are sent, for the whole step
-    cast = resident * case.item if resident > held or model.dtype != model.param_dtype else 0
+    cast = resident * case.item if resident > held or sizes.dtype != sizes.param_dtype else 0
   gradients, saved, loss = summed * param, case.examples * _saved(case), _loss(case)
   if case.batch_parts > 1:  # the sum so far, and the current part's; by hand this one is in the compute dtype
     gradients += fitted.part * summed * (case.item if case.transfers.by_hand and not case.schedule else param)
@@ -65,49 +65,49 @@ def of(case: Case) -> Memory:
   if updated < changed:  # the new weights are gathered beside the old ones, when all else is free
     working = max(working, changed * param - gradients - saved)
   on_host, state = to_host(case)
-  layers = model.depth // case.layout.shards("layers")
+  layers = sizes.depth // case.layout.shards("layers")
   if case.optimizer.on_host:  # a part of the update comes while another goes, when all activations are free
-    largest = max(case.updated(w) / (layers if w.in_blocks else 1) for w in trained(model))
+    largest = max(case.updated(w) / (layers if w.in_blocks else 1) for w in trained(sizes))
     working = max(working, 4 * largest * param - saved)
   return Memory(stored, update.state_bytes(case) - state, gradients, saved, working, on_host / case.batch_parts + state)
 
 
 def _saved(case: Case) -> float:
   """Bytes of one example that the blocks save for the backward pass."""
-  schedule, layers = case.schedule, case.model.depth // case.layout.shards("layers")
+  schedule, layers = case.schedule, case.sizes.depth // case.layout.shards("layers")
   if not schedule:
-    return bytes_per_example(case.model, *case.pieces, layers) + IN_FLIGHT * offloaded(case, 1)
+    return bytes_per_example(case.sizes, *case.pieces, layers) + IN_FLIGHT * offloaded(case, 1)
   in_unit = layers // schedule.chunks
   copies = 2 if in_unit > UNROLL else 1  # a scan stacks its residuals before they are copied to their slot
-  saved = (schedule.slots["residuals"] + copies) * bytes_per_example(case.model, *case.pieces, in_unit)
+  saved = (schedule.slots["residuals"] + copies) * bytes_per_example(case.sizes, *case.pieces, in_unit)
   return saved + (copies + schedule.slots["kept"]) * in_unit * cotangents(case) * schedule.splits
 
 
 def _block(case: Case) -> float:
   """Bytes of the backward pass of one block: its values, their cotangents, its gathered weights and their gradients."""
-  model, layout, fitted = case.model, case.layout, COMPILERS[case.compiler].fitted
-  splits_positions, layers = layout.shards("sequence") > 1, model.depth // layout.shards("layers")
+  sizes, layout, fitted = case.sizes, case.layout, COMPILERS[case.compiler].fitted
+  splits_positions, layers = layout.shards("sequence") > 1, sizes.depth // layout.shards("layers")
   copies = fitted.block[case.policy]
   if case.schedule:
     copies += 1.0 if layers // case.schedule.chunks > UNROLL else 0.6
   if layout.shards("heads") > 1 and not splits_positions and case.repeats:
     copies += fitted.sums  # an all-reduced activation exists twice: before and after the all-reduce
-  values, scores = block_values(model, *case.pieces)
+  values, scores = block_values(sizes, *case.pieces)
   total = case.examples * (copies * values + (fitted.scores or copies) * scores)
   if splits_positions:
-    total += fitted.whole * case.examples * model.positions * model.width * case.item
+    total += fitted.whole * case.examples * sizes.positions * sizes.width * case.item
   gathered = sum(
-    case.used(w) * case.item_of(w) for w in weights(model) if w.in_blocks and case.used(w) > case.resident(w)
+    case.used(w) * case.item_of(w) for w in weights(sizes) if w.in_blocks and case.used(w) > case.resident(w)
   )
   return total + fitted.gathered * gathered / layers + fitted.head_later * _gathered_head(case)
 
 
 def cotangents(case: Case) -> float:
   """Bytes of one example that a block's backward unit keeps for its weight unit: the cotangents of seven products."""
-  model, layout = case.model, case.layout
-  heads = (model.heads + 2 * model.kv_heads) * model.head_dim / layout.shards("heads")
-  mlp = 2 * model.mlp_width / layout.shards("mlp")
-  return case.item * model.positions * (heads + mlp + 2 * model.width / layout.shards("sequence"))
+  sizes, layout = case.sizes, case.layout
+  heads = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim / layout.shards("heads")
+  mlp = 2 * sizes.mlp_width / layout.shards("mlp")
+  return case.item * sizes.positions * (heads + mlp + 2 * sizes.width / layout.shards("sequence"))
 
 
 def _loss(case: Case) -> float:
@@ -115,16 +115,16 @@ def _loss(case: Case) -> float:
 
   That is summed in float32, and then cast to be sent.
   """
-  model, (inputs, _) = case.model, case.model.predicts.head(case.model)[0]
+  sizes, (inputs, _) = case.sizes, case.sizes.predicts.head(case.sizes)[0]
   head = COMPILERS[case.compiler].fitted.head * _gathered_head(case)
   logits = case.examples * case.logits
-  if model.predicts.predictions(model) == 1:
+  if sizes.predicts.predictions(sizes) == 1:
     return head + 4 * logits
-  count = chunk_count(int(logits / case.outputs), inputs, int(case.outputs), model.loss_chunk)
+  count = chunk_count(int(logits / case.outputs), inputs, int(case.outputs), sizes.loss_chunk)
   return head + 4 * logits / count + ((4 + case.item) * inputs * case.outputs if count > 1 else 0)
 
 
 def _gathered_head(case: Case) -> float:
   """Bytes of the head if a device holds only a piece of it, and has to gather it."""
-  heads = (w for w in weights(case.model) if "head" in w.roles and case.used(w) > case.held(w))
+  heads = (w for w in weights(case.sizes) if "head" in w.roles and case.used(w) > case.held(w))
   return sum(case.used(w) * case.item_of(w) for w in heads)

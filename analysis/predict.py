@@ -19,8 +19,8 @@ from analysis.roofline import Roofline
 from analysis.saved import block_values
 from analysis.weights import trained, weights
 from models import lora
-from models.config import ModelConfig
 from models.ops.attention import KERNELS, QUERY_BLOCK
+from models.sizes import ModelSizes
 from runtime.hardware import Chip
 
 
@@ -38,7 +38,7 @@ class Product(NamedTuple):
 
 def flops(case: Case) -> float:
   """FLOPs of one device in a step, including what remat repeats. In a pipeline: of the busiest stage."""
-  return update.flops(case) + case.examples * case.batch_parts * case.model.positions * sum(
+  return update.flops(case) + case.examples * case.batch_parts * case.sizes.positions * sum(
     p.flops for p in _products(case)
   )
 
@@ -50,7 +50,7 @@ def repeated_flops(case: Case) -> float:
   design: if `model` splits only `vocab`, its devices repeat the blocks. Without repetition, all devices together run
   `flops` × devices, and with it they run (`flops` − `repeated_flops`) × devices of different work.
   """
-  layout, positions = case.layout, case.examples * case.batch_parts * case.model.positions
+  layout, positions = case.layout, case.examples * case.batch_parts * case.sizes.positions
   repeated = update.repeated_flops(case)
   for product in _products(case):
     axes = {axis for dim in ("batch", "layers", *product.dims) for axis in layout.axes(dim)}
@@ -64,26 +64,26 @@ def _products(case: Case) -> list[Product]:
 
   The backward pass has two for each of the forward pass, or one for that of a weight that is not trained.
   """
-  model, layout = case.model, case.layout
-  t, d = model.positions, model.width
-  layers, each = model.depth / layout.shards("layers"), 2 if model.lora_rank else 3
-  projections = 2 * d * model.head_dim * (2 * model.heads + 2 * model.kv_heads) / layout.shards("heads")
-  scores = 4 * t * model.heads * model.head_dim / layout.shards("heads") * _computed(model)
-  mlp = 6 * d * model.mlp_width / layout.shards("mlp")
+  sizes, layout = case.sizes, case.layout
+  t, d = sizes.positions, sizes.width
+  layers, each = sizes.depth / layout.shards("layers"), 2 if sizes.lora_rank else 3
+  projections = 2 * d * sizes.head_dim * (2 * sizes.heads + 2 * sizes.kv_heads) / layout.shards("heads")
+  scores = 4 * t * sizes.heads * sizes.head_dim / layout.shards("heads") * _computed(sizes)
+  mlp = 6 * d * sizes.mlp_width / layout.shards("mlp")
   attention_again, mlp_again = _again(case, projections, scores, mlp)
   if case.schedule and case.schedule.splits:  # backward and weight units both compute again what they read
     attention_again += attention_again if case.repeats else attention_again / 2
     mlp_again *= 2
   # The backward passes of kernels compute the scores again; splash attention in both its kernels, and another product.
-  attention_again += {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(model.attention, 0.0)
+  attention_again += {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(sizes.attention, 0.0)
   attention_again += COMPILERS[case.compiler].attention_again(case) * (projections + scores)
-  (inputs, _), head = model.predicts.head(model)
-  head_flops = 2 * inputs * case.outputs * model.predicts.predictions(model) / t
+  (inputs, _), head = sizes.predicts.head(sizes)
+  head_flops = 2 * inputs * case.outputs * sizes.predicts.predictions(sizes) / t
   return [
     Product(layers * (each * projections + 3 * scores + attention_again), ("heads",)),
     Product(layers * (each * mlp + mlp_again), ("mlp",)),
     # The input has no gradient, so the embedding's product has no second backward product.
-    Product((each - 1) * 2 * model.reads.embedding_products(model) / layout.shards("sequence"), ("sequence",)),
+    Product((each - 1) * 2 * sizes.reads.embedding_products(sizes) / layout.shards("sequence"), ("sequence",)),
     Product(each * head_flops, tuple(dim for dim in head if dim == "vocab")),
     *_adapters(case, layers),
   ]
@@ -94,15 +94,15 @@ def _adapters(case: Case, layers: float) -> list[Product]:
 
   With "dots", large results are not saved, and "full" repeats all but what makes the block's output.
   """
-  model, shards = case.model, case.layout.shards
+  sizes, shards = case.sizes, case.layout.shards
   found = []
-  for dim, reading, writing in lora.groups(model.lora_targets) if model.lora_rank else []:
-    wide = lambda names: sum(model.sides[name] for name in names)
+  for dim, reading, writing in lora.groups(sizes.lora_targets) if sizes.lora_rank else []:
+    wide = lambda names: sum(sizes.sides[name] for name in names)
     repeats, ends_block = case.repeats, dim == "mlp"
     stream = 3 * len(reading + writing) + repeats * (len(reading) + (0 if ends_block else len(writing)))
-    other = 3 * wide(reading + writing) + (case.model.remat != "minimal") * wide(reading) + repeats * wide(writing)
-    found.append(Product(layers * 2 * model.lora_rank * model.width * stream / shards("sequence"), ("sequence",)))
-    found.append(Product(layers * 2 * model.lora_rank * other / shards(dim), (dim,)))
+    other = 3 * wide(reading + writing) + (case.sizes.remat != "minimal") * wide(reading) + repeats * wide(writing)
+    found.append(Product(layers * 2 * sizes.lora_rank * sizes.width * stream / shards("sequence"), ("sequence",)))
+    found.append(Product(layers * 2 * sizes.lora_rank * other / shards(dim), (dim,)))
   return found
 
 
@@ -112,30 +112,30 @@ def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[f
   Where devices split heads or hidden units, the products of one input are one (`layers.linears`): all are repeated, or
   none.
   """
-  model, names = case.model, set(case.saved_names)
-  if model.remat == "minimal":
+  sizes, names = case.sizes, set(case.saved_names)
+  if sizes.remat == "minimal":
     return 0.0, 0.0
   if case.layout.shards("heads") > 1 or case.layout.shards("mlp") > 1:
     for joined in ({"query", "key", "value"}, {"mlp_gate", "mlp_up"}):
       names -= set() if joined <= names else joined
-  shares = {"query": model.heads, "key": model.kv_heads, "value": model.kv_heads, "attention_output": model.heads}
+  shares = {"query": sizes.heads, "key": sizes.kv_heads, "value": sizes.kv_heads, "attention_output": sizes.heads}
   share = sum(n for name, n in shares.items() if name not in names) / sum(shares.values())
-  is_kernel = model.attention in KERNELS
-  if is_kernel and (model.remat == "dots" or "context" in names):
+  is_kernel = sizes.attention in KERNELS
+  if is_kernel and (sizes.remat == "dots" or "context" in names):
     scores = 0
   elif "context" in names:
     scores /= 2  # the product with the values is not repeated
   return share * projections + scores, mlp / 3 * len({"mlp_gate", "mlp_up"} - names)  # not the product with `down`
 
 
-def _computed(model: ModelConfig) -> float:
+def _computed(sizes: ModelSizes) -> float:
   """The share of all pairs of positions that attention computes."""
-  t = model.positions
-  if model.attention == "splash":
-    return splash.pairs(t, model.predicts.causal) / t**2
-  if not model.predicts.causal or model.attention == "plain":
+  t = sizes.positions
+  if sizes.attention == "splash":
+    return splash.pairs(t, sizes.predicts.causal) / t**2
+  if not sizes.predicts.causal or sizes.attention == "plain":
     return 1.0
-  if model.attention == "cudnn":
+  if sizes.attention == "cudnn":
     return (t + 1) / (2 * t)  # skips every masked pair, as calls.py counts it
   starts = range(0, t, QUERY_BLOCK)
   return sum(min(QUERY_BLOCK, t - start) * min(start + QUERY_BLOCK, t) for start in starts) / t**2
@@ -147,20 +147,20 @@ def traffic(case: Case) -> float:
   A block's values pass through memory several times (`compilers.Fitted`). Each pass reads the weights. Gradients are
   written and read, and the optimizer reads and writes weights and its state.
   """
-  model, layout = case.model, case.layout
-  param = jnp.dtype(model.param_dtype).itemsize
-  layers = model.depth // layout.shards("layers")
+  sizes, layout = case.sizes, case.layout
+  param = jnp.dtype(sizes.param_dtype).itemsize
+  layers = sizes.depth // layout.shards("layers")
   fitted = COMPILERS[case.compiler].fitted
-  values, scores = block_values(model, *case.pieces)
+  values, scores = block_values(sizes, *case.pieces)
   passes = fitted.passes[case.policy]
   block = passes * values + (fitted.score_passes or passes) * scores
-  whole = fitted.whole_passes * model.positions * model.width * case.item if layout.shards("sequence") > 1 else 0
+  whole = fitted.whole_passes * sizes.positions * sizes.width * case.item if layout.shards("sequence") > 1 else 0
   logits = case.logits * 4
   weight_passes = 4 if case.repeats else 3
-  used = sum(map(case.used, weights(model))) * case.item
-  summed, updated = (sum(map(count, trained(model))) * param for count in (case.summed, case.updated))
+  used = sum(map(case.used, weights(sizes))) * case.item
+  summed, updated = (sum(map(count, trained(sizes))) * param for count in (case.summed, case.updated))
   activations = case.examples * (layers * (block + whole) + 6 * logits)
-  if model.attention == "splash":
+  if sizes.attention == "splash":
     activations += case.examples * layers * _splash_bytes(case)
   if case.schedule and case.schedule.splits:  # what is kept is written, put into its slot, taken out of it, and read
     activations += case.examples * 4 * layers * cotangents(case)
@@ -172,12 +172,12 @@ def traffic(case: Case) -> float:
 
 def _splash_bytes(case: Case) -> float:
   """What the kernels of splash attention read and write for one example in a block."""
-  model, rows = case.model, case.model.heads / case.layout.shards("heads")
+  sizes, rows = case.sizes, case.sizes.heads / case.layout.shards("heads")
   kernels = ["fwd", "dq", "dkv"] + ["fwd"] * (
     case.repeats and "context" not in case.saved_names
   )  # the forward pass again
   of = functools.partial(
-    splash.work, length=model.positions, head=model.head_dim, item=case.item, causal=model.predicts.causal
+    splash.work, length=sizes.positions, head=sizes.head_dim, item=case.item, causal=sizes.predicts.causal
   )
   return sum(of(kernel, rows).bytes for kernel in kernels)
 

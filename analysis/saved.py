@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from analysis import gpus
-from models.config import ModelConfig
 from models.dimensions import Sharding
 from models.parameters import bind, definition
 from models.remat import VIEWS, policy_of, save_all_but
+from models.sizes import ModelSizes
 
 GATHER = "pad"  # the primitive of `OwnPositions.whole_sequence`; no block uses it otherwise
 SAVE_ALL = save_all_but(VIEWS)  # every value of a block
@@ -40,7 +40,7 @@ class OwnPositions(Sharding):
 
 
 def bytes_per_example(
-  model: ModelConfig, heads: int, mlp: int, sequence: int, layers: int, remat: str | None = None, host: bool = False
+  sizes: ModelSizes, heads: int, mlp: int, sequence: int, layers: int, remat: str | None = None, host: bool = False
 ) -> int:
   """Bytes that `layers` blocks save for one example on a device; with `host`, in the memory of its host.
 
@@ -50,12 +50,12 @@ def bytes_per_example(
   Args:
     remat: the remat policy; the model's if None. "all" counts all values of a block.
   """
-  traced_here = lambda **sizes: traced(model, remat or model.remat, **sizes)[host]
-  sizes = {"heads": (model.kv_heads, heads), "mlp": (model.mlp_width, mlp), "sequence": (model.positions, sequence)}
+  traced_here = lambda **shards: traced(sizes, remat or sizes.remat, **shards)[host]
+  splits = {"heads": (sizes.kv_heads, heads), "mlp": (sizes.mlp_width, mlp), "sequence": (sizes.positions, sequence)}
 
   def by(layers: int) -> int:
     whole = found = traced_here(layers=layers)
-    for part, (size, shards) in sizes.items():
+    for part, (size, shards) in splits.items():
       if shards > 1:
         few = next(n for n in range(2, size + 1) if size % n == 0)
         in_part = (whole - traced_here(layers=layers, **{part: few})) * few // (few - 1)
@@ -65,25 +65,25 @@ def bytes_per_example(
   return by(1) + (layers - 1) * (by(2) - by(1)) if layers > 1 else by(1)
 
 
-def block_values(model: ModelConfig, heads: int, mlp: int, sequence: int) -> tuple[int, int]:
+def block_values(sizes: ModelSizes, heads: int, mlp: int, sequence: int) -> tuple[int, int]:
   """Bytes of all values that a block computes for one example on a device, and of the scores of `plain` attention."""
   of = functools.partial(bytes_per_example, heads=heads, mlp=mlp, sequence=sequence, layers=1, remat="all")
-  values = of(model)
-  if model.attention != "plain":
+  values = of(sizes)
+  if sizes.attention != "plain":
     return values, 0
-  others = of(dataclasses.replace(model, attention="splash"))  # a kernel, whose scores never leave it
+  others = of(dataclasses.replace(sizes, attention="splash"))  # a kernel, whose scores never leave it
   return min(values, others), max(values - others, 0)
 
 
 def traced(
-  model: ModelConfig, remat: str, heads: int = 1, mlp: int = 1, sequence: int = 1, layers: int = 1
+  sizes: ModelSizes, remat: str, heads: int = 1, mlp: int = 1, sequence: int = 1, layers: int = 1
 ) -> tuple[int, int]:
   """`bytes_per_example` without and with `host`, from a single trace of the model in exactly these sizes."""
   part = dataclasses.replace(
-    model,
-    heads=model.heads // heads,
-    kv_heads=model.kv_heads // heads,
-    mlp_width=model.mlp_width // mlp,
+    sizes,
+    heads=sizes.heads // heads,
+    kv_heads=sizes.kv_heads // heads,
+    mlp_width=sizes.mlp_width // mlp,
     depth=layers,
     # The blocks do not see these. So models that differ in nothing else share a trace.
     vocab_size=1,
@@ -94,23 +94,23 @@ def traced(
 
 
 @functools.cache
-def _traced(model: ModelConfig, remat: str, sequence: int) -> tuple[int, int]:
-  chosen = SAVE_ALL if remat == "all" else policy_of(remat, model.saved, model.lora_rank)
+def _traced(sizes: ModelSizes, remat: str, sequence: int) -> tuple[int, int]:
+  chosen = SAVE_ALL if remat == "all" else policy_of(remat, sizes.saved, sizes.lora_rank)
   policy = lambda primitive, *given, **named: primitive.name != GATHER and chosen(primitive, *given, **named)
   sharding = OwnPositions(sequence)
-  examples = _prime_above(2 * max(model.positions, model.width, model.mlp_width, model.heads * model.head_dim))
+  examples = _prime_above(2 * max(sizes.positions, sizes.width, sizes.mlp_width, sizes.heads * sizes.head_dim))
 
   def blocks(params: Any, x: jax.Array, given: dict[str, Any]) -> jax.Array:
-    run = bind(model, params).run_blocks
-    return run(x, **given, sharding=sharding, policy=policy, length=model.positions)[0]
+    run = bind(sizes, params).run_blocks
+    return run(x, **given, sharding=sharding, policy=policy, length=sizes.positions)[0]
 
-  x = jax.ShapeDtypeStruct((examples, model.positions // sequence, model.width), model.dtype)
-  keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), examples)) if model.dropout else None
-  segments = jax.ShapeDtypeStruct((examples, model.positions), "int32") if model.segments else None
+  x = jax.ShapeDtypeStruct((examples, sizes.positions // sequence, sizes.width), sizes.dtype)
+  keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), examples)) if sizes.dropout else None
+  segments = jax.ShapeDtypeStruct((examples, sizes.positions), "int32") if sizes.segments else None
   vjp = lambda params, x, given: jax.vjp(functools.partial(blocks, given=given), params, x)[1]
   with gpus.assumed():
     leaves = jax.make_jaxpr(lambda *given: jax.tree.leaves(vjp(*given)))(
-      nnx.to_pure_dict(definition(model)[1]), x, {"keys": keys, "segments": segments}
+      nnx.to_pure_dict(definition(sizes)[1]), x, {"keys": keys, "segments": segments}
     ).out_avals
   device = host = 0
   for leaf in leaves:

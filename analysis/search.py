@@ -17,7 +17,7 @@ from analysis.case import ADAMW, Case
 from analysis.roofline import Roofline
 from analysis.topology import Machine
 from errors import ConfigError
-from models.config import REMAT, ModelConfig
+from models.sizes import REMAT, ModelSizes
 from strategies.layout import PLACES, Layout
 from strategies.pipeline import orders
 from strategies.pipeline.schedule import Schedule
@@ -69,7 +69,7 @@ def model_of(params: float, length: int) -> dict[str, int]:
 
 
 def search(
-  model: ModelConfig,
+  sizes: ModelSizes,
   batch_size: int,
   where: Machine,
   names: Sequence[str] = (),
@@ -83,9 +83,9 @@ def search(
     sequence_parallel: the config's field.
   """
   found = []
-  for name, layout in _layouts(names or strategies.names(), model, where.count, sequence_parallel):
+  for name, layout in _layouts(names or strategies.names(), sizes, where.count, sequence_parallel):
     for remat in REMAT:
-      chosen = dataclasses.replace(model, remat=remat)
+      chosen = dataclasses.replace(sizes, remat=remat)
       try:
         chosen = strategies.within_limits(chosen, strategies.limits(name, layout, chosen, optimizer))
       except ConfigError:
@@ -100,7 +100,7 @@ def search(
 def _cases(case: Case) -> Iterator[tuple[Case, tuple[str, int, int, int] | None]]:
   """The case in parts, by accumulation or by a pipeline's schedule, with that schedule as in `_pipelines`."""
   layout = case.layout
-  for accumulation, pipeline in itertools.product((1, 2, 4, 8, 16), _pipelines(layout, case.model.depth)):
+  for accumulation, pipeline in itertools.product((1, 2, 4, 8, 16), _pipelines(layout, case.sizes.depth)):
     schedule = _schedule(*pipeline) if pipeline else None
     if schedule and accumulation > 1:
       continue
@@ -123,7 +123,7 @@ def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candid
 
 
 def _layouts(
-  names: Sequence[str], model: ModelConfig, devices: int, sequence_parallel: bool = True
+  names: Sequence[str], sizes: ModelSizes, devices: int, sequence_parallel: bool = True
 ) -> Iterator[tuple[str, Layout]]:
   """Every strategy on every mesh of this many devices that splits the model evenly, without equal layouts."""
   seen = set()
@@ -132,15 +132,15 @@ def _layouts(
   for name in sorted(names, key=simplest_first):
     template = strategies.layout_of(name)
     axes = list(template.mesh)
-    for sizes in _factors(devices, len(axes)):
-      mesh = dict(zip(axes, sizes, strict=True))
-      layout = template.on(**mesh).for_positions(model.positions, sequence_parallel)
+    for factors in _factors(devices, len(axes)):
+      mesh = dict(zip(axes, factors, strict=True))
+      layout = template.on(**mesh).for_positions(sizes.positions, sequence_parallel)
       idle = devices > 1 and not layout.uses_every_axis()
       waiting = {axis for dim in WAITING for axis in layout.axes(dim)}
       if idle or any(mesh[axis] > LARGEST for axis in waiting):
         continue
       try:
-        layout.check_divides(model.sizes())
+        layout.check_divides(sizes.shardable())
       except ConfigError:
         continue
       # Without its axes of size 1, a layout may equal another strategy's layout, except for the names of axes.
@@ -181,7 +181,7 @@ def _schedule(name: str, stages: int, microbatches: int, chunks: int) -> Schedul
 def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, int, int] | None) -> Candidate:
   """A case with its predictions."""
   fields: dict[str, object] = {f"mesh.{axis}": size for axis, size in case.layout.mesh.items()}
-  fields |= {"model.remat": case.model.remat}
+  fields |= {"model.remat": case.sizes.remat}
   if case.accumulation > 1:
     fields["accumulation"] = case.accumulation
   if case.gather == "step":

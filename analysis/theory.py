@@ -27,7 +27,7 @@ def sent(case: Case) -> list[Sent]:
 
 def _weights(case: Case) -> list[Sent]:
   """Gathers along `embed`. Weights are cast before they are gathered."""
-  compiler, matrices = COMPILERS[case.compiler], [weight for weight in weights(case.model) if weight.is_matrix]
+  compiler, matrices = COMPILERS[case.compiler], [weight for weight in weights(case.sizes) if weight.is_matrix]
   each, once = case.ordered(case.transfers.gathered_each_part), case.ordered(case.transfers.gathered_once)
   times = lambda weight: 2 * case.batch_parts if weight.in_blocks else compiler.edge_gathers(case)
   item = functools.partial(compiler.gathered_item, case)
@@ -44,9 +44,9 @@ def _weights(case: Case) -> list[Sent]:
 def _updates(case: Case) -> list[Sent]:
   """Gathers of the new weights, in the dtype in which they are stored, where a device updates only a piece of them."""
   axes = case.ordered(case.transfers.gathered_updated)
-  item = jnp.dtype(case.model.param_dtype).itemsize
+  item = jnp.dtype(case.sizes.param_dtype).itemsize
   size = (
-    ring_share(case.devices(axes)) * item * sum(case.held(weight) for weight in trained(case.model) if weight.is_matrix)
+    ring_share(case.devices(axes)) * item * sum(case.held(weight) for weight in trained(case.sizes) if weight.is_matrix)
   )
   return [Sent("all-gather", axes, size, "new weights, from the pieces that devices update", waits=True, edges=size)]
 
@@ -79,7 +79,7 @@ def _gradients(case: Case) -> list[Sent]:
   apart = compiler.reduces_tied_gradients_apart(case)
   tables = compiler.scatters_tables(case)
   as_product = lambda weight: not weight.is_table or tables or (apart and "head" in weight.roles)
-  matrices = [weight for weight in trained(case.model) if weight.is_matrix and as_product(weight)]
+  matrices = [weight for weight in trained(case.sizes) if weight.is_matrix and as_product(weight)]
   scattered = [weight for weight in matrices if compiler.scatters(case, weight)]
   sliced = [weight for weight in matrices if not compiler.scatters(case, weight)]
   n, r = map(case.devices, (sharded, whole))
@@ -107,7 +107,7 @@ def _over_positions(case: Case) -> list[Sent]:
   batch, positions = () if case.transfers.by_hand else case.axes("batch"), case.axes("sequence")
   sizes: collections.Counter[tuple[str, ...]] = collections.Counter()
   compiler = COMPILERS[case.compiler]
-  for weight in trained(case.model):
+  for weight in trained(case.sizes):
     if not weight.is_matrix:
       dim = weight.in_parts_along
       others = case.axes(dim) if dim else ()
@@ -118,7 +118,7 @@ def _over_positions(case: Case) -> list[Sent]:
       # Of patches, and of adapters on the side of the stream: summed over the batch, then over positions.
       is_whole = case.transfers.by_hand or compiler.sums_positions_first(case, weight)
       sizes[positions] += case.item * (case.used if is_whole else case.summed)(weight)
-  what = "gradients of the norms' scales" + (" and of biases" if case.model.qkv_bias else "")
+  what = "gradients of the norms' scales" + (" and of biases" if case.sizes.qkv_bias else "")
   what += ", and sums over positions" if positions else ""
   sent = lambda axes, size: case.batch_parts * 2 * size * ring_share(case.devices(axes))
   return [Sent("all-reduce", axes, sent(axes, size), what) for axes, size in sizes.items()]
@@ -142,7 +142,7 @@ def _sums_by_hand(case: Case) -> list[Sent]:
     total[kind, axes, what] += size
     edges[kind, axes, what] += 0 if weight.in_blocks and axes == each_part else size
 
-  for weight in trained(case.model):
+  for weight in trained(case.sizes):
     size, split = case.held(weight) * case.item_of(weight), "embed" in weight.dims
     size *= case.devices((*each_part, *transfers.gathered_once)) if split else 1  # before it is scattered
     for axes, times in ((each_part, case.batch_parts), (once, 1)) if split else ():
@@ -164,7 +164,7 @@ def _table_gradients(case: Case) -> list[Sent]:
   if case.transfers.by_hand or COMPILERS[case.compiler].scatters_tables(case):
     return []
   batch = case.axes("batch")
-  tables = sum(case.used(weight) for weight in trained(case.model) if weight.is_table)
+  tables = sum(case.used(weight) for weight in trained(case.sizes) if weight.is_table)
   size = case.batch_parts * 2 * ring_share(case.devices(batch)) * case.item * tables
   return [Sent("all-reduce", batch, size, "gradient of the embedding", edges=size)]
 
@@ -174,8 +174,8 @@ def _stages(case: Case) -> list[Sent]:
   if not case.schedule:
     return []
   axes = case.axes("layers")
-  stream = case.examples * case.model.positions * case.model.width * case.item / case.layout.shards("sequence")
-  blocks = [weight for weight in weights(case.model) if weight.in_blocks]
+  stream = case.examples * case.sizes.positions * case.sizes.width * case.item / case.layout.shards("sequence")
+  blocks = [weight for weight in weights(case.sizes) if weight.in_blocks]
   moved = sum((case.held(weight) + weight.trained * case.updated(weight)) * case.item_of(weight) for weight in blocks)
   # A phase exchanges at each of its ticks, also where a stage in the bubble has nothing to send. If both kinds of units
   # run in a phase, one kind can hide what the other exchanges.

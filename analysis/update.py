@@ -11,9 +11,9 @@ from flax import nnx
 
 from analysis.case import Case, ring_share
 from analysis.weights import Weight, weights
-from models.config import ModelConfig
 from models.dimensions import Dims, is_dims
 from models.parameters import definition, logical_dims, trained
+from models.sizes import ModelSizes
 from strategies.collectives import Share, share
 from training.optimizer import Optimizer
 from training.optimizers import Rule
@@ -28,29 +28,29 @@ class Array(NamedTuple):
 
 
 @functools.cache
-def rule(model: ModelConfig, optimizer: Optimizer) -> Rule:
-  return optimizer.rule(trained(model, logical_dims(model)), model.dtype)
+def rule(sizes: ModelSizes, optimizer: Optimizer) -> Rule:
+  return optimizer.rule(trained(sizes, logical_dims(sizes)), sizes.dtype)
 
 
 @functools.cache
-def state(model: ModelConfig, optimizer: Optimizer) -> tuple[Array, ...]:
+def state(sizes: ModelSizes, optimizer: Optimizer) -> tuple[Array, ...]:
   """The arrays of an optimizer's state, without numbers such as the count of steps."""
-  _, params = definition(model)
-  found = rule(model, optimizer)
-  arrays = jax.tree.leaves(jax.eval_shape(found.transform.init, trained(model, nnx.to_pure_dict(params))))
+  _, params = definition(sizes)
+  found = rule(sizes, optimizer)
+  arrays = jax.tree.leaves(jax.eval_shape(found.transform.init, trained(sizes, nnx.to_pure_dict(params))))
   names = jax.tree.leaves(found.dims, is_leaf=is_dims)
   return tuple(Array(x.size * x.dtype.itemsize, dims) for x, dims in zip(arrays, names, strict=True) if dims)
 
 
 def state_bytes(case: Case) -> float:
   """Bytes of the state on one device."""
-  return sum(array.bytes / _pieces(case, array.dims) for array in state(case.model, case.optimizer))
+  return sum(array.bytes / _pieces(case, array.dims) for array in state(case.sizes, case.optimizer))
 
 
 def flops(case: Case) -> float:
   """FLOPs of one device for the matrices that the optimizer needs whole. Other updates have no products."""
   one = lambda shape, dims: (math.prod(shape[at] for at in side) for side in sides(dims) or ())
-  work = rule(case.model, case.optimizer).flops
+  work = rule(case.sizes, case.optimizer).flops
   return sum(_share(case, weight).layers * work(*one(weight.shape, weight.dims)) for weight in whole(case))
 
 
@@ -65,8 +65,8 @@ def repeated_flops(case: Case) -> float:
 
 def whole(case: Case) -> list[Weight]:
   """The weights that the optimizer needs whole."""
-  by_layer = rule(case.model, case.optimizer).by_layer
-  return [weight for weight in weights(case.model) if weight.trained and by_layer(weight.dims)]
+  by_layer = rule(case.sizes, case.optimizer).by_layer
+  return [weight for weight in weights(case.sizes) if weight.trained and by_layer(weight.dims)]
 
 
 def shared(case: Case) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -84,8 +84,8 @@ def shared(case: Case) -> dict[tuple[str, tuple[str, ...]], float]:
 def summed(case: Case) -> dict[tuple[str, ...], float]:
   """Bytes that a device sends to sum over the pieces of weights, in float32, by mesh axes."""
   sent: collections.Counter[tuple[str, ...]] = collections.Counter()
-  for weight in weights(case.model):
-    for kept, gone in rule(case.model, case.optimizer).sums(weight.dims):
+  for weight in weights(case.sizes):
+    for kept, gone in rule(case.sizes, case.optimizer).sums(weight.dims):
       size = 4 * math.prod(weight.shape[at] for at in kept) / _pieces(case, [weight.dims[at] for at in kept])
       axes = case.ordered([axis for at in gone if (dim := weight.dims[at]) for axis in case.axes(_in_state(dim))])
       sent[axes] += 2 * ring_share(case.devices(axes)) * size

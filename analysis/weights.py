@@ -8,9 +8,9 @@ import jax
 from flax import nnx
 
 from models import lora
-from models.config import ModelConfig
 from models.dimensions import Dims, is_dims
 from models.parameters import definition, logical_dims, used_dtypes
+from models.sizes import ModelSizes
 
 
 class Weight(NamedTuple):
@@ -58,28 +58,28 @@ class Weight(NamedTuple):
 
 
 @functools.cache
-def weights(model: ModelConfig) -> tuple[Weight, ...]:
+def weights(sizes: ModelSizes) -> tuple[Weight, ...]:
   """The model's parameters, ordered by name."""
-  _, params = definition(model)
+  _, params = definition(sizes)
   found = jax.tree.leaves_with_path(nnx.to_pure_dict(params))
-  named = jax.tree.leaves(logical_dims(model), is_leaf=is_dims)
-  dtypes = jax.tree.leaves(used_dtypes(model))
+  named = jax.tree.leaves(logical_dims(sizes), is_leaf=is_dims)
+  dtypes = jax.tree.leaves(used_dtypes(sizes))
   name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-  is_trained = lambda path: not model.lora_rank or lora.NAME in name(path).split("/")
+  is_trained = lambda path: not sizes.lora_rank or lora.NAME in name(path).split("/")
   return tuple(
-    Weight(name(path), tuple(param.shape), dims, dtype, _roles(model, name(path), dims), is_trained(path))
+    Weight(name(path), tuple(param.shape), dims, dtype, _roles(sizes, name(path), dims), is_trained(path))
     for (path, param), dims, dtype in zip(found, named, dtypes, strict=True)
   )
 
 
-def trained(model: ModelConfig) -> tuple[Weight, ...]:
+def trained(sizes: ModelSizes) -> tuple[Weight, ...]:
   """The parameters that are trained."""
-  return tuple(weight for weight in weights(model) if weight.trained)
+  return tuple(weight for weight in weights(sizes) if weight.trained)
 
 
-def _roles(model: ModelConfig, name: str, dims: Dims) -> tuple[str, ...]:
+def _roles(sizes: ModelSizes, name: str, dims: Dims) -> tuple[str, ...]:
   if "layers" in dims:
     return ("block", "adapter") if lora.NAME in name.split("/") else ("block",)
-  if dims == model.reads.embedding(model)[1]:
-    return ("embedding", "head") if model.tied_embedding else ("embedding",)
-  return ("head",) if dims == model.predicts.head(model)[1] else ("norm",)
+  if dims == sizes.reads.embedding(sizes)[1]:
+    return ("embedding", "head") if sizes.tied_embedding else ("embedding",)
+  return ("head",) if dims == sizes.predicts.head(sizes)[1] else ("norm",)

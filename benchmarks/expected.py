@@ -24,10 +24,10 @@ def expected_step(strategy: Strategy, batch_size: int, peaks: dict[str, Any] | N
   case = Case.of(strategy, batch_size, device.platform)
   figures = chip(device.device_kind)
   seconds = None
-  if figures and peak_flops(device, case.model.dtype):
+  if figures and peak_flops(device, case.sizes.dtype):
     between = links.of_devices(figures, strategy.mesh)
     seconds = predict.times(case, figures, between).seconds if between else None
   elif peaks:
     real = strategy.layout.device_count if device.platform != "cpu" else 1
-    seconds = batch_size * strategy.program.model.train_flops_per_example() / peaks["flops"] / real
+    seconds = batch_size * strategy.program.sizes.train_flops_per_example() / peaks["flops"] / real
   return {"bytes": memory.of(case).total, "seconds": seconds}

@@ -41,7 +41,7 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
   strategy = strategy_of({f"model.{name}": value for name, value in request["model"].items()})
   params = jax.device_get(strategy.init(0).params)
   read = lambda name: functools.reduce(lambda tree, key: tree[key], name.split("/"), params)
-  export(Path(request["folder"]), strategy.program.model, read, {})
+  export(Path(request["folder"]), strategy.program.sizes, read, {})
   return {"parameters": sum(x.size for x in jax.tree.leaves(params))}
 
 
@@ -49,7 +49,7 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
 def loaded(folder: str, length: int) -> tuple[Strategy, Params]:
   """A strategy for a model folder and texts of this length, and the weights."""
   strategy = strategy_of({"init_from": folder, "model.seq_len": length})
-  return strategy, pretrained.load(pretrained.Folder(folder), strategy.program.model, strategy.abstract_state().params)
+  return strategy, pretrained.load(pretrained.Folder(folder), strategy.program.sizes, strategy.abstract_state().params)
 
 
 def write(request: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def logits(request: dict[str, Any]) -> dict[str, Any]:
   """The logits of the token after the first prompt."""
   prompt = jnp.array(request["prompts"][:1])
   strategy, params = loaded(request["folder"], prompt.size + request["length"])
-  found = jax.jit(lambda params, prompt: bind(strategy.program.model, params)(prompt)[0, -1])(params, prompt)
+  found = jax.jit(lambda params, prompt: bind(strategy.program.sizes, params)(prompt)[0, -1])(params, prompt)
   return {"logits": found.tolist()}
 
 

@@ -67,7 +67,7 @@ def measure(steps: int) -> dict[str, Any]:
     **machine(devices),
     "steps": steps,
     "tokens": fields.batch_size * fields.model.seq_len,
-    "parameters": sum(weight.size for weight in weights(settings.program(fields, "cpu").model)),
+    "parameters": sum(weight.size for weight in weights(settings.program(fields, "cpu").sizes)),
     "losses": losses,
   }
 

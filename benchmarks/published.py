@@ -85,8 +85,8 @@ def bound(row: Published) -> dict[str, float]:
   times = predict.times(case, where.chip, where.links(case.layout.mesh))
   examples = config.batch_size / where.count / max(times.compute, times.memory, times.communication)
   return {
-    "tokens": examples * case.model.positions,
-    "flops": examples * case.model.train_flops_per_example(),
+    "tokens": examples * case.sizes.positions,
+    "flops": examples * case.sizes.train_flops_per_example(),
     "memory": memory.of(case).total,
   }
 

@@ -69,10 +69,10 @@ def measure(
   devices = _devices(options.devices, hardware["devices"])
   cells.check(config)
   program = settings.program(config, hardware["platform"])
-  unit, per_example = program.model.unit
-  asked = cells.select(config, wanted, devices, options.peer_python, hardware["platform"], program.model.dtype)
+  unit, per_example = program.sizes.unit
+  asked = cells.select(config, wanted, devices, options.peer_python, hardware["platform"], program.sizes.dtype)
   asked = [cell for cell in asked if among is None or cell.name in among]
-  reason = cells.without_peer(config, hardware["platform"], program.model.dtype)
+  reason = cells.without_peer(config, hardware["platform"], program.sizes.dtype)
   state = jax.eval_shape(program.init, jax.random.key(0))
   (commit, dirty), load = checked_out(), os.getloadavg()[0]  # the load shows whether the machine was idle
   say = functools.partial(print, flush=True)
@@ -84,7 +84,7 @@ def measure(
     "kind": "throughput",
     "command": options.command,
     "machine": described(hardware),
-    "hardware": hardware | {"peak_flops": hardware["peak_flops"] if program.model.dtype == "bfloat16" else None},
+    "hardware": hardware | {"peak_flops": hardware["peak_flops"] if program.sizes.dtype == "bfloat16" else None},
     "versions": found["versions"],
     "commit": commit,
     "dirty": dirty,
@@ -92,7 +92,7 @@ def measure(
     "config": cells.training(config, cells.REFERENCE, 1)["config"],
     "unit": unit,
     "items": config.batch_size * per_example,
-    "flops": config.batch_size * program.model.train_flops_per_example(),
+    "flops": config.batch_size * program.sizes.train_flops_per_example(),
     "parameters": sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
     "rounds": max((turn["turn"] + 1 for cell in measured.values() for turn in cell["rounds"]), default=0),
     "steps": options.steps,

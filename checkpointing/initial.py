@@ -32,7 +32,7 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> tuple[Pa
   if pretrained.is_folder(source):
     with processes.raise_together():
       folder = pretrained.Folder(source)
-      params = pretrained.load(folder, program.model, wanted)
+      params = pretrained.load(folder, program.sizes, wanted)
     return params, f"{source}, a {folder.shape.family} model in {' and '.join(folder.dtypes)}"
   place = Path(processes.on_process_zero(lambda: str(reading.newest(Path(source).expanduser()))))
   saved = processes.on_process_zero(lambda: reading.read_record(place))
@@ -53,7 +53,7 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> tuple[Pa
     raise ConfigError(
       f"{where} was trained on tokens of {theirs!r}, but this run has tokens of {ours!r}; use the same tokenizer"
     )
-  stored = lambda w: jax.ShapeDtypeStruct(w.shape, program.model.param_dtype, sharding=w.sharding)
+  stored = lambda w: jax.ShapeDtypeStruct(w.shape, program.sizes.param_dtype, sharding=w.sharding)
   params = read_params(place, saved, jax.tree.map(stored, wanted), where)
   params = jax.tree.map(lambda w, to: w.astype(to.dtype), params, wanted)
   return params, f"{source}, step {saved['loop']['step']}, saved by {saved['strategy']}"

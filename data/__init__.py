@@ -22,8 +22,8 @@ from data.check import check_examples
 from data.dataset import Dataset, HostBatch, Part, Source
 from data.prefetch import prefetch
 from errors import ConfigError, one_of, positive
-from models.config import model_config, replaced
 from models.inputs import Shapes
+from models.sizes import model_sizes, replaced
 
 __all__ = [
   "Batches", "Dataset", "EvaluationBatches", "Mixture", "Part", "Source", "batches", "check", "check_fields", "load",
@@ -116,7 +116,7 @@ def batches(config: ConfigDict, place: Place | None = None, step: int = 0) -> It
   threads.
   """
   size, dataset = config.batch_size, load(config)
-  check(config, dataset, model_config(with_sizes(config, dataset.model)).example_shapes())
+  check(config, dataset, model_sizes(with_sizes(config, dataset.model)).example_shapes())
   source = Batches(mixture(dataset), size, config.seed)
 
   def make(step: int) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from data.dataset import Dataset, HostBatch, Part
-from models.config import ModelConfig, model_config
+from models.sizes import ModelSizes, model_sizes
 
 TRAIN_EXAMPLES, VALIDATION_EXAMPLES = 8192, 256
 
@@ -18,7 +18,7 @@ TRAIN_EXAMPLES, VALIDATION_EXAMPLES = 8192, 256
 class Synthetic:
   """`size` random examples for a model, numbered from `first`."""
 
-  model: ModelConfig
+  sizes: ModelSizes
   first: int
   size: int
 
@@ -33,10 +33,10 @@ class Synthetic:
     random = np.random.Generator(np.random.Philox(key=number))
     example = {
       name: random.integers(0, field.below, field.shape, dtype=field.dtype)
-      for name, field in self.model.example_shapes().items()
+      for name, field in self.sizes.example_shapes().items()
     }
-    if self.model.segments:
-      example["segments"] = _segments(random, len(example["segments"]), 4 if self.model.predicts.causal else 1)
+    if self.sizes.segments:
+      example["segments"] = _segments(random, len(example["segments"]), 4 if self.sizes.predicts.causal else 1)
     return example
 
 
@@ -49,16 +49,16 @@ def _segments(random: np.random.Generator, length: int, documents: int) -> np.nd
 
 def load(config: ConfigDict) -> Dataset:
   """Makes random examples for the model of a config."""
-  model = model_config(config)
+  sizes = model_sizes(config)
   return Dataset(
     parts=(
       Part(
         "synthetic",
-        train=Synthetic(model, 0, TRAIN_EXAMPLES),
-        validation=Synthetic(model, TRAIN_EXAMPLES, VALIDATION_EXAMPLES),
-        fingerprint=f"synthetic-{model.inputs}-{TRAIN_EXAMPLES}-{VALIDATION_EXAMPLES}",
+        train=Synthetic(sizes, 0, TRAIN_EXAMPLES),
+        validation=Synthetic(sizes, TRAIN_EXAMPLES, VALIDATION_EXAMPLES),
+        fingerprint=f"synthetic-{sizes.inputs}-{TRAIN_EXAMPLES}-{VALIDATION_EXAMPLES}",
       ),
     ),
-    description=f"synthetic {model.inputs}: random, for measuring speed; nothing can be learned from them",
-    tokenizer="synthetic" if model.inputs == "tokens" else "",
+    description=f"synthetic {sizes.inputs}: random, for measuring speed; nothing can be learned from them",
+    tokenizer="synthetic" if sizes.inputs == "tokens" else "",
   )

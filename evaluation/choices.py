@@ -153,7 +153,7 @@ def _join(question: str, choice: str, between: str) -> str:
 def score(strategy: Strategy, params: Params, questions: list[Question], found: list[Answer], *, tokens: int) -> Scores:
   """Scores the rows of questions, in batches of about this many tokens."""
   scores = np.zeros(len(found))
-  for numbers, length in _batches(found, strategy.program.model.seq_len, tokens, strategy.layout.shards("batch")):
+  for numbers, length in _batches(found, strategy.program.sizes.seq_len, tokens, strategy.layout.shards("batch")):
     padded, counted = np.zeros((len(numbers), length + 1), np.int32), np.zeros((len(numbers), length + 1), bool)
     for place, number in enumerate(numbers):
       row = found[number]

@@ -34,7 +34,7 @@ class Evaluator:
     sums = self.sums(state)
     losses = np.array([s["loss"] / s["count"] for s in sums])
     found = {"loss": losses}
-    if self.strategy.program.model.predicts.counts_correct:
+    if self.strategy.program.sizes.predicts.counts_correct:
       found["accuracy"] = np.array([s["correct"] / s["count"] for s in sums])
     values = {name: float(self._shares @ each) for name, each in found.items()}
     if "accuracy" in values:
@@ -80,7 +80,7 @@ class Evaluator:
   def baseline(self) -> Baseline | None:
     """The loss of byte bigram models on the same examples, one for each part; None if the bytes are not known."""
     text, per_token = self.dataset.text, self._bytes_per_token()
-    if text is None or per_token is None or self.strategy.program.model.predicts.counts_correct:
+    if text is None or per_token is None or self.strategy.program.sizes.predicts.counts_correct:
       return None
 
     def windows(part: Part, batches: EvaluationBatches) -> Baseline | None:

@@ -5,8 +5,8 @@ objectives.py hold the two choices that make a model: what goes in (tokens, imag
 token, a class). generate.py writes text, and lora.py holds adapters, which are trained in place of weights.
 """
 
-from models.config import ModelConfig
 from models.parameters import logical_dims
+from models.sizes import ModelSizes
 from models.transformer import Transformer
 
-__all__ = ["ModelConfig", "Transformer", "logical_dims"]
+__all__ = ["ModelSizes", "Transformer", "logical_dims"]

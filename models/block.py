@@ -10,22 +10,22 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from models.config import ModelConfig
 from models.dimensions import Sharding
 from models.lora import Adapters
 from models.ops.attention import Cache, attend, rotate, with_past
 from models.ops.layers import RMSNorm, dropout, fold_in, linear, linears, weight
+from models.sizes import ModelSizes
 
 
 class Block(nnx.Module):
   """Adds attention(norm(x)) to x, then mlp(norm(x))."""
 
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    self.attention_norm = RMSNorm(config.width, config)
-    self.attention = Attention(config, rngs)
-    self.mlp_norm = RMSNorm(config.width, config)
-    self.mlp = SwiGLU(config, rngs)
-    self.dropout = config.dropout
+  def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
+    self.attention_norm = RMSNorm(sizes.width, sizes)
+    self.attention = Attention(sizes, rngs)
+    self.mlp_norm = RMSNorm(sizes.width, sizes)
+    self.mlp = SwiGLU(sizes, rngs)
+    self.dropout = sizes.dropout
 
   def __call__(
     self,
@@ -49,22 +49,22 @@ class Block(nnx.Module):
 class Attention(nnx.Module):
   """Self-attention in which `heads` query heads share `kv_heads` key-value heads (arXiv:2305.13245)."""
 
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    d, n, k, h, dtype = config.width, config.heads, config.kv_heads, config.head_dim, config.param_dtype
+  def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
+    d, n, k, h, dtype = sizes.width, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.param_dtype
     self.query = weight(rngs, (d, n, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
     self.key = weight(rngs, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
     self.value = weight(rngs, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
-    self.out = weight(rngs, (n, h, d), ("heads", None, "embed"), std=(2 * config.depth * d) ** -0.5, dtype=dtype)
-    if config.qkv_bias:
+    self.out = weight(rngs, (n, h, d), ("heads", None, "embed"), std=(2 * sizes.depth * d) ** -0.5, dtype=dtype)
+    if sizes.qkv_bias:
       bias = lambda heads: nnx.Param(jnp.zeros((heads, h), dtype), dims=("heads", None))
       self.query_bias, self.key_bias, self.value_bias = bias(n), bias(k), bias(k)
-    if config.qk_norm:
-      self.query_norm, self.key_norm = RMSNorm(h, config), RMSNorm(h, config)
-    self.has_bias, self.has_norms = config.qkv_bias, config.qk_norm
+    if sizes.qk_norm:
+      self.query_norm, self.key_norm = RMSNorm(h, sizes), RMSNorm(h, sizes)
+    self.has_bias, self.has_norms = sizes.qkv_bias, sizes.qk_norm
     self.lora = Adapters(
-      config, rngs, query=(self.query, 1), key=(self.key, 1), value=(self.value, 1), out=(self.out, 2)
+      sizes, rngs, query=(self.query, 1), key=(self.key, 1), value=(self.value, 1), out=(self.out, 2)
     )
-    self.core = functools.partial(attend, config.attention, causal=config.predicts.causal)
+    self.core = functools.partial(attend, sizes.attention, causal=sizes.predicts.causal)
 
   @jax.named_scope("attention")
   def __call__(
@@ -112,12 +112,12 @@ class Attention(nnx.Module):
 class SwiGLU(nnx.Module):
   """The gated MLP: down(silu(gate(x)) · up(x)) (arXiv:2002.05202)."""
 
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    d, f, dtype = config.width, config.mlp_width, config.param_dtype
+  def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
+    d, f, dtype = sizes.width, sizes.mlp_width, sizes.param_dtype
     self.gate = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
     self.up = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
-    self.down = weight(rngs, (f, d), ("mlp", "embed"), std=(2 * config.depth * f) ** -0.5, dtype=dtype)
-    self.lora = Adapters(config, rngs, gate=(self.gate, 1), up=(self.up, 1), down=(self.down, 1))
+    self.down = weight(rngs, (f, d), ("mlp", "embed"), std=(2 * sizes.depth * f) ** -0.5, dtype=dtype)
+    self.lora = Adapters(sizes, rngs, gate=(self.gate, 1), up=(self.up, 1), down=(self.down, 1))
 
   @jax.named_scope("mlp")
   def __call__(self, x: jax.Array, sharding: Sharding) -> jax.Array:  # [B, T, D] → [B, T, D]

@@ -87,7 +87,7 @@ class Writer(NamedTuple):
     Keys belong to texts, so a text does not depend on the others in its batch.
     """
     batch, width = prompts.shape
-    seen = jnp.zeros((batch, self.model.config.vocab_size if self.sampling.counts_tokens else 0), bool)
+    seen = jnp.zeros((batch, self.model.sizes.vocab_size if self.sampling.counts_tokens else 0), bool)
     if self.sampling.counts_tokens:
       is_text = jnp.arange(width) < lengths[:, None]
       seen = jax.vmap(lambda row, tokens, held: row.at[tokens].max(held))(seen, prompts, is_text)
@@ -115,7 +115,7 @@ class Writer(NamedTuple):
       found = jnp.sum(jnp.where(is_target, logits, 0), axis=-1) - jax.nn.logsumexp(logits, axis=-1)
       return jnp.sum(jnp.where(counted, found, 0), axis=-1)
 
-    size = min(length, max(1, LOGITS // (batch * self.model.config.vocab_size)))
+    size = min(length, max(1, LOGITS // (batch * self.model.sizes.vocab_size)))
     count = -(-length // size)
 
     def split(
@@ -149,7 +149,7 @@ def generate(writer: Writer, prompt: jax.Array, *, length: int, key: jax.Array) 
 
   Raises ValueError if P + length exceeds `model.seq_len`, the length the model was trained on.
   """
-  (batch, prompt_length), longest = prompt.shape, writer.model.config.seq_len
+  (batch, prompt_length), longest = prompt.shape, writer.model.sizes.seq_len
   if prompt_length + length > longest:
     raise ValueError(f"prompt ({prompt_length}) + length ({length}) exceeds model.seq_len={longest}")
   texts = writer.begin(prompt, jnp.full(batch, prompt_length), text_keys(key, batch), size=prompt_length + length)

@@ -15,7 +15,7 @@ from errors import ConfigError, positive
 from models.dimensions import Dims, Sharding
 
 if TYPE_CHECKING:
-  from models.config import ModelConfig
+  from models.sizes import ModelSizes
 
 
 class Field(NamedTuple):
@@ -42,34 +42,34 @@ class Input(Protocol):
   coordinates: int
   is_image: bool
 
-  def check(self, model: "ModelConfig") -> None:
+  def check(self, sizes: "ModelSizes") -> None:
     """Raises ConfigError if the model's sizes do not fit this input."""
 
-  def positions(self, model: "ModelConfig") -> int:
+  def positions(self, sizes: "ModelSizes") -> int:
     """The length T of the sequence that the blocks process."""
 
-  def units_per_example(self, model: "ModelConfig") -> int:
+  def units_per_example(self, sizes: "ModelSizes") -> int:
     """How many of `unit` an example holds."""
 
-  def shapes(self, model: "ModelConfig", ahead: int) -> Shapes:
+  def shapes(self, sizes: "ModelSizes", ahead: int) -> Shapes:
     """The fields of a batch that this input reads. The targets reach `ahead` tokens past the input."""
 
-  def select(self, model: "ModelConfig", batch: dict[str, jax.Array]) -> jax.Array:
+  def select(self, sizes: "ModelSizes", batch: dict[str, jax.Array]) -> jax.Array:
     """Takes the input out of a batch: tokens [B, T], or images uint8 [B, S, S, C]."""
 
-  def prepare(self, model: "ModelConfig", x: jax.Array, sharding: Sharding) -> jax.Array:
+  def prepare(self, sizes: "ModelSizes", x: jax.Array, sharding: Sharding) -> jax.Array:
     """Prepares the input for the model: tokens [B, T] as they are, images normalized with the mean of the pixels."""
 
-  def embedding(self, model: "ModelConfig") -> tuple[tuple[int, ...], Dims, float]:
+  def embedding(self, sizes: "ModelSizes") -> tuple[tuple[int, ...], Dims, float]:
     """The shape, dimensions and initial standard deviation of the embedding's weight."""
 
-  def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
+  def embed(self, sizes: "ModelSizes", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     """Embeds the prepared input → [B, T, D], the residual stream."""
 
-  def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
+  def locate(self, sizes: "ModelSizes", index: jax.Array) -> jax.Array:
     """The coordinates [..., C] of the positions numbered `index` [...]."""
 
-  def embedding_products(self, model: "ModelConfig") -> int:
+  def embedding_products(self, sizes: "ModelSizes") -> int:
     """How many weights multiply each position in the embedding; 0 for a lookup."""
 
 
@@ -78,36 +78,36 @@ class Tokens:
 
   unit, coordinates, is_image = "tokens", 1, False
 
-  def check(self, model: "ModelConfig") -> None:
-    check_known("vocab_size", model.vocab_size)
+  def check(self, sizes: "ModelSizes") -> None:
+    check_known("vocab_size", sizes.vocab_size)
 
-  def positions(self, model: "ModelConfig") -> int:
-    return model.seq_len
+  def positions(self, sizes: "ModelSizes") -> int:
+    return sizes.seq_len
 
-  def units_per_example(self, model: "ModelConfig") -> int:
-    return model.seq_len
+  def units_per_example(self, sizes: "ModelSizes") -> int:
+    return sizes.seq_len
 
-  def shapes(self, model: "ModelConfig", ahead: int) -> Shapes:
-    return {"tokens": Field((model.seq_len + ahead,), np.int32, model.vocab_size)}
+  def shapes(self, sizes: "ModelSizes", ahead: int) -> Shapes:
+    return {"tokens": Field((sizes.seq_len + ahead,), np.int32, sizes.vocab_size)}
 
-  def select(self, model: "ModelConfig", batch: dict[str, jax.Array]) -> jax.Array:
-    return batch["tokens"][:, : model.seq_len]
+  def select(self, sizes: "ModelSizes", batch: dict[str, jax.Array]) -> jax.Array:
+    return batch["tokens"][:, : sizes.seq_len]
 
-  def prepare(self, model: "ModelConfig", x: jax.Array, sharding: Sharding) -> jax.Array:
+  def prepare(self, sizes: "ModelSizes", x: jax.Array, sharding: Sharding) -> jax.Array:
     return x
 
-  def embedding(self, model: "ModelConfig") -> tuple[tuple[int, ...], Dims, float]:
-    return (model.vocab_size, model.width), ("vocab", "embed"), model.width**-0.5
+  def embedding(self, sizes: "ModelSizes") -> tuple[tuple[int, ...], Dims, float]:
+    return (sizes.vocab_size, sizes.width), ("vocab", "embed"), sizes.width**-0.5
 
-  def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
+  def embed(self, sizes: "ModelSizes", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     # Pinning the table also pins its gradient, so each device sums the gradient over its own examples. Otherwise the
     # compiler may send the activations' gradients to where the table is stored.
     return sharding.split_sequence(sharding.lookup(sharding.activation(table, "vocab", None), x))
 
-  def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
+  def locate(self, sizes: "ModelSizes", index: jax.Array) -> jax.Array:
     return index[..., None]
 
-  def embedding_products(self, model: "ModelConfig") -> int:
+  def embedding_products(self, sizes: "ModelSizes") -> int:
     return 0
 
 
@@ -116,51 +116,51 @@ class Images:
 
   unit, coordinates, is_image = "images", 2, True
 
-  def check(self, model: "ModelConfig") -> None:
-    check_known("image_size", model.image_size)
-    check_known("channels", model.channels)
-    if model.image_size % model.patch_size:
-      raise ConfigError(f"model.patch_size={model.patch_size} does not divide model.image_size={model.image_size}")
-    for name, values in (("pixel_mean", model.pixel_mean), ("pixel_std", model.pixel_std)):
-      if values and len(values) != model.channels:
-        raise ConfigError(f"model.{name}={values} needs one number for each of model.channels={model.channels}, or ()")
-    if not all(0 < std < math.inf for std in model.pixel_std) or not all(map(math.isfinite, model.pixel_mean)):
+  def check(self, sizes: "ModelSizes") -> None:
+    check_known("image_size", sizes.image_size)
+    check_known("channels", sizes.channels)
+    if sizes.image_size % sizes.patch_size:
+      raise ConfigError(f"model.patch_size={sizes.patch_size} does not divide model.image_size={sizes.image_size}")
+    for name, values in (("pixel_mean", sizes.pixel_mean), ("pixel_std", sizes.pixel_std)):
+      if values and len(values) != sizes.channels:
+        raise ConfigError(f"model.{name}={values} needs one number for each of model.channels={sizes.channels}, or ()")
+    if not all(0 < std < math.inf for std in sizes.pixel_std) or not all(map(math.isfinite, sizes.pixel_mean)):
       raise ConfigError(
-        f"model.pixel_mean={model.pixel_mean} and model.pixel_std={model.pixel_std} must be finite numbers, and the "
+        f"model.pixel_mean={sizes.pixel_mean} and model.pixel_std={sizes.pixel_std} must be finite numbers, and the "
         "standard deviations above 0; use () for those of the data"
       )
 
-  def positions(self, model: "ModelConfig") -> int:
-    return (model.image_size // model.patch_size) ** 2
+  def positions(self, sizes: "ModelSizes") -> int:
+    return (sizes.image_size // sizes.patch_size) ** 2
 
-  def units_per_example(self, model: "ModelConfig") -> int:
+  def units_per_example(self, sizes: "ModelSizes") -> int:
     return 1
 
-  def shapes(self, model: "ModelConfig", ahead: int) -> Shapes:
-    return {"image": Field((model.image_size, model.image_size, model.channels), np.uint8, 256)}
+  def shapes(self, sizes: "ModelSizes", ahead: int) -> Shapes:
+    return {"image": Field((sizes.image_size, sizes.image_size, sizes.channels), np.uint8, 256)}
 
-  def select(self, model: "ModelConfig", batch: dict[str, jax.Array]) -> jax.Array:
+  def select(self, sizes: "ModelSizes", batch: dict[str, jax.Array]) -> jax.Array:
     return batch["image"]
 
-  def prepare(self, model: "ModelConfig", x: jax.Array, sharding: Sharding) -> jax.Array:
+  def prepare(self, sizes: "ModelSizes", x: jax.Array, sharding: Sharding) -> jax.Array:
     x = sharding.activation(x, "batch", None, None, None)
-    mean, std = model.pixel_mean or (0.0,) * model.channels, model.pixel_std or (1.0,) * model.channels
+    mean, std = sizes.pixel_mean or (0.0,) * sizes.channels, sizes.pixel_std or (1.0,) * sizes.channels
     return (x / 255.0 - jnp.array(mean)) / jnp.array(std)
 
-  def embedding(self, model: "ModelConfig") -> tuple[tuple[int, ...], Dims, float]:
-    patch = model.patch_size**2 * model.channels
-    return (patch, model.width), (None, "embed"), patch**-0.5
+  def embedding(self, sizes: "ModelSizes") -> tuple[tuple[int, ...], Dims, float]:
+    patch = sizes.patch_size**2 * sizes.channels
+    return (patch, sizes.width), (None, "embed"), patch**-0.5
 
-  def embed(self, model: "ModelConfig", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
+  def embed(self, sizes: "ModelSizes", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     # Each device embeds its own positions. So this is no `linear`, which would join batch and positions.
-    return sharding.activation(patches(x, model.patch_size).astype(table.dtype) @ table, "batch", "sequence", None)
+    return sharding.activation(patches(x, sizes.patch_size).astype(table.dtype) @ table, "batch", "sequence", None)
 
-  def locate(self, model: "ModelConfig", index: jax.Array) -> jax.Array:
-    side = model.image_size // model.patch_size
+  def locate(self, sizes: "ModelSizes", index: jax.Array) -> jax.Array:
+    side = sizes.image_size // sizes.patch_size
     return jnp.stack([index // side, index % side], axis=-1)
 
-  def embedding_products(self, model: "ModelConfig") -> int:
-    return math.prod(self.embedding(model)[0])
+  def embedding_products(self, sizes: "ModelSizes") -> int:
+    return math.prod(self.embedding(sizes)[0])
 
 
 def check_known(name: str, value: int) -> None:

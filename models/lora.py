@@ -23,7 +23,7 @@ from models.ops.layers import weight
 from models.remat import ADAPTER
 
 if TYPE_CHECKING:
-  from models.config import ModelConfig
+  from models.sizes import ModelSizes
 
 TARGETS = ("query", "key", "value", "out", "gate", "up", "down")  # the weights that may have adapters
 NAME = "lora"  # of the adapters among the parameters of a layer
@@ -58,8 +58,8 @@ def merged(w: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndar
 class Adapter(nnx.Module):
   """The two small weights of one adapter. `inputs` says how many dimensions of the large weight are contracted."""
 
-  def __init__(self, of: nnx.Param, inputs: int, config: "ModelConfig", rngs: nnx.Rngs):
-    rank, dtype, dims = config.lora_rank, config.param_dtype, of.dims
+  def __init__(self, of: nnx.Param, inputs: int, sizes: "ModelSizes", rngs: nnx.Rngs):
+    rank, dtype, dims = sizes.lora_rank, sizes.param_dtype, of.dims
     before, after = of.shape[:inputs], of.shape[inputs:]
     std = math.prod(before) ** -0.5
     self.a = weight(rngs, (*before, rank), (*dims[:inputs], None), std=std, dtype=dtype)
@@ -74,12 +74,12 @@ class Adapters(nnx.Module):
     scale: what an adapter adds is multiplied by it.
   """
 
-  def __init__(self, config: "ModelConfig", rngs: nnx.Rngs, **weights: tuple[nnx.Param, int]):
-    wanted = targets_of(config.lora_targets) if config.lora_rank else ()
+  def __init__(self, sizes: "ModelSizes", rngs: nnx.Rngs, **weights: tuple[nnx.Param, int]):
+    wanted = targets_of(sizes.lora_targets) if sizes.lora_rank else ()
     self.names = tuple(name for name in weights if name in wanted)
-    self.scale = config.lora_scale
+    self.scale = sizes.lora_scale
     for name in self.names:
-      setattr(self, name, Adapter(*weights[name], config, rngs))
+      setattr(self, name, Adapter(*weights[name], sizes, rngs))
 
   def after_stream(self, products: dict[str, jax.Array], x: jax.Array, sharding: Sharding) -> tuple[jax.Array, ...]:
     """Adds to products [B, T, O...] of the residual stream what their adapters make of it.

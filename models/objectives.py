@@ -17,7 +17,7 @@ from models.ops.layers import linear
 from models.ops.loss import Sums, Targets, next_token, of_logits
 
 if TYPE_CHECKING:
-  from models.config import ModelConfig
+  from models.sizes import ModelSizes
 
 
 class Objective(Protocol):
@@ -33,10 +33,10 @@ class Objective(Protocol):
   ahead: int
   counts_correct: bool
 
-  def check(self, model: "ModelConfig") -> None:
+  def check(self, sizes: "ModelSizes") -> None:
     """Raises ConfigError if the model's input does not fit this objective."""
 
-  def shapes(self, model: "ModelConfig") -> Shapes:
+  def shapes(self, sizes: "ModelSizes") -> Shapes:
     """The fields of a batch that this objective reads, in addition to those of the input."""
 
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
@@ -47,13 +47,13 @@ class Objective(Protocol):
 
     Args:
       mask: of the examples, [B].
-      segments, completions: of their tokens, [B, T + ahead], if the batch has them (`ModelConfig.example_shapes`).
+      segments, completions: of their tokens, [B, T + ahead], if the batch has them (`ModelSizes.example_shapes`).
     """
 
-  def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
+  def head(self, sizes: "ModelSizes") -> tuple[tuple[int, int], Dims]:
     """The shape and dimensions of the head's weight."""
 
-  def head_dtype(self, model: "ModelConfig") -> str:
+  def head_dtype(self, sizes: "ModelSizes") -> str:
     """The dtype in which the head is gathered and used."""
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
@@ -74,7 +74,7 @@ class Objective(Protocol):
       chunk: tokens whose logits a device has at a time, at most (`model.loss_chunk`).
     """
 
-  def predictions(self, model: "ModelConfig") -> int:
+  def predictions(self, sizes: "ModelSizes") -> int:
     """The number of predictions for an example."""
 
 
@@ -83,11 +83,11 @@ class NextToken:
 
   causal, ahead, counts_correct = True, 1, False
 
-  def check(self, model: "ModelConfig") -> None:
-    if model.inputs != "tokens":
-      raise ConfigError(f"model.objective='next_token' needs tokens, but model.inputs={model.inputs!r}; use 'class'")
+  def check(self, sizes: "ModelSizes") -> None:
+    if sizes.inputs != "tokens":
+      raise ConfigError(f"model.objective='next_token' needs tokens, but model.inputs={sizes.inputs!r}; use 'class'")
 
-  def shapes(self, model: "ModelConfig") -> Shapes:
+  def shapes(self, sizes: "ModelSizes") -> Shapes:
     return {}
 
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
@@ -100,11 +100,11 @@ class NextToken:
     counted = mask[:, None] & (here == after) & (after > 0)  # the last token of a document predicts nothing
     return counted if completions is None else counted & completions[:, 1:]
 
-  def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
-    return (model.width, model.vocab_size), ("embed", "vocab")
+  def head(self, sizes: "ModelSizes") -> tuple[tuple[int, int], Dims]:
+    return (sizes.width, sizes.vocab_size), ("embed", "vocab")
 
-  def head_dtype(self, model: "ModelConfig") -> str:
-    return model.dtype
+  def head_dtype(self, sizes: "ModelSizes") -> str:
+    return sizes.dtype
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
     return sharding.activation(linear(sharding.whole_sequence(x), head).astype(jnp.float32), "batch", None, "vocab")
@@ -120,8 +120,8 @@ class NextToken:
   ) -> tuple[jax.Array, Sums]:
     return next_token(sharding.whole_sequence(x), head, targets, sharding, chunk)
 
-  def predictions(self, model: "ModelConfig") -> int:
-    return model.positions
+  def predictions(self, sizes: "ModelSizes") -> int:
+    return sizes.positions
 
 
 class Class:
@@ -129,13 +129,13 @@ class Class:
 
   causal, ahead, counts_correct = False, 0, True
 
-  def check(self, model: "ModelConfig") -> None:
-    check_known("classes", model.classes)
-    if model.tied_embedding:
+  def check(self, sizes: "ModelSizes") -> None:
+    check_known("classes", sizes.classes)
+    if sizes.tied_embedding:
       raise ConfigError("model.tied_embedding=True needs model.objective='next_token'; set it to False")
 
-  def shapes(self, model: "ModelConfig") -> Shapes:
-    return {"label": Field((), np.int32, model.classes)}
+  def shapes(self, sizes: "ModelSizes") -> Shapes:
+    return {"label": Field((), np.int32, sizes.classes)}
 
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
     return batch["label"]
@@ -143,10 +143,10 @@ class Class:
   def counted(self, mask: jax.Array, segments: jax.Array | None, completions: jax.Array | None) -> jax.Array:
     return mask
 
-  def head(self, model: "ModelConfig") -> tuple[tuple[int, int], Dims]:
-    return (model.width, model.classes), ("embed", None)
+  def head(self, sizes: "ModelSizes") -> tuple[tuple[int, int], Dims]:
+    return (sizes.width, sizes.classes), ("embed", None)
 
-  def head_dtype(self, model: "ModelConfig") -> str:
+  def head_dtype(self, sizes: "ModelSizes") -> str:
     return "float32"  # the product with a few classes is so small that full precision costs nothing
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
@@ -169,7 +169,7 @@ class Class:
   ) -> tuple[jax.Array, Sums]:
     return of_logits(self.logits(x, head, sharding, segments), targets)
 
-  def predictions(self, model: "ModelConfig") -> int:
+  def predictions(self, sizes: "ModelSizes") -> int:
     return 1
 
 

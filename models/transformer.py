@@ -16,12 +16,12 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from models.block import Block
-from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
 from models.ops.attention import Cache, rope_angles
 from models.ops.layers import RMSNorm, fold_in, linear_by_rows, weight
 from models.ops.loss import Sums, Targets
 from models.remat import Policy, policy_of
+from models.sizes import ModelSizes
 
 
 class _Layer(NamedTuple):
@@ -35,21 +35,21 @@ class _Layer(NamedTuple):
 class Transformer(nnx.Module):
   """An input (models/inputs.py), a stack of blocks, and an objective (models/objectives.py)."""
 
-  def __init__(self, config: ModelConfig, rngs: nnx.Rngs):
-    self.config = config
-    shape, dims, std = config.reads.embedding(config)
-    self.embedding = weight(rngs, shape, dims, std=std, dtype=config.param_dtype)
+  def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
+    self.sizes = sizes
+    shape, dims, std = sizes.reads.embedding(sizes)
+    self.embedding = weight(rngs, shape, dims, std=std, dtype=sizes.param_dtype)
 
-    @nnx.split_rngs(splits=config.depth)
+    @nnx.split_rngs(splits=sizes.depth)
     @nnx.vmap(in_axes=0, out_axes=0)
     def stacked(rngs: nnx.Rngs) -> Block:
-      return Block(config, rngs)
+      return Block(sizes, rngs)
 
     self.blocks = stacked(rngs)
-    self.norm = RMSNorm(config.width, config)
-    if not config.tied_embedding:
-      shape, dims = config.predicts.head(config)
-      self.head = weight(rngs, shape, dims, std=config.width**-0.5, dtype=config.param_dtype)
+    self.norm = RMSNorm(sizes.width, sizes)
+    if not sizes.tied_embedding:
+      shape, dims = sizes.predicts.head(sizes)
+      self.head = weight(rngs, shape, dims, std=sizes.width**-0.5, dtype=sizes.param_dtype)
 
   def __call__(
     self,
@@ -62,7 +62,7 @@ class Transformer(nnx.Module):
     """The forward pass.
 
     Args:
-      segments: [B, T], the document of each token (`ModelConfig.example_shapes`); without them a row is one document.
+      segments: [B, T], the document of each token (`ModelSizes.example_shapes`); without them a row is one document.
       keys: [B], a dropout key for each example; without them nothing is dropped.
     """
     x, table = self._before_head(inputs, segments, keys, sharding)
@@ -88,7 +88,7 @@ class Transformer(nnx.Module):
     table = self._cast_and_gathered(self.embedding, sharding)
     x = self.embed(inputs, sharding, table)
     x, _ = self.run_blocks(x, segments=segments, keys=keys, sharding=sharding)
-    return x, table if self.config.tied_embedding else None
+    return x, table if self.sizes.tied_embedding else None
 
   @jax.named_scope("embed")
   def embed(self, inputs: jax.Array, sharding: Sharding = UNSHARDED, table: jax.Array | None = None) -> jax.Array:
@@ -98,7 +98,7 @@ class Transformer(nnx.Module):
       table: the embedding, gathered already.
     """
     table = self._cast_and_gathered(self.embedding, sharding) if table is None else table
-    return self.config.reads.embed(self.config, table, inputs, sharding)
+    return self.sizes.reads.embed(self.sizes, table, inputs, sharding)
 
   def run_blocks(
     self,
@@ -131,8 +131,8 @@ class Transformer(nnx.Module):
     else:
       segments = sharding.activation(segments, "batch", None)
       positions = sharding.activation(positions_in(segments), "batch", None)  # [B, T]
-    coordinates = self.config.reads.locate(self.config, positions)
-    angles = rope_angles(coordinates, self.config)
+    coordinates = self.sizes.reads.locate(self.sizes, positions)
+    angles = rope_angles(coordinates, self.sizes)
 
     def body(x: jax.Array, layer: _Layer) -> tuple[jax.Array, Cache | None]:
       x = checkpoint_name(x, "block_input")
@@ -141,7 +141,7 @@ class Transformer(nnx.Module):
       )
       return block(x, angles, segments, fold_in(keys, layer.number), sharding, layer.cache, start)
 
-    c = self.config
+    c = self.sizes
     body = jax.checkpoint(body, policy=policy or policy_of(c.remat, c.saved, c.lora_rank), prevent_cse=False)
     x, new = jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
     # Written once for all blocks: a scan that returned the cache would copy it.
@@ -160,12 +160,12 @@ class Transformer(nnx.Module):
     Args:
       table: a tied embedding, gathered already.
     """
-    return self.config.predicts.logits(self.norm(x), self._head_weight(sharding, table), sharding, segments)
+    return self.sizes.predicts.logits(self.norm(x), self._head_weight(sharding, table), sharding, segments)
 
   @jax.named_scope("head")
   def next_logits(self, x: jax.Array, sharding: Sharding = UNSHARDED) -> jax.Array:
     """One position of each text [B, D] → float32 logits [B, V] of the next token."""
-    if not self.config.tied_embedding:
+    if not self.sizes.tied_embedding:
       return self.logits(x[:, None], sharding)[:, 0]
     found = linear_by_rows(self.norm(x), self._cast_and_gathered(self.embedding, sharding))
     return sharding.activation(found.astype(jnp.float32), "batch", "vocab")
@@ -184,18 +184,18 @@ class Transformer(nnx.Module):
     Args:
       table: a tied embedding, gathered already.
     """
-    head, config = self._head_weight(sharding, table), self.config
-    return config.predicts.loss_sums(self.norm(x), head, targets, sharding, segments, config.loss_chunk)
+    head, sizes = self._head_weight(sharding, table), self.sizes
+    return sizes.predicts.loss_sums(self.norm(x), head, targets, sharding, segments, sizes.loss_chunk)
 
   def _head_weight(self, sharding: Sharding, table: jax.Array | None) -> jax.Array:
     """The head [D, V], gathered."""
-    if self.config.tied_embedding:
+    if self.sizes.tied_embedding:
       return (self._cast_and_gathered(self.embedding, sharding) if table is None else table).T
-    return self._cast_and_gathered(self.head, sharding, self.config.predicts.head_dtype(self.config))
+    return self._cast_and_gathered(self.head, sharding, self.sizes.predicts.head_dtype(self.sizes))
 
   def empty_cache(self, batch: int, length: int) -> Cache:
     """A cache for `length` positions of `batch` texts."""
-    c = self.config
+    c = self.sizes
     zeros = jnp.zeros((c.depth, batch, c.kv_heads, length, c.head_dim), c.dtype)
     return Cache(zeros, zeros)
 
@@ -206,7 +206,7 @@ class Transformer(nnx.Module):
     Casting first sends fewer bytes. The scales of norms stay as they are, because norms are computed in float32.
     """
     is_scale = not any(w.dims)
-    return w[...] if is_scale else sharding.gather(w[...].astype(dtype or self.config.dtype), w.dims)
+    return w[...] if is_scale else sharding.gather(w[...].astype(dtype or self.sizes.dtype), w.dims)
 
 
 def positions_in(segments: jax.Array) -> jax.Array:

@@ -4,7 +4,7 @@ from ml_collections import ConfigDict
 from tokenizers import Tokenizer
 
 from errors import ConfigError, first_line
-from models.config import replaced
+from models.sizes import replaced
 from pretrained.folder import Folder, is_folder
 
 TOKENIZER = "tokenizer.json"

@@ -16,7 +16,7 @@ import ml_dtypes  # noqa: F401  (makes bfloat16 known to numpy)
 import numpy as np
 
 from errors import ConfigError
-from models.config import ModelConfig
+from models.sizes import ModelSizes
 from pretrained import families
 from pretrained.folder import CONFIG, INDEX, SINGLE
 from pretrained.tensors import Tensor, adapter_tensors, tensors
@@ -28,7 +28,7 @@ DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}  # as safetens
 
 def export(
   out: Path,
-  model: ModelConfig,
+  sizes: ModelSizes,
   read: Callable[[str], np.ndarray],
   files: Mapping[str, str],
   *,
@@ -47,12 +47,12 @@ def export(
 
   Raises ConfigError if `out` exists and is not an empty folder, or if the model is none that can be written.
   """
-  config = json.dumps(families.write(model, dtype, end), indent=2) + "\n"
+  config = json.dumps(families.write(sizes, dtype, end), indent=2) + "\n"
   with _new_folder(out) as unfinished:
     for name, text in {**files, CONFIG: config}.items():
       (unfinished / name).write_text(text)
     item = np.dtype(dtype).itemsize
-    shards = list(_shards(tensors(model), item, shard_bytes))
+    shards = list(_shards(tensors(sizes), item, shard_bytes))
     names = [SINGLE] if len(shards) == 1 else [_name(number, len(shards)) for number in range(len(shards))]
     layers = _Layers(read)
     for name, shard in zip(names, shards, strict=True):
@@ -65,7 +65,7 @@ def export(
 
 
 def export_adapters(
-  out: Path, model: ModelConfig, read: Callable[[str], np.ndarray], files: Mapping[str, str], base: str
+  out: Path, sizes: ModelSizes, read: Callable[[str], np.ndarray], files: Mapping[str, str], base: str
 ) -> None:
   """Writes the adapters of a model (models/lora.py) as a folder that the library PEFT loads, in float32.
 
@@ -77,9 +77,9 @@ def export_adapters(
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
     "base_model_name_or_path": base,
-    "r": model.lora_rank,
-    "lora_alpha": model.lora_alpha,
-    "target_modules": sorted({tensor.name.split(".")[-3] for tensor in adapter_tensors(model)}),
+    "r": sizes.lora_rank,
+    "lora_alpha": sizes.lora_alpha,
+    "target_modules": sorted({tensor.name.split(".")[-3] for tensor in adapter_tensors(sizes)}),
     "lora_dropout": 0.0,
     "bias": "none",
     "inference_mode": True,
@@ -87,7 +87,7 @@ def export_adapters(
   with _new_folder(out) as unfinished:
     for name, text in {**files, ADAPTER_CONFIG: json.dumps(config, indent=2) + "\n"}.items():
       (unfinished / name).write_text(text)
-    _write(unfinished / ADAPTERS, adapter_tensors(model), "float32", _Layers(read))
+    _write(unfinished / ADAPTERS, adapter_tensors(sizes), "float32", _Layers(read))
 
 
 @contextlib.contextmanager

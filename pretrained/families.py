@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from errors import ConfigError, one_of
-from models.config import ModelConfig
+from models.sizes import ModelSizes
 
 REQUIRED = {
   "hidden_size": "width", "num_hidden_layers": "depth", "num_attention_heads": "heads",
@@ -132,39 +132,39 @@ def _slides(given: dict[str, Any], by_default: bool) -> bool:
   return by_default if layers is None else "sliding_attention" in layers
 
 
-def write(model: ModelConfig, dtype: str, end: int | None) -> dict[str, Any]:
+def write(sizes: ModelSizes, dtype: str, end: int | None) -> dict[str, Any]:
   """The config.json of a model. Raises ConfigError for one that is none of a family.
 
   Args:
     dtype: in which the weights are written.
     end: the id of the token that ends a text.
   """
-  if (model.inputs, model.objective) != ("tokens", "next_token"):
+  if (sizes.inputs, sizes.objective) != ("tokens", "next_token"):
     raise ConfigError(
-      f"model.inputs={model.inputs!r} with model.objective={model.objective!r} is no language model; only those that "
+      f"model.inputs={sizes.inputs!r} with model.objective={sizes.objective!r} is no language model; only those that "
       "predict the next token have this form"
     )
-  norms_and_biases = (model.qkv_bias, model.qk_norm)
+  norms_and_biases = (sizes.qkv_bias, sizes.qk_norm)
   fitting = [name for name, family in FAMILIES.items() if (family.qkv_bias, family.qk_norm) == norms_and_biases]
   if not fitting:
     raise ConfigError("model.qkv_bias=True with model.qk_norm=True is no known family; use one of them")
   # Llama's classes refuse a width that heads do not divide, even if head_dim is given.
-  name = fitting[-1] if model.width % model.heads else fitting[0]
+  name = fitting[-1] if sizes.width % sizes.heads else fitting[0]
   scaling = (
-    {"rope_type": "llama3", **dict(zip(LLAMA3, model.rope_scaling, strict=True))} if model.rope_scaling else None
+    {"rope_type": "llama3", **dict(zip(LLAMA3, sizes.rope_scaling, strict=True))} if sizes.rope_scaling else None
   )
   return {
     "architectures": [FAMILIES[name].architecture],
     "model_type": name,
-    **{theirs: getattr(model, ours) for theirs, ours in REQUIRED.items()},
-    "num_key_value_heads": model.kv_heads,
-    "head_dim": model.head_dim,
+    **{theirs: getattr(sizes, ours) for theirs, ours in REQUIRED.items()},
+    "num_key_value_heads": sizes.kv_heads,
+    "head_dim": sizes.head_dim,
     "hidden_act": "silu",
-    "tie_word_embeddings": model.tied_embedding,
-    "rms_norm_eps": model.norm_eps,
-    "rope_theta": model.rope_base,
+    "tie_word_embeddings": sizes.tied_embedding,
+    "rms_norm_eps": sizes.norm_eps,
+    "rope_theta": sizes.rope_base,
     "rope_scaling": scaling,
-    "max_position_embeddings": model.seq_len,
+    "max_position_embeddings": sizes.seq_len,
     "sliding_window": None,
     "bos_token_id": None,
     "eos_token_id": end,

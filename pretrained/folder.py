@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from errors import ConfigError, first_line
-from models.config import ModelConfig
+from models.sizes import ModelSizes
 from pretrained import families
 from pretrained.tensors import Tensor, tensors
 
@@ -96,10 +96,10 @@ class Folder:
     except (OSError, SafetensorError) as error:
       raise ConfigError(f"{self.where}: {name!r} is damaged ({first_line(error)}); copy it again") from error
 
-  def check(self, model: ModelConfig) -> None:
+  def check(self, sizes: ModelSizes) -> None:
     """Raises ConfigError unless the folder holds the weights of this model, and no others."""
-    wanted = {tensor.name: tensor for tensor in tensors(model)}
-    unused = (*UNUSED, "lm_head.weight") if model.tied_embedding else UNUSED
+    wanted = {tensor.name: tensor for tensor in tensors(sizes)}
+    unused = (*UNUSED, "lm_head.weight") if sizes.tied_embedding else UNUSED
     for name in self.stored:
       if name not in wanted and not name.endswith(unused):
         raise ConfigError(f"{self.where} holds the tensor {name!r}, which a {self.shape.family} model does not have")

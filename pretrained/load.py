@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.config import ModelConfig
+from models.sizes import ModelSizes
 from pretrained.folder import Folder
 from pretrained.tensors import Tensor, tensors
 
@@ -21,11 +21,11 @@ Params = dict[str, Any]
 Index = tuple[slice, ...]
 
 
-def load(folder: Folder, model: ModelConfig, abstract: Params) -> Params:
+def load(folder: Folder, sizes: ModelSizes, abstract: Params) -> Params:
   """The weights of a folder, with the dtypes and shardings of `abstract`, which has the model's parameters."""
-  folder.check(model)
+  folder.check(sizes)
   layers: dict[str, list[Tensor]] = collections.defaultdict(list)
-  for tensor in tensors(model):
+  for tensor in tensors(sizes):
     layers[tensor.weight].append(tensor)
 
   def weight(path: tuple, wanted: jax.ShapeDtypeStruct) -> jax.Array:
@@ -45,9 +45,9 @@ def load(folder: Folder, model: ModelConfig, abstract: Params) -> Params:
   return jax.tree.map_with_path(weight, abstract)
 
 
-def read_weight(folder: Folder, model: ModelConfig, name: str) -> np.ndarray:
+def read_weight(folder: Folder, sizes: ModelSizes, name: str) -> np.ndarray:
   """A whole weight of a folder, such as "blocks/mlp/up" with all layers, in float32."""
-  own = [tensor for tensor in tensors(model) if tensor.weight == name]
+  own = [tensor for tensor in tensors(sizes) if tensor.weight == name]
   shape = own[0].sizes if own[0].layer is None else (len(own), *own[0].sizes)
   wanted = jax.ShapeDtypeStruct(shape, np.float32)
   return _read(folder, own, wanted, tuple(slice(0, size) for size in shape))

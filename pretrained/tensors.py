@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from models.config import ModelConfig
 from models.parameters import definition, trained
+from models.sizes import ModelSizes
 
 Form = tuple[str, tuple[int, ...], tuple[int, ...]]
 LAYER = "model.layers.{}."
@@ -83,14 +83,14 @@ class Tensor:
 
 
 @functools.cache
-def tensors(model: ModelConfig) -> tuple[Tensor, ...]:
+def tensors(sizes: ModelSizes) -> tuple[Tensor, ...]:
   """The tensors of a model: those outside the blocks, and those of each layer. Adapters are not among them."""
-  params = nnx.to_pure_dict(definition(dataclasses.replace(model, lora_rank=0))[1])
-  return _made(params, model.depth, lambda weight: FORMS[weight])
+  params = nnx.to_pure_dict(definition(dataclasses.replace(sizes, lora_rank=0))[1])
+  return _made(params, sizes.depth, lambda weight: FORMS[weight])
 
 
 @functools.cache
-def adapter_tensors(model: ModelConfig) -> tuple[Tensor, ...]:
+def adapter_tensors(sizes: ModelSizes) -> tuple[Tensor, ...]:
   """The tensors of a model's adapters (models/lora.py), as the library PEFT names them."""
 
   def form(weight: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
@@ -102,7 +102,7 @@ def adapter_tensors(model: ModelConfig) -> tuple[Tensor, ...]:
       return name, (len(inputs),), tuple(range(len(inputs)))
     return name, tuple(range(1, 1 + len(outputs))), (0,)
 
-  return _made(trained(model, nnx.to_pure_dict(definition(model)[1])), model.depth, form)
+  return _made(trained(sizes, nnx.to_pure_dict(definition(sizes)[1])), sizes.depth, form)
 
 
 def _made(params: dict[str, Any], depth: int, form: Callable[[str], Form]) -> tuple[Tensor, ...]:

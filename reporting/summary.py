@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from data import Batches, Dataset
 from errors import ConfigError
 from evaluation.bigram import Baseline
-from models.config import ModelConfig
 from models.parameters import trained
+from models.sizes import ModelSizes
 from reporting import metrics
 from reporting.speed import Clock
 from strategies import Strategy
@@ -20,15 +20,15 @@ from training.program import Params, TrainState
 TOKENIZER = "tokenizer"  # the folder in a workdir
 
 
-def prompt(config: ConfigDict, dataset: Dataset, model: ModelConfig) -> np.ndarray | None:
+def prompt(config: ConfigDict, dataset: Dataset, sizes: ModelSizes) -> np.ndarray | None:
   """The token ids [1, P] of the prompt for the sample at the end of a run; None if there is no sample."""
-  if dataset.text is None or config.sample_length < 1 or model.predicts.counts_correct:
+  if dataset.text is None or config.sample_length < 1 or sizes.predicts.counts_correct:
     return None
   ids = np.array([dataset.text.encode(config.sample_prompt)], np.int32)
-  if not 0 < ids.shape[1] < model.seq_len:
+  if not 0 < ids.shape[1] < sizes.seq_len:
     raise ConfigError(
-      f"sample_prompt={config.sample_prompt!r} has {ids.shape[1]} tokens, but model.seq_len={model.seq_len} leaves "
-      f"room for 1 to {model.seq_len - 1}; use another prompt, or sample_length=0 for no sample"
+      f"sample_prompt={config.sample_prompt!r} has {ids.shape[1]} tokens, but model.seq_len={sizes.seq_len} leaves "
+      f"room for 1 to {sizes.seq_len - 1}; use another prompt, or sample_length=0 for no sample"
     )
   return ids
 
@@ -65,13 +65,13 @@ def part_lines(dataset: Dataset, values: dict[str, float]) -> list[str]:
   ]
 
 
-def parameter_table(model: ModelConfig, params: Params) -> str:
+def parameter_table(sizes: ModelSizes, params: Params) -> str:
   """Name, shape, dtype, size and sharding of every parameter; with adapters, also how many are trained."""
   table = parameter_overview.get_parameter_overview(params, include_stats="sharding")
-  if not model.lora_rank:
+  if not sizes.lora_rank:
     return table
   count = lambda tree: sum(w.size for w in jax.tree.leaves(tree))
-  return f"{table}\ntrained   {count(trained(model, params)):,} of {count(params):,} parameters, in adapters"
+  return f"{table}\ntrained   {count(trained(sizes, params)):,} of {count(params):,} parameters, in adapters"
 
 
 def about(devices: list[jax.Device], described: str, strategy: Strategy, dataset: Dataset) -> dict[str, str]:
@@ -95,10 +95,10 @@ def start_lines(described: dict[str, str]) -> list[str]:
 
 def attention_line(strategy: Strategy) -> str:
   """The implementation of attention, and why it is not the platform's best if it is not."""
-  model = strategy.program.model
+  sizes = strategy.program.sizes
   whys = [limit.why for limit in strategy.runner.fallbacks if limit.field == "model.attention"]
-  why = whys[0] if whys else model.attention_why
-  return f"{model.attention}: {why}" if why else model.attention
+  why = whys[0] if whys else sizes.attention_why
+  return f"{sizes.attention}: {why}" if why else sizes.attention
 
 
 def device_line(devices: list[jax.Device], processes: int) -> str:
@@ -132,7 +132,7 @@ def sample(
   """Text that the model writes after the prompt [1, P]; None without a prompt."""
   if prompt is None or dataset.text is None:
     return None
-  length = min(config.sample_length, strategy.program.model.seq_len - prompt.shape[1])
+  length = min(config.sample_length, strategy.program.sizes.seq_len - prompt.shape[1])
   how = {"length": length, "seed": config.seed, "temperature": config.sample_temperature}
   tokens = strategy.writing.generate(state.params, prompt, **how)
   return dataset.text.decode(np.asarray(tokens)[0].tolist())

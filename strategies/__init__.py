@@ -18,7 +18,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from errors import ConfigError, one_of
-from models.config import ModelConfig
+from models.sizes import ModelSizes
 from strategies.automatic import Automatic
 from strategies.base import Strategy
 from strategies.by_hand import ByHand
@@ -73,12 +73,12 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
   name = config["strategy"]
   gather, pipeline = one_of("gather", config["gather"], GATHER), config["pipeline"]
   choice = one_of("compiler_options", config["compiler_options"], CHOICES)
-  layout = layout.for_positions(program.model.positions, config["sequence_parallel"])
-  layout.check_divides(program.model.sizes())
+  layout = layout.for_positions(program.sizes.positions, config["sequence_parallel"])
+  layout.check_divides(program.sizes.shardable())
   if layout.axes("layers"):
     check_fields(**pipeline)
-  found = limits(name, layout, program.model, program.optimizer)
-  program, fallbacks = dataclasses.replace(program, model=within_limits(program.model, found)), tuple(found)
+  found = limits(name, layout, program.sizes, program.optimizer)
+  program, fallbacks = dataclasses.replace(program, sizes=within_limits(program.sizes, found)), tuple(found)
   for limit in fallbacks:
     warnings.warn(str(limit), stacklevel=2)
 
@@ -93,10 +93,10 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
   return implementation(runner, mesh, options(choice, device) if device else {})
 
 
-def limits(name: str, layout: Layout, model: ModelConfig, optimizer: Optimizer) -> list[Limit]:
+def limits(name: str, layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
   """What this strategy cannot do of such a program, under this layout."""
   kind = runner_kind(name, layout)
-  return kind.limits(layout, model, optimizer) if kind else []
+  return kind.limits(layout, sizes, optimizer) if kind else []
 
 
 def runner_kind(name: str, layout: Layout) -> type[Runner] | None:

@@ -52,7 +52,7 @@ def summed_over_devices(
   axes, inside = transfers.by_hand, Constraints.inside(runner.layout, transfers)
   layout = runner.layout.restricted_to(axes)
   collectives, result = Collectives(layout, inside.layout), layout.stored_as("state")
-  dims, dtypes = program.dims(), used_dtypes(program.model)
+  dims, dtypes = program.dims(), used_dtypes(program.sizes)
   trained, trained_dims, trained_dtypes = map(program.trained, (params, dims, dtypes))
   specs = lambda layout, params, dims: jax.tree.map(lambda _, names: layout.spec(names), params, dims)
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from errors import ConfigError
-from models.config import ModelConfig
+from models.sizes import ModelSizes
 from strategies.base import Strategy
 from strategies.layout import Layout
 from strategies.mesh import from_local_copies
@@ -22,7 +22,7 @@ class Pmapped(Runner):
   """Runs every function of a batch with pmap."""
 
   @staticmethod
-  def limits(layout: Layout, model: ModelConfig, optimizer: Optimizer) -> list[Limit]:
+  def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
     why = "pmap takes no arrays in the host's memory"
     return [Limit("optimizer.on_host", True, why, "strategy='data_parallel'")] if optimizer.on_host else []
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from errors import ConfigError
-from models.config import ModelConfig
 from models.generate import Sampling, Writer
 from models.parameters import bind
+from models.sizes import ModelSizes
 from strategies.constraints import Constraints
 from strategies.layout import Layout
 from strategies.transfers import Transfers
@@ -66,7 +66,7 @@ class Runner:
   microbatches = 1  # parts into which the runner itself splits an accumulation part
 
   @staticmethod
-  def limits(layout: Layout, model: ModelConfig, optimizer: Optimizer) -> list[Limit]:
+  def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
     """What this runner cannot do of such a program under a layout."""
     return []
 
@@ -95,14 +95,14 @@ class Runner:
 
   def writer(self, params: Params, sampling: Sampling, sharding: Constraints) -> Writer:
     """Writes texts with these parameters. `sharding` says where the texts are."""
-    return Writer(bind(self.program.model, params), sampling, sharding)
+    return Writer(bind(self.program.sizes, params), sampling, sharding)
 
   def compile(self, function: Callable[..., Any], **options: Any) -> Any:
     """Compiles a function of a state or of parameters, and a batch. `options` are those of `jax.jit`."""
     return jax.jit(function, **options)
 
 
-def within_limits(model: ModelConfig, found: Sequence[Limit]) -> ModelConfig:
+def within_limits(sizes: ModelSizes, found: Sequence[Limit]) -> ModelSizes:
   """The model with the values that run in place of those that a runner cannot use.
 
   Raises ConfigError if there is none for a value.
@@ -110,5 +110,5 @@ def within_limits(model: ModelConfig, found: Sequence[Limit]) -> ModelConfig:
   for limit in found:
     if limit.instead is None:
       raise ConfigError(str(limit))
-    model = dataclasses.replace(model, **{limit.field.removeprefix("model."): limit.instead})
-  return model
+    sizes = dataclasses.replace(sizes, **{limit.field.removeprefix("model."): limit.instead})
+  return sizes

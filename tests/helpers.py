@@ -25,8 +25,8 @@ from analysis.hlo import Module
 from configs import base
 from data.batches import HostBatch, id_words
 from errors import ConfigError
-from models.config import ModelConfig
 from models.parameters import frozen, joined, trained
+from models.sizes import ModelSizes
 from reporting import metrics
 from runtime import command_line
 from training import settings
@@ -79,8 +79,8 @@ def program(**fields: Any) -> Program:
   return settings.program(config(**fields), "cpu")
 
 
-def model_config(**fields: Any) -> ModelConfig:
-  return program(**{f"model__{name}": value for name, value in fields.items()}).model
+def model_sizes(**fields: Any) -> ModelSizes:
+  return program(**{f"model__{name}": value for name, value in fields.items()}).sizes
 
 
 def strategy(name: str, program: Program, devices: int = 8, **fields: Any) -> strategies.Strategy:
@@ -89,18 +89,18 @@ def strategy(name: str, program: Program, devices: int = 8, **fields: Any) -> st
 
 def initial_state(runner: strategies.Strategy, seed: int = 1) -> TrainState:
   """The state of `runner.init(seed)`, without compiling it for each strategy. test_parity.py tests `init` itself."""
-  params = _initial(runner.program.model, seed)
+  params = _initial(runner.program.sizes, seed)
   opt_state = runner.program.rule.transform.init(runner.program.trained(params))
   return jax.device_put(TrainState(np.zeros((), np.int32), params, opt_state), runner.state_sharding)
 
 
 @functools.cache
-def _initial(model: ModelConfig, seed: int) -> Params:
-  some, random = dataclasses.replace(program(), model=model), np.random.default_rng(seed)
+def _initial(sizes: ModelSizes, seed: int) -> Params:
+  some, random = dataclasses.replace(program(), sizes=sizes), np.random.default_rng(seed)
   params = jax.device_get(jax.jit(lambda key: some.init(key).params)(jax.random.key(seed)))
   # Without this, the gradients of one half of the adapters would be zero.
   filled = lambda w: w if w.any() else 0.1 * random.standard_normal(w.shape).astype(w.dtype)
-  return joined(frozen(model, params), jax.tree.map(filled, trained(model, params))) if model.lora_rank else params
+  return joined(frozen(sizes, params), jax.tree.map(filled, trained(sizes, params))) if sizes.lora_rank else params
 
 
 def measured(workdir: Path) -> list[dict[str, Any]]:
@@ -114,9 +114,9 @@ def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:
   random = np.random.default_rng(seed)
   batch = {
     name: random.integers(0, field.below, (size, *field.shape)).astype(field.dtype)
-    for name, field in program.model.example_shapes().items()
+    for name, field in program.sizes.example_shapes().items()
   }
-  if program.model.segments:
+  if program.sizes.segments:
     batch["segments"] = random_segments(random, *batch["segments"].shape)
   return batch | {"id": id_words(random.permutation(1000)[:size]), "mask": np.ones(size, np.bool_)}
 
@@ -205,8 +205,8 @@ def one_sentence(*parts: str) -> Iterator[None]:
 
 def holds_all_logits(case: Case, step: CompiledStep) -> bool:
   """Whether a compiled step has an array in memory with the logits of all tokens of one part on one device."""
-  tokens = case.examples * case.model.positions
-  others = {case.model.width, case.model.mlp_width}
+  tokens = case.examples * case.sizes.positions
+  others = {case.sizes.width, case.sizes.mlp_width}
   assert not {case.outputs, tokens} & others, "another array would have the same shape"
   found = (shape for visit in step.module.walk(step.rounds) if not visit.fused for shape in visit.instruction.shapes)
   return any(shape.size == tokens * case.outputs and case.outputs in shape.dims for shape in found)

@@ -9,7 +9,7 @@ import numpy as np
 from helpers import config, strategy
 
 import pretrained
-from models.config import ModelConfig
+from models.sizes import ModelSizes
 from pretrained.tensors import tensors
 from strategies import Strategy
 from training import settings
@@ -29,7 +29,7 @@ def loaded(name: str, under: str = "single") -> tuple[Strategy, Params]:
   """A strategy for the model of a golden folder, and its weights in this layout."""
   runner = strategy(under, program_of(name))
   folder = pretrained.Folder(str(FOLDER / name))
-  return runner, pretrained.load(folder, runner.program.model, runner.abstract_state().params)
+  return runner, pretrained.load(folder, runner.program.sizes, runner.abstract_state().params)
 
 
 def weight(params: Params, name: str) -> Any:
@@ -37,8 +37,8 @@ def weight(params: Params, name: str) -> Any:
   return functools.reduce(lambda tree, key: tree[key], name.split("/"), params)
 
 
-def of_tensors(model: ModelConfig, params: Params) -> dict[str, np.ndarray]:
+def of_tensors(sizes: ModelSizes, params: Params) -> dict[str, np.ndarray]:
   """The weights, or gradients of them, as the tensors of a folder."""
   host = jax.device_get(params)
   of_layer = lambda tensor: weight(host, tensor.weight)[... if tensor.layer is None else tensor.layer]
-  return {tensor.name: tensor.of_weight(of_layer(tensor)) for tensor in tensors(model)}
+  return {tensor.name: tensor.of_weight(of_layer(tensor)) for tensor in tensors(sizes)}

@@ -61,7 +61,7 @@ def pieces(some: list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
 def written_out(program: Program, params: Params, some: list[dict[str, str]]) -> jax.Array:
   """The mean loss over the tokens of completions, from the logits of each example alone."""
   tokens, counted = pieces(some)
-  logits = bind(program.model, params)(tokens[:, :-1])
+  logits = bind(program.sizes, params)(tokens[:, :-1])
   losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(tokens)[:, 1:, None], axis=-1)[..., 0]
   return jnp.sum(losses * counted) / counted.sum()
 
@@ -94,7 +94,7 @@ def test_what_follows_within_a_prompt_does_not_matter(whole: tuple[Program, Host
     def loss(params: Params) -> jax.Array:
       given = Targets(values, targets.counted)
       inputs, segments = program.inputs(batch, None), program.segments(batch)
-      return bind(program.model, params).loss_sums(inputs, given, segments=segments)[0]
+      return bind(program.sizes, params).loss_sums(inputs, given, segments=segments)[0]
 
     return jax.value_and_grad(loss)(params)
 

@@ -52,7 +52,7 @@ def loaded(source: Path) -> tuple[Any, Params]:
 
 def logits(source: Path) -> np.ndarray:
   program, params = loaded(source)
-  return np.asarray(bind(program.model, params)(jnp.arange(32).reshape(2, 16)))
+  return np.asarray(bind(program.sizes, params)(jnp.arange(32).reshape(2, 16)))
 
 
 @pytest.mark.full
@@ -86,7 +86,7 @@ def test_a_checkpoint_holds_only_adapters_and_their_state(tuned: Path):
 def test_other_weights_stay_bit_for_bit(base: Path, tuned: Path):
   program, params = loaded(tuned)
   _, before = loaded(base / "folder")
-  jax.tree.map(np.testing.assert_array_equal, frozen(program.model, params), before)
+  jax.tree.map(np.testing.assert_array_equal, frozen(program.sizes, params), before)
 
 
 @pytest.mark.full

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 import strategies
 import train
 from configs import base
-from models.config import DTYPES, REMAT, with_sizes_made_up
+from models.sizes import DTYPES, REMAT, with_sizes_made_up
 from reporting import recorded, report
 from runtime import command_line
 from strategies.layout import MESH_AXES

@@ -22,7 +22,7 @@ from analysis.search import USABLE, model_of
 from analysis.topology import TPUS, Machine, machine_of
 from configs import base
 from errors import ConfigError
-from models.config import REMAT
+from models.sizes import REMAT
 from pages.element import table, tag
 from pages.units import amount, duration
 from strategies.layout import PLACES
@@ -107,7 +107,7 @@ def figures(made: strategies.Strategy, batch_size: int, where: Sequence[Machine]
   for row in theory.sent(case):
     sent["+".join(row.axes)] += row.bytes
   held = amount(predicted.total) + (f", and {amount(predicted.host)} of its host" if predicted.host else "")
-  flops = batch_size * case.model.train_flops_per_example() / layout.device_count
+  flops = batch_size * case.sizes.train_flops_per_example() / layout.device_count
   cells = [held, "; ".join(f"over {axes} {amount(size)}" for axes, size in sent.items()) or "nothing"]
   for one in where:
     if predicted.total > USABLE * one.chip.memory:

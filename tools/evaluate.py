@@ -59,7 +59,7 @@ def batch_size(strategy: Strategy, given: int | None) -> int:
     strategy.check_batch("batch-size", given)
     return given
   unit = strategy.layout.shards("batch") * strategy.runner.microbatches
-  return unit * max(1, TOKENS // (unit * strategy.program.model.seq_len))
+  return unit * max(1, TOKENS // (unit * strategy.program.sizes.seq_len))
 
 
 def on_text(strategy: Strategy, params: Params, text: Documents, config: Any) -> dict[str, float]:

@@ -25,7 +25,7 @@ from checkpointing import initial, reading
 from checkpointing.storage_logs import shorten_storage_logs
 from errors import ConfigError, one_of
 from models import lora
-from models.config import ModelConfig, model_config
+from models.sizes import ModelSizes, model_sizes
 from pretrained.export import DTYPES, export, export_adapters
 from reporting.summary import TOKENIZER
 from runtime import command_line
@@ -74,11 +74,11 @@ def reader(folder: Path, saved: dict[str, Any]) -> Callable[[str], np.ndarray]:
   return read
 
 
-def merged(model: ModelConfig, saved: dict[str, Any], read: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
+def merged(sizes: ModelSizes, saved: dict[str, Any], read: Callable[[str], np.ndarray]) -> Callable[[str], np.ndarray]:
   """A function that reads a weight by its name, with its adapter added to it. `read` reads what was trained."""
   path = saved["base"]["path"]
   if pretrained.is_folder(path):
-    of_base = functools.partial(pretrained.read_weight, pretrained.Folder(path), model)
+    of_base = functools.partial(pretrained.read_weight, pretrained.Folder(path), sizes)
   else:
     of_base = reader(*checkpoint_of(Path(path), None))
 
@@ -86,12 +86,12 @@ def merged(model: ModelConfig, saved: dict[str, Any], read: Callable[[str], np.n
     w, adapter = of_base(name), lora.names_of(name)
     initial.check_base(path, {f"params/{name}": initial.digest(jnp.asarray(w))}, saved["base"])
     has_adapter = f"params/{adapter[0]}" in saved["arrays"]
-    return lora.merged(w, *map(read, adapter), model.lora_scale) if has_adapter else w
+    return lora.merged(w, *map(read, adapter), sizes.lora_scale) if has_adapter else w
 
   return read_merged
 
 
-def card(model: ModelConfig, saved: dict[str, Any], whole: bool) -> str:
+def card(sizes: ModelSizes, saved: dict[str, Any], whole: bool) -> str:
   """README.md of the folder: what the model is, and how it was made. `whole` is false for adapters alone."""
   size = sum(int(np.prod(shape)) for name, (shape, *_) in saved["arrays"].items() if name.startswith("params/"))
   loss = "not evaluated" if saved.get("loss") is None else f"{saved['loss']:.4f}"
@@ -99,7 +99,7 @@ def card(model: ModelConfig, saved: dict[str, Any], whole: bool) -> str:
   base = {"Fine-tuned from" if whole else "Adapters of": f"`{saved['base']['path']}`"} if "base" in saved else {}
   rows = base | {
     "Trained parameters" if base else "Parameters": f"{size:,}",
-    "Context": f"{model.seq_len:,} tokens",
+    "Context": f"{sizes.seq_len:,} tokens",
     "Data": names,
     "Steps": f"{saved['loop']['step']:,} with {saved['data']['batch_size']} sequences each",
     "Validation loss": f"{loss}{'' if saved.get('loss') is None else ' nats per token'}",
@@ -123,19 +123,19 @@ def main(arguments: list[str]) -> None:
   shorten_storage_logs()
   jax.config.update("jax_platforms", "cpu")  # a run may be using the accelerators
   folder, saved = checkpoint_of(options.workdir.expanduser(), options.step)
-  model = model_config(config_of(saved), "cpu")
+  sizes = model_sizes(config_of(saved), "cpu")
   workdir = folder.parent.parent
   files = {file.name: file.read_text() for file in sorted((workdir / TOKENIZER).glob("*"))}
   end = json.loads(files["generation_config.json"])["eos_token_id"] if files else None
-  if options.merge and not model.lora_rank:
+  if options.merge and not sizes.lora_rank:
     raise ConfigError(f"{str(options.workdir)!r} has no adapters to merge; leave --merge out")
-  out, read, is_whole = options.out.expanduser(), reader(folder, saved), options.merge or not model.lora_rank
-  files["README.md"] = card(model, saved, is_whole)
+  out, read, is_whole = options.out.expanduser(), reader(folder, saved), options.merge or not sizes.lora_rank
+  files["README.md"] = card(sizes, saved, is_whole)
   if is_whole:
-    read = merged(model, saved, read) if options.merge else read
-    export(out, dataclasses.replace(model, lora_rank=0), read, files, dtype=options.dtype, end=end)
+    read = merged(sizes, saved, read) if options.merge else read
+    export(out, dataclasses.replace(sizes, lora_rank=0), read, files, dtype=options.dtype, end=end)
   else:
-    export_adapters(out, model, read, files, saved["base"]["path"])
+    export_adapters(out, sizes, read, files, saved["base"]["path"])
   print(f"wrote {options.out}: step {saved['loop']['step']}, {options.dtype if is_whole else 'adapters'}")
 
 

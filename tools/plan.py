@@ -25,7 +25,7 @@ from analysis.weights import weights
 from checkpointing import record
 from configs import base
 from errors import ConfigError, positive
-from models.config import ModelConfig
+from models.sizes import ModelSizes
 from pages.units import amount, duration
 from runtime import command_line
 from runtime.folders import writable_file
@@ -35,15 +35,15 @@ from training import settings
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
-def rows_of(found: list[Candidate], model: ModelConfig, where: Machine, batch_size: int) -> list[tuple[str, ...]]:
+def rows_of(found: list[Candidate], sizes: ModelSizes, where: Machine, batch_size: int) -> list[tuple[str, ...]]:
   """The candidates as a table, with its heading."""
-  unit, items = model.unit
+  unit, items = sizes.unit
   rows = [("", "strategy", "mesh", "remat, parts", "step", f"{unit}/s", "MFU", "memory", "binds")]
   for number, candidate in enumerate(found, 1):
     mesh = " × ".join(f"{axis}={size}" for axis, size in candidate.case.layout.mesh.items())
     parts = [f"{candidate.fields['model.remat']}"]
     parts += [f"{name.split('.')[-1]}={value}" for name, value in candidate.fields.items() if name in PARTS]
-    ideal = batch_size * model.train_flops_per_example() / where.count / where.chip.flops
+    ideal = batch_size * sizes.train_flops_per_example() / where.count / where.chip.flops
     rows.append(
       (
         f"{number}",
@@ -124,26 +124,26 @@ def main(asked: flags.FlagValues) -> None:
   else:
     config = asked.config
   program = settings.program(config, where.platform)
-  model = program.model
+  sizes = program.sizes
   if asked.config is not None and asked["batch-tokens"].value is not None:
-    config.batch_size = batch_of(asked["batch-tokens"].value, model.positions, where.count)
+    config.batch_size = batch_of(asked["batch-tokens"].value, sizes.positions, where.count)
   positive("batch_size", config.batch_size)
-  if model.dtype != "bfloat16":
-    raise ConfigError(f"model.dtype={model.dtype!r} has no known peak speed; use 'bfloat16' or 'auto'")
+  if sizes.dtype != "bfloat16":
+    raise ConfigError(f"model.dtype={sizes.dtype!r} has no known peak speed; use 'bfloat16' or 'auto'")
   count = f"{where.count} device{'s' * (where.count > 1)} of {asked.topology}{where.described}"
   about = (
-    f"{sum(weight.size for weight in weights(model)) / 1e9:.4g} B parameters, batches of {config.batch_size} × "
-    f"{model.positions} {'tokens' if model.inputs == 'tokens' else 'patches'}, on {count}"
+    f"{sum(weight.size for weight in weights(sizes)) / 1e9:.4g} B parameters, batches of {config.batch_size} × "
+    f"{sizes.positions} {'tokens' if sizes.inputs == 'tokens' else 'patches'}, on {count}"
   )
   print(f"{about}\n")
-  found = search(model, config.batch_size, where, asked.strategies, config.sequence_parallel, program.optimizer)
+  found = search(sizes, config.batch_size, where, asked.strategies, config.sequence_parallel, program.optimizer)
   chosen = best(found, asked.best)
   if not found:
     raise ConfigError(
       f"topology={asked.topology!r}: no strategy fits this model into {where.chip.memory / 1e9:.0f} GB a device and "
       f"splits batches of {config.batch_size}; use more devices or another batch size"
     )
-  rows = rows_of(chosen, model, where, config.batch_size)
+  rows = rows_of(chosen, sizes, where, config.batch_size)
   print(explain.table(rows))
   print(
     "\nThe times are those at the peaks, and count the communication that nothing hides. These commands train the "

@@ -60,7 +60,7 @@ def _of_folder(path: str) -> Model:
   config.update_from_flattened_dict({"init_from": path, "model.seq_len": 1})
   config, folder = pretrained.adopt(config), pretrained.Folder(path)
   file = folder.path / "tokenizer.json"
-  load = lambda strategy: pretrained.load(folder, strategy.program.model, strategy.abstract_state().params)
+  load = lambda strategy: pretrained.load(folder, strategy.program.sizes, strategy.abstract_state().params)
   tokenizer, window = tokenizers.from_file(file) if file.exists() else None, folder.shape.window
   return Model(config, tokenizer, load, window, min(SEQ_LEN, window or SEQ_LEN))
 

@@ -19,12 +19,12 @@ import numpy as np
 import optax
 
 from errors import ConfigError, positive
-from models.config import ModelConfig
 from models.dimensions import UNSHARDED, Sharding
 from models.inputs import Field, Shapes
 from models.ops.loss import Sums as Sums
 from models.ops.loss import Targets
 from models.parameters import bind, frozen, init_params, joined, logical_dims, trained, used_dtypes
+from models.sizes import ModelSizes
 from training.optimizer import Optimizer
 from training.optimizers import Rule
 from training.streaming import streamed
@@ -53,7 +53,7 @@ class TrainState:
 class Program:
   """A model, an optimizer, and the functions that train the model on batches."""
 
-  model: ModelConfig
+  sizes: ModelSizes
   optimizer: Optimizer
   seed: int
   accumulation: int
@@ -61,46 +61,46 @@ class Program:
 
   def __post_init__(self) -> None:
     positive("accumulation", self.accumulation)
-    if self.model.lora_rank and self.optimizer.name == "muon":
+    if self.sizes.lora_rank and self.optimizer.name == "muon":
       raise ConfigError(
-        f"optimizer.name='muon' is for whole weights, but model.lora_rank={self.model.lora_rank} trains adapters; use "
+        f"optimizer.name='muon' is for whole weights, but model.lora_rank={self.sizes.lora_rank} trains adapters; use "
         "'adamw'"
       )
 
   def init(self, key: jax.Array) -> TrainState:
-    params = init_params(self.model, key)
+    params = init_params(self.sizes, key)
     opt_state = self.rule.transform.init(self.trained(params))
     return TrainState(step=jnp.zeros((), jnp.int32), params=self.stored(params), opt_state=opt_state)
 
   @property
   def rule(self) -> Rule:
     """The optimizer, for the weights of this model that are trained."""
-    return self.optimizer.rule(self.trained(self.dims()), self.model.dtype)
+    return self.optimizer.rule(self.trained(self.dims()), self.sizes.dtype)
 
   def trained(self, params: Params) -> Params:
     """The parameters that are trained, or the same part of a tree like the parameters (models/parameters.py)."""
-    return trained(self.model, params)
+    return trained(self.sizes, params)
 
   def frozen(self, params: Params) -> Params:
     """The others; {} unless the model has adapters."""
-    return frozen(self.model, params)
+    return frozen(self.sizes, params)
 
   def stored(self, params: Params) -> Params:
     """The parameters as a state stores them: those that are not trained in the dtype in which the model uses them."""
-    cast = jax.tree.map(lambda w, dtype: w.astype(dtype), self.frozen(params), self.frozen(used_dtypes(self.model)))
+    cast = jax.tree.map(lambda w, dtype: w.astype(dtype), self.frozen(params), self.frozen(used_dtypes(self.sizes)))
     return joined(self.trained(params), cast)
 
   def dims(self) -> dict[str, Any]:
     """The logical dimensions of every parameter, in the same nested dicts as the parameters."""
-    return logical_dims(self.model)
+    return logical_dims(self.sizes)
 
   def example_shapes(self) -> Shapes:
-    """The fields of a batch: those of `ModelConfig.example_shapes`, `id` and `mask`.
+    """The fields of a batch: those of `ModelSizes.example_shapes`, `id` and `mask`.
 
     `id` is the example's number in its data set, which keys its random numbers: 64 bits as two words, the low one
     first. `mask` is false for padding.
     """
-    return self.model.example_shapes() | {"id": Field((2,), np.uint32, 1 << 32), "mask": Field((), np.bool_, 2)}
+    return self.sizes.example_shapes() | {"id": Field((2,), np.uint32, 1 << 32), "mask": Field((), np.bool_, 2)}
 
   def mean(self, sums: Sums, grads: Params) -> tuple[Metrics, Params]:
     """The mean loss and its gradient from the sums."""
@@ -110,7 +110,7 @@ class Program:
     self, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED
   ) -> tuple[jax.Array, Sums]:
     """The loss summed over the batch's predictions, and all sums. `step` is None in evaluation."""
-    model, targets = bind(self.model, params), self.targets(batch)
+    model, targets = bind(self.sizes, params), self.targets(batch)
     inputs, segments = self.inputs(batch, step, sharding), self.segments(batch)
     keys, count = self.dropout_keys(batch, step), jnp.sum(targets.counted)
     inputs = sharding.in_order(count, inputs)  # the only sum over devices that needs no result of the model
@@ -119,27 +119,27 @@ class Program:
 
   def inputs(self, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED) -> jax.Array:
     """The model's input: tokens [B, T], or images [B, S, S, C], normalized and, in training, augmented."""
-    x = self.model.reads.select(self.model, batch)
+    x = self.sizes.reads.select(self.sizes, batch)
     if self.augment and step is not None:
       x = crop_and_flip(x, self._example_keys(batch["id"], step, _AUGMENT))
-    return self.model.reads.prepare(self.model, x, sharding)
+    return self.sizes.reads.prepare(self.sizes, x, sharding)
 
   def targets(self, batch: Batch) -> Targets:
     """What is to be predicted: for each position the next token, or for each example a label."""
-    values = self.model.predicts.targets(batch)
-    segments = batch["segments"] if self.model.segments else None
-    completions = batch["completions"] if self.model.completions else None
-    counted = self.model.predicts.counted(batch["mask"], segments, completions)
+    values = self.sizes.predicts.targets(batch)
+    segments = batch["segments"] if self.sizes.segments else None
+    completions = batch["completions"] if self.sizes.completions else None
+    counted = self.sizes.predicts.counted(batch["mask"], segments, completions)
     counted = counted.reshape(*counted.shape, *(1,) * (values.ndim - counted.ndim))
     return Targets(values, jnp.broadcast_to(counted, values.shape))
 
   def segments(self, batch: Batch) -> jax.Array | None:
     """The segments of the input's tokens [B, T]; None if the model has none."""
-    return batch["segments"][:, : self.model.positions] if self.model.segments else None
+    return batch["segments"][:, : self.sizes.positions] if self.sizes.segments else None
 
   def dropout_keys(self, batch: Batch, step: jax.Array | None) -> jax.Array | None:
     """A key for each example [B]; None if nothing is dropped."""
-    return self._example_keys(batch["id"], step, _DROPOUT) if self.model.dropout and step is not None else None
+    return self._example_keys(batch["id"], step, _DROPOUT) if self.sizes.dropout and step is not None else None
 
   def gradient_sums(
     self,
@@ -163,7 +163,7 @@ class Program:
     def add(total: tuple[Sums, Params], part: Batch) -> tuple[tuple[Sums, Params], None]:
       return jax.tree.map(jnp.add, total, of_part(params, part, step, sharding)), None
 
-    start = (no_sums(), jax.tree.map(lambda w: jnp.zeros(w.shape, self.model.param_dtype), self.trained(params)))
+    start = (no_sums(), jax.tree.map(lambda w: jnp.zeros(w.shape, self.sizes.param_dtype), self.trained(params)))
     return jax.lax.scan(add, start, split_batch(batch, self.accumulation, sharding))[0]
 
   def part_gradient_sums(
@@ -195,7 +195,7 @@ class Program:
     params, opt_state = update(self.trained(state.params), state.opt_state, self.optimizer.clipped(grads, norm))
     params = joined(params, self.frozen(state.params))
     metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}
-    if self.model.predicts.counts_correct:
+    if self.sizes.predicts.counts_correct:
       metrics["accuracy"] = sums["correct"] / sums["count"]
     return TrainState(state.step + 1, params, opt_state), metrics
 

@@ -5,8 +5,8 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from errors import ConfigError
-from models.config import model_config, with_sizes_made_up
 from models.ops.attention import choose
+from models.sizes import model_sizes, with_sizes_made_up
 from training.optimizer import Optimizer
 from training.program import Program
 
@@ -18,18 +18,18 @@ def check(config: ConfigDict, platform: str) -> None:
 
 def program(config: ConfigDict, platform: str) -> Program:
   """The Program of a config. Resolves `auto` fields for the platform: "cpu", "gpu" or "tpu"."""
-  model = model_config(config, platform)
-  attention = choose(model, platform)
-  model = dataclasses.replace(model, attention=attention.name, attention_why=attention.why)
-  if config.data.augment and not model.reads.is_image:
-    raise ConfigError(f"data.augment=True is for images, but model.inputs={model.inputs!r}; set data.augment=False")
-  if model.lora_rank and not config.init_from:
+  sizes = model_sizes(config, platform)
+  attention = choose(sizes, platform)
+  sizes = dataclasses.replace(sizes, attention=attention.name, attention_why=attention.why)
+  if config.data.augment and not sizes.reads.is_image:
+    raise ConfigError(f"data.augment=True is for images, but model.inputs={sizes.inputs!r}; set data.augment=False")
+  if sizes.lora_rank and not config.init_from:
     raise ConfigError(
-      f"model.lora_rank={model.lora_rank} trains adapters of a model that is there already; name it with init_from, or "
+      f"model.lora_rank={sizes.lora_rank} trains adapters of a model that is there already; name it with init_from, or "
       "train all weights with model.lora_rank=0"
     )
   return Program(
-    model=model,
+    sizes=sizes,
     optimizer=Optimizer(steps=config.steps, **config.optimizer),
     seed=config.seed,
     accumulation=config.accumulation,

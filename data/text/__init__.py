@@ -29,7 +29,7 @@ from data.text.rows import Fields
 from data.text.sequences import more, sequences
 from data.text.tokenizers import BYTES, Tokenizer
 from errors import ConfigError, one_of
-from models.config import PACKINGS
+from models.sizes import PACKINGS
 
 __all__ = ["PreparedText", "find", "find_sources", "load", "pair_counts", "prepare_text", "tokenizer_of"]
 

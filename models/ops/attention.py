@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from errors import ConfigError
-from models.config import ModelConfig
 from models.dimensions import Sharding
 from models.remat import KERNEL
+from models.sizes import ModelSizes
 
 QUERY_BLOCK = 64  # queries that `blockwise` processes at a time
 TILE = 128  # positions; splash attention works on multiples of it
@@ -31,32 +31,32 @@ class Choice(NamedTuple):
   why: str = ""
 
 
-def choose(config: ModelConfig, platform: str) -> Choice:
+def choose(sizes: ModelSizes, platform: str) -> Choice:
   """The implementation for a platform ("cpu", "gpu" or "tpu"): the best one that fits for `auto`, else the one named.
 
   Raises ConfigError if the one named does not fit.
   """
-  if config.attention in ("plain", "blockwise"):
-    return Choice(config.attention)
-  wanted = BEST.get(platform, "plain") if config.attention == "auto" else config.attention
-  obstacle = _obstacle(wanted, config, platform)
-  if config.attention != "auto" and obstacle:
+  if sizes.attention in ("plain", "blockwise"):
+    return Choice(sizes.attention)
+  wanted = BEST.get(platform, "plain") if sizes.attention == "auto" else sizes.attention
+  obstacle = _obstacle(wanted, sizes, platform)
+  if sizes.attention != "auto" and obstacle:
     raise ConfigError(f"model.attention={wanted!r} {obstacle}; use 'auto'")
   return Choice("plain", f"{wanted} {obstacle}") if obstacle else Choice(wanted)
 
 
-def _obstacle(name: str, config: ModelConfig, platform: str) -> str:
+def _obstacle(name: str, sizes: ModelSizes, platform: str) -> str:
   """Why an implementation does not fit; "" if it does."""
   if name == "cudnn" and platform != "gpu":
     return f"needs an NVIDIA GPU, and this run has platform {platform!r}"
-  if name == "cudnn" and config.dtype == "float32":
+  if name == "cudnn" and sizes.dtype == "float32":
     return "computes in bfloat16, and model.dtype='float32'"
-  if name == "cudnn" and config.head_dim > CUDNN_HEAD:
-    return f"has heads of at most {CUDNN_HEAD}, and model.head_dim={config.head_dim}"
+  if name == "cudnn" and sizes.head_dim > CUDNN_HEAD:
+    return f"has heads of at most {CUDNN_HEAD}, and model.head_dim={sizes.head_dim}"
   if name == "splash" and platform != "tpu":
     return f"needs a TPU, and this run has platform {platform!r}"
-  if name == "splash" and config.positions < TILE:
-    return f"works on {TILE} positions at a time, and the model sees {config.positions}"
+  if name == "splash" and sizes.positions < TILE:
+    return f"works on {TILE} positions at a time, and the model sees {sizes.positions}"
   return ""
 
 
@@ -109,7 +109,7 @@ def plain(
   return jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(b, t, n, h)
 
 
-def rope_angles(coordinates: jax.Array, config: ModelConfig) -> jax.Array:
+def rope_angles(coordinates: jax.Array, sizes: ModelSizes) -> jax.Array:
   """The angles of rotary embedding (arXiv:2104.09864): coordinates [..., C] → [..., head_dim / 2].
 
   C is the number of coordinates of a position: 1 in a text, 2 (row and column) in an image. Each coordinate sets the
@@ -120,10 +120,10 @@ def rope_angles(coordinates: jax.Array, config: ModelConfig) -> jax.Array:
   are, pairs that turn at most `low` times are slowed down in full, and those between in part.
   """
   count = coordinates.shape[-1]
-  pairs = config.head_dim // 2 // count
-  frequency = config.rope_base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
-  if config.rope_scaling:
-    factor, low, high, length = config.rope_scaling
+  pairs = sizes.head_dim // 2 // count
+  frequency = sizes.rope_base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
+  if sizes.rope_scaling:
+    factor, low, high, length = sizes.rope_scaling
     unscaled = jnp.clip((length * frequency / (2 * math.pi) - low) / (high - low), 0, 1)
     frequency *= unscaled + (1 - unscaled) / factor
   return (coordinates[..., None] * frequency).reshape(*coordinates.shape[:-1], count * pairs)

@@ -12,7 +12,7 @@ from flax import nnx
 from models.dimensions import Dims, Sharding
 
 if TYPE_CHECKING:
-  from models.config import ModelConfig
+  from models.sizes import ModelSizes
 
 
 def weight(rngs: nnx.Rngs, shape: tuple[int, ...], dims: Dims, *, std: float, dtype: str) -> nnx.Param:
@@ -110,9 +110,9 @@ def _rows(x: jax.Array) -> jax.Array:
 class RMSNorm(nnx.Module):
   """Root mean square normalization over the last dimension, of this size, in float32 (arXiv:1910.07467)."""
 
-  def __init__(self, size: int, config: "ModelConfig"):
-    self.eps = config.norm_eps
-    self.scale = nnx.Param(jnp.ones(size, config.param_dtype), dims=(None,))
+  def __init__(self, size: int, sizes: "ModelSizes"):
+    self.eps = sizes.norm_eps
+    self.scale = nnx.Param(jnp.ones(size, sizes.param_dtype), dims=(None,))
 
   def __call__(self, x: jax.Array) -> jax.Array:  # [..., size] → [..., size]
     x32 = x.astype(jnp.float32)

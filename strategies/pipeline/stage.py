@@ -212,7 +212,7 @@ class Stage:
     return self.model(edges, self.weights(row)).head_loss_sums(y, targets, self.sharding, segments)
 
   def model(self, edges: Params, weights: Params) -> Transformer:
-    return bind(self.program.model, {"blocks": weights, **edges})
+    return bind(self.program.sizes, {"blocks": weights, **edges})
 
   def edges_with(self, trained: Params) -> Params:
     """The weights outside the blocks, with these of those that are trained."""
@@ -261,8 +261,8 @@ class Stage:
     Otherwise the compiler may split it by width, which suits the weights' gradients, and send it between devices at
     every tick.
     """
-    model = self.program.model
-    return self.pin(x) if x.ndim == 4 and x.shape[2:] == (model.positions, model.width) else x
+    sizes = self.program.sizes
+    return self.pin(x) if x.ndim == 4 and x.shape[2:] == (sizes.positions, sizes.width) else x
 
   def pin(self, x: jax.Array) -> jax.Array:
     """Constrains the sharding of activations [..., b, T, D]."""
@@ -273,7 +273,7 @@ class Stage:
 
     def zeros(weights: jax.Array, dims: Dims) -> jax.Array:
       return jax.lax.with_sharding_constraint(
-        jnp.zeros(weights.shape, self.program.model.param_dtype), self.sharding.layout.spec(dims)
+        jnp.zeros(weights.shape, self.program.sizes.param_dtype), self.sharding.layout.spec(dims)
       )
 
     blocks, edges, dims = map(self.program.trained, (self.blocks, self.edges, self.program.dims()))

@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError, not_negative, one_of, positive
-from models.config import ModelConfig
 from models.generate import Sampling, Writer
 from models.ops.attention import Cache
 from models.ops.workarounds import sum_in_dtype
 from models.parameters import bind
+from models.sizes import ModelSizes
 from strategies.by_hand import summed_over_devices
 from strategies.constraints import Constraints
 from strategies.layout import Layout
@@ -50,7 +50,7 @@ class Staged(Runner):
     chunks: int,
   ) -> "Staged":
     """The runner for a config's section `pipeline` (configs/base.py)."""
-    stages, depth = layout.shards("layers"), program.model.depth
+    stages, depth = layout.shards("layers"), program.sizes.depth
     chunks = _chunks(schedule, chunks, stages, depth)
     _check_sizes(stages, chunks, depth, microbatches)
     training = orders.build(orders.ORDERS[schedule], stages, microbatches, chunks)
@@ -71,14 +71,14 @@ class Staged(Runner):
     )
 
   @staticmethod
-  def limits(layout: Layout, model: ModelConfig, optimizer: Optimizer) -> list[Limit]:
+  def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
     found = []
-    if model.remat == "offload":  # the TPU compiler fails on such slots in the host's memory (libtpu 0.0.42)
+    if sizes.remat == "offload":  # the TPU compiler fails on such slots in the host's memory (libtpu 0.0.42)
       why = "the stages of a pipeline keep what they save in slots on the device"
       found.append(Limit("model.remat", "offload", why, "'full'"))
     # The mesh axes along which devices share a stage and an example.
     shared = [axis for axis, size in layout.mesh.items() if size > 1 and axis not in ("stage", *layout.axes("batch"))]
-    if model.attention == "splash" and shared and jax.__version_info__ < (0, 12):
+    if sizes.attention == "splash" and shared and jax.__version_info__ < (0, 12):
       why = f"the TPU compiler of jax {jax.__version__} aborts on kernels in a stage that mesh.{shared[0]} splits"
       found.append(Limit("model.attention", "splash", why, "Python 3.12 or later", instead="plain"))
     return found
@@ -125,7 +125,7 @@ class Staged(Runner):
     def in_turn(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
       def stage(blocks: Params, x: jax.Array, cache: Cache, start: jax.Array) -> tuple[jax.Array, Cache]:
         stages, index = sharding.layout.mesh["stage"], jax.lax.axis_index("stage")
-        model = bind(self.program.model, params | {"blocks": blocks})
+        model = bind(self.program.sizes, params | {"blocks": blocks})
 
         def work(start: jax.Array, carry: tuple) -> tuple:
           return model.run_blocks(carry[0], sharding=sharding.place(layers=None), cache=carry[1], start=start)
@@ -146,7 +146,7 @@ class Staged(Runner):
         check_vma=False,
       )(params["blocks"], x, cache, jnp.asarray(start))
 
-    return Writer(bind(self.program.model, params), sampling, sharding, in_turn)
+    return Writer(bind(self.program.sizes, params), sampling, sharding, in_turn)
 
 
 def check_fields(schedule: str, microbatches: int, chunks: int) -> None:

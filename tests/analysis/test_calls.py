@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from helpers import model_config, program, strategy
+from helpers import model_sizes, program, strategy
 
 from analysis import calls, explanation, hlo, predict, work
 from analysis.case import Case
@@ -90,7 +90,7 @@ def test_flops_of_cudnn_attention(heads_last: bool):
 
 def test_predicted_flops_with_cudnn_are_those_of_its_calls():
   model = dataclasses.replace(
-    model_config(width=N * H, heads=N, kv_heads=N, seq_len=T, remat="minimal"), attention="plain"
+    model_sizes(width=N * H, heads=N, kv_heads=N, seq_len=T, remat="minimal"), attention="plain"
   )
   layout = strategy("single", program(), devices=1).layout
   case = lambda attention: Case(layout, dataclasses.replace(model, attention=attention), B, compiler="tpu")

@@ -119,7 +119,7 @@ def test_a_device_holds_the_state_that_is_predicted(name: str, variant: str):
 
 
 def parameters() -> int:
-  return sum(math.prod(weight.shape) for weight in weights(make("text").model))
+  return sum(math.prod(weight.shape) for weight in weights(make("text").sizes))
 
 
 def test_data_parallel_sends_its_gradients_twice():
@@ -151,7 +151,7 @@ def test_zero1_sends_in_float32_what_data_parallel_does():
 def test_fsdp_sends_weights_twice():
   """2·P·(n−1)/n numbers. Exceptions: embedding and head are gathered once, and the norms are not split."""
   ours, _ = measured("fsdp", "text")
-  of = lambda wanted: sum(math.prod(w.shape) for w in weights(make("text").model) if wanted(w))
+  of = lambda wanted: sum(math.prod(w.shape) for w in weights(make("text").sizes) if wanted(w))
   blocks, edges = of(lambda w: w.in_blocks and w.is_matrix), of(lambda w: not w.in_blocks and w.is_matrix)
   assert ours["all-gather", ("data",)] == 4 * (2 * blocks + edges) * 7 / 8
 
@@ -238,7 +238,7 @@ def test_weights_kept_for_a_step_are_gathered_once_and_their_gradients_scattered
   ours, wanted = sent_and_wanted(*compile_case(name, make(CHUNKED), 2 * BATCH, gather="step"))
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
-  held = sum(math.prod(weight.shape) for weight in weights(make("text").model) if weight.is_matrix)
+  held = sum(math.prod(weight.shape) for weight in weights(make("text").sizes) if weight.is_matrix)
   n = strategies.layout_of(name).mesh.get("model", 1)
   group = 8 // n // strategies.layout_of(name).mesh.get("replica", 1)
   for kind in ("all-gather", "reduce-scatter"):
@@ -257,7 +257,7 @@ def test_no_flop_is_done_twice(name: str, variant: str):
   assert step.flops() == round(predict.flops(case))  # which divides by the number of positions
   if not in_stages and variant == "text":
     once = step.flops() - predict.repeated_flops(case)
-    assert once * case.layout.device_count == batch_size * make("text").model.train_flops_per_example()
+    assert once * case.layout.device_count == batch_size * make("text").sizes.train_flops_per_example()
 
 
 @pytest.mark.parametrize("name", in_full(["data_parallel", "zero1", "fsdp", "hsdp", "two_d"], "data_parallel", "fsdp"))

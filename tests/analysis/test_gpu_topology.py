@@ -95,7 +95,7 @@ def test_the_host_holds_the_state_and_offloaded_activations(name: str):
 def test_no_flop_is_done_twice_and_none_is_left_out(name: str, inputs: str):
   """Also where cuDNN computes the scores again, and where remat or a pipeline repeats products."""
   _, case, step = compiled(name, inputs)
-  assert case.model.dtype == "bfloat16"
+  assert case.sizes.dtype == "bfloat16"
   assert step.left_out() == []
   assert step.flops() == round(predict.flops(case))
 
@@ -104,14 +104,14 @@ def test_no_flop_is_done_twice_and_none_is_left_out(name: str, inputs: str):
 def test_attention_is_cudnns_forward_and_backward(name: str):
   """Both calls run in the loops over blocks, so `flops` counts them as often as there are layers and parts."""
   _, case, step = compiled(name, "tokens")
-  assert case.model.attention == "cudnn"
+  assert case.sizes.attention == "cudnn"
   visits = [visit for visit in step.module.walk(step.rounds) if visit.instruction.operation == "custom-call"]
   runs: collections.Counter[str] = collections.Counter()
   for visit in visits:
     if "fmha" in (target := calls.target(visit.instruction)):
       assert calls.flops(visit.instruction, visit.computation)
       runs["Backward" in target] += visit.times
-  each = case.batch_parts * case.model.depth // case.layout.shards("layers")
+  each = case.batch_parts * case.sizes.depth // case.layout.shards("layers")
   assert runs == {False: each, True: each}
 
 
@@ -123,7 +123,7 @@ def test_no_strategy_uses_all_to_all(name: str):
 
 def size(name: str, wanted: str = "") -> int:
   """Bytes of the matrices in bfloat16, or of those with one role."""
-  found = weights(compiled(name, "tokens")[0].program.model)
+  found = weights(compiled(name, "tokens")[0].program.sizes)
   return 2 * sum(weight.size for weight in found if weight.is_matrix and (not wanted or wanted in weight.roles))
 
 
@@ -147,7 +147,7 @@ def test_all_weights_are_gathered_in_bfloat16(name: str):
     if one.kind == "all-gather" and one.axes == case.axes("embed")
     for shape in one.operands
   }
-  edges = {case.held(weight) for weight in weights(case.model) if weight.is_matrix and not weight.in_blocks}
+  edges = {case.held(weight) for weight in weights(case.sizes) if weight.is_matrix and not weight.in_blocks}
   assert edges <= {size for _, size in gathered}
   assert {dtype for dtype, size in gathered if size >= min(edges)} == {"bf16"}
 
@@ -155,7 +155,7 @@ def test_all_weights_are_gathered_in_bfloat16(name: str):
 def test_data_parallel_all_reduces_its_gradients():
   """2·P·(n−1)/n numbers, those of the norms in float32."""
   _, case, _ = compiled("data_parallel", "tokens")
-  norms = 4 * (2 * case.model.depth + 1) * case.model.width
+  norms = 4 * (2 * case.sizes.depth + 1) * case.sizes.width
   ours, _ = grouped("data_parallel", "tokens")
   assert ours.keys() == {("all-reduce", ("data",))}
   expected = 2 * (size("data_parallel") + norms) * 7 / 8

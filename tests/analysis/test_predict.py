@@ -76,8 +76,8 @@ def test_memory_with_dropout_is_predicted_as_well():
 
 
 def four_layers_keep(remat: str, dropout: float) -> int:
-  model = program(remat, model__dropout=dropout, model__seq_len=64).model
-  return bytes_per_example(model, 1, 1, 1, 8) - bytes_per_example(model, 1, 1, 1, 4)
+  sizes = program(remat, model__dropout=dropout, model__seq_len=64).sizes
+  return bytes_per_example(sizes, 1, 1, 1, 8) - bytes_per_example(sizes, 1, 1, 1, 4)
 
 
 RECORDED = {name: json.loads(file.read_text())["cases"] for name, file in predictions.RECORDS.items()}
@@ -143,11 +143,11 @@ def test_nobody_has_measured_more_than_the_bound(row: published.Published):
 
 def test_what_remat_keeps():
   """Of a block and a token: what is not elementwise; the products; the input alone, in the computation's precision."""
-  kept = {remat: bytes_per_example(program(remat).model, 1, 1, 1, 4) for remat in ("minimal", "dots", "full")}
+  kept = {remat: bytes_per_example(program(remat).sizes, 1, 1, 1, 4) for remat in ("minimal", "dots", "full")}
   stream = 4 * 256 * 256 * 4  # layers, positions, width, float32
   assert kept["minimal"] > kept["dots"] > kept["full"]
   assert kept["full"] == pytest.approx(stream, rel=0.02)  # and the angles of the positions, once
-  offload = program("offload").model
+  offload = program("offload").sizes
   assert bytes_per_example(offload, 1, 1, 1, 4, host=True) == stream
   assert bytes_per_example(offload, 1, 1, 1, 4) == kept["full"] - stream
   products = 4 * 256 * 4 * (256 * 3 + 256 + 2 * 768)  # query, key, value; attention's output; gate and up
@@ -160,16 +160,16 @@ def test_what_remat_keeps():
 
 
 def test_a_device_with_a_part_of_the_heads_keeps_a_part():
-  model = program("dots").model
-  whole, half = (bytes_per_example(model, n, n, n, 1) for n in (1, 2))
+  sizes = program("dots").sizes
+  whole, half = (bytes_per_example(sizes, n, n, n, 1) for n in (1, 2))
   assert half == pytest.approx(whole / 2, rel=0.03)
   stream = 256 * 256 * 4 * 2  # the block's input and attention's output
-  assert bytes_per_example(model, 2, 2, 1, 1) - half == stream / 2
+  assert bytes_per_example(sizes, 2, 2, 1, 1) - half == stream / 2
 
 
 @pytest.mark.parametrize("remat", ["minimal", "dots", "full"])
 def test_what_is_kept_is_linear_in_layers_and_in_parts(remat: str):
   """So eight traces stand for all; here a few of the others, traced."""
-  model = program(remat).model
+  sizes = program(remat).sizes
   for parts in ((1, 1, 1, 3), (4, 4, 4, 1), (4, 1, 1, 5), (2, 8, 4, 4)):  # heads, mlp, sequence, layers
-    assert bytes_per_example(model, *parts) == traced(model, remat, *parts)[False]
+    assert bytes_per_example(sizes, *parts) == traced(sizes, remat, *parts)[False]

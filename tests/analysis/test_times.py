@@ -14,14 +14,14 @@ from analysis.links import of_devices
 from analysis.topology import machine_of
 from analysis.weights import weights
 from benchmarks import expected
-from models.config import ModelConfig
+from models.sizes import ModelSizes
 from runtime.hardware import Chip, chip
 
 V5P = machine_of("v5p:4x4x4")  # 459 TFLOP/s, 2765 GB/s of memory, 100 GB/s a link, a closed torus
 
 
-def model(**fields: object) -> ModelConfig:
-  return dataclasses.replace(program(model__seq_len=64).model, dtype="bfloat16", attention="plain", **fields)
+def model(**fields: object) -> ModelSizes:
+  return dataclasses.replace(program(model__seq_len=64).sizes, dtype="bfloat16", attention="plain", **fields)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_units_hide_what_stages_exchange_where_a_tick_has_both_kinds(
   built = search._schedule(schedule, 4, 8, 1)
   case = Case(layout, model(depth=4), 32, schedule=built, compiler=compiler)
   (row,) = (row for row in theory.sent(case) if row.kind == "collective-permute")
-  array = case.examples * case.model.positions * case.model.width * case.item / layout.shards("sequence")
+  array = case.examples * case.sizes.positions * case.sizes.width * case.item / layout.shards("sequence")
   assert (row.bytes, row.edges) == (ticks * array, exposed * array)
 
 
@@ -124,7 +124,7 @@ def test_idle_time_of_a_pipeline_candidate():
     times = search._candidate("pipeline", case, V5P, (name, stages, microbatches, chunks)).times
     waits = 3 / (3 if name == "zero_bubble" else 1)
     assert times.idle == schedule.idle_time() == pytest.approx(waits / (chunks * microbatches + waits))
-    again = dataclasses.replace(case, model=model(depth=4, remat="full"))  # a backward unit repeats the forward unit
+    again = dataclasses.replace(case, sizes=model(depth=4, remat="full"))  # a backward unit repeats the forward unit
     judged = search._candidate("pipeline", again, V5P, (name, stages, microbatches, chunks)).times
     assert judged.idle == schedule.idle_time(backward=3.0)
     assert judged.idle == pytest.approx(times.idle) or name == "zero_bubble"  # whose units repeat it twice
@@ -188,9 +188,9 @@ def test_times_and_communication_that_explain_computes_from_a_step():
   assert time["communication"] == pytest.approx((3 + 3 + 1) * array / 450e9)
   assert time["exposed"] == time["communication"]  # nothing runs beside them
   assert time["seconds"] == pytest.approx(time["memory"] + time["exposed"])
-  model = runner.program.model
-  assert time["per_second"] == pytest.approx(16 * model.seq_len / time["seconds"])
-  assert time["mfu"] == pytest.approx(16 * model.train_flops_per_example() / 8 / 989e12 / time["seconds"])
+  sizes = runner.program.sizes
+  assert time["per_second"] == pytest.approx(16 * sizes.seq_len / time["seconds"])
+  assert time["mfu"] == pytest.approx(16 * sizes.train_flops_per_example() / 8 / 989e12 / time["seconds"])
   (gathers,) = (row for row in explanation._communication(step, timed) if row["axes"] == ("data",))
   assert (gathers["count"], gathers["sent_in_step"]) == (2, 2 * 3 * array)
   assert gathers["seconds"] == gathers["exposed"] == pytest.approx(2 * 3 * array / 450e9)

@@ -556,7 +556,7 @@ def test_the_preset_has_a_billion_parameters_and_a_batch_of_32_768_tokens():
   state = jax.eval_shape(program.init, jax.random.key(0))
   assert round(sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)) / 1e9, 2) == 1.01
   assert asked.batch_size * asked.model.seq_len == 32_768
-  assert (program.model.attention, program.model.dtype) == ("cudnn", "bfloat16")
+  assert (program.sizes.attention, program.sizes.dtype) == ("cudnn", "bfloat16")
 
 
 # The page

@@ -13,7 +13,7 @@ from data.synthetic import Synthetic
 
 
 def source(size: int) -> Synthetic:
-  return Synthetic(program(model__seq_len=8).model, first=0, size=size)
+  return Synthetic(program(model__seq_len=8).sizes, first=0, size=size)
 
 
 def batches(size: int, batch: int, seed: int) -> Batches:

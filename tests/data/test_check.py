@@ -8,9 +8,9 @@ from helpers import IMAGES, config, one_sentence
 
 import data
 from data.check import check_examples
-from models.config import model_config
+from models.sizes import model_sizes
 
-SHAPES = model_config(
+SHAPES = model_sizes(
   config(**IMAGES | {"model__image_size": 8, "model__channels": 1, "model__classes": 3})
 ).example_shapes()
 

@@ -3,14 +3,14 @@
 import pytest
 from helpers import IMAGES, config, one_sentence
 
-from models.config import model_config
 from models.ops import attention
+from models.sizes import model_sizes
 
 TEXT = {"model__width": 512, "model__seq_len": 256}
 
 
 def chosen(platform: str, **fields: object) -> attention.Choice:
-  return attention.choose(model_config(config(**TEXT | fields), platform), platform)
+  return attention.choose(model_sizes(config(**TEXT | fields), platform), platform)
 
 
 @pytest.mark.parametrize(
@@ -45,4 +45,4 @@ def test_auto_picks_the_best_that_fits_and_says_why_not(platform: str, fields: d
 )
 def test_an_implementation_that_does_not_fit_is_refused(platform: str, fields: dict, parts: list[str]):
   with one_sentence(*parts):
-    attention.choose(model_config(config(**TEXT | fields), platform), platform)
+    attention.choose(model_sizes(config(**TEXT | fields), platform), platform)

@@ -10,7 +10,7 @@ import pytest
 from helpers import (
   assert_trees_close,
   initial_state,
-  model_config,
+  model_sizes,
   one_sentence,
   program,
   random_batch,
@@ -38,7 +38,7 @@ def weight(params: Params, name: str) -> Any:
 
 def merged(found: Program, params: Params) -> Params:
   """The weights of the model without adapters that computes the same."""
-  without = frozen(found.model, params)
+  without = frozen(found.sizes, params)
 
   def change(path: tuple, w: jax.Array) -> jax.Array:
     names = lora.names_of(jax.tree_util.keystr(path, simple=True, separator="/"))
@@ -46,7 +46,7 @@ def merged(found: Program, params: Params) -> Params:
       a, b = (weight(params, name) for name in names)
     except KeyError:
       return w
-    return lora.merged(w, a, b, found.model.lora_scale)
+    return lora.merged(w, a, b, found.sizes.lora_scale)
 
   return jax.tree.map_with_path(change, without)
 
@@ -59,25 +59,25 @@ def test_loss_and_gradients_are_those_of_merged_weights(targets: str):
   batch = random_batch(found, 4)
 
   def loss(adapters: Params) -> jax.Array:
-    whole = merged(found, joined(adapters, frozen(found.model, params)))
+    whole = merged(found, joined(adapters, frozen(found.sizes, params)))
     return plain.loss_sums(whole, batch, None)[0]
 
   ours = jax.jit(lambda p: found.gradient_sums(p, batch, jnp.zeros((), jnp.int32)))(params)
-  expected = jax.jit(jax.value_and_grad(loss))(trained(found.model, params))
+  expected = jax.jit(jax.value_and_grad(loss))(trained(found.sizes, params))
   assert float(ours[0]["loss"]) == pytest.approx(float(expected[0]), rel=1e-6)
   assert_trees_close(ours[1], expected[1], 1e-5)
   assert len(jax.tree.leaves(ours[1])) == 2 * len(lora.targets_of(targets))
 
   inputs = batch["tokens"][:, :-1]
-  logits = bind(plain.model, merged(found, params))(inputs)
-  np.testing.assert_allclose(bind(found.model, params)(inputs), logits, rtol=1e-5, atol=1e-5)
+  logits = bind(plain.sizes, merged(found, params))(inputs)
+  np.testing.assert_allclose(bind(found.sizes, params)(inputs), logits, rtol=1e-5, atol=1e-5)
 
 
 def test_at_first_adapters_change_nothing():
   found = program(**MODEL)
-  params, batch = init_params(found.model, jax.random.key(0)), random_batch(found, 4)
-  plain = bind(program(**MODEL | {"model__lora_rank": 0}).model, frozen(found.model, params))
-  np.testing.assert_array_equal(bind(found.model, params)(batch["tokens"]), plain(batch["tokens"]))
+  params, batch = init_params(found.sizes, jax.random.key(0)), random_batch(found, 4)
+  plain = bind(program(**MODEL | {"model__lora_rank": 0}).sizes, frozen(found.sizes, params))
+  np.testing.assert_array_equal(bind(found.sizes, params)(batch["tokens"]), plain(batch["tokens"]))
 
 
 @pytest.mark.full
@@ -85,19 +85,19 @@ def test_only_adapters_have_an_optimizer_state_and_change():
   found, _ = made()
   runner = strategy("fsdp", found)
   before = initial_state(runner)
-  assert jax.tree.structure(before.opt_state[0].mu) == jax.tree.structure(trained(found.model, before.params))
+  assert jax.tree.structure(before.opt_state[0].mu) == jax.tree.structure(trained(found.sizes, before.params))
   host = jax.device_get(before.params)
   after, _ = runner.train_step(before, runner.shard(random_batch(found, 8), 8))
-  jax.tree.map(np.testing.assert_array_equal, *(frozen(found.model, p) for p in (host, jax.device_get(after.params))))
+  jax.tree.map(np.testing.assert_array_equal, *(frozen(found.sizes, p) for p in (host, jax.device_get(after.params))))
   changed = [(x != y).any() for x, y in zip(*map(jax.tree.leaves, (host, jax.device_get(after.params))), strict=True)]
-  assert sum(changed) == len(jax.tree.leaves(trained(found.model, host)))
+  assert sum(changed) == len(jax.tree.leaves(trained(found.sizes, host)))
 
 
 def test_weights_that_are_not_trained_are_stored_as_they_are_used():
   """In bfloat16 half the memory, with the same numbers. Norms and adapters are float32."""
   found = program(**MODEL, model__dtype="bfloat16")
   dtypes = jax.tree.map(lambda x: str(x.dtype), jax.eval_shape(found.init, jax.random.key(0)).params)
-  assert set(jax.tree.leaves(trained(found.model, dtypes))) == {"float32"}
+  assert set(jax.tree.leaves(trained(found.sizes, dtypes))) == {"float32"}
   assert dtypes["blocks"]["mlp"]["up"] == dtypes["embedding"] == "bfloat16"
   assert dtypes["norm"]["scale"] == "float32"
 
@@ -106,7 +106,7 @@ def test_weights_that_are_not_trained_are_stored_as_they_are_used():
 def test_an_adapter_saves_few_numbers_for_the_backward_pass(remat: str, arrays: int):
   """R for each position, and not the width of what it adds to. The input of `minimal` is saved anyway."""
   saved = lambda rank: bytes_per_example(
-    program(**MODEL | {"model__lora_rank": rank, "model__remat": remat}).model, 1, 1, 1, layers=2
+    program(**MODEL | {"model__lora_rank": rank, "model__remat": remat}).sizes, 1, 1, 1, layers=2
   )
   assert saved(RANK) - saved(0) <= 2 * 16 * RANK * 4 * (arrays + (remat == "minimal"))
 
@@ -128,11 +128,11 @@ def test_bad_fields_get_one_sentence(fields: dict[str, Any], parts: tuple[str, .
 
 
 def test_flops_count_no_gradients_of_other_weights():
-  config = model_config(depth=3, seq_len=16)
-  found = program(**MODEL | {"model__depth": 3}).model
+  sizes = model_sizes(depth=3, seq_len=16)
+  found = program(**MODEL | {"model__depth": 3}).sizes
   d, f, n = found.width, found.mlp_width, found.heads * found.head_dim
   k = found.kv_heads * found.head_dim
   adapters = 3 * RANK * ((d + n) * 2 + (d + k) * 2 + 3 * (d + f))
   products = 3 * (2 * d * (n + k) + 3 * d * f) + d * found.vocab_size
-  less = config.train_flops_per_example() - found.train_flops_per_example()
+  less = sizes.train_flops_per_example() - found.train_flops_per_example()
   assert less == 16 * (2 * products - 6 * adapters)

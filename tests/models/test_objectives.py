@@ -32,10 +32,10 @@ def test_a_token_classifier_reads_all_tokens_and_predicts_one_class():
   assert {name: field.shape for name, field in p.example_shapes().items()} == {
     "tokens": (16,), "label": (), "segments": (16,), "id": (2,), "mask": (),
   }  # fmt: skip
-  model = bind(p.model, jax.jit(init_params, static_argnums=0)(p.model, jax.random.key(0)))
+  model = bind(p.sizes, jax.jit(init_params, static_argnums=0)(p.sizes, jax.random.key(0)))
   tokens = jnp.arange(16)[None]
   logits = model(tokens)
-  assert logits.shape == (1, p.model.classes)
+  assert logits.shape == (1, p.sizes.classes)
   changed = model(tokens.at[0, -1].set(99))
   assert np.abs(logits - changed).max() > 1e-4  # the last token affects the class
 
@@ -60,15 +60,15 @@ def test_a_sharded_token_classifier_equals_a_single_device(name: str):
   ],
 )
 def test_synthetic_data_fits_the_model(fields: dict):
-  model = program(**fields).model
-  batch, shapes = Synthetic(model, first=0, size=64).read(np.arange(64)), model.example_shapes()
+  sizes = program(**fields).sizes
+  batch, shapes = Synthetic(sizes, first=0, size=64).read(np.arange(64)), sizes.example_shapes()
   assert {name: (x.shape[1:], x.dtype) for name, x in batch.items()} == {n: f[:2] for n, f in shapes.items()}
   assert all(x.min() >= 0 and x.max() < shapes[name].below for name, x in batch.items())
   steps = np.diff(batch["segments"], axis=1)
   assert (batch["segments"][:, 0] == 1).all()  # and on from there in steps of 1, until the padding
   assert ((steps == 0) | (steps == 1) | (batch["segments"][:, 1:] == 0)).all()
   assert (batch["segments"] == 0).any()
-  assert batch["segments"].max() == (4 if model.predicts.causal else 1)
+  assert batch["segments"].max() == (4 if sizes.predicts.causal else 1)
 
 
 def test_a_model_cannot_predict_the_next_token_of_an_image():

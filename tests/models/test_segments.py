@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import model_config, program, random_batch, random_segments, relative_difference
+from helpers import model_sizes, program, random_batch, random_segments, relative_difference
 
 from analysis import gpus
 from models import parameters, transformer
-from models.config import ModelConfig
 from models.ops import attention
+from models.sizes import ModelSizes
 from training.program import Program
 
 Core = Callable[..., jax.Array]
@@ -59,9 +59,9 @@ def test_positions_restart_in_each_segment():
 
 
 @functools.cache
-def logits_of(config: ModelConfig) -> Callable[..., jax.Array]:
-  params = jax.jit(functools.partial(parameters.init_params, config))(jax.random.key(0))
-  return jax.jit(lambda tokens, segments=None: parameters.bind(config, params)(tokens, segments=segments))
+def logits_of(sizes: ModelSizes) -> Callable[..., jax.Array]:
+  params = jax.jit(functools.partial(parameters.init_params, sizes))(jax.random.key(0))
+  return jax.jit(lambda tokens, segments=None: parameters.bind(sizes, params)(tokens, segments=segments))
 
 
 def test_a_document_has_the_same_logits_anywhere_in_a_row():
@@ -69,7 +69,7 @@ def test_a_document_has_the_same_logits_anywhere_in_a_row():
 
   Rotary attention depends only on distances, so otherwise it would hardly matter where positions begin.
   """
-  logits = logits_of(model_config(rope_base=1e-20))
+  logits = logits_of(model_sizes(rope_base=1e-20))
   random = np.random.default_rng(0)
   tokens, document, starts = random.integers(0, 256, (4, 32)), random.integers(0, 256, 7), (0, 1, 13, 25)
   segments = np.ones((4, 32), np.int32)
@@ -126,7 +126,7 @@ def gradients_of(p: Program, params: dict) -> Callable[..., tuple]:
 
 @pytest.mark.parametrize("length", [1, 6, 15])
 def test_the_class_of_a_text_does_not_depend_on_padding(length: int):
-  logits = logits_of(model_config(objective="class", classes=5, seq_len=16))
+  logits = logits_of(model_sizes(objective="class", classes=5, seq_len=16))
   random = np.random.default_rng(0)
   tokens = random.integers(0, 256, (2, 16))
   tokens[1, :length] = tokens[0, :length]

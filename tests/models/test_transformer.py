@@ -7,24 +7,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import IMAGES, equations, in_full, model_config, one_sentence, program, relative_difference
+from helpers import IMAGES, equations, in_full, model_sizes, one_sentence, program, relative_difference
 
 from models import parameters
-from models.config import ModelConfig
 from models.dimensions import UNSHARDED
 from models.generate import Sampling, Writer, generate, text_keys
 from models.inputs import patches
 from models.ops import attention, layers
+from models.sizes import ModelSizes
 from training.program import Params
 
 
 @functools.cache
-def params_of(config: ModelConfig) -> Params:
-  return jax.jit(functools.partial(parameters.init_params, config))(jax.random.key(0))
+def params_of(sizes: ModelSizes) -> Params:
+  return jax.jit(functools.partial(parameters.init_params, sizes))(jax.random.key(0))
 
 
-def apply(config: ModelConfig, inputs: jax.Array) -> jax.Array:
-  return jax.jit(lambda params, inputs: parameters.bind(config, params)(inputs))(params_of(config), inputs)
+def apply(sizes: ModelSizes, inputs: jax.Array) -> jax.Array:
+  return jax.jit(lambda params, inputs: parameters.bind(sizes, params)(inputs))(params_of(sizes), inputs)
 
 
 def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
@@ -61,11 +61,11 @@ def test_attention_equals_the_definition(core: Callable[..., jax.Array], length:
 
 
 def test_rotary_scores_depend_only_on_the_distance():
-  config = model_config(head_dim=16)
+  sizes = model_sizes(head_dim=16)
   q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 16)) for i in range(2))
 
   def score(query_at: int, key_at: int) -> float:
-    angles = [attention.rope_angles(jnp.array([[p]]), config) for p in (query_at, key_at)]
+    angles = [attention.rope_angles(jnp.array([[p]]), sizes) for p in (query_at, key_at)]
     return float(jnp.sum(attention.rotate(q, angles[0]) * attention.rotate(k, angles[1])))
 
   assert score(3, 1) == pytest.approx(score(12, 10), rel=1e-4)
@@ -73,19 +73,19 @@ def test_rotary_scores_depend_only_on_the_distance():
 
 
 def test_a_token_does_not_see_later_tokens():
-  config = model_config()
+  sizes = model_sizes()
   tokens = jax.random.randint(jax.random.key(1), (2, 20), 0, 256)
   changed = tokens.at[:, 12].add(1)
-  a, b = apply(config, tokens), apply(config, changed)
+  a, b = apply(sizes, tokens), apply(sizes, changed)
   np.testing.assert_array_equal(a[:, :12], b[:, :12])
   assert (a[:, 12:] != b[:, 12:]).any()
 
 
 def test_a_prediction_sees_the_last_patch_of_its_image_only():
-  config = program(**IMAGES).model
+  sizes = program(**IMAGES).sizes
   images = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
   corner = images.at[0, -1, -1].add(1.0)
-  a, b = apply(config, images), apply(config, corner)
+  a, b = apply(sizes, images), apply(sizes, corner)
   assert a.shape == (2, 10)
   assert (a[0] != b[0]).all()
   np.testing.assert_array_equal(a[1], b[1])
@@ -97,15 +97,15 @@ GREY = {"inputs": "images", "objective": "class", "image_size": 8, "channels": 1
 @pytest.mark.parametrize("mean, std", [((0.5,), (0.25,)), ((0.1, 0.2, 0.3), (0.5, 1.0, 2.0)), ((), ())])
 def test_images_of_any_number_of_channels_are_normalized(mean: tuple[float, ...], std: tuple[float, ...]):
   channels = len(mean) or 2
-  config = model_config(**GREY | {"channels": channels, "pixel_mean": mean, "pixel_std": std})
+  sizes = model_sizes(**GREY | {"channels": channels, "pixel_mean": mean, "pixel_std": std})
   images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, channels), np.uint8)
-  prepared = config.reads.prepare(config, jnp.asarray(images), UNSHARDED)
+  prepared = sizes.reads.prepare(sizes, jnp.asarray(images), UNSHARDED)
   for c in range(channels):
     expected = (images[..., c] / 255 - (mean[c] if mean else 0)) / (std[c] if std else 1)
     np.testing.assert_allclose(prepared[..., c], expected, atol=1e-6)
-  assert config.example_shapes()["image"] == ((8, 8, channels), np.uint8, 256)
-  assert params_of(config)["embedding"].shape == (4 * 4 * channels, config.width)
-  assert (jnp.std(apply(config, prepared), axis=0) > 0).all()  # the classes of two images differ
+  assert sizes.example_shapes()["image"] == ((8, 8, channels), np.uint8, 256)
+  assert params_of(sizes)["embedding"].shape == (4 * 4 * channels, sizes.width)
+  assert (jnp.std(apply(sizes, prepared), axis=0) > 0).all()  # the classes of two images differ
 
 
 def test_patches_are_squares_row_by_row():
@@ -115,13 +115,13 @@ def test_patches_are_squares_row_by_row():
 
 @pytest.mark.parametrize("prompt_length", in_full([1, 7], 1))
 def test_cached_generation_equals_full_recomputation(prompt_length: int):
-  config = model_config()
-  params = params_of(config)
+  sizes = model_sizes()
+  params = params_of(sizes)
   prompt = jax.random.randint(jax.random.key(1), (3, prompt_length), 0, 256)
-  writer = Writer(parameters.bind(config, params), Sampling(temperature=0))
+  writer = Writer(parameters.bind(sizes, params), Sampling(temperature=0))
   cached = generate(writer, prompt, length=20, key=jax.random.key(0))
 
-  predict = jax.jit(lambda text: jnp.argmax(parameters.bind(config, params)(text), axis=-1))
+  predict = jax.jit(lambda text: jnp.argmax(parameters.bind(sizes, params)(text), axis=-1))
   text = jnp.pad(prompt, ((0, 0), (0, 20)))  # with causal attention, padding changes nothing, and avoids recompiling
   for position in range(prompt_length, prompt_length + 20):
     text = text.at[:, position].set(predict(text)[:, position - 1])
@@ -130,8 +130,8 @@ def test_cached_generation_equals_full_recomputation(prompt_length: int):
 
 def test_cached_logits_equal_full_recomputation():
   """Tokens can agree by luck, so this compares the logits."""
-  config = model_config()
-  model = parameters.bind(config, params_of(config))
+  sizes = model_sizes()
+  model = parameters.bind(sizes, params_of(sizes))
   tokens = jax.random.randint(jax.random.key(1), (2, 24), 0, 256)
   cache, parts = model.empty_cache(2, 24), []
   for start, stop in ((0, 10), (10, 11), (11, 24)):
@@ -142,18 +142,18 @@ def test_cached_logits_equal_full_recomputation():
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_next_logits_are_those_of_one_position(tied: bool):
-  config = model_config(tied_embedding=tied)
-  model = parameters.bind(config, params_of(config))
-  x = jax.random.normal(jax.random.key(1), (3, 5, config.width))
+  sizes = model_sizes(tied_embedding=tied)
+  model = parameters.bind(sizes, params_of(sizes))
+  x = jax.random.normal(jax.random.key(1), (3, 5, sizes.width))
   assert relative_difference(model.next_logits(x[:, 2]), model.logits(x)[:, 2]) < 1e-5
 
 
 @pytest.mark.full
 def test_samples_depend_on_the_seed_unless_the_temperature_is_0():
-  config = model_config()
-  params = params_of(config)
+  sizes = model_sizes()
+  params = params_of(sizes)
   prompt = jnp.zeros((8, 4), jnp.int32)
-  model = parameters.bind(config, params)
+  model = parameters.bind(sizes, params)
   draw = [
     generate(Writer(model, Sampling(temperature=t)), prompt, length=12, key=jax.random.key(seed))
     for seed, t in ((0, 1.0), (1, 1.0), (0, 0.0), (1, 0.0))
@@ -163,19 +163,19 @@ def test_samples_depend_on_the_seed_unless_the_temperature_is_0():
 
 
 def test_generation_stops_at_the_trained_length():
-  config = model_config()
+  sizes = model_sizes()
   with pytest.raises(ValueError, match=r"model\.seq_len=32"):
     generate(
-      Writer(parameters.bind(config, params_of(config))), jnp.zeros((1, 30), jnp.int32), length=5, key=jax.random.key(0)
+      Writer(parameters.bind(sizes, params_of(sizes))), jnp.zeros((1, 30), jnp.int32), length=5, key=jax.random.key(0)
     )
 
 
 @pytest.mark.full
 def test_a_text_does_not_depend_on_the_others_in_its_batch():
   """Prompts of 9, 1 and 4 tokens in one array, and each alone. Token 5 is the padding, and a prompt ends with it."""
-  config = model_config()
+  sizes = model_sizes()
   model, sampling = (
-    parameters.bind(config, params_of(config)),
+    parameters.bind(sizes, params_of(sizes)),
     Sampling(temperature=1.0, top_k=20, repetition_penalty=1.3),
   )
   prompts = [list(range(40, 49)), [7], [1, 2, 3, 5]]
@@ -200,10 +200,10 @@ def test_a_text_does_not_depend_on_the_others_in_its_batch():
 @pytest.mark.parametrize("remat", ["minimal", "full"])
 def test_the_program_does_not_grow_with_depth(remat: str):
   def size(depth: int) -> int:
-    config = model_config(depth=depth, remat=remat)
-    params = jax.eval_shape(lambda: parameters.init_params(config, jax.random.key(0)))
+    sizes = model_sizes(depth=depth, remat=remat)
+    params = jax.eval_shape(lambda: parameters.init_params(sizes, jax.random.key(0)))
     tokens = jax.ShapeDtypeStruct((2, 32), jnp.int32)
-    gradient = jax.grad(lambda params, tokens: parameters.bind(config, params)(tokens).sum())
+    gradient = jax.grad(lambda params, tokens: parameters.bind(sizes, params)(tokens).sum())
     return sum(1 for _ in equations(jax.make_jaxpr(gradient)(params, tokens).jaxpr))
 
   assert size(32) == size(4)
@@ -222,11 +222,11 @@ def test_dropout_is_keyed_by_example():
 
 def test_every_layer_draws_its_own_dropout():
   """If the key did not depend on the layer, all layers would drop the same elements."""
-  config = model_config(dropout=0.5, depth=2)
-  params = params_of(config)
+  sizes = model_sizes(dropout=0.5, depth=2)
+  params = params_of(sizes)
   same = jax.tree.map(lambda w: jnp.stack([w[0], w[0]]), params["blocks"])
-  model = parameters.bind(config, params | {"blocks": same})
-  x = jax.random.normal(jax.random.key(1), (1, 8, config.width))
+  model = parameters.bind(sizes, params | {"blocks": same})
+  x = jax.random.normal(jax.random.key(1), (1, 8, sizes.width))
   keys = jax.random.split(jax.random.key(2), 1)
   both, _ = model.run_blocks(x, keys=keys)
   later, _ = model.run_blocks(x, keys=keys, first_layer=1)
@@ -234,19 +234,19 @@ def test_every_layer_draws_its_own_dropout():
 
 
 def test_tied_embedding_has_no_head():
-  config = model_config(tied_embedding=True)
-  params = params_of(config)
+  sizes = model_sizes(tied_embedding=True)
+  params = params_of(sizes)
   assert "head" not in params
-  assert apply(config, jnp.zeros((1, 4), jnp.int32)).shape == (1, 4, 256)
+  assert apply(sizes, jnp.zeros((1, 4), jnp.int32)).shape == (1, 4, 256)
 
 
 def test_flops_count_every_matrix_product():
   """6 for each matrix weight and position, plus 12 · T · width for attention in each block and position."""
-  config = model_config()
-  params = jax.eval_shape(lambda: parameters.init_params(config, jax.random.key(0)))
+  sizes = model_sizes()
+  params = jax.eval_shape(lambda: parameters.init_params(sizes, jax.random.key(0)))
   matrices = sum(x.size for path, x in jax.tree.leaves_with_path(params) if path[-1].key not in ("scale", "embedding"))
-  attention_flops = 12 * config.depth * config.seq_len * config.width
-  assert config.train_flops_per_example() == config.seq_len * (6 * matrices + attention_flops)
+  attention_flops = 12 * sizes.depth * sizes.seq_len * sizes.width
+  assert sizes.train_flops_per_example() == sizes.seq_len * (6 * matrices + attention_flops)
 
 
 @pytest.mark.parametrize(
@@ -276,4 +276,4 @@ def test_flops_count_every_matrix_product():
 )
 def test_invalid_model_fields_are_refused(fields: dict, parts: list[str]):
   with one_sentence(*parts):
-    model_config(**fields)
+    model_sizes(**fields)

@@ -28,9 +28,9 @@ def load(config: Any, devices: list[jax.Device]) -> int:
   """Loads the model that `init_from` names. Returns the memory that was needed in addition to what was used before."""
   config = pretrained.adopt(config)
   strategy = strategies.create(config, settings.program(config, "cpu"), devices)
-  folder, model = pretrained.Folder(config.init_from), strategy.program.model
+  folder, sizes = pretrained.Folder(config.init_from), strategy.program.sizes
   abstract, before = strategy.abstract_state().params, peak_bytes()
-  params = jax.block_until_ready(pretrained.load(folder, model, abstract))
+  params = jax.block_until_ready(pretrained.load(folder, sizes, abstract))
   needed = peak_bytes() - before
   del params
   return needed

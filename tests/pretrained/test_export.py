@@ -6,7 +6,7 @@ from pathlib import Path
 import model_folders
 import numpy as np
 import pytest
-from helpers import config, each_once, model_config, one_sentence
+from helpers import config, each_once, model_sizes, one_sentence
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
@@ -37,16 +37,16 @@ def test_what_comes_in_goes_out_bit_for_bit(name: str, shard_bytes: int, tmp_pat
   out, given = tmp_path / "out", model_folders.FOLDER / name
   runner, params = model_folders.loaded(name, "single")
   read = lambda weight: np.asarray(model_folders.weight(params, weight))
-  export(out, runner.program.model, read, {}, shard_bytes=shard_bytes)
+  export(out, runner.program.sizes, read, {}, shard_bytes=shard_bytes)
   ours, theirs = weights_of(out), weights_of(given)
   assert ours.keys() == theirs.keys()
   for tensor, x in theirs.items():
     np.testing.assert_array_equal(ours[tensor], x)
   assert (out / "model.safetensors").exists() == (shard_bytes == 10**9)
-  head_dim = {"head_dim": runner.program.model.head_dim}
+  head_dim = {"head_dim": runner.program.sizes.head_dim}
   assert shape_of(out).fields == shape_of(given).fields | head_dim
   assert not shape_of(out).window
-  pretrained.Folder(str(out)).check(runner.program.model)
+  pretrained.Folder(str(out)).check(runner.program.sizes)
 
 
 def test_a_failed_export_leaves_no_folder(tmp_path: Path):
@@ -54,7 +54,7 @@ def test_a_failed_export_leaves_no_folder(tmp_path: Path):
     raise ConfigError("damaged")
 
   with pytest.raises(ConfigError):
-    export(tmp_path / "out", model_config(depth=1), read, {})
+    export(tmp_path / "out", model_sizes(depth=1), read, {})
   assert not (tmp_path / "out").exists()
 
 
@@ -107,10 +107,10 @@ def test_mistakes_get_one_sentence(arguments: list[str], parts: list[str]):
 def test_a_folder_with_files_is_not_written_over(tmp_path: Path):
   (tmp_path / "a").write_text("")
   with one_sentence(f"out={str(tmp_path)!r}", "exists already"):
-    export(tmp_path, model_config(depth=1), lambda weight: np.zeros(1), {})
+    export(tmp_path, model_sizes(depth=1), lambda weight: np.zeros(1), {})
 
 
 def test_an_image_classifier_is_refused(tmp_path: Path):
-  images = model_config(inputs="images", objective="class", image_size=8, channels=1, classes=2)
+  images = model_sizes(inputs="images", objective="class", image_size=8, channels=1, classes=2)
   with one_sentence("model.inputs='images'", "predict the next token"):
     export(tmp_path / "out", images, lambda weight: np.zeros(1), {})

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import model_folders
 import numpy as np
 import pytest
-from helpers import ROOT, assert_trees_close, config, in_full, model_config, one_sentence, program, strategy
+from helpers import ROOT, assert_trees_close, config, in_full, model_sizes, one_sentence, program, strategy
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -36,17 +36,17 @@ FRESH = {"steps": 1, "eval_examples": 16, "batch_size": 16, "eval_batch_size": 1
 def test_logits_and_gradients_equal_those_of_transformers(name: str):
   expected = np.load(model_folders.FOLDER / name / "expected.npz")
   runner, params = model_folders.loaded(name)
-  model, tokens = runner.program.model, jnp.asarray(expected["tokens"], jnp.int32)
+  sizes, tokens = runner.program.sizes, jnp.asarray(expected["tokens"], jnp.int32)
 
   def loss_and_logits(params: Params) -> tuple[jax.Array, jax.Array]:
-    logits = bind(model, params)(tokens[:, :-1])
+    logits = bind(sizes, params)(tokens[:, :-1])
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)
     return -chosen.mean(), logits
 
   (loss, logits), gradients = jax.jit(jax.value_and_grad(loss_and_logits, has_aux=True))(params)
   assert float(loss) == pytest.approx(float(expected["loss"]), rel=TOLERANCE)
   assert_trees_close(logits, expected["logits"], TOLERANCE)
-  ours = model_folders.of_tensors(model, gradients)
+  ours = model_folders.of_tensors(sizes, gradients)
   theirs = {key.removeprefix("gradient "): expected[key] for key in expected if key.startswith("gradient ")}
   assert ours.keys() == theirs.keys()
   assert_trees_close(ours, theirs, TOLERANCE)
@@ -67,12 +67,12 @@ def test_every_strategy_loads_the_same_weights_to_where_its_layout_wants_them(
 
 def test_no_process_holds_more_than_its_share_and_the_largest_tensor(tmp_path: Path, capfd: pytest.CaptureFixture):
   """Two processes of 4 devices load 197 MB, a third of it the embedding. Reading all of it would need twice as much."""
-  model = model_config(width=256, depth=16, mlp_width=1024, vocab_size=1 << 16)
+  sizes = model_sizes(width=256, depth=16, mlp_width=1024, vocab_size=1 << 16)
   shapes = {
     name: x.shape
-    for name, x in record.named(strategy("single", dataclasses.replace(program(), model=model)).abstract_state().params)
+    for name, x in record.named(strategy("single", dataclasses.replace(program(), sizes=sizes)).abstract_state().params)
   }
-  export(tmp_path / "model", model, lambda weight: np.ones(shapes[weight], np.float32), {})
+  export(tmp_path / "model", sizes, lambda weight: np.ones(shapes[weight], np.float32), {})
   whole = 4 * sum(math.prod(shape) for shape in shapes.values())
   arguments = [f"--config={ROOT}/configs/fsdp.py:tiny", f"--config.init_from={tmp_path / 'model'}"]
   assert launch.launch(2, 4, arguments, Path(__file__).with_name("load_memory.py")) == 0
@@ -163,7 +163,7 @@ def test_a_damaged_or_unknown_model_gets_one_sentence(
   break_it(folder)
   with one_sentence(*parts):
     adopted = pretrained.adopt(config(init_from=str(folder)))
-    pretrained.Folder(str(folder)).check(train.settings.program(adopted, "cpu").model)
+    pretrained.Folder(str(folder)).check(train.settings.program(adopted, "cpu").sizes)
 
 
 @pytest.mark.parametrize("vocab_size, parts", [(6, ["7 ids", "knows 6"]), (None, ["damaged tokenizer.json"])])
@@ -190,8 +190,8 @@ def test_half_precision_is_read_as_it_is(tmp_path: Path):
   rounded = {name: x.astype(jnp.bfloat16) for name, x in whole.items()}
   save_file(rounded, folder / "model.safetensors")
   runner, _ = model_folders.loaded("llama")
-  params = pretrained.load(pretrained.Folder(str(folder)), runner.program.model, runner.abstract_state().params)
-  found = model_folders.of_tensors(runner.program.model, params)
+  params = pretrained.load(pretrained.Folder(str(folder)), runner.program.sizes, runner.abstract_state().params)
+  found = model_folders.of_tensors(runner.program.sizes, params)
   for name, x in rounded.items():
     assert found[name].dtype == np.float32
     np.testing.assert_array_equal(found[name], x.astype(np.float32))

@@ -47,7 +47,7 @@ def torch_of(tokens: np.ndarray) -> Any:
 def test_a_model_that_came_in_and_goes_out_computes_the_same(name: str, tmp_path: Path):
   runner, params = model_folders.loaded(name)
   read = lambda weight: np.asarray(model_folders.weight(params, weight))
-  export(tmp_path / "out", runner.program.model, read, {}, shard_bytes=30_000)
+  export(tmp_path / "out", runner.program.sizes, read, {}, shard_bytes=30_000)
   expected = np.load(model_folders.FOLDER / name / "expected.npz")
   found = logits_of(tmp_path / "out", expected["tokens"][:, :-1])
   assert relative_difference(found, expected["logits"]) < 1e-6
@@ -72,8 +72,8 @@ def test_a_trained_model_and_its_tokenizer_load_with_nothing_else(tokenizer: str
   ids = np.array([ours.encode(sample)[:32]])
   program = settings.program(pretrained.adopt(config(init_from=str(tmp_path / "out"), **shape)), "cpu")
   runner = strategies.create(config("single"), program, train.jax.devices()[:1])
-  params = pretrained.load(pretrained.Folder(str(tmp_path / "out")), program.model, runner.abstract_state().params)
-  expected = np.asarray(bind(program.model, params)(jnp.asarray(ids)))
+  params = pretrained.load(pretrained.Folder(str(tmp_path / "out")), program.sizes, runner.abstract_state().params)
+  expected = np.asarray(bind(program.sizes, params)(jnp.asarray(ids)))
   assert relative_difference(logits_of(tmp_path / "out", ids), expected) < TOLERANCE
   end = json.loads((tmp_path / "out/generation_config.json").read_text())["eos_token_id"]
   assert (end == 0) if tokenizer == "bytes" else (loaded.eos_token_id == end)
@@ -88,7 +88,7 @@ def test_choices_score_what_transformers_computes(tmp_path: Path, monkeypatch: p
   files = tokenizers.from_file(tmp_path / "tokenizer.json").text.files()
   made = program(model__vocab_size=300, model__seq_len=32)
   params = initial_state(strategy("single", made)).params
-  export(tmp_path / "out", made.model, lambda name: np.asarray(model_folders.weight(params, name)), files)
+  export(tmp_path / "out", made.sizes, lambda name: np.asarray(model_folders.weight(params, name)), files)
   questions = [
     ("the cat sat", ["on the mat", "é, and"]),
     ("Some\n", ["words", " others", "😀"]),
@@ -125,7 +125,7 @@ def test_peft_loads_adapters_and_computes_the_same(tmp_path: Path):
   found = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapters")(torch_of(ids)).logits.detach().numpy()
   model = open_model(str(tmp_path / "run"))
   runner = laid_out(model, "single", {}, 16, train.jax.devices()[:1])
-  expected = np.asarray(bind(runner.program.model, model.load(runner))(jnp.asarray(ids)))
+  expected = np.asarray(bind(runner.program.sizes, model.load(runner))(jnp.asarray(ids)))
   assert relative_difference(found, expected) < TOLERANCE
   assert relative_difference(logits_of(tmp_path / "merged", ids), expected) < TOLERANCE
   assert relative_difference(logits_of(model_folders.FOLDER / "qwen3", ids), expected) > 0.01

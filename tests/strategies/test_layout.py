@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from helpers import model_config, one_sentence, program, strategy
+from helpers import model_sizes, one_sentence, program, strategy
 from jax.sharding import PartitionSpec as P
 
 import strategies
@@ -119,7 +119,7 @@ def test_a_mesh_that_does_not_fit_is_refused(sizes: dict[str, int], parts: list[
   [("heads", 4, "1, 2 or 4"), ("kv_heads", 4, "1, 2 or 4"), ("mlp_width", 100, "20"), ("vocab_size", 100, "20")],
 )
 def test_sizes_that_the_mesh_does_not_divide_are_refused(field: str, value: int, fix: str):
-  sizes = model_config(**({"kv_heads": 4} if field == "heads" else {}) | {field: value}).sizes()
+  sizes = model_sizes(**({"kv_heads": 4} if field == "heads" else {}) | {field: value}).shardable()
   with one_sentence("mesh.model=8", f"model.{field}={value}", fix):
     resolve(TENSOR, 8).check_divides(sizes)
 

@@ -123,7 +123,7 @@ def documents_alone() -> tuple[float, Params]:
   packed, random = random_batch(program, BATCH), np.random.default_rng(1)
   numbers = [(row, n) for row, segments in enumerate(packed["segments"]) for n in range(1, segments.max() + 1)]
   alone = random_batch(program, 4 * BATCH)  # rows without a document stay padding
-  alone["tokens"] = random.integers(0, program.model.vocab_size, alone["tokens"].shape, np.int32)
+  alone["tokens"] = random.integers(0, program.sizes.vocab_size, alone["tokens"].shape, np.int32)
   alone["segments"][:] = 0
   for i, (row, n) in enumerate(numbers):
     document = packed["segments"][row] == n

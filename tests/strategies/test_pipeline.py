@@ -195,7 +195,7 @@ def test_every_layer_affects_the_loss(schedule: str):
   ours, single = pipeline(schedule, 4, "stage", small), strategy("single", small)
   batch, state = random_batch(small, BATCH), jax.device_get(single.init(seed=0))
   losses_of = []  # (training, evaluation) of the original, then of each changed layer
-  for layer in [None, *range(small.model.depth)]:
+  for layer in [None, *range(small.sizes.depth)]:
     changed = jax.tree.map(lambda w: w.copy(), state)
     if layer is not None:
       changed.params["blocks"]["attention"]["value"][layer] *= 20
@@ -301,13 +301,13 @@ def test_devices_that_share_a_stage_have_no_kernel_where_the_tpu_compiler_aborts
   monkeypatch.setattr(jax, "__version_info__", version)
   fields = {"model__seq_len": 128, "model__depth": 4, "batch_size": 32}
   program = settings.program(config("three_d", **fields), "tpu")
-  assert program.model.attention == "splash"
+  assert program.sizes.attention == "splash"
   for name, expected in (("three_d", attention), ("pipeline", "splash")):
     layout = resolve(strategies.layout_of(name), 8, {})
     with warnings.catch_warnings(record=True) as warned:
       warnings.simplefilter("always")
       runner = strategies.build(config(name, **fields), layout, program, abstract_mesh(layout))
-    assert runner.program.model.attention == expected
+    assert runner.program.sizes.attention == expected
     assert any("runs as 'plain'" in str(each.message) for each in warned) == (expected == "plain")
-    plans = search.search(program.model, 32, machine_of("v5e:2x4"), [name])
-    assert {plan.case.model.attention for plan in plans if plan.case.schedule} >= {expected}
+    plans = search.search(program.sizes, 32, machine_of("v5e:2x4"), [name])
+    assert {plan.case.sizes.attention for plan in plans if plan.case.schedule} >= {expected}

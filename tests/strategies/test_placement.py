@@ -55,12 +55,12 @@ def test_each_device_holds_its_share_of_parameters_and_optimizer(name: str, shar
 def test_zero_updates_a_piece_of_each_weight_on_each_device(name: str, program: Program):
   """Weights are whole, moments are in 8 pieces, and each device takes the roots of one piece of the second moments."""
   state = strategy(name, program).init(seed=0)
-  matrices = [x for x in jax.tree.leaves(state.opt_state) if x.size > program.model.depth * program.model.width]
+  matrices = [x for x in jax.tree.leaves(state.opt_state) if x.size > program.sizes.depth * program.sizes.width]
   assert len(matrices) == 2 * 9  # seven of a block, embedding and head
   assert all(shard.data.size == x.size / 8 for x in matrices for shard in x.addressable_shards)
   assert all(x.is_fully_replicated for x in jax.tree.leaves(state.params))
   pieces, whole = (roots(compiled_text(other, program)) for other in (name, "data_parallel"))
-  norms = (2 * program.model.depth + 1) * program.model.width
+  norms = (2 * program.sizes.depth + 1) * program.sizes.width
   assert 8 * (pieces - norms) == whole - norms > 0
 
 
@@ -74,12 +74,12 @@ def test_fsdp_gathers_weights_block_by_block_and_frees_them(program: Program):
   """Each weight has its own all-gather, once forward and once backward. No gathered weight is kept for all layers."""
   text = compiled_text("fsdp", program)
   gathered = collectives(text, "all-gather")
-  model, head = program.model, program.model.head_dim
-  d, n, k, f, v = model.width, model.heads, model.kv_heads, model.mlp_width, model.vocab_size
+  sizes, head = program.sizes, program.sizes.head_dim
+  d, n, k, f, v = sizes.width, sizes.heads, sizes.kv_heads, sizes.mlp_width, sizes.vocab_size
   block = [(d, n, head), (d, k, head), (d, k, head), (n, head, d), (d, f), (d, f), (f, d)]
   assert sorted(gathered) == sorted([*block, *block, (v, d), (d, v)])
   for shape in block:
-    stacked = ",".join(map(str, (model.depth, *shape)))
+    stacked = ",".join(map(str, (sizes.depth, *shape)))
     assert f"f32[{stacked}]" not in text, "a gathered weight is kept for all layers"
 
 
@@ -121,8 +121,8 @@ def test_tensor_parallel_never_gathers_logits(program: Program):
     runner = strategy(name, program)
     text = compiled_text(name, program)
     examples = BATCH // runner.layout.shards("batch")
-    logits = f"[{examples},{program.model.seq_len},{program.model.vocab_size}]"
-    flat_logits = f"[{examples * program.model.seq_len},{program.model.vocab_size}]"
+    logits = f"[{examples},{program.sizes.seq_len},{program.sizes.vocab_size}]"
+    flat_logits = f"[{examples * program.sizes.seq_len},{program.sizes.vocab_size}]"
     assert logits not in text, "a device holds the full logits"
     assert flat_logits not in text, "a device holds the full logits"
 
@@ -130,14 +130,14 @@ def test_tensor_parallel_never_gathers_logits(program: Program):
 @pytest.mark.full
 def test_the_residual_stream_is_split_by_position_between_products(program: Program):
   """It is gathered before attention, MLP and head, and again backward. Nothing of it is kept or sent whole."""
-  stream = (BATCH, program.model.seq_len, program.model.width)
+  stream = (BATCH, program.sizes.seq_len, program.sizes.width)
   part, stages = (stream[0], stream[1] // 8, stream[2]), strategy("three_d", program)
   text = compiled_text("tensor_parallel", program)
   assert collectives(text, "all-gather") == [stream] * (2 + 4 + 2)  # forward; backward; head, and embedding backward
-  stacked = lambda shape: f"f32[{','.join(map(str, (program.model.depth, *shape)))}]"
+  stacked = lambda shape: f"f32[{','.join(map(str, (program.sizes.depth, *shape)))}]"
   assert stacked(part) in text
   assert stacked(stream) not in text, "a gathered stream is kept for all layers"
-  sent = (program.model.seq_len // stages.layout.mesh["model"], program.model.width)
+  sent = (program.sizes.seq_len // stages.layout.mesh["model"], program.sizes.width)
   assert set(collectives(compiled_text("three_d", program), "collective-permute")) == {sent}
 
 
@@ -156,7 +156,7 @@ def test_data_parallel_sends_each_gradient_once(program: Program):
   params = strategy("single", program).abstract_state().params
   blocks = sum(math.prod(x.shape) for x in jax.tree.leaves(params["blocks"]))
   edges = sum(math.prod(x.shape) for x in jax.tree.leaves(params)) - blocks
-  expected = blocks // program.model.depth + edges
+  expected = blocks // program.sizes.depth + edges
   numbers = sum(math.prod(shape) for shape in collectives(text, "all-reduce"))
   assert expected <= numbers <= expected + 8  # the others are the sums of loss and counts
   assert collectives(text, "all-gather") == []

@@ -48,7 +48,7 @@ def runner(name: str, devices: int) -> Strategy:
 
 
 def batches() -> data.Batches:
-  return data.Batches(data.Mixture((Synthetic(small().model, 0, 1000),)), BATCH, seed=0)
+  return data.Batches(data.Mixture((Synthetic(small().sizes, 0, 1000),)), BATCH, seed=0)
 
 
 def next_step(strategy: Strategy, state: TrainState, step: int) -> tuple[TrainState, np.ndarray, float]:

@@ -90,7 +90,7 @@ def test_every_row_is_what_analysis_says(known: dict[str, Any]):
         if of == platform:
           where = calculator.machine(kind, 8)
           times = predict.times(case, where.chip, where.links(case.layout.mesh))
-          mfu = times.mfu(case.batch_size * case.model.train_flops_per_example() / case.layout.device_count, where.chip)
+          mfu = times.mfu(case.batch_size * case.sizes.train_flops_per_example() / case.layout.device_count, where.chip)
           fits = predicted.total <= USABLE * where.chip.memory
           said = f"{duration(times.seconds)}, {mfu:.0%}" if fits else "does not fit"
           assert row[4 + column] == said, (key, row, kind)
@@ -102,7 +102,7 @@ def test_the_rows_are_those_of_plan(known: dict[str, Any]):
   where = calculator.machine("v5p", 8)
   config = base.get_config("lm", "single")
   config.model.update(model_of(1e9, 4096))
-  plans = search(settings.program(config, where.platform).model, 64, where, ["hsdp", "two_d"])
+  plans = search(settings.program(config, where.platform).sizes, 64, where, ["hsdp", "two_d"])
   seen = 0
   for row in known["rows"]["tpu 1e9 8 minimal 8"]:
     mesh = {f"mesh.{axis}": int(size) for axis, size in re.findall(r"(\w+)=(\d+)", row[1])}

@@ -80,7 +80,7 @@ def test_log_likelihoods_need_no_logits_of_all_positions(monkeypatch: pytest.Mon
   """Five positions at a time, of eleven."""
   monkeypatch.setattr(generate, "LOGITS", 5 * 2 * 64)
   runner, params = model_folders.loaded("llama")
-  model, random = bind(runner.program.model, params), np.random.default_rng(0)
+  model, random = bind(runner.program.sizes, params), np.random.default_rng(0)
   tokens, counted = random.integers(0, 64, (2, 12)), random.integers(0, 2, (2, 12)).astype(bool)
   found = jax.jit(generate.Writer(model).log_likelihoods)(jnp.asarray(tokens), jnp.asarray(counted))
   logits = np.asarray(model(jnp.asarray(tokens[:, :-1])), np.float64)

@@ -418,5 +418,5 @@ def test_a_file_that_cannot_be_written_is_refused_before_compiling(tmp_path: Pat
 
 def test_a_model_folder_gives_the_sizes():
   folder = Path(__file__).parents[1] / "golden/pretrained/qwen3"
-  model = explain.create(config("fsdp", init_from=str(folder)), None).program.model
-  assert (model.width, model.head_dim, model.qk_norm, model.vocab_size) == (32, 8, True, 64)
+  sizes = explain.create(config("fsdp", init_from=str(folder)), None).program.sizes
+  assert (sizes.width, sizes.head_dim, sizes.qk_norm, sizes.vocab_size) == (32, 8, True, 64)

@@ -19,7 +19,7 @@ from analysis import memory, predict, search
 from analysis.case import Case
 from analysis.topology import Cluster, machine_of
 from configs import base
-from models.config import ModelConfig
+from models.sizes import ModelSizes
 from runtime import command_line
 from strategies.mesh import abstract_mesh, resolve
 from tools import plan as tool
@@ -30,10 +30,10 @@ SLICE = "v5p:4x4x4"
 ROOT = Path(__file__).parents[2]
 
 
-def model(params: float = 7e9, length: int = 2048, platform: str = "tpu") -> ModelConfig:
+def model(params: float = 7e9, length: int = 2048, platform: str = "tpu") -> ModelSizes:
   config = base.get_config("lm", "fsdp")
   config.model.update(tool.model_of(params, length))
-  return settings.program(config, platform).model
+  return settings.program(config, platform).sizes
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_plans_for_gpus_count_what_their_compiler_does_and_what_they_hold():
   where = cluster("h100:1x8")
   plans = lambda params: search.search(model(params, platform="gpu"), 64, where, ("data_parallel", "fsdp"))
   assert {candidate.case.compiler for candidate in plans(1e9)} == {"gpu"}
-  assert {candidate.case.model.attention for candidate in plans(1e9)} == {"cudnn"}
+  assert {candidate.case.sizes.attention for candidate in plans(1e9)} == {"cudnn"}
   assert {candidate.strategy for candidate in plans(1e9)} == {"data_parallel", "fsdp"}
   assert {candidate.strategy for candidate in plans(7e9)} == {"fsdp"}
 
@@ -269,7 +269,7 @@ def test_the_command_prints_ten_commands_that_train_its_plans(
     assert config.strategy == candidate.strategy
     assert config.batch_size == 256
     assert {name: size for name, size in config.mesh.items() if size} == candidate.case.layout.mesh
-    assert settings.program(config, "tpu").model == candidate.case.model
+    assert settings.program(config, "tpu").sizes == candidate.case.sizes
     assert config.accumulation == candidate.case.accumulation
     if candidate.case.schedule:
       assert config.pipeline.microbatches == candidate.case.schedule.microbatches

@@ -29,7 +29,7 @@ def begin_and_go_on():
   """
   config = base.get_config("tiny", "data_parallel")
   program = settings.program(config, "cpu")
-  batches = Batches(Mixture([Synthetic(program.model, first=0, size=64)]), size=16)
+  batches = Batches(Mixture([Synthetic(program.sizes, first=0, size=64)]), size=16)
   old, new = (
     strategies.create(base.get_config("tiny", name), program, jax.devices()) for name in ("pmap_ddp", "data_parallel")
   )

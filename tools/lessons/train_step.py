@@ -67,7 +67,7 @@ def pmap_and_jit():
   """
   config = base.get_config("tiny", "data_parallel")
   program = settings.program(config, "cpu")
-  batches = Batches(Mixture([Synthetic(program.model, first=0, size=64)]), size=16)
+  batches = Batches(Mixture([Synthetic(program.sizes, first=0, size=64)]), size=16)
   result = {}
   for name in ("pmap_ddp", "data_parallel"):
     strategy = strategies.create(base.get_config("tiny", name), program, jax.devices())

@@ -1,4 +1,4 @@
-"""ModelConfig: the checked sizes of a Transformer, made from a config, and the operations that training it takes."""
+"""ModelSizes: the checked sizes of a Transformer, made from a config, and the operations that training it takes."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ PACKINGS = ("windows", "documents")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelSizes:
   """The sizes and options of a model. `configs/base.py` documents each field and holds the defaults."""
 
   inputs: str
@@ -155,9 +155,9 @@ class ModelConfig:
       shapes |= {"segments": Field((length,), np.int32, length + 1)}
     return shapes | {"completions": Field((length,), np.bool_, 2)} if self.completions else shapes
 
-  def sizes(self) -> list[tuple[str, str, int]]:
+  def shardable(self) -> list[tuple[str, str, int]]:
     """(logical dimension, config field, size) for every size that a layout may split."""
-    sizes = [
+    found = [
       ("embed", "model.width", self.width),
       ("heads", "model.heads", self.heads),
       ("heads", "model.kv_heads", self.kv_heads),
@@ -165,7 +165,7 @@ class ModelConfig:
       ("layers", "model.depth", self.depth),
     ]
     has_vocab = "vocab" in (*self.reads.embedding(self)[1], *self.predicts.head(self)[1])
-    return [*sizes, ("vocab", "model.vocab_size", self.vocab_size)] if has_vocab else sizes
+    return [*found, ("vocab", "model.vocab_size", self.vocab_size)] if has_vocab else found
 
   def train_flops_per_example(self) -> float:
     """Floating-point operations of one forward and backward pass over one example.
@@ -200,8 +200,8 @@ def with_sizes_made_up(config: ConfigDict) -> ConfigDict:
   return replaced(config, "model", {name: size for name, size in sizes.items() if not model[name]})
 
 
-def model_config(config: ConfigDict, platform: str = "cpu") -> ModelConfig:
-  """The ModelConfig of a config, but for `attention`, which is as in the config (`models.ops.attention.choose`).
+def model_sizes(config: ConfigDict, platform: str = "cpu") -> ModelSizes:
+  """The ModelSizes of a config, but for `attention`, which is as in the config (`models.ops.attention.choose`).
 
   Args:
     platform: "cpu", "gpu" or "tpu", for the dtype `auto`.
@@ -213,7 +213,7 @@ def model_config(config: ConfigDict, platform: str = "cpu") -> ModelConfig:
   documents = one_of("data.packing", config.data.packing, PACKINGS) == "documents"
   padded = model["inputs"] == "tokens" and model["objective"] == "class"  # texts shorter than seq_len
   prompt_field = config.data.prompt_field
-  checked = ModelConfig(**model, segments=documents or padded, completions=bool(prompt_field))
+  checked = ModelSizes(**model, segments=documents or padded, completions=bool(prompt_field))
   if prompt_field and model["objective"] != "next_token":
     raise ConfigError(
       f"data.prompt_field={prompt_field!r} needs model.objective='next_token', but model.objective="
