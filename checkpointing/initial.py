@@ -4,6 +4,7 @@ A run that trains adapters (models/lora.py) needs them whenever it starts, becau
 trains. A record's `base` says where the other weights are, and has a digest of each.
 """
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,22 @@ from training.program import Params, Program
 Base = dict[str, Any]  # "path", and the digests of "weights" by name
 
 
-def load(source: str, wanted: Params, program: Program, now: Record) -> tuple[Params, str]:
-  """The parameters of `source`, in the layout of `wanted`, and whose they are.
+@dataclasses.dataclass(frozen=True)
+class Initial:
+  """Parameters that a run begins with.
+
+  Attributes:
+    whose: the model, or the run, that they come from.
+    context: how many tokens a text of that model has at most; 0 if unknown.
+  """
+
+  params: Params
+  whose: str
+  context: int
+
+
+def load(source: str, wanted: Params, program: Program, now: Record) -> Initial:
+  """The parameters of `source`, in the layout of `wanted`.
 
   Args:
     source: the workdir or a checkpoint of another run, or a model folder.
@@ -33,7 +48,8 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> tuple[Pa
     with processes.raise_together():
       folder = pretrained.Folder(source)
       params = pretrained.load(folder, program.sizes, wanted)
-    return params, f"{source}, a {folder.shape.family} model in {' and '.join(folder.dtypes)}"
+    whose = f"{source}, a {folder.shape.family} model in {' and '.join(folder.dtypes)}"
+    return Initial(params, whose, folder.shape.context)
   place = Path(processes.on_process_zero(lambda: str(reading.newest(Path(source).expanduser()))))
   saved = processes.on_process_zero(lambda: reading.read_record(place))
   where = f"init_from={source!r}"
@@ -56,7 +72,7 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> tuple[Pa
   stored = lambda w: jax.ShapeDtypeStruct(w.shape, program.sizes.param_dtype, sharding=w.sharding)
   params = read_params(place, saved, jax.tree.map(stored, wanted), where)
   params = jax.tree.map(lambda w, to: w.astype(to.dtype), params, wanted)
-  return params, f"{source}, step {saved['loop']['step']}, saved by {saved['strategy']}"
+  return Initial(params, f"{source}, step {saved['loop']['step']}, saved by {saved['strategy']}", saved["context"])
 
 
 def read_params(folder: Path, saved: Record, abstract: Params, where: str) -> Params:
@@ -86,7 +102,7 @@ def base_of(source: str, params: Params) -> Base:
 
 def load_base(source: str, wanted: Params, program: Program, now: Record, base: Base) -> Params:
   """The parameters that are not trained, in the layout of `wanted`. Raises ConfigError unless they are still `base`."""
-  params, _ = load(source, wanted, program, now)
+  params = load(source, wanted, program, now).params
   check_base(source, _digests(params), base)
   return params
 

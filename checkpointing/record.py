@@ -25,7 +25,7 @@ from data import Dataset
 from errors import ConfigError
 from strategies import Strategy
 
-VERSION = 3  # the version of the record's format
+VERSION = 4  # the version of the record's format
 Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what `Checkpoints.save` adds
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 # The fields of config.model that a resumed run may change.
@@ -54,6 +54,7 @@ def make(config: ConfigDict, dataset: Dataset, strategy: Strategy) -> Record:
     "strategy": strategy.describe(config.strategy),
     "devices": strategy.mesh.devices.size,
     "processes": jax.process_count(),
+    "context": config.model.seq_len,  # tokens of a text, at most; `restore.begin` takes a base's if that is more
     "command": shlex.join(["python", *sys.argv]),
   }
 

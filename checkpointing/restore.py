@@ -45,7 +45,7 @@ def begin(workdir: Path, init_from: str, strategy: Strategy, run: Record, warn: 
     loop = LoopState(**saved["loop"])
     lines = [f"resumed   at step {loop.step}, saved by {saved['strategy']}"]
     lines += [f"note      {change}" for change in record.changes(saved, run)]
-    run = run | {"data": history.continued(saved["data"], run["data"], loop.step)}
+    run = run | {"data": history.continued(saved["data"], run["data"], loop.step), "context": saved["context"]}
     if others:
       params = initial.load_base(init_from, others, program, run, saved["base"])
       state, run = dataclasses.replace(state, params=joined(state.params, params)), run | {"base": saved["base"]}
@@ -55,10 +55,13 @@ def begin(workdir: Path, init_from: str, strategy: Strategy, run: Record, warn: 
     return Start(state, LoopState(), run, [])
   own = program.trained(state.params) if others else {}
   state = dataclasses.replace(state, params=own)  # makes room
-  params, whose = initial.load(init_from, others or abstract.params, program, run)
-  run = run | {"base": initial.base_of(init_from, params)} if others else run
-  state = dataclasses.replace(state, params=joined(own, params))
-  return Start(state, LoopState(), run, [f"initial   parameters of {whose}"])
+  given = initial.load(init_from, others or abstract.params, program, run)
+  run = run | {"base": initial.base_of(init_from, given.params)} if others else run
+  lines, length = [f"initial   parameters of {given.whose}"], run["context"]
+  if not program.sizes.reads.is_image and 0 < given.context < length:
+    lines.append(f"note      model.seq_len={length} is more than the {given.context} tokens that they were made for")
+  run = run | {"context": max(length, given.context)}
+  return Start(dataclasses.replace(state, params=joined(own, given.params)), LoopState(), run, lines)
 
 
 def restore(

@@ -34,6 +34,7 @@ def export(
   *,
   dtype: str = "float32",
   end: int | None = None,
+  context: int = 0,
   shard_bytes: int = SHARD_BYTES,
 ) -> None:
   """Writes a model folder.
@@ -43,11 +44,12 @@ def export(
     files: what else belongs into the folder, by name.
     dtype: in which weights are written.
     end: the id of the token that ends a text.
+    context: how many tokens a text has at most, if more than the model's seq_len.
     shard_bytes: the size of a file of weights, at most.
 
   Raises ConfigError if `out` exists and is not an empty folder, or if the model is none that can be written.
   """
-  config = json.dumps(families.write(sizes, dtype, end), indent=2) + "\n"
+  config = json.dumps(families.write(sizes, dtype, end, context), indent=2) + "\n"
   with _new_folder(out) as unfinished:
     for name, text in {**files, CONFIG: config}.items():
       (unfinished / name).write_text(text)

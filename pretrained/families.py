@@ -75,11 +75,13 @@ class Shape:
     family: a key of FAMILIES.
     fields: of `config.model`.
     window: how many positions a position sees at most; None for all.
+    context: how many tokens a text has at most; 0 if the file does not say.
   """
 
   family: str
   fields: dict[str, Any]
   window: int | None
+  context: int
 
 
 def read(given: dict[str, Any], where: str) -> Shape:
@@ -111,7 +113,8 @@ def read(given: dict[str, Any], where: str) -> Shape:
     "qkv_bias": family.qkv_bias,
     "qk_norm": family.qk_norm,
   }
-  return Shape(name, fields, get("sliding_window") if _slides(given, get("use_sliding_window")) else None)
+  window = get("sliding_window") if _slides(given, get("use_sliding_window")) else None
+  return Shape(name, fields, window, context=given.get("max_position_embeddings") or 0)
 
 
 def _scaling(rope: dict[str, Any], where: str) -> tuple[float, ...]:
@@ -132,12 +135,13 @@ def _slides(given: dict[str, Any], by_default: bool) -> bool:
   return by_default if layers is None else "sliding_attention" in layers
 
 
-def write(sizes: ModelSizes, dtype: str, end: int | None) -> dict[str, Any]:
+def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> dict[str, Any]:
   """The config.json of a model. Raises ConfigError for one that is none of a family.
 
   Args:
     dtype: in which the weights are written.
     end: the id of the token that ends a text.
+    context: how many tokens a text has at most, if more than the model's seq_len.
   """
   if (sizes.inputs, sizes.objective) != ("tokens", "next_token"):
     raise ConfigError(
@@ -164,7 +168,7 @@ def write(sizes: ModelSizes, dtype: str, end: int | None) -> dict[str, Any]:
     "rms_norm_eps": sizes.norm_eps,
     "rope_theta": sizes.rope_base,
     "rope_scaling": scaling,
-    "max_position_embeddings": sizes.seq_len,
+    "max_position_embeddings": max(context, sizes.seq_len),
     "sliding_window": None,
     "bos_token_id": None,
     "eos_token_id": end,

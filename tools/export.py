@@ -99,7 +99,8 @@ def card(sizes: ModelSizes, saved: dict[str, Any], whole: bool) -> str:
   base = {"Fine-tuned from" if whole else "Adapters of": f"`{saved['base']['path']}`"} if "base" in saved else {}
   rows = base | {
     "Trained parameters" if base else "Parameters": f"{size:,}",
-    "Context": f"{sizes.seq_len:,} tokens",
+    "Context": f"{saved['context']:,} tokens",
+    "Trained on": f"texts of {sizes.seq_len:,} tokens",
     "Data": names,
     "Steps": f"{saved['loop']['step']:,} with {saved['data']['batch_size']} sequences each",
     "Validation loss": f"{loss}{'' if saved.get('loss') is None else ' nats per token'}",
@@ -133,7 +134,9 @@ def main(arguments: list[str]) -> None:
   files["README.md"] = card(sizes, saved, is_whole)
   if is_whole:
     read = merged(sizes, saved, read) if options.merge else read
-    export(out, dataclasses.replace(sizes, lora_rank=0), read, files, dtype=options.dtype, end=end)
+    export(
+      out, dataclasses.replace(sizes, lora_rank=0), read, files, dtype=options.dtype, end=end, context=saved["context"]
+    )
   else:
     export_adapters(out, sizes, read, files, saved["base"]["path"])
   print(f"wrote {options.out}: step {saved['loop']['step']}, {options.dtype if is_whole else 'adapters'}")

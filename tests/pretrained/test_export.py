@@ -1,6 +1,7 @@
 """What a folder gave comes out again bit for bit, and a trained model becomes a folder that computes the same."""
 
 import json
+import shutil
 from pathlib import Path
 
 import model_folders
@@ -37,7 +38,7 @@ def test_what_comes_in_goes_out_bit_for_bit(name: str, shard_bytes: int, tmp_pat
   out, given = tmp_path / "out", model_folders.FOLDER / name
   runner, params = model_folders.loaded(name, "single")
   read = lambda weight: np.asarray(model_folders.weight(params, weight))
-  export(out, runner.program.sizes, read, {}, shard_bytes=shard_bytes)
+  export(out, runner.program.sizes, read, {}, shard_bytes=shard_bytes, context=1 << 17)
   ours, theirs = weights_of(out), weights_of(given)
   assert ours.keys() == theirs.keys()
   for tensor, x in theirs.items():
@@ -46,7 +47,28 @@ def test_what_comes_in_goes_out_bit_for_bit(name: str, shard_bytes: int, tmp_pat
   head_dim = {"head_dim": runner.program.sizes.head_dim}
   assert shape_of(out).fields == shape_of(given).fields | head_dim
   assert not shape_of(out).window
+  assert shape_of(out).context == 1 << 17
   pretrained.Folder(str(out)).check(runner.program.sizes)
+
+
+@pytest.mark.full
+def test_a_model_keeps_the_context_of_its_base(tmp_path: Path, capsys: pytest.CaptureFixture):
+  """Through two trainings on shorter texts; a longer text than any before gets a note, and counts from then on."""
+  folder = shutil.copytree(model_folders.FOLDER / "llama", tmp_path / "base")
+  given = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 24}
+  (folder / "config.json").write_text(json.dumps(given))
+  shape = {f"model__{name}": size for name, size in shape_of(folder).fields.items()}
+  fields = SMALL | shape | {"data__name": "synthetic", "steps": 1}
+  base = folder
+  for length, expected in ((16, 24), (16, 24), (48, 48)):
+    run, out = tmp_path / f"run-{base.name}", tmp_path / f"out-{base.name}"
+    train.train(config("single", **fields | {"init_from": str(base), "model__seq_len": length}), run)
+    tool.main([str(run), f"--out={out}"])
+    assert shape_of(out).context == expected
+    assert f"{expected} tokens" in (out / "README.md").read_text()
+    note = "note      model.seq_len=48 is more than the 24 tokens that they were made for"
+    assert (note in capsys.readouterr().out) == (length > 24)
+    base = run
 
 
 def test_a_failed_export_leaves_no_folder(tmp_path: Path):
