@@ -135,6 +135,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
     items=config.batch_size * per_example,
     unit=unit,
     flops=config.batch_size * program.sizes.train_flops_per_example(),
+    palm_flops=config.batch_size * program.sizes.palm_flops_per_example(),
     peak=peak and peak * len(used),
   )
   with processes.raise_together():

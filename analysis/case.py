@@ -103,6 +103,16 @@ class Case:
     return self.batch_size / self.batch_parts / self.layout.shards("batch")
 
   @property
+  def model_flops(self) -> float:
+    """One device's share of the FLOPs that a step needs (`ModelSizes.train_flops_per_example`)."""
+    return self.batch_size * self.sizes.train_flops_per_example() / self.layout.device_count
+
+  @property
+  def palm_flops(self) -> float:
+    """One device's share of a step's FLOPs as PaLM counts them."""
+    return self.batch_size * self.sizes.palm_flops_per_example() / self.layout.device_count
+
+  @property
   def item(self) -> int:
     """Bytes of an element in the compute dtype."""
     return jnp.dtype(self.sizes.dtype).itemsize

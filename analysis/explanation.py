@@ -225,18 +225,18 @@ def _time(strategy: Strategy, case: Case, step: CompiledStep, figures: Chip, tim
     idle=case.idle,
     **host.host_times(case, figures),
   )
-  sizes, devices, mesh = strategy.program.sizes, strategy.layout.device_count, strategy.mesh
+  sizes, mesh = strategy.program.sizes, strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
   unit, items = sizes.unit
-  model_flops = case.batch_size * sizes.train_flops_per_example() / devices
   used = {one.collective.axes for one in timed.collectives}
   return {
     **dataclasses.asdict(times),
     "seconds": times.seconds,
     "binds": times.binds,
-    "mfu": times.mfu(model_flops, figures),
+    "mfu": times.mfu(case.model_flops, figures),
+    "palm_mfu": times.mfu(case.palm_flops, figures),
     "flops": flops,
-    "model_flops": model_flops,
+    "model_flops": case.model_flops,
     "predicted_flops": predict.flops(case),
     "traffic": traffic,
     "to_host": sum(host.to_host(case)),

@@ -136,7 +136,7 @@ def _computed(sizes: ModelSizes) -> float:
   if not sizes.predicts.causal or sizes.attention == "plain":
     return 1.0
   if sizes.attention == "cudnn":
-    return (t + 1) / (2 * t)  # skips every masked pair, as calls.py counts it
+    return sizes.pairs / t**2  # skips every masked pair, as calls.py counts it
   starts = range(0, t, QUERY_BLOCK)
   return sum(min(QUERY_BLOCK, t - start) * min(start + QUERY_BLOCK, t) for start in starts) / t**2
 

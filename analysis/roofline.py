@@ -44,5 +44,5 @@ class Roofline:
     return max(times, key=lambda name: times[name])
 
   def mfu(self, model_flops: float, chip: Chip) -> float:
-    """Model FLOPs utilization of a step that takes the least time. `model_flops` is one device's share."""
+    """Model FLOPs utilization of a step that takes the least time, for `Case.model_flops` or `Case.palm_flops`."""
     return model_flops / (self.seconds * chip.flops)

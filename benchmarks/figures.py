@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from benchmarks.cells import PEAKS, PEER, REFERENCE
+from configs import base
+from models.sizes import model_sizes
 
 Record = dict[str, Any]
 
@@ -61,7 +63,10 @@ class Result:
     seconds: of a step, over all steps of all rounds.
     per_second: tokens or images a second, from the median step.
     bytes: memory of a device: the peak that the backend reports, else what the compiler plans.
+    predicted: the `bytes` of a device and the `seconds` of a step. If the maker's peak FLOP/s is unknown, the seconds
+      are those of the step's arithmetic at the speed of the machine's matrix products.
     flops_share: the share of the maker's peak FLOP/s (MFU) or, if that is unknown, of the machine's matrix products.
+    palm_share: the same as PaLM counts.
     error: why the row was not measured; it then has no figures.
   """
 
@@ -77,6 +82,7 @@ class Result:
   compile_seconds: float | None = None
   predicted: dict[str, float | None] | None = None
   flops_share: float | None = None
+  palm_share: float | None = None
 
 
 def rows(record: Record) -> list[Result]:
@@ -96,7 +102,11 @@ def row(record: Record, name: str) -> Result:
   seconds = Figure.of(s for turn in cell["rounds"] for s in turn["seconds"])
   peaks = [turn["peak_bytes"] for turn in cell["rounds"] if turn.get("peak_bytes")]
   best = peak_flops(record)
-  rate = record["flops"] / seconds.median / (1 if record["hardware"]["simulated"] else devices)
+  all_devices = best and best * (1 if record["hardware"]["simulated"] else devices)
+  needed, palm = flops(record)
+  predicted = cell.get("predicted") or {}
+  if all_devices and not is_mfu(record):
+    predicted = predicted | {"seconds": needed / all_devices}
   return Result(
     name,
     label,
@@ -111,8 +121,9 @@ def row(record: Record, name: str) -> Result:
     per_second=record["items"] / seconds.median,
     bytes=max(peaks) if peaks else cell.get("bytes", {}).get("total"),
     compile_seconds=cell.get("compile_seconds"),
-    predicted=cell.get("predicted"),
-    flops_share=rate / best if best else None,
+    predicted=predicted,
+    flops_share=needed / seconds.median / all_devices if all_devices else None,
+    palm_share=palm / seconds.median / all_devices if all_devices else None,
   )
 
 
@@ -122,6 +133,14 @@ def _reference(record: Record) -> dict[int, float]:
   for turn in record["cells"][f"{REFERENCE}/1"]["rounds"]:
     seconds[turn["turn"]] += turn["seconds"]
   return {turn: statistics.median(steps) for turn, steps in seconds.items()}
+
+
+def flops(record: Record) -> tuple[float, float]:
+  """The FLOPs that a step needs, and those as PaLM counts. Computed here, so that all records count in the same way."""
+  config = base.get_config("lm", "single")
+  config.model.update(record["config"]["model"])
+  sizes, examples = model_sizes(config), record["config"]["batch_size"]
+  return examples * sizes.train_flops_per_example(), examples * sizes.palm_flops_per_example()
 
 
 def is_mfu(record: Record) -> bool:

@@ -62,11 +62,10 @@ def measure(
   found: dict[str, dict[str, Any]] = {cell.name: {"rounds": []} for cell in cells}
   peaks_cell = next(cell for cell in cells if cell.row == PEAKS)
   before = [run(peaks_cell.command, peaks_cell.spec) for _ in range(BEFORE)]
-  found[PEAKS]["before"] = before = [peaks for peaks in before if "error" not in peaks]
-  peaks = max(before, key=lambda peaks: peaks["flops"], default=None)
+  found[PEAKS]["before"] = [peaks for peaks in before if "error" not in peaks]
   for cell in cells:
     if cell.compiled:
-      result = run(cell.command, _cached(cell, cache) | {"task": "compile", "peaks": peaks})
+      result = run(cell.command, _cached(cell, cache) | {"task": "compile"})
       found[cell.name] |= result
       say(f"compile    {cell.name:<20} {result.get('error') or _seconds(result['compile_seconds'])}")
 

@@ -6,6 +6,7 @@ from typing import Any
 from benchmarks import figures
 from benchmarks.figures import Record, Result
 from benchmarks.pages import source
+from pages.units import mfu
 
 NONE = "–"
 SIMULATED = (
@@ -81,7 +82,7 @@ def _model(record: Record) -> str:
   return (
     f"The model has {record['parameters'] / 1e6:.1f} M parameters ({model['depth']} blocks of width {model['width']}). "
     f"A global batch has {record['config']['batch_size']} synthetic examples of {shape}. A step takes "
-    f"{record['flops'] / 1e12:.3g} TFLOP."
+    f"{figures.flops(record)[0] / 1e12:.3g} TFLOP."
   )
 
 
@@ -143,7 +144,7 @@ def _name(row: str) -> str:
 
 
 def _speed(record: Record) -> list[str]:
-  share = "MFU" if figures.is_mfu(record) else "Share of the matrix product's FLOP/s"
+  share = "MFU (as PaLM counts)" if figures.is_mfu(record) else "Share of the matrix product's FLOP/s"
   heads = ("Strategy", "Devices", "Mesh", "Throughput, single device = 1", f"{record['unit']}/s", "Step", share)
   return table(
     heads,
@@ -152,11 +153,17 @@ def _speed(record: Record) -> list[str]:
       if row.error
       else (
         row.row, str(row.devices), _mesh(row), row.relative.show(".2f"), f"{row.per_second:,.0f}", _step(row),
-        f"{row.flops_share:.0%}" if row.flops_share else NONE,
+        _share(record, row),
       )
       for row in figures.rows(record)
     ],
   )  # fmt: skip
+
+
+def _share(record: Record, row: Result) -> str:
+  if not row.flops_share or not row.palm_share:
+    return NONE
+  return mfu(row.flops_share, row.palm_share, digits=0) if figures.is_mfu(record) else f"{row.flops_share:.0%}"
 
 
 def _predictions(record: Record) -> list[str]:

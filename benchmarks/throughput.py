@@ -92,7 +92,6 @@ def measure(
     "config": cells.training(config, cells.REFERENCE, 1)["config"],
     "unit": unit,
     "items": config.batch_size * per_example,
-    "flops": config.batch_size * program.sizes.train_flops_per_example(),
     "parameters": sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
     "rounds": max((turn["turn"] + 1 for cell in measured.values() for turn in cell["rounds"]), default=0),
     "steps": options.steps,

@@ -167,20 +167,40 @@ class ModelSizes:
     has_vocab = "vocab" in (*self.reads.embedding(self)[1], *self.predicts.head(self)[1])
     return [*found, ("vocab", "model.vocab_size", self.vocab_size)] if has_vocab else found
 
-  def train_flops_per_example(self) -> float:
-    """Floating-point operations of one forward and backward pass over one example.
+  @property
+  def pairs(self) -> float:
+    """Pairs of a query and a key that attention needs in an example: with a causal mask half of all, and the diagonal.
 
-    Counted as in PaLM (arXiv:2204.02311, appendix B): 6 for each weight of a matrix product at each position, and
-    12 · T · heads · head_dim for attention in each block at each position, causal or not. A weight that is not trained
-    counts 4, and an embedding of patches that is not trained 2. Recomputation by remat is not counted, so the result
-    gives MFU and not hardware FLOPs utilisation.
+    Packed documents count as one text. They do not see each other, but no kernel skips their pairs.
     """
-    t, attended = self.positions, self.heads * self.head_dim
+    t = self.positions
+    return t * (t + 1) / 2 if self.predicts.causal else t**2
+
+  def train_flops_per_example(self) -> float:
+    """Floating-point operations that one forward and backward pass over one example needs. MFU counts these.
+
+    They are 6 for each weight of a matrix product at each position, and 12 · heads · head_dim for each of the `pairs`
+    in each block. A weight that is not trained counts 4. An embedding of patches counts 4, or 2 if it is not trained,
+    because pixels need no gradient. Recomputation by remat is not counted: that would give hardware FLOPs utilization.
+    """
+    return self._train_flops(self.pairs, pixels=-2)
+
+  def palm_flops_per_example(self) -> float:
+    """The same as PaLM counts (arXiv:2204.02311, appendix B): all pairs, causal or not, and 6 for patches, too.
+
+    Most published MFUs count so. It can exceed what a step does, because kernels skip what a causal mask hides.
+    """
+    return self._train_flops(self.positions**2, pixels=0)
+
+  def _train_flops(self, pairs: float, pixels: int) -> float:
+    """The count for this many pairs, with `pixels` added for each weight of an embedding of patches that is trained."""
+    t = self.positions
     block = 2 * self.width * self.head_dim * (self.heads + self.kv_heads) + 3 * self.width * self.mlp_width
     head = math.prod(self.predicts.head(self)[0]) * self.predicts.predictions(self) / t
-    each, patches = (4, 2) if self.lora_rank else (6, 6)
+    each, patches = (4, 2) if self.lora_rank else (6, 6 + pixels)
     weights = each * (self.depth * block + head) + patches * self.reads.embedding_products(self)
-    return t * (weights + self.depth * (6 * self.adapter_weights + 12 * t * attended))
+    attention = 12 * pairs * self.heads * self.head_dim
+    return t * (weights + self.depth * 6 * self.adapter_weights) + self.depth * attention
 
 
 def replaced(config: ConfigDict, section: str, fields: dict[str, Any]) -> ConfigDict:

@@ -1,4 +1,4 @@
-"""Bytes, seconds and plain numbers as short text."""
+"""Bytes, seconds, shares and plain numbers as short text."""
 
 
 def duration(seconds: float) -> str:
@@ -12,6 +12,11 @@ def amount(number: float) -> str:
     if number >= size:
       return f"{number / size:,.2f} {unit}"
   return f"{number:,.0f} B"
+
+
+def mfu(needed: float, palm: float, digits: int = 1) -> str:
+  """Model FLOPs utilization, with the figure that counts as PaLM does beside it."""
+  return f"{needed:.{digits}%} ({palm:.{digits}%} as PaLM counts)"
 
 
 def short(number: float) -> str:

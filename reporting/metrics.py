@@ -33,7 +33,8 @@ FORMATS = {
   "data_wait": "data {:.1%}",
   "memory_gib": "{:.2f} GiB",
   "tflops_per_second": "{:.3g} TFLOP/s",
-  "mfu": "MFU {:.1%} as PaLM counts",
+  "mfu": "MFU {:.1%}",
+  "palm_mfu": "{:.1%} as PaLM counts",
   "skipped_updates": "{:.0f} skipped",  # since the last line
   "examples": "{:,.0f} examples",
 }

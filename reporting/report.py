@@ -28,12 +28,13 @@ CHARTS = (
   ("step_ms", "Time of a step", "ms"),
   ("data_wait", "Share of the time spent waiting for data", ""),
   ("tflops_per_second", "Arithmetic", "TFLOP/s"),
-  ("mfu", "MFU as PaLM counts", ""),
+  ("mfu", "MFU (model FLOPs utilization)", ""),
+  ("palm_mfu", "MFU as PaLM counts", ""),
   ("memory_gib", "Memory in use on the fullest device", "GiB"),
   ("memory_peak_gib", "Most memory used on the fullest device", "GiB"),
   ("epochs", "Epochs of each part of the mixture", ""),
 )
-RESULTS = ("loss", "bits_per_byte", "accuracy", "mfu", "memory_peak_gib")
+RESULTS = ("loss", "bits_per_byte", "accuracy", "mfu", "palm_mfu", "memory_peak_gib")
 SPEEDS = ("tokens_per_second", "images_per_second")
 
 

@@ -36,12 +36,14 @@ class Meter:
 
   Args:
     items: how many of `unit` ("tokens" or "images") a step processes.
-    flops: floating-point operations of a step.
+    flops: floating-point operations that a step needs.
+    palm_flops: the same as PaLM counts them.
     peak: FLOP/s that all devices together can reach; None if not known.
   """
 
-  def __init__(self, clock: Clock, items: int, unit: str, flops: float, peak: float | None):
-    self.clock, self.items, self.unit, self.flops, self.peak = clock, items, unit, flops, peak
+  def __init__(self, clock: Clock, items: int, unit: str, flops: float, palm_flops: float, peak: float | None):
+    self.clock, self.items, self.unit = clock, items, unit
+    self.flops, self.palm_flops, self.peak = flops, palm_flops, peak
     self.restart(0)
 
   def restart(self, step: int) -> None:
@@ -59,6 +61,6 @@ class Meter:
       "tflops_per_second": self.flops * rate / 1e12,
     }
     if self.peak:
-      speed["mfu"] = self.flops * rate / self.peak
+      speed |= {"mfu": self.flops * rate / self.peak, "palm_mfu": self.palm_flops * rate / self.peak}
     self.restart(step)
     return speed

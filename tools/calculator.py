@@ -24,7 +24,7 @@ from configs import base
 from errors import ConfigError
 from models.sizes import REMAT
 from pages.element import table, tag
-from pages.units import amount, duration
+from pages.units import amount, duration, mfu
 from strategies.layout import PLACES
 from strategies.mesh import abstract_mesh, resolve
 from tools.guide_pages import ROOT, rendered
@@ -36,9 +36,9 @@ ABOUT = f"""
 Memory and communication of a training step, and its time at the peaks of the devices, by the formulas of
 [`analysis/`](analysis/__init__.py). The models have Llama's shape and a vocabulary of 32,000, and are trained on
 sequences of {LENGTH:,} tokens with AdamW, in bfloat16 with float32 weights and moments. Other fields have the defaults
-of [`configs/base.py`](configs/base.py). Mesh axes with a default size are also tried with {WIDER}. MFU counts all of
-attention, as PaLM does; kernels leave out the masked half, so it can pass 100%. This page was made with jax
-{jax.__version__}. `python -m tools.plan` does the same for any model and number of devices, and tries more
+of [`configs/base.py`](configs/base.py). Mesh axes with a default size are also tried with {WIDER}. MFU counts the
+arithmetic that a step needs, without the masked half of attention; PaLM's count includes that half. This page was made
+with jax {jax.__version__}. `python -m tools.plan` does the same for any model and number of devices, and tries more
 ([how far to trust the predictions](docs/explain.md)).
 """
 
@@ -107,14 +107,14 @@ def figures(made: strategies.Strategy, batch_size: int, where: Sequence[Machine]
   for row in theory.sent(case):
     sent["+".join(row.axes)] += row.bytes
   held = amount(predicted.total) + (f", and {amount(predicted.host)} of its host" if predicted.host else "")
-  flops = batch_size * case.sizes.train_flops_per_example() / layout.device_count
   cells = [held, "; ".join(f"over {axes} {amount(size)}" for axes, size in sent.items()) or "nothing"]
   for one in where:
     if predicted.total > USABLE * one.chip.memory:
       cells.append("does not fit")
     else:
       times = predict.times(case, one.chip, one.links(layout.mesh))
-      cells.append(f"{duration(times.seconds)}, {times.mfu(flops, one.chip):.0%}")
+      shares = (times.mfu(flops, one.chip) for flops in (case.model_flops, case.palm_flops))
+      cells.append(f"{duration(times.seconds)}, {mfu(*shares, digits=0)}")
   return cells
 
 

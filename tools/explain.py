@@ -22,7 +22,7 @@ import strategies
 from analysis.explanation import explain
 from analysis.topology import Machine, bytes_of, machine_of
 from errors import ConfigError
-from pages.units import amount, duration
+from pages.units import amount, duration, mfu
 from runtime import command_line, folders
 from runtime.devices import start_jax
 from runtime.hardware import chip
@@ -195,7 +195,7 @@ def _time(found: dict[str, Any]) -> str:
   if time["idle"]:
     assumed = f"of the time, if a backward unit takes {time['backward']:g} times as long as a forward unit"
     rows.append(("stages wait", f"{time['idle']:.1%}", assumed))
-  best = f"{time['per_second']:,.0f} {time['unit']}/s, {time['mfu']:.1%} MFU as PaLM counts"
+  best = f"{time['per_second']:,.0f} {time['unit']}/s, MFU {mfu(time['mfu'], time['palm_mfu'])}"
   lines = [table(rows), f"{time['binds']} binds: at least {duration(time['seconds'])} a step, at most {best}"]
   for axes in time["beyond"]:
     lines.append(f"{'+'.join(axes)} spans several slices, but the times assume the links within one.")

@@ -38,23 +38,24 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 def rows_of(found: list[Candidate], sizes: ModelSizes, where: Machine, batch_size: int) -> list[tuple[str, ...]]:
   """The candidates as a table, with its heading."""
   unit, items = sizes.unit
-  rows = [("", "strategy", "mesh", "remat, parts", "step", f"{unit}/s", "MFU", "memory", "binds")]
+  rows = [("", "strategy", "mesh", "remat, parts", "step", f"{unit}/s", "MFU", "PaLM's MFU", "memory", "binds")]
   for number, candidate in enumerate(found, 1):
     mesh = " × ".join(f"{axis}={size}" for axis, size in candidate.case.layout.mesh.items())
     parts = [f"{candidate.fields['model.remat']}"]
     parts += [f"{name.split('.')[-1]}={value}" for name, value in candidate.fields.items() if name in PARTS]
-    ideal = batch_size * sizes.train_flops_per_example() / where.count / where.chip.flops
+    case, times = candidate.case, candidate.times
     rows.append(
       (
         f"{number}",
         candidate.strategy,
         mesh,
         ", ".join(parts),
-        duration(candidate.times.seconds),
-        f"{batch_size * items / candidate.times.seconds:,.0f}",
-        f"{ideal / candidate.times.seconds:.1%}",
+        duration(times.seconds),
+        f"{batch_size * items / times.seconds:,.0f}",
+        f"{times.mfu(case.model_flops, where.chip):.1%}",
+        f"{times.mfu(case.palm_flops, where.chip):.1%}",
         amount(candidate.memory),
-        candidate.times.binds,
+        times.binds,
       )
     )
   return rows

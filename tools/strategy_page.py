@@ -10,7 +10,7 @@ from pages.bars import grouped, stacked
 from pages.devices import Array, placement
 from pages.element import card, section, table, tiles
 from pages.schedule import schedule
-from pages.units import amount, duration
+from pages.units import amount, duration, mfu
 from strategies.base import Strategy
 
 
@@ -34,7 +34,7 @@ def headline(found: Mapping[str, Any]) -> list[tuple[str, str]]:
   if found["bubble"] is not None:
     figures.append(("stages wait", f"{found['bubble']:.1%} of the time"))
   if time:
-    figures += [("a step at best", duration(time["seconds"])), ("MFU at most", f"{time['mfu']:.1%}")]
+    figures += [("a step at best", duration(time["seconds"])), ("MFU at most", mfu(time["mfu"], time["palm_mfu"]))]
     figures.append(("binds", time["binds"]))
   return figures
 

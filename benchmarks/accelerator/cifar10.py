@@ -13,6 +13,7 @@ from benchmarks import tables
 from benchmarks.accelerator.step import Aim, Measurement, Values, Verdict, Where, say
 from benchmarks.accelerator.training import TO_STOP, last, train
 from configs import base
+from pages.units import mfu
 from reporting.metrics import read
 
 PRESET, STRATEGY, ACCURACY = "cifar10_gpu", "data_parallel", 0.94
@@ -39,6 +40,7 @@ def measure(where: Where, train: Callable[..., list[dict[str, Any]]] = train) ->
     "images_per_second": trained and trained["images_per_second"],
     "data_wait": trained and trained["data_wait"],
     "mfu": trained and trained.get("mfu"),
+    "palm_mfu": trained and trained.get("palm_mfu"),
   }
 
 
@@ -77,7 +79,8 @@ def row(values: Values) -> list[str]:
   accuracy = f"{values['accuracy']:.2%}" if values["accuracy"] else "–"
   calls = f" in {len(values['seconds'])} calls" if len(values["seconds"]) > 1 else ""
   speed = f"{values['images_per_second']:,.0f} images/s" if values["images_per_second"] else "–"
-  share, wait = (f"{values[name]:.1%}" if values[name] is not None else "–" for name in ("mfu", "data_wait"))
+  share = mfu(values["mfu"], values["palm_mfu"]) if values["mfu"] is not None else "–"
+  wait = f"{values['data_wait']:.1%}" if values["data_wait"] is not None else "–"
   done = f"{values['step']:,} of {values['steps']:,}"
   return [accuracy, f"{sum(values['seconds']) / 60:.1f} min{calls}", done, speed, share, wait]
 

@@ -14,15 +14,16 @@ from benchmarks.accelerator.step import RESERVE, Aim, Measurement, Values, Verdi
 from benchmarks.accelerator.training import TO_STOP, train
 from configs import base
 from errors import ConfigError
+from pages.units import mfu
 
 PRESET, STRATEGY = "lm_1b", "fsdp"  # on one device, fsdp is the single-device run
 STEPS, EVERY = 60, 5  # steps to train, and between two lines of metrics
 WARM_UP = 2  # lines that do not count
-MFU, AIM_DEVICE = 0.60, "NVIDIA H200"
+MFU, AIM_DEVICE = 0.60, "NVIDIA H200"  # as PaLM counts, like the published figures that it was chosen by
 
 
 def measure(where: Where, train: Callable[..., list[dict[str, Any]]] = train, preset: str = PRESET) -> Values:
-  """Medians over the lines of metrics after the warm-up: `tokens_per_second`, `step_ms`, `mfu`; and the peak memory."""
+  """The speed, MFU and waiting for data: medians over the lines of metrics after the warm-up. And the peak memory."""
   asked = base.get_config(preset, STRATEGY)
   fields = {
     "batch_size": asked.batch_size * where.devices,
@@ -50,6 +51,7 @@ def steady(lines: Sequence[dict[str, Any]]) -> Values:
     "all_step_ms": [line["step_ms"] for line in counted],
     "data_wait": median("data_wait"),
     "mfu": median("mfu"),
+    "palm_mfu": median("palm_mfu"),
     "peak_gib": counted[-1].get("memory_peak_gib"),
     "loss": counted[-1]["loss"],
   }
@@ -57,9 +59,10 @@ def steady(lines: Sequence[dict[str, Any]]) -> Values:
 
 def judge(values: Values) -> Verdict:
   broken = ("the loss is not finite",) if values["loss"] is None else ()
-  for_it = values["device"].startswith(AIM_DEVICE) and values["mfu"] is not None
-  got = "MFU unknown" if values["mfu"] is None else f"MFU {values['mfu']:.1%}"
-  return Verdict(broken, Aim(f"{got}, of {MFU:.0%} on an {AIM_DEVICE}", values["mfu"] >= MFU if for_it else None))
+  reached = values["palm_mfu"]
+  for_it = values["device"].startswith(AIM_DEVICE) and reached is not None
+  got = "MFU unknown" if reached is None else f"MFU {reached:.1%} as PaLM counts"
+  return Verdict(broken, Aim(f"{got}, of {MFU:.0%} on an {AIM_DEVICE}", reached >= MFU if for_it else None))
 
 
 def row(values: Values) -> list[str]:
@@ -68,7 +71,7 @@ def row(values: Values) -> list[str]:
   return [
     f"{values['tokens_per_second']:,.0f}",
     f"{values['step_ms']:,.0f} ({low:,.0f}–{high:,.0f}) ms",
-    f"{values['mfu']:.1%}" if values["mfu"] is not None else "–",
+    mfu(values["mfu"], values["palm_mfu"]) if values["mfu"] is not None else "–",
     f"{values['peak_gib']:.1f} GiB" if values["peak_gib"] is not None else "–",
     f"{values['data_wait']:.1%}",
     f"{values['batch_size']}",
@@ -79,7 +82,7 @@ STEP = Measurement(
   name="language_model",
   about=f"the speed and memory of `{PRESET}`, trained with train.py; on several devices with FSDP",
   promise="the run fails, or its loss is not finite",
-  aim=f"an MFU of {MFU:.0%} on an {AIM_DEVICE}",
+  aim=f"an MFU of {MFU:.0%}, as PaLM counts, on an {AIM_DEVICE}",
   measure=measure,
   judge=judge,
   columns=("tokens/s", "Step", "MFU", "Peak memory", "Waiting for data", "Batch"),

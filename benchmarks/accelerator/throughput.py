@@ -13,6 +13,7 @@ from benchmarks.accelerator.step import RESERVE, Aim, Measurement, Values, Verdi
 from benchmarks.options import parse
 from configs import base
 from errors import ConfigError
+from pages.units import mfu
 
 PRESET, ROUNDS = "throughput_gpu", 5
 PEER = "bfloat16, compiled"  # how the peer must have run
@@ -69,14 +70,15 @@ def _ratio(theirs: Sequence[figures.Result]) -> float | None:
 
 
 def row(values: Values) -> list[str]:
-  """The cells of the table: our speed, the fastest of the peer's, their ratio, and our MFU."""
+  """The cells of the table: our speed, the fastest of the peer's, their ratio, and our MFU, as PaLM counts, too."""
   ours, theirs = figures.row(values, f"{cells.REFERENCE}/1"), [row for row in figures.peers(values) if not row.error]
   if ours.error or not theirs:
     return ["not measured"] * len(STEP.columns)
   speed = lambda row: f"{row.per_second:,.0f} tokens/s, {row.seconds.median * 1e3:,.0f} ms"
   versions = values["cells"][theirs[0].name]["rounds"][0]["versions"]
   peer = ", ".join(f"{name} {version}" for name, version in versions.items())
-  share = f"{ours.flops_share:.1%}" if figures.is_mfu(values) and ours.flops_share else "–"
+  known = figures.is_mfu(values) and ours.flops_share and ours.palm_share
+  share = mfu(ours.flops_share, ours.palm_share) if known else "–"
   return [speed(ours), f"{speed(theirs[0])} ({peer})", f"{_ratio(theirs):.2f}", share]
 
 

@@ -6,10 +6,11 @@ import pytest
 from helpers import IMAGES, config, in_full, strategy
 
 import strategies
-from analysis import memory
+from analysis import memory, predict
 from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.saved import bytes_per_example, traced
+from analysis.topology import machine_of
 from benchmarks import predictions, published
 from training import settings
 from training.program import Program
@@ -98,6 +99,19 @@ def test_predictions_for_accelerators_hold(found: dict):
   assert ours["flops"] == pytest.approx(found["flops"], rel=0.01)
 
 
+@pytest.mark.parametrize(
+  "found", in_full(CASES_OF_BOTH, *SOME_OF_BOTH), ids=lambda found: "-".join(map(str, found["case"][:6]))
+)
+def test_no_recorded_step_does_less_arithmetic_than_mfu_counts(found: dict):
+  """So no MFU exceeds 100%, whether the compiler's figures or ours are the step. PaLM's figure may."""
+  asked, where = predictions.config(found["case"]), machine_of(found["case"][1])
+  case = predictions.case_on(where, asked)
+  assert case.model_flops <= found["flops"]
+  times = predict.times(case, where.chip, where.links(case.layout.mesh))
+  assert times.mfu(case.model_flops, where.chip) <= 1
+  assert case.palm_flops > case.model_flops
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("name, within, held_out", [("gpu", 1e-3, 1e-3), ("tpu", 0.105, 0.11)])
 def test_the_links_are_busy_as_long_as_predicted(name: str, within: float, held_out: float):
@@ -138,7 +152,7 @@ def test_the_recommended_options_expose_less_on_gpus():
 def test_nobody_has_measured_more_than_the_bound(row: published.Published):
   ours = published.bound(row)
   assert row.tokens < ours["tokens"]
-  assert row.flops < ours["flops"]
+  assert row.palm_flops < ours["palm_flops"]  # both count all pairs of attention
 
 
 def test_what_remat_keeps():

@@ -62,4 +62,4 @@ def test_a_benchmark_predicts_collectives_at_the_bandwidth_of_their_links(monkey
   rows = theory.sent(Case.of(runner, 16, "tpu"))
   assert {row.axes for row in rows} == set(links)
   seconds = sum(row.bytes / links[row.axes] / slow.link for row in rows)
-  assert benchmark.expected_step(runner, 16, None)["seconds"] == pytest.approx(seconds)
+  assert benchmark.expected_step(runner, 16)["seconds"] == pytest.approx(seconds)

@@ -134,5 +134,5 @@ def test_flops_count_no_gradients_of_other_weights():
   k = found.kv_heads * found.head_dim
   adapters = 3 * RANK * ((d + n) * 2 + (d + k) * 2 + 3 * (d + f))
   products = 3 * (2 * d * (n + k) + 3 * d * f) + d * found.vocab_size
-  less = sizes.train_flops_per_example() - found.train_flops_per_example()
-  assert less == 16 * (2 * products - 6 * adapters)
+  for count in (type(sizes).train_flops_per_example, type(sizes).palm_flops_per_example):
+    assert count(sizes) - count(found) == 16 * (2 * products - 6 * adapters)

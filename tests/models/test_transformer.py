@@ -241,12 +241,31 @@ def test_tied_embedding_has_no_head():
 
 
 def test_flops_count_every_matrix_product():
-  """6 for each matrix weight and position, plus 12 · T · width for attention in each block and position."""
+  """6 for each matrix weight and position, plus 12 · width for each pair of attention in each block."""
   sizes = model_sizes()
   params = jax.eval_shape(lambda: parameters.init_params(sizes, jax.random.key(0)))
   matrices = sum(x.size for path, x in jax.tree.leaves_with_path(params) if path[-1].key not in ("scale", "embedding"))
-  attention_flops = 12 * sizes.depth * sizes.seq_len * sizes.width
-  assert sizes.train_flops_per_example() == sizes.seq_len * (6 * matrices + attention_flops)
+  t, attention = sizes.seq_len, 12 * sizes.depth * sizes.width
+  assert sizes.train_flops_per_example() == t * 6 * matrices + attention * t * (t + 1) / 2  # the causal mask
+  assert sizes.palm_flops_per_example() == t * 6 * matrices + attention * t**2
+
+
+def test_flops_of_a_model_small_enough_for_paper():
+  """One block of width 4, two heads of 2, an MLP of 8, three tokens of a vocabulary of 10."""
+  small = {"width": 4, "depth": 1, "heads": 2, "kv_heads": 1, "mlp_width": 8, "vocab_size": 10, "seq_len": 3}
+  sizes = model_sizes(**small)
+  weights = 4 * 4 + 4 * 2 + 4 * 2 + 4 * 4 + 3 * 4 * 8 + 4 * 10  # query, key, value, out; gate, up, down; head
+  assert weights == 184
+  pairs = 1 + 2 + 3  # the first token sees itself, the last one all three
+  # A pair takes a product for its score and one with its value, of 4 multiplications and 4 additions each; thrice.
+  assert sizes.train_flops_per_example() == 3 * 6 * 184 + 3 * 2 * 8 * pairs == 3600
+  assert sizes.palm_flops_per_example() == 3 * 6 * 184 + 3 * 2 * 8 * 9 == 3744
+  # Images of 2 × 2 patches of 2 × 2 pixels see all pairs. Nothing needs the gradient of pixels, which PaLM's 6 counts.
+  images = {"inputs": "images", "objective": "class", "image_size": 4, "patch_size": 2, "channels": 1, "classes": 10}
+  sizes = model_sizes(**small | images | {"heads": 1, "head_dim": 4})
+  weights = 4 * 4 * 4 + 3 * 4 * 8  # of the block; the head sees one position, the mean
+  assert sizes.train_flops_per_example() == 4 * 6 * weights + 6 * 4 * 10 + 3 * 2 * 8 * 16 + 4 * 4 * (4 * 4)
+  assert sizes.palm_flops_per_example() - sizes.train_flops_per_example() == 4 * 2 * (4 * 4)
 
 
 @pytest.mark.parametrize(

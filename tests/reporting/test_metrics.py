@@ -67,7 +67,7 @@ def test_meter_divides_work_by_time(monkeypatch: pytest.MonkeyPatch):
   now = [100.0]
   monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
   clock = speed.Clock()
-  meter = speed.Meter(clock, items=1000, unit="tokens", flops=5e12, peak=100e12)
+  meter = speed.Meter(clock, items=1000, unit="tokens", flops=5e12, palm_flops=6e12, peak=100e12)
   now[0] += 50  # for example an evaluation, which does not count
   meter.restart(10)
   with clock("data"):
@@ -75,6 +75,7 @@ def test_meter_divides_work_by_time(monkeypatch: pytest.MonkeyPatch):
   now[0] += 1.5
   assert meter.read(14) == {
     "tokens_per_second": 2000.0, "step_ms": 500.0, "data_wait": 0.25, "tflops_per_second": 10.0, "mfu": 0.1,
+    "palm_mfu": 0.12,
   }  # fmt: skip
 
 

@@ -90,9 +90,11 @@ def test_every_row_is_what_analysis_says(known: dict[str, Any]):
         if of == platform:
           where = calculator.machine(kind, 8)
           times = predict.times(case, where.chip, where.links(case.layout.mesh))
-          mfu = times.mfu(case.batch_size * case.sizes.train_flops_per_example() / case.layout.device_count, where.chip)
+          shares = [times.mfu(flops, where.chip) for flops in (case.model_flops, case.palm_flops)]
+          assert shares[0] <= 1
           fits = predicted.total <= USABLE * where.chip.memory
-          said = f"{duration(times.seconds)}, {mfu:.0%}" if fits else "does not fit"
+          best = f"{duration(times.seconds)}, {shares[0]:.0%} ({shares[1]:.0%} as PaLM counts)"
+          said = best if fits else "does not fit"
           assert row[4 + column] == said, (key, row, kind)
   assert 0 < refused < 50
 

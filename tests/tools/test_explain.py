@@ -111,7 +111,7 @@ def test_every_machine_has_a_picture_of_its_times():
   """Explain's figures of GPUs and TPUs, which need their compilers, with times, a device's memory and a host link."""
   found = dict(golden.explained("fsdp", None, "tokens"))
   time = {"compute": 2.0, "memory": 1.0, "communication": 0.5, "exposed": 0.2, "host": 0.1, "seconds": 2.2}
-  found["time"] = time | {"mfu": 0.5, "binds": "compute"}
+  found["time"] = time | {"mfu": 0.5, "palm_mfu": 0.75, "binds": "compute"}
   found["memory"] = found["memory"] | {"device": 80e9}
   page = strategy_page.page(found, golden.strategy("fsdp"))
   for expected in (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from browser import Browser
-from helpers import command_line_of, one_sentence
+from helpers import command_line_of, in_full, one_sentence
 
 import pages
 import strategies
@@ -78,6 +78,18 @@ def test_a_candidate_has_the_memory_and_flops_of_its_config(
     case = predict.Case.of(runner, config.batch_size, "tpu")
     assert memory.of(case).total == candidate.memory
     assert predict.flops(case) == pytest.approx(candidate.times.compute * where.chip.flops)
+
+
+@pytest.mark.parametrize("topology", in_full(["v5p:2x2x2", "h200:1x8"], "h200:1x8"))
+def test_no_plan_has_an_mfu_above_100_percent(topology: str):
+  """With texts so long that attention is most of the arithmetic, and PaLM's figure is above 100%."""
+  where = machine_of(topology)
+  sizes = model(1e9, 32768, where.platform)
+  found = search.search(sizes, 8, where, ["fsdp"])
+  rows = tool.rows_of(found, sizes, where, 8)
+  shares = [[float(row[rows[0].index(name)].rstrip("%")) for row in rows[1:]] for name in ("MFU", "PaLM's MFU")]
+  assert 50 < max(shares[0]) <= 100 < max(shares[1])
+  assert all(ours < palm for ours, palm in zip(*shares, strict=True))
 
 
 def test_a_strategy_that_does_not_fit_is_dropped():
