@@ -3,13 +3,12 @@
 Python gives the mesh and each array's spec; page.js computes the pieces from them, as JAX's NamedSharding does.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from pages.element import figure, numbers, tag
+from pages.element import figure, json_of, numbers, tag
 
 Place = str | tuple[str, ...] | None  # the mesh axis or axes that split a dimension
 DRAWN = 256  # the most devices in a picture
@@ -82,7 +81,7 @@ def placement(title: str, mesh: Mapping[str, int], ids: Sequence[int], arrays: S
     tag("output", class_="script"),
     numbers(head, rows, title="All arrays"),
     wide=True,
-    data_placement=json.dumps(data, separators=(",", ":")),
+    data_placement=json_of(data),
   )
 
 

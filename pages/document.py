@@ -29,10 +29,13 @@ def document(title: str, subtitle: str, *sections: str, script: str = "", style:
 
 
 def write(path: Path, page: str) -> None:
-  """Writes a page at once, so that a browser never reads half of one. Raises OSError."""
+  """Writes a page at once, so that a browser never reads half of one. Raises OSError.
+
+  Names of files may hold what UTF-8 cannot write: the bytes of another encoding. Each becomes a question mark.
+  """
   part = path.with_name(f".{path.name}.{os.getpid()}.part")
   try:
-    part.write_text(page, encoding="utf-8")
+    part.write_text(page, encoding="utf-8", errors="replace")
     part.replace(path)
   finally:
     part.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """HTML and SVG elements as text, and the parts that every page has: sections, figures, tables, tiles."""
 
+import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -29,6 +30,14 @@ def tag(name: str, *content: str, **attributes: Any) -> str:
     if value is not None and value is not False
   )
   return f"<{name}{written}>{''.join(content)}</{name}>"
+
+
+def json_of(value: Any) -> str:
+  """A value as JSON for a script of the page, in an attribute or in a script element.
+
+  A script element takes its content as it is, so `<` is written as \\u003c: no text in the value can end the element.
+  """
+  return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def at(number: float) -> str:

@@ -1,13 +1,12 @@
 """Line charts: values by step, with a cross-hair that reads them, and a strip of what happened when."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
 from pages.axes import LEFT, RIGHT, TOP, WIDTH, Scale, frame, scales, svg
-from pages.element import at, colour, figure, numbers, point, tag
+from pages.element import at, colour, figure, json_of, numbers, point, tag
 from pages.units import short
 
 POINTS = 400  # the most that are drawn of a line
@@ -65,7 +64,7 @@ def lines(
     tag("output", "Point at the picture, or use the arrow keys, to read values.", class_="script"),
     _names(drawn) if len(drawn) > 1 else "",
     numbers([x, *(line.name for line in drawn)], _rows(drawn)),
-    data_chart=json.dumps(data, separators=(",", ":")),
+    data_chart=json_of(data),
   )
 
 

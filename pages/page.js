@@ -144,8 +144,11 @@ for (const figure of document.querySelectorAll("[data-placement]")) {
       `<rect width="${wide}" height="${high}" class="wait"/><rect x="${at(column, wide)}" y="${at(row, high)}" ` +
       `width="${length(column, wide)}" height="${length(row, high)}" fill="${back}" class="piece"/><path class="axis" ` +
       `d="${rules(column, wide, (x) => `M${x} 0V${high}`)}${rules(row, high, (y) => `M0 ${y}H${wide}`)}"/>` +
-      `<text x="${wide / 2}" y="-4" text-anchor="middle">${name(drawn.at(-1))}</text><text text-anchor="middle" ` +
-      `transform="translate(-6 ${high / 2}) rotate(-90)">${drawn.length > 1 ? name(drawn[0]) : ""}</text></g></svg>`;
+      `<text x="${wide / 2}" y="-4" text-anchor="middle"></text><text text-anchor="middle" ` +
+      `transform="translate(-6 ${high / 2}) rotate(-90)"></text></g></svg>`;
+    const [across, down] = drawing.querySelectorAll("text"); // names are text and never markup
+    across.textContent = name(drawn.at(-1));
+    down.textContent = drawn.length > 1 ? name(drawn[0]) : "";
   };
   picker.addEventListener("change", () => pick(+picker.value));
   buttons.forEach((button, i) => {

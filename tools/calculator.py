@@ -7,7 +7,6 @@ import collections
 import contextlib
 import functools
 import itertools
-import json
 import math
 import warnings
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from analysis.topology import TPUS, Machine, machine_of
 from configs import base
 from errors import ConfigError
 from models.sizes import REMAT
-from pages.element import table, tag
+from pages.element import json_of, table, tag
 from pages.units import amount, duration, mfu
 from strategies.layout import PLACES
 from strategies.mesh import abstract_mesh, resolve
@@ -155,13 +154,12 @@ def view(choices: Choices = ALL) -> str:
   platform, column = known["kinds"][choices.kind[0]]
   key = " ".join(str(getattr(choices, field)[0]) for field in list(FIELDS)[1:])
   shown = [row[:4] + row[4 + column :][:1] for row in known["rows"][f"{platform} {key}"]]
-  looked_up = json.dumps(known, ensure_ascii=False, separators=(",", ":"))
   return "".join(
     (
       rendered(ABOUT, ROOT),
       tag("form", tag("div", *fields, class_="fields"), id="calculator-form", class_="card script"),
       tag("div", table(HEAD, shown), id="calculator-answer", aria_live="polite"),
-      tag("script", looked_up, type="application/json", id="calculator-data"),
+      tag("script", json_of(known), type="application/json", id="calculator-data"),
     )
   )
 

@@ -19,6 +19,7 @@ from pages.element import tag, text
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+NO_HTML = {"html": False}  # markup in the source is shown as text
 COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 
 
@@ -67,7 +68,7 @@ def rendered(source: str, folder: Path, prefix: str = "", links: Mapping[str, st
     prefix: of the ids of headings; without one they have none.
     links: paths in the repository, each with the address to link to instead.
   """
-  parser = MarkdownIt("commonmark").enable("table")
+  parser = MarkdownIt("commonmark", NO_HTML).enable("table")
   tokens = parser.parse(COMMENT.sub("", source))
   seen: dict[str, int] = {}
   for token, after in zip(tokens, [*tokens[1:], None], strict=True):
@@ -89,7 +90,7 @@ def rendered(source: str, folder: Path, prefix: str = "", links: Mapping[str, st
 
 def rendered_line(source: str) -> str:
   """A line of Markdown, such as a title, as HTML without links."""
-  return MarkdownIt("commonmark").renderInline(re.sub(r"\[(.*?)\]\(.*?\)", r"\1", source))
+  return MarkdownIt("commonmark", NO_HTML).renderInline(re.sub(r"\[(.*?)\]\(.*?\)", r"\1", source))
 
 
 def slug(heading: str) -> str:
