@@ -1,10 +1,11 @@
 """Writes a trained model as a folder that the library transformers loads: weights, tokenizer and a model card.
 
-    python -m tools.export WORKDIR --out=DIR [--step=N] [--dtype=bfloat16] [--merge]
+    python -m tools.export WORKDIR --out=DIR [--step=N] [--dtype=bfloat16] [--merge] [--with-paths]
 
 WORKDIR is that of a run, under any strategy, or one of its checkpoints. Needs no accelerator, and only as much memory
 as the largest weight of all layers. A run that trained adapters gives a folder that the library PEFT loads; with
---merge a whole model, to whose weights the adapters are added.
+--merge a whole model, to whose weights the adapters are added. The model card shows the names of data and base without
+their folders, and no command; --with-paths shows all three in full.
 """
 
 import argparse
@@ -91,12 +92,18 @@ def merged(sizes: ModelSizes, saved: dict[str, Any], read: Callable[[str], np.nd
   return read_merged
 
 
-def card(sizes: ModelSizes, saved: dict[str, Any], whole: bool) -> str:
-  """README.md of the folder: what the model is, and how it was made. `whole` is false for adapters alone."""
+def card(sizes: ModelSizes, saved: dict[str, Any], whole: bool, with_paths: bool = False) -> str:
+  """README.md of the folder: what the model is, and how it was made.
+
+  Args:
+    whole: false for adapters alone.
+    with_paths: whether to show the command and the full paths of data and base. They say much about a machine.
+  """
+  named = lambda path: code(path if with_paths else Path(path).name)
   size = sum(int(np.prod(shape)) for name, (shape, *_) in saved["arrays"].items() if name.startswith("params/"))
   loss = "not evaluated" if saved.get("loss") is None else f"{saved['loss']:.4f}"
-  names = ", ".join(f"`{name or 'the Python standard library'}`" for name in saved["data"]["names"])
-  base = {"Fine-tuned from" if whole else "Adapters of": f"`{saved['base']['path']}`"} if "base" in saved else {}
+  names = ", ".join(named(name or "the Python standard library") for name in saved["data"]["names"])
+  base = {"Fine-tuned from" if whole else "Adapters of": named(saved["base"]["path"])} if "base" in saved else {}
   rows = base | {
     "Trained parameters" if base else "Parameters": f"{size:,}",
     "Context": f"{saved['context']:,} tokens",
@@ -105,11 +112,18 @@ def card(sizes: ModelSizes, saved: dict[str, Any], whole: bool) -> str:
     "Steps": f"{saved['loop']['step']:,} with {saved['data']['batch_size']} sequences each",
     "Validation loss": f"{loss}{'' if saved.get('loss') is None else ' nats per token'}",
     "Strategy": saved["strategy"],
-    "Command": f"`{saved['command']}`" if saved.get("command") else "not recorded",
     "Software": ", ".join(f"{name} {version}" for name, version in saved["versions"].items()),
   }
+  if with_paths and saved.get("command"):
+    rows["Command"] = code(saved["command"])
   table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
   return CARD.format(table=table, **(WHOLE if whole else ADAPTERS))
+
+
+def code(text: str) -> str:
+  """A text as code in a cell of a Markdown table."""
+  one_line = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
+  return f"`{one_line}`"
 
 
 def main(arguments: list[str]) -> None:
@@ -119,6 +133,7 @@ def main(arguments: list[str]) -> None:
   parser.add_argument("--step", type=int, help="the step of the checkpoint (default: the newest)")
   parser.add_argument("--dtype", default="float32", help=f"of the weights: {', '.join(DTYPES)}")
   parser.add_argument("--merge", action="store_true", help="add adapters to their model's weights")
+  parser.add_argument("--with-paths", action="store_true", help="show the command and full paths in the model card")
   options = parser.parse_args(arguments)
   one_of("dtype", options.dtype, DTYPES)
   shorten_storage_logs()
@@ -131,7 +146,7 @@ def main(arguments: list[str]) -> None:
   if options.merge and not sizes.lora_rank:
     raise ConfigError(f"{str(options.workdir)!r} has no adapters to merge; leave --merge out")
   out, read, is_whole = options.out.expanduser(), reader(folder, saved), options.merge or not sizes.lora_rank
-  files["README.md"] = card(sizes, saved, is_whole)
+  files["README.md"] = card(sizes, saved, is_whole, options.with_paths)
   if is_whole:
     read = merged(sizes, saved, read) if options.merge else read
     export(

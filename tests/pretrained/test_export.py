@@ -109,9 +109,30 @@ def test_the_model_card_says_how_the_model_was_made(tmp_path: Path):
   train.train(config("fsdp", **SMALL | {"data__name": "synthetic"}), tmp_path / "run")
   tool.main([str(tmp_path / "run"), f"--out={tmp_path / 'out'}", "--dtype=bfloat16"])
   card = (tmp_path / "out/README.md").read_text()
-  for part in ("synthetic", "2 with 16 sequences", "fsdp on mesh data=8", "nats per token", "python "):
+  for part in ("synthetic", "2 with 16 sequences", "fsdp on mesh data=8", "nats per token"):
     assert part in card
+  assert "Command" not in card
   assert {str(x.dtype) for x in weights_of(tmp_path / "out").values()} == {"bfloat16"}
+
+
+def test_a_model_card_shows_local_paths_only_if_asked():
+  """The command, the data and the base are named by the paths that the user gave."""
+  saved = {
+    "arrays": {"params/embedding": ((4, 2), "float32")}, "loss": 1.5, "context": 16, "loop": {"step": 3},
+    "data": {"names": ["", "/home/me/secret/texts", "synthetic", "~/se`c|ret\n/more/"], "batch_size": 8},
+    "strategy": "fsdp on mesh data=8", "versions": {"jax": "1.2.3"}, "base": {"path": "/home/me/secret/base"},
+    "command": "python train.py --workdir=/home/me/secret/run",
+  }  # fmt: skip
+  card = tool.card(model_sizes(), saved, whole=True)
+  assert "secret" not in card
+  assert "/" not in card.partition("| Data")[2].partition("|\n")[0]
+  assert "| Data | `the Python standard library`, `texts`, `synthetic`, `more` |" in card
+  assert "| Fine-tuned from | `base` |" in card
+  whole = tool.card(model_sizes(), saved, whole=True, with_paths=True)
+  assert "| Command | `python train.py --workdir=/home/me/secret/run` |" in whole
+  assert "`/home/me/secret/texts`" in whole
+  assert "| Fine-tuned from | `/home/me/secret/base` |" in whole
+  assert "`~/se'c\\|ret /more/`" in whole  # a name does not break the table
 
 
 @pytest.mark.parametrize(
