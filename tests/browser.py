@@ -1,6 +1,7 @@
 """Headless Chromium for tests of pages: opens a file, acts on it, and reports what went wrong."""
 
 import shutil
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +10,14 @@ from typing import Any, NamedTuple
 import pytest
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find() -> str | None:
+  """The first browser that runs. Some systems have a command of this name that only says how to install one."""
+  for path in filter(None, map(shutil.which, NAMES)):
+    if subprocess.run([path, "--version"], capture_output=True, check=False).returncode == 0:
+      return path
+  return None
 
 
 class Seen(NamedTuple):
@@ -30,12 +39,11 @@ class Seen(NamedTuple):
 class Browser:
   """A browser in a thread of its own: Playwright keeps an event loop there, and checkpoints need one here."""
 
-  def __init__(self) -> None:
+  def __init__(self, path: str) -> None:
     from playwright.sync_api import sync_playwright
 
     self.thread = ThreadPoolExecutor(1)
     self.playwright = self.thread.submit(lambda: sync_playwright().start()).result()
-    path = next(filter(None, map(shutil.which, NAMES)))
     start = lambda: self.playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
     self.chromium = self.thread.submit(start).result()
 
@@ -66,8 +74,9 @@ class Browser:
 def browser():
   """Imported by tests/conftest.py, so that all tests share one."""
   pytest.importorskip("playwright", reason="the tests of pages in a browser need playwright")
-  if not any(map(shutil.which, NAMES)):
+  path = find()
+  if not path:
     pytest.skip(f"no browser found: {', '.join(NAMES)}")
-  found = Browser()
+  found = Browser(path)
   yield found
   found.close()

@@ -1,0 +1,71 @@
+"""What `.ci/run` does, with commands that only write down that they were called."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "run"
+TOOLS = ("bash", "dirname", "mkdir", "mktemp", "rm", "sort", "tail", "timeout", "tr")
+WRITES = '#!/bin/bash\necho "$(basename "$0") $* ${MESHWRIGHT_SKIPPED:+skips}" >> "$CALLS"\n'
+TRAIN = 'for a; do case "$a" in --workdir=*) mkdir -p "${a#*=}"; echo x > "${a#*=}/metrics.jsonl";; esac; done\n'
+
+
+def called(folder: Path, user: int = 0, apt: int | None = 0, browser: int | None = None) -> tuple[list[str], str]:
+  """Runs the script as this user. The numbers are the exit statuses of apt-get and of a browser; None: it is not there.
+
+  Returns the calls of other commands, and what the script printed.
+  """
+  bin, repository = folder / "bin", folder / "repository"
+  for made in (bin, repository / ".ci", repository / ".venv" / "bin"):
+    made.mkdir(parents=True)
+  shutil.copy(SCRIPT, repository / ".ci" / "run")
+  for name in (*TOOLS, "basename"):
+    (bin / name).symlink_to(shutil.which(name))
+
+  def command(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+  command(bin / "id", f"#!/bin/bash\necho {user}\n")
+  command(bin / "make", WRITES)
+  command(bin / "python3", "#!/bin/bash\nexit 0\n")  # a Python of the newest stack
+  command(repository / ".venv" / "bin" / "python", WRITES + TRAIN)
+  if apt is not None:
+    command(bin / "apt-get", f"{WRITES}exit {apt}\n")
+  if browser is not None:
+    command(bin / "chromium", f"#!/bin/bash\nexit {browser}\n")
+  environment = {"PATH": str(bin), "HOME": str(folder), "CALLS": str(folder / "calls"), "TMPDIR": str(folder)}
+  script = str(repository / ".ci" / "run")
+  done = subprocess.run([script], env=environment, capture_output=True, text=True, check=False)
+  assert done.returncode == 0, done.stderr
+  return (folder / "calls").read_text().splitlines(), done.stdout
+
+
+def test_ci_lints_tests_trains_and_lists_what_ran_nowhere(tmp_path: Path):
+  calls, _ = called(tmp_path, browser=0)
+  assert calls[:2] == ["make lint ", "make test-all skips"]
+  assert calls[2].startswith("python train.py --config=configs/fsdp.py")
+  assert calls[3].startswith("python tests/skips.py ")
+  assert len(calls) == 4
+
+
+@pytest.mark.parametrize(
+  "machine, installs, says",
+  [
+    ({}, True, False),
+    ({"browser": 1}, True, False),  # a command that only says how to install the browser
+    ({"browser": 0}, False, False),
+    ({"apt": 100}, True, True),
+    ({"apt": None}, False, True),
+    ({"user": 1000}, False, True),
+  ],
+)
+def test_ci_installs_a_browser_if_it_can_and_goes_on_without(
+  machine: dict[str, int | None], installs: bool, says: bool, tmp_path: Path
+):
+  calls, printed = called(tmp_path, **machine)
+  assert ("apt-get install -y chromium " in calls) == installs
+  assert ("could not install Chromium" in printed) == says
+  assert "make test-all skips" in calls
