@@ -100,6 +100,14 @@ def find_sources(config: ConfigDict) -> Sources:
         )
       tokens = dataclasses.replace(tokens, validation=other.train)
     sources[name] = tokens
+  whose: dict[str, str] = {}
+  for name, files in sources.items():
+    for file in () if isinstance(files, TokenFiles) else files:
+      if whose.setdefault(file.path, name) != name:
+        raise ConfigError(
+          f"data.path has {file.path!r} in two sources, {whose[file.path]!r} and {name!r}, so one could train on what "
+          "the other holds out; take it out of one"
+        )
   return sources
 
 

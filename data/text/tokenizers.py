@@ -13,7 +13,7 @@ import numpy as np
 from data.dataset import Text
 from data.text import tokenizer_files
 from data.text.cutting import Cutter, Encode, cutter_of
-from errors import ConfigError, first_line
+from errors import ConfigError, first_line, inside
 
 TOKENIZERS = ("bytes", "bpe")  # or the path of a tokenizer.json
 SAMPLE = 1 << 24  # bytes of training text that a BPE is trained on; it is sampled from a longer text
@@ -104,6 +104,8 @@ def from_file(file: Path, kind: str = "") -> Tokenizer:
       f"data.tokenizer={str(file)!r} is not a tokenizer of the Hugging Face form ({first_line(error)}); use a "
       "tokenizer.json, 'bytes' or 'bpe'"
     ) from error
+  for name in tokenizer_files.BESIDE:  # exports copy these
+    inside(f"data.tokenizer={str(file)!r}", file.parent, file.with_name(name))
   loaded.no_truncation()
   loaded.no_padding()
   known = next((i for name in END_NAMES if (i := loaded.token_to_id(name)) is not None), None)
@@ -114,6 +116,11 @@ def from_file(file: Path, kind: str = "") -> Tokenizer:
       f"data.tokenizer={str(file)!r} has no token that ends a document; add one of {', '.join(END_NAMES)}"
     )
   size = max(loaded.get_vocab().values()) + 1
+  if not 0 <= end < size:
+    raise ConfigError(
+      f"data.tokenizer={str(file)!r} has ids below {size}, but a file beside it says that {end} ends a text; copy both "
+      "from the same model"
+    )
   other = "" if end == known else f", ends with {end}"
   dtype = dtype_of(size)
 

@@ -404,11 +404,3 @@ def test_token_files_and_text_are_mixed_with_their_tokenizer_only(tmp_path: Path
   assert dataset.model == {"vocab_size": 300}
   assert dataset.text is not None
   assert [part.name for part in dataset.parts] == sorted(both)
-
-
-@pytest.mark.parametrize("name", ["../secret.arrow", "/etc/passwd", "inner/a.arrow"])
-def test_a_saved_dataset_cannot_name_files_outside_its_folder(name: str, tmp_path: Path):
-  saved_dataset(tmp_path / "set", ROWS)
-  (tmp_path / "set/state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
-  with one_sentence(f"state.json that names {name!r}"):
-    find(str(tmp_path / "set"))
