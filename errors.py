@@ -6,6 +6,7 @@ Every check on user input raises `ConfigError` with one sentence that names the 
 
 import difflib
 import math
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,6 +57,31 @@ def _representable(field: str, value: Any) -> Any:
   if not math.isfinite(value):
     raise ConfigError(f"{field}={value} must be a finite number")
   return value
+
+
+def file_name(where: str, name: Any) -> str:
+  """Returns `name` if it names a file without its folder. `where` is what names it, for the ConfigError otherwise.
+
+  Data from strangers may name any file, which would then be read and trained on.
+  """
+  if not isinstance(name, str) or name in ("", ".", "..") or os.path.basename(name) != name or "\0" in name:
+    raise ConfigError(f"{where} names the file {name!r}; use the name of a file in the same folder")
+  return name
+
+
+def inside(where: str, root: str | os.PathLike[str], path: str | os.PathLike[str]) -> str:
+  """Returns `path`, of a file or folder below `root`. Raises ConfigError if a symbolic link leads out of `root`.
+
+  The cache of Hugging Face has links, from `snapshots/REVISION` into `blobs`. These are allowed.
+  """
+  path = os.fspath(path)
+  if os.path.islink(path):
+    real, allowed = os.path.realpath(path), [os.path.realpath(root)]
+    before, snapshots, _ = allowed[0].partition("/snapshots/")
+    allowed += [os.path.join(before, "blobs")] if snapshots else []
+    if not any(real == folder or real.startswith(os.path.join(folder, "")) for folder in allowed):
+      raise ConfigError(f"{where} has {path!r}, a link out of this folder to {real!r}; copy that, or name it instead")
+  return path
 
 
 def first_line(error: BaseException) -> str:

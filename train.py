@@ -125,7 +125,8 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
   processes.require_equal({f"the content of {part.name!r}": part.fingerprint for part in dataset.parts})
   with clock("initial state"):
     start = restore.begin(workdir, config.init_from, strategy, record.make(config, dataset, strategy), warn)
-  mixture = data.mixture(dataset, start.record["data"]["first"], tuple(start.record["data"]["given"]))
+  history = start.record["data"]
+  mixture = data.mixture(dataset, history["first"], tuple(history["given"]), tuple(history["streams"]))
 
   used = list(strategy.mesh.devices.flat)  # of all processes
   peak = peak_flops(used[0], program.sizes.dtype)

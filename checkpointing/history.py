@@ -1,11 +1,12 @@
-"""What a checkpoint knows of its data: the sources, their shares, and how many examples each has given.
+"""What a checkpoint knows of its data: the sources, their shares and orders, and how many examples each has given.
 
 With one set of sources, the step alone gives the position in each of them. If a resumed run has other sources or
 weights (`data.on_change="continue"`), the counts at that step are written down, and the new shares hold from there on.
-A source that is in both goes on where it was, and one that left is remembered in case it returns. If the content of a
-source has changed, it is another source.
+A source that is in both goes on where it was, in its order. One that left is remembered in case it returns. If the
+content of a source has changed, it is another source.
 """
 
+import itertools
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -18,13 +19,15 @@ Section = dict[str, Any]  # the part `data` of a checkpoint's record
 
 def section(config: ConfigDict, dataset: Dataset) -> Section:
   """The section of a new run."""
+  mixed = mixture(dataset)
   return {
     "names": [part.name for part in dataset.parts],
     "fingerprints": [part.fingerprint for part in dataset.parts],
-    "turns": list(mixture(dataset).turns),  # of each source in a period
+    "turns": list(mixed.turns),  # of each source in a period
+    "streams": list(mixed.streams),  # which give sources of one size orders of their own
     "first": 0,  # the position, in examples, from which on these shares hold
     "given": [0] * len(dataset.parts),  # how many examples each source had given before
-    "left": {},  # the same for sources that are no longer there, by fingerprint
+    "left": {},  # [given, stream] of the sources that are no longer there, by fingerprint
     "tokenizer": dataset.tokenizer,
     "seed": config.seed,
     "batch_size": config.batch_size,
@@ -39,13 +42,18 @@ def same(saved: Section, now: Section) -> bool:
 def continued(saved: Section, now: Section, step: int) -> Section:
   """The section of a run that resumes at `step` from a checkpoint with section `saved`."""
   if same(saved, now):
-    return now | {name: saved[name] for name in ("first", "given", "left")}
+    return now | {name: saved[name] for name in ("first", "given", "streams", "left")}
   position = step * saved["batch_size"]
   taken = turns_taken(tuple(saved["turns"]), position - saved["first"])
   counts = [before + int(n) for before, n in zip(saved["given"], taken, strict=True)]
-  known = saved["left"] | dict(zip(_keys(saved), counts, strict=True))
-  given = [known.pop(key, 0) for key in _keys(now)]
-  return now | {"first": position, "given": given, "left": known}
+  known = saved["left"] | {
+    key: [count, stream] for key, count, stream in zip(_keys(saved), counts, saved["streams"], strict=True)
+  }
+  used = {stream for _, stream in known.values()}
+  fresh = (stream for stream in itertools.count() if stream not in used)
+  found = [known.pop(key, None) or [0, next(fresh)] for key in _keys(now)]
+  given, streams = (list(values) for values in zip(*found, strict=True))
+  return now | {"first": position, "given": given, "streams": streams, "left": known}
 
 
 def change(saved: Section, now: Section) -> str:

@@ -91,9 +91,9 @@ def check(config: ConfigDict, dataset: Dataset, shapes: Shapes) -> None:
     check_examples(examples, shapes, config.data.name)
 
 
-def mixture(dataset: Dataset, first: int = 0, given: tuple[int, ...] = ()) -> Mixture:
-  """The training examples of all parts, in their shares. See `Mixture` for `first` and `given`."""
-  return Mixture(tuple(part.train for part in dataset.parts), dataset.weights, first, given)
+def mixture(dataset: Dataset, first: int = 0, given: tuple[int, ...] = (), streams: tuple[int, ...] = ()) -> Mixture:
+  """The training examples of all parts, in their shares. See `Mixture` for `first`, `given` and `streams`."""
+  return Mixture(tuple(part.train for part in dataset.parts), dataset.weights, first, given, streams)
 
 
 class Place(Protocol):

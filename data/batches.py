@@ -27,12 +27,18 @@ class Mixture:
     weights: the share of each source, in any unit; () for equal shares.
     first: the position in the run from which on this mixture holds. Not 0 if it changed in mid-run.
     given: how many examples each source had given before that; () for none.
+    streams: give sources of the same size orders of their own; () for 0, 1, ... in each size.
   """
 
   sources: Sequence[Source]
   weights: tuple[float, ...] = ()
   first: int = 0
   given: tuple[int, ...] = ()
+  streams: tuple[int, ...] = ()
+
+  def __post_init__(self) -> None:
+    sizes = [len(source) for source in self.sources]
+    object.__setattr__(self, "streams", self.streams or tuple(sizes[:s].count(n) for s, n in enumerate(sizes)))
 
   @functools.cached_property
   def turns(self) -> tuple[int, ...]:
@@ -43,12 +49,6 @@ class Mixture:
   def starts(self) -> np.ndarray:
     """The number of each source's first example, and the number of all examples, int64 [sources + 1]."""
     return np.cumsum([0, *(len(source) for source in self.sources)])
-
-  @functools.cached_property
-  def streams(self) -> list[int]:
-    """For each source, how many sources before it have the same size."""
-    sizes = [len(source) for source in self.sources]
-    return [sizes[:s].count(size) for s, size in enumerate(sizes)]
 
   def counts(self, position: int) -> np.ndarray:
     """How many examples each source has given in the run before a position, int64 [sources]."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -88,7 +89,8 @@ class Dataset:
 def sources_of(path: Any) -> list[tuple[str, float]]:
   """The sources that `data.path` names, and their weights: one with weight 1, or those of a dict, sorted by name.
 
-  Raises ConfigError for weights that are not numbers, negative, or all 0. Sources with weight 0 are left out.
+  Raises ConfigError for weights that are not numbers, negative, or all 0, and for a source that is named twice. Sources
+  with weight 0 are left out.
   """
   if not isinstance(path, dict):
     if str(path).startswith("{"):
@@ -99,4 +101,9 @@ def sources_of(path: Any) -> list[tuple[str, float]]:
       raise ConfigError(f"data.path gives {name!r} the weight {weight!r}; use a finite number of at least 0")
   if not any(path.values()):
     raise ConfigError(f"data.path={path!r} has no source with a weight above 0; give one a weight")
-  return sorted((str(name), float(weight)) for name, weight in path.items() if weight)
+  sources = sorted((str(name), float(weight)) for name, weight in path.items() if weight)
+  places: dict[str, str] = {}
+  for name, _ in sources:
+    if (first := places.setdefault(os.path.realpath(os.path.expanduser(name)), name)) != name:
+      raise ConfigError(f"data.path names one source twice, as {first!r} and {name!r}; name it once, with both weights")
+  return sources

@@ -76,6 +76,6 @@ def test_a_changed_mixture_is_refused_or_goes_on_with_honest_counts(corpora: dic
     corpora["code"]: given["code"],
     corpora["letters"]: 0,
   }
-  assert list(record["left"].values()) == [given["prose"]]
+  assert list(record["left"].values()) == [[given["prose"], 1]]  # the second of its size
   last = measured(tmp_path)[-1]
   assert last[f"epochs/{corpora['code']}"] == pytest.approx((34 + 24) / lengths(corpora, "code"))

@@ -12,7 +12,7 @@ import numpy as np
 
 from data.images.decode import is_grey
 from data.images.examples import Form, Joined, Opened
-from errors import ConfigError
+from errors import ConfigError, inside
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
 TRAIN, VALIDATION = "train", ("validation", "val", "valid", "test")  # the first of those that exist is used
@@ -30,8 +30,8 @@ def find(root: Path, said: str) -> Form:
       f"{said} has the subfolders {TRAIN!r} and {splits[0]!r}, but also {min(others)!r}; move that away, or set "
       f"data.path={str(root / TRAIN)!r} and data.validation_path={str(root / splits[0])!r}"
     )
-  train = Folder(root / TRAIN, said)
-  return Joined(train, Folder(root / splits[0], said)) if splits else train
+  train, *validation = (Folder(Path(inside(said, root, root / name)), said) for name in (TRAIN, *splits[:1]))
+  return Joined(train, *validation) if splits else train
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Folder:
   def _files(self) -> Iterator[tuple[int, str]]:
     """The number of its class and the name, relative to the root, of each file."""
     for label, name in enumerate(_subfolders(self.root)):
-      for at, folders, files in os.walk(self.root / name, onerror=_raise):
+      for at, folders, files in os.walk(inside(self.said, self.root, self.root / name), onerror=_raise):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
-        inside = os.path.relpath(at, self.root)
-        yield from ((label, os.path.join(inside, f)) for f in sorted(files) if not f.startswith("."))
+        for file in sorted(f for f in files if not f.startswith(".")):
+          yield label, os.path.relpath(inside(self.said, self.root, os.path.join(at, file)), self.root)
 
 
 @dataclasses.dataclass(frozen=True)

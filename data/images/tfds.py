@@ -13,10 +13,11 @@ from ml_collections import ConfigDict
 
 from data.images import cifar10
 from data.images.examples import Opened
-from errors import ConfigError, first_line
+from errors import ConfigError, file_name, first_line, inside
 
 PREFIX = "tfds:"
 RECORDS = 128  # records to read at a time
+CLASSES = ("pythonClassName", "python_class_name", "type")  # fields of features.json, now and of old versions
 
 
 def root(data: ConfigDict) -> Path:
@@ -76,11 +77,16 @@ class Records:
         f"{self.said} is in {str(self.folder)!r} as {form}, but not in array_record form; prepare it with "
         "file_format='array_record' in another folder, and set data.dir to that"
       )
+    self._check_classes()
     try:
       builder = tfds.builder_from_directory(str(self.folder))
       features, splits = builder.info.features, list(builder.info.splits)
+      files = [str(file) for split in builder.info.splits.values() for file in split.filepaths]
     except Exception as error:  # of many types
       self.refuse(error)
+    for file in files:
+      name = file_name(f"dataset_info.json of {self.said}", os.path.relpath(file, self.folder))
+      inside(self.said, self.folder, self.folder / name)
     names = list(features) if isinstance(features, tfds.features.FeaturesDict) else []
     image, label = (features[name] if name in names else None for name in ("image", "label"))
     is_image = isinstance(image, tfds.features.Image) and len(image.shape) == 3 and image.np_dtype == np.uint8
@@ -105,6 +111,21 @@ class Records:
     try:
       return json.loads((self.folder / "dataset_info.json").read_text()).get("fileFormat", "tfrecord")
     except ValueError as error:
+      self.refuse(error)
+
+  def _check_classes(self) -> None:
+    """Raises ConfigError if features.json names classes of other modules, which reading it would import."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+      for key, name in pairs:
+        if key in CLASSES and isinstance(name, str) and not name.startswith("tensorflow_datasets."):
+          raise ConfigError(f"{self.said} has a features.json with the class {name!r}; use one of TensorFlow Datasets")
+
+    try:
+      json.loads((self.folder / "features.json").read_text(), object_pairs_hook=check)
+    except (OSError, ValueError) as error:
+      if isinstance(error, ConfigError):
+        raise
       self.refuse(error)
 
   def refuse(self, error: Exception) -> NoReturn:

@@ -1,9 +1,9 @@
 """Text: Python's standard library by default, or the user's files, as bytes or as the tokens of a tokenizer.
 
-files.py finds the files, readers.py reads their documents, tokenizers.py makes tokens of them, and prepare.py stores
-these, once for each source and tokenizer. foreign.py takes tokens that other programs have stored. An example is then a
-window of all tokens in a row (tokens.py), a sequence of whole documents (packing.py), or a text with its class
-(labels.py).
+files.py finds the files, readers.py reads their documents, cutting.py cuts long ones into pieces, tokenizers.py makes
+tokens of them, and prepare.py stores these, once for each source and tokenizer. foreign.py takes tokens that other
+programs have stored. An example is then a window of all tokens in a row (tokens.py), a sequence of whole documents
+(packing.py), or a text with its class (labels.py).
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from models.sizes import PACKINGS
 
 __all__ = ["PreparedText", "find", "find_sources", "load", "pair_counts", "prepare_text", "tokenizer_of"]
 
-FORMAT = 6  # version of the prepared files; increase it when they change
+FORMAT = 7  # version of the prepared files; increase it when they change
 OF_COMPLETIONS = "tokens of completions"
 Sources = dict[str, Files | TokenFiles]  # by the path that the user gave
 
@@ -100,6 +100,14 @@ def find_sources(config: ConfigDict) -> Sources:
         )
       tokens = dataclasses.replace(tokens, validation=other.train)
     sources[name] = tokens
+  whose: dict[str, str] = {}
+  for name, files in sources.items():
+    for file in () if isinstance(files, TokenFiles) else files:
+      if whose.setdefault(file.path, name) != name:
+        raise ConfigError(
+          f"data.path has {file.path!r} in two sources, {whose[file.path]!r} and {name!r}, so one could train on what "
+          "the other holds out; take it out of one"
+        )
   return sources
 
 

@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
-from errors import ConfigError
+from errors import ConfigError, file_name, inside
 
 KINDS = {".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".arrow": "arrow"}  # all others are plain text
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -158,7 +158,10 @@ def _search(path: str, field: str) -> Found:
         f"{field}={name!r} is not text (it holds zero bytes); use UTF-8 text, plain or as .gz or .zst, or for images a "
         "preset such as --config=configs/fsdp.py:images"
       )
-    found |= _files_in(place) if os.path.isdir(place) else {place: None}
+    files = _files_in(place, f"{field}={name!r}") if os.path.isdir(place) else {place: None}
+    if twice := next(iter(files.keys() & found.keys()), None):
+      raise ConfigError(f"{field}={path!r} holds {twice!r} twice; name it once, or give it a weight in a mixture")
+    found |= files
   if not any(os.path.getsize(file) for file in found):
     raise ConfigError(f"{field}={path!r} holds no text; use a file or folder with text")
   return {file: found[file] for file in sorted(found, key=_order)}
@@ -177,8 +180,8 @@ def _standard_library() -> Iterator[str]:
     yield from (os.path.join(folder, file) for file in files if file.endswith(".py"))
 
 
-def _files_in(root: str) -> Found:
-  """The files below a folder that hold text."""
+def _files_in(root: str, said: str) -> Found:
+  """The files below a folder that hold text. `said` names it in errors."""
   found: Found = {}
   for folder, folders, names in os.walk(root):
     folders[:] = [name for name in folders if not name.startswith(".")]
@@ -188,18 +191,27 @@ def _files_in(root: str) -> Found:
       found |= dict.fromkeys(saved) if folder == root else _with_split(folder, saved)
     else:
       found |= dict.fromkeys(file for file in files if os.path.isfile(file) and _is_text(file))
-  return found
+  return {inside(said, root, file): split for file, split in found.items()}
 
 
 def _saved_in(folder: str) -> list[str]:
-  """The files that the state.json of a saved dataset names. They must be in its folder, whoever wrote it."""
-  with open(os.path.join(folder, "state.json")) as state:
-    names = [file["filename"] for file in json.load(state)["_data_files"]]
-  if outside := [name for name in names if os.path.basename(name) != name]:
-    raise ConfigError(
-      f"data.path={folder!r} has a state.json that names {outside[0]!r}; use the name of a file in this folder"
-    )
-  return [os.path.join(folder, name) for name in names]
+  """The files that the state.json of a saved dataset names."""
+  where = f"state.json of data.path={folder!r}"
+  files = _json(where, os.path.join(folder, "state.json"), "_data_files")
+  names = [file.get("filename") if isinstance(file, dict) else None for file in files]
+  return [os.path.join(folder, file_name(where, name)) for name in names]
+
+
+def _json(where: str, file: str, field: str) -> list[Any]:
+  """The list in this field of a JSON file."""
+  try:
+    with open(file, encoding="utf-8") as opened_file:
+      found = json.load(opened_file)[field]
+  except (ValueError, KeyError, TypeError):
+    found = None
+  if not isinstance(found, list):
+    raise ConfigError(f"{where} has no list {field!r}; save the dataset again")
+  return found
 
 
 def _with_split(folder: str, files: list[str]) -> Found:
@@ -207,8 +219,7 @@ def _with_split(folder: str, files: list[str]) -> Found:
   parent, name = os.path.split(folder)
   if not os.path.exists(os.path.join(parent, DICTIONARY)):
     return dict.fromkeys(files)
-  with open(os.path.join(parent, DICTIONARY)) as dictionary:
-    splits = json.load(dictionary)["splits"]
+  splits = _json(f"{DICTIONARY} of data.path={parent!r}", os.path.join(parent, DICTIONARY), "splits")
   if "train" not in splits:
     raise ConfigError(f"data.path={parent!r} has no split 'train', only {', '.join(splits)}; use the folder of one")
   held_out = next((split for split in ("validation", "test") if split in splits), None)

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from data.dataset import Part
 from data.text.scan import TokenFile, TokenFiles, scan
 from data.text.sequences import sequences
-from errors import ConfigError
+from errors import ConfigError, inside
 
 __all__ = ["TokenFile", "TokenFiles", "find", "load"]
 
@@ -32,6 +32,8 @@ def find(path: str) -> TokenFiles | None:
   place = Path(path.strip()).expanduser()
   if place.is_dir():
     if (place / "train.bin").exists() and (place / "val.bin").exists():
+      for name in ("train.bin", "train.idx", "val.bin", "val.idx"):
+        inside(f"data.path={path!r}", place, place / name)
       return TokenFiles(_pair(path, place / "train", ".bin"), _pair(path, place / "val", ".bin"))
     return None
   if "," in path and not place.exists():

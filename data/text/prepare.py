@@ -27,6 +27,7 @@ from data.text.files import TRAIN, Files, check_unchanged
 from data.text.readers import Piece, Position, read
 from data.text.rows import Fields
 from data.text.tokenizers import Tokenizer, room, units
+from errors import ConfigError
 
 SPLITS = ("train", "validation")
 BATCH = 1 << 20  # bytes of text that are tokenized at a time
@@ -44,7 +45,7 @@ def write(folder: Path, files: Files, tokenizer: Tokenizer, fields: Fields, name
   with GrowingFiles(folder, tuple(f"{split}.{kind}" for split in SPLITS for kind in kinds)) as growing:
     writer = Writer(growing, tokenizer, fields)
     unsaved = 0
-    pieces = read(files, fields, Position(*writer.state["position"]))
+    pieces = read(files, fields, Position(*writer.state["position"]), tokenizer.cutter)
     with bar_of(name, files, writer.state["done"]) as bar:
       for batch in units(pieces, BATCH, lambda piece: piece.text):
         writer.add(batch)
@@ -92,11 +93,21 @@ class Writer:
 
   def _encode(self, pieces: list[Piece]) -> list[np.ndarray]:
     """The token ids of each piece."""
-    if not self._has_prompts:
-      return self._tokenizer.encode([piece.text for piece in pieces])
-    prompts = iter(self._tokenizer.encode_prompts([piece.text for piece in pieces if piece.is_prompt]))
-    others = iter(self._tokenizer.encode([piece.text for piece in pieces if not piece.is_prompt]))
-    return [next(prompts if piece.is_prompt else others) for piece in pieces]
+    by = self._tokenizer
+    prompts = iter(by.encode_prompts([piece.text for piece in pieces if piece.is_prompt]))
+    whole = iter(by.encode([piece.context + piece.text for piece in pieces if not piece.is_prompt]))
+    contexts = iter(by.encode([piece.context for piece in pieces if piece.context]))
+    ids = [
+      next(prompts) if piece.is_prompt else next(whole)[len(next(contexts)) if piece.context else 0 :]
+      for piece in pieces
+    ]
+    for piece, found in zip(pieces, ids, strict=True):
+      if not piece.is_prompt and (at := np.flatnonzero(found == by.end)).size:
+        raise ConfigError(
+          f"data.path has a text that holds token {by.end}, which ends documents, after "
+          f"{by.text.decode(found[: at[0]][-16:].tolist())!r}; remove it there, or use another data.tokenizer"
+        )
+    return ids
 
   def _append_tokens(self, split: int, name: str, pieces: list[tuple[Piece, np.ndarray]]) -> None:
     last = np.array([piece.last for piece, _ in pieces])

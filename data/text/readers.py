@@ -1,14 +1,15 @@
 """Reads the documents of a text, in pieces of bounded size, from any position on.
 
 A file of plain text is one document; if its end is held out, that is a second one. Each row of a table, and each line
-of JSON, is a document (rows.py). Where a document is cut into pieces depends on its content only.
+of JSON, is a document (rows.py). Where a document is cut into pieces depends on its content and its tokenizer only
+(cutting.py).
 """
 
 import functools
-import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from typing import BinaryIO, NamedTuple
 
+from data.text.cutting import Cutter
 from data.text.files import (
   BUFFER,
   HELD_OUT,
@@ -24,12 +25,6 @@ from data.text.files import (
 from data.text.rows import Fields, rows
 from errors import ConfigError, first_line
 
-PIECE = 1 << 14  # bytes; a longer document is cut into pieces of one to two times this size
-# Where a text may be cut, the best first. In bytes, \S is also any byte of a character that is not ASCII.
-BEFORE_SPACE = re.compile(rb"[!-~](?= )")
-AFTER_LINE = re.compile(rb"\S\n(?=\S)")
-BEFORE_PUNCTUATION = re.compile(rb"[0-9A-Za-z](?=[!-&(-/:-@\[-`{-~])")  # but no apostrophe
-
 
 class Position(NamedTuple):
   """How far a text has been read.
@@ -39,12 +34,14 @@ class Position(NamedTuple):
     offset: bytes of this file, decompressed, that have been read; of a table, rows.
     rows: rows of this file that have been read. Blank lines count.
     before: rows of all files before this one.
+    context: bytes before the offset that are the context of the next piece (cutting.py).
   """
 
   file: int = 0
   offset: int = 0
   rows: int = 0
   before: int = 0
+  context: int = 0
 
 
 class Piece(NamedTuple):
@@ -57,6 +54,7 @@ class Piece(NamedTuple):
     position: after this piece; None in the middle of a row, where reading cannot begin.
     done: bytes on disk, of all files, that have been read so far.
     label: the class of the document, if classes are read.
+    context: the text before it that is encoded with it (cutting.py).
     is_prompt: whether this is a prompt, which is never cut. The document goes on with its completion.
   """
 
@@ -66,17 +64,21 @@ class Piece(NamedTuple):
   position: Position | None
   done: int
   label: int | str | None = None
+  context: bytes = b""
   is_prompt: bool = False
 
 
-def read(files: Files, fields: Fields, start: Position | None = None) -> Iterator[Piece]:
-  """The pieces of all documents in the files, in order, from a position on. Raises ConfigError if one is damaged."""
+def read(files: Files, fields: Fields, start: Position | None = None, cutter: Cutter | None = None) -> Iterator[Piece]:
+  """The pieces of all documents in the files, in order, from a position on. Raises ConfigError if one is damaged.
+
+  Without the cutter of a tokenizer, documents are cut anywhere.
+  """
   position = start or Position()
   done = sum(file.size for file in files[: position.file])
   for file in files[position.file :]:
     pieces = _plain_pieces if file.kind == "plain" else _row_pieces
     try:
-      count = yield from pieces(file, fields, position, done)
+      count = yield from pieces(file, fields, position, done, cutter or Cutter())
     except (OSError, ValueError) as error:
       if isinstance(error, ConfigError):
         raise
@@ -86,45 +88,6 @@ def read(files: Files, fields: Fields, start: Position | None = None) -> Iterato
       ) from error
     done += file.size
     position = Position(position.file + 1, before=position.before + count)
-
-
-def cut(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:
-  """Cuts a document that comes in blocks into pieces. Yields each, and whether it is the last."""
-  text, at = b"", 0
-  for block in blocks:
-    text, at = text[at:] + block, 0
-    while len(text) - at > 2 * PIECE + 4:  # so the blocks do not affect the result
-      end = _border(text, at)
-      yield text[at:end], False
-      at = end
-  if at < len(text):
-    yield text[at:], True
-
-
-def _border(text: bytes, start: int) -> int:
-  """Where the piece that begins at `start` ends.
-
-  Tokenizers split a text into words first, and tokenize each by itself. A word of theirs may begin with a space, end
-  with ends of lines, or contain an apostrophe. None goes across the three kinds of borders above, so a cut there does
-  not change the tokens. A text that has none of them for long is cut anywhere between two characters.
-  """
-  first, limit = start + PIECE, start + 2 * PIECE
-  for border in (BEFORE_SPACE, AFTER_LINE, BEFORE_PUNCTUATION):
-    for found in border.finditer(text, first, limit):
-      end = found.end()
-      if border is not AFTER_LINE or not (_is_space(text[end - 5 : end - 1], -1) or _is_space(text[end : end + 4], 0)):
-        return end
-  return limit - next((back for back in range(4) if not _continues(text[limit - back])), 0)
-
-
-def _is_space(nearby: bytes, which: int) -> bool:
-  """Whether the first, or the last, character among these bytes is whitespace."""
-  return nearby.decode(errors="ignore")[which:][:1].isspace()
-
-
-def _continues(byte: int) -> bool:
-  """Whether a byte of UTF-8 is within a character, not at its beginning."""
-  return byte & 0b1100_0000 == 0b1000_0000
 
 
 @functools.cache
@@ -144,7 +107,7 @@ def held_out_from(file: TextFile) -> int:
     for block in _blocks(text, target - at):
       found = at + block.rfind(b"\n") + 1 if b"\n" in block else found
       at += len(block)
-    while not found and (byte := text.read(1)) and _continues(byte[0]):
+    while not found and (byte := text.read(1)) and byte[0] & 0b1100_0000 == 0b1000_0000:  # within a character
       target += 1
   return found or target
 
@@ -156,7 +119,11 @@ def _blocks(text: BinaryIO, size: int | None) -> Iterator[bytes]:
     size = None if size is None else size - len(block)
 
 
-def _plain_pieces(file: TextFile, fields: Fields, start: Position, done: int) -> Generator[Piece, None, int]:
+Pieces = Generator[Piece, None, int]  # returns how many rows the file has
+
+
+def _plain_pieces(file: TextFile, fields: Fields, start: Position, done: int, cutter: Cutter) -> Pieces:
+  """Yields the pieces of a file that is a document, or two with the end for validation."""
   if fields.label is not None or fields.prompt is not None:
     missing = "classes" if fields.prompt is None else f"prompts, but data.prompt_field={fields.prompt!r}"
     raise ConfigError(
@@ -168,16 +135,21 @@ def _plain_pieces(file: TextFile, fields: Fields, start: Position, done: int) ->
     parts = [(TRAIN, held_out_from(file)), (VALIDATION, None)]
   offset = start.offset
   with opened(file.path) as (text, raw):
-    skip(text, offset)
+    skip(text, offset - start.context)
+    context = text.read(start.context)
     for split, end in parts:
-      for piece, last in cut(_blocks(text, None if end is None else max(0, end - offset))):
-        offset += len(piece)
-        yield Piece(piece, split, last, start._replace(offset=offset), done + raw.tell())
+      if end is not None and end <= offset:
+        continue
+      for part in cutter.cut(_blocks(text, None if end is None else end - offset), context):
+        offset, context = offset + len(part.text), part.next_context or b""
+        position = start._replace(offset=offset, context=len(context))
+        last = part.next_context is None
+        yield Piece(part.text, split, last, position, done + raw.tell(), context=part.context)
   return 0
 
 
-def _row_pieces(file: TextFile, fields: Fields, start: Position, done: int) -> Generator[Piece, None, int]:
-  """Yields the pieces of each row. Returns how many rows the file has."""
+def _row_pieces(file: TextFile, fields: Fields, start: Position, done: int, cutter: Cutter) -> Pieces:
+  """Yields the pieces of each row."""
   count = start.rows
   for row in rows(file, fields, start.offset, start.rows):
     split = file.split
@@ -187,9 +159,9 @@ def _row_pieces(file: TextFile, fields: Fields, start: Position, done: int) -> G
     position = start._replace(offset=row.offset, rows=count)
     if row.prompt is not None:
       yield Piece(row.prompt, split, False, None, done + row.done, is_prompt=True)
-    if row.text and len(row.text) > PIECE:
-      for piece, last in cut([row.text]):
-        yield Piece(piece, split, last, position if last else None, done + row.done, row.label)
-    elif row.text or (row.text is not None and fields.label is not None):  # only classes make an empty text useful
+    for part in cutter.cut([row.text or b""]):
+      last = part.next_context is None
+      yield Piece(part.text, split, last, position if last else None, done + row.done, row.label, part.context)
+    if row.text == b"" and fields.label is not None:  # only classes make an empty text useful
       yield Piece(row.text, split, True, position, done + row.done, row.label)
   return count

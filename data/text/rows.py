@@ -12,6 +12,7 @@ from errors import ConfigError, first_line
 ROWS, BYTES = 1024, 1 << 20  # how many rows, and about how many bytes, are converted at a time
 MAX_CLASSES = 1 << 16  # more are not classes but, say, ids
 LONGEST_NAME = 1000  # characters of the name of a class
+LONGEST_LINE = 1 << 28  # bytes of a line of JSON; a small compressed file may hold one that no memory does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,11 @@ def _json_rows(file: TextFile, fields: Fields, offset: int, before: int) -> Read
   with opened(file.path) as (text, raw):
     skip(text, offset)
     names = fields.names
-    for number, line in enumerate(text, before + 1):
+    for number, line in enumerate(iter(lambda: text.readline(LONGEST_LINE), b""), before + 1):
+      if len(line) == LONGEST_LINE:
+        raise ConfigError(
+          f"line {number} of {file.path!r} in data.path is longer than {LONGEST_LINE} bytes; write a document a line"
+        )
       offset += len(line)
       if line.isspace():
         yield None, offset, raw.tell()

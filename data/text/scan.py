@@ -173,7 +173,21 @@ def _open(file: TokenFile) -> tuple[ArrayFile, Index | None]:
       f"data.path={str(file.bin)!r} has an odd number of bytes, {file.bin.stat().st_size}, so it does not hold uint16 "
       "ids; copy it again, or add the .idx if it is from Megatron-LM"
     )
-  return array_file(file.bin, "<u2"), None
+  ids = array_file(file.bin, "<u2")
+  _check_width(ids)
+  return ids, None
+
+
+def _check_width(ids: ArrayFile) -> None:
+  """Raises ConfigError for ids of 4 or 8 bytes. Read as uint16, every second one is then 0 or very small."""
+  lower, upper = ids.slice(0, min(len(ids), BLOCK) // 2 * 2).reshape(-1, 2).T
+  if len(upper) < 32:
+    return
+  if upper.max() == 0 < lower.max() or (upper.max() < 16 and lower.max() >= 1024):
+    raise ConfigError(
+      f"data.path={str(ids.path)!r} seems to hold ids of 4 bytes or more, but a .bin without .idx must hold uint16; "
+      "write uint16, or an .idx as Megatron-LM does if ids are above 65535"
+    )
 
 
 def _cut(tokens: int, index: Index | None) -> int:

@@ -12,7 +12,8 @@ import numpy as np
 
 from data.dataset import Text
 from data.text import tokenizer_files
-from errors import ConfigError, first_line
+from data.text.cutting import Cutter, Encode, cutter_of
+from errors import ConfigError, first_line, inside
 
 TOKENIZERS = ("bytes", "bpe")  # or the path of a tokenizer.json
 SAMPLE = 1 << 24  # bytes of training text that a BPE is trained on; it is sampled from a longer text
@@ -32,17 +33,20 @@ class Tokenizer:
     name: equal names mean equal tokenizers.
     size: all ids are below.
     end: the id that ends a document.
-    encode: from pieces of UTF-8 to the ids of each, using all cores.
-    encode_prompts: the same for whole prompts. It gives the ids that `text.encode` gives.
+    encode: from documents, in UTF-8, to the ids of each, using all cores. Names of special tokens in them are text like
+      any other.
+    encode_prompts: the same for whole prompts. It gives the ids that `text.encode` gives, of special tokens too.
     text: the same for the text of prompts and samples.
+    cutter: cuts documents so that their tokens do not change.
   """
 
   name: str
   size: int
   end: int
-  encode: Callable[[list[bytes]], list[np.ndarray]]
-  encode_prompts: Callable[[list[bytes]], list[np.ndarray]]
+  encode: Encode
+  encode_prompts: Encode
   text: Text
+  cutter: Cutter
 
   @property
   def dtype(self) -> np.dtype:
@@ -71,6 +75,7 @@ BYTES = Tokenizer(
     files=lambda: tokenizer_files.of_bytes(end=0),
     ends=frozenset({0}),
   ),
+  cutter=Cutter(),
 )
 
 
@@ -90,6 +95,7 @@ def find_file(tokenizer: str) -> Path | None:
 def from_file(file: Path, kind: str = "") -> Tokenizer:
   """The tokenizer in a tokenizer.json. `kind` begins its name."""
   from tokenizers import Tokenizer as Loaded
+  from tokenizers.models import Unigram
 
   try:
     loaded = Loaded.from_file(str(file))
@@ -98,6 +104,8 @@ def from_file(file: Path, kind: str = "") -> Tokenizer:
       f"data.tokenizer={str(file)!r} is not a tokenizer of the Hugging Face form ({first_line(error)}); use a "
       "tokenizer.json, 'bytes' or 'bpe'"
     ) from error
+  for name in tokenizer_files.BESIDE:  # exports copy these
+    inside(f"data.tokenizer={str(file)!r}", file.parent, file.with_name(name))
   loaded.no_truncation()
   loaded.no_padding()
   known = next((i for name in END_NAMES if (i := loaded.token_to_id(name)) is not None), None)
@@ -108,19 +116,28 @@ def from_file(file: Path, kind: str = "") -> Tokenizer:
       f"data.tokenizer={str(file)!r} has no token that ends a document; add one of {', '.join(END_NAMES)}"
     )
   size = max(loaded.get_vocab().values()) + 1
+  if not 0 <= end < size:
+    raise ConfigError(
+      f"data.tokenizer={str(file)!r} has ids below {size}, but a file beside it says that {end} ends a text; copy both "
+      "from the same model"
+    )
   other = "" if end == known else f", ends with {end}"
   dtype = dtype_of(size)
 
-  def encode(pieces: list[bytes], special: bool = False) -> list[np.ndarray]:
+  def encode(pieces: list[bytes], by: Loaded, special: bool = False) -> list[np.ndarray]:
     texts = [piece.decode(errors="replace") for piece in pieces]
-    return [np.array(found.ids, dtype) for found in loaded.encode_batch_fast(texts, add_special_tokens=special)]
+    return [np.array(found.ids, dtype) for found in by.encode_batch_fast(texts, add_special_tokens=special)]
+
+  plain = Loaded.from_str(loaded.to_str())
+  plain.encode_special_tokens = True  # as text
+  encode_documents = functools.partial(encode, by=plain)
 
   return Tokenizer(
     name=f"{kind or 'tokenizer.json'} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}{other}",
     size=size,
     end=end,
-    encode=encode,
-    encode_prompts=functools.partial(encode, special=True),
+    encode=encode_documents,
+    encode_prompts=functools.partial(encode, by=loaded, special=True),
     text=Text(
       encode=lambda text: loaded.encode(text).ids,
       decode=lambda ids: loaded.decode(ids),
@@ -128,6 +145,7 @@ def from_file(file: Path, kind: str = "") -> Tokenizer:
       files=lambda: tokenizer_files.of_file(file, end, loaded.id_to_token(end)),
       ends=frozenset({end, *tokenizer_files.ends_of(file)}),
     ),
+    cutter=cutter_of(encode_documents, plain.get_vocab(with_added_tokens=False), not isinstance(plain.model, Unigram)),
   )
 
 

@@ -16,7 +16,7 @@ import data
 from data import text
 from data.batches import EvaluationBatches
 from data.dataset import Dataset, Part
-from data.text import packing, prepare, readers
+from data.text import cutting, packing, prepare, readers
 from data.text.files import held_out
 
 # The last prompt is empty, and the last completion is longer than a sequence.
@@ -66,7 +66,7 @@ def in_bytes(rows: list[dict[str, Any]]) -> list[tuple[list[int], list[int]]]:
 def test_a_row_is_a_prompt_and_a_completion_whatever_the_kind_of_file(
   tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-  monkeypatch.setattr(readers, "PIECE", 8)  # cuts completions
+  monkeypatch.setattr(cutting, "PIECE", 8)  # cuts completions
   monkeypatch.setattr(prepare, "BATCH", 1)  # prepares prompts and completions one by one
   KINDS[name](tmp_path / name)
   part = load(tmp_path, tmp_path / name).parts[0]
@@ -139,7 +139,7 @@ def test_a_prompt_has_the_tokens_that_generate_gives_it(
   tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ):
   """And the completion has its own, as if it were alone: no token covers the border between the two."""
-  monkeypatch.setattr(readers, "PIECE", 8)
+  monkeypatch.setattr(cutting, "PIECE", 8)
   rows = [row | {"prompt": f"<user>{row['prompt']}gr"} for row in ROWS]
   (tmp_path / "a.jsonl").write_bytes(as_json(rows))
   chosen = str(llama_like(tmp_path / "tokenizer")) if tokenizer == "tokenizer.json" else tokenizer

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -309,6 +310,29 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class TestTensorFlowDatasets:
+  @pytest.mark.parametrize("file, before, after, parts", [
+    ("dataset_info.json", "{DATASET}-", "../../{DATASET}-", ["info.json of", "the file '../../like_mnist-"]),
+    ("dataset_info.json", "{DATASET}-", "/etc/{DATASET}-", ["info.json of", "the file '..", "etc/like_mnist-"]),
+    ("dataset_info.json", '"like_mnist"', '"../like_mnist"', ["names the file '../like_mnist-"]),
+    ("features.json", "tensorflow_datasets.core.features.class_label", "antigravity", ["the class 'antigravity"]),
+    ("like_mnist-test.array_record-00000-of-00001", "", "", ["a link out of this folder"]),
+  ])  # fmt: skip
+  def test_a_data_set_of_a_stranger_leads_to_no_other_files_or_modules(
+    self, file: str, before: str, after: str, parts: list[str], prepared: Path, tmp_path: Path
+  ):
+    folder = tmp_path / "tfds/like_mnist/1.0.0"
+    shutil.copytree(prepared / "like_mnist/1.0.0", folder)
+    if before:
+      content = (folder / file).read_text()
+      assert before in content
+      (folder / file).write_text(content.replace(before, after))
+    else:
+      (folder / file).rename(tmp_path / file)
+      (folder / file).symlink_to(tmp_path / file)
+    with one_sentence("data.path='tfds:like_mnist'", *parts):
+      load("tfds:like_mnist", tmp_path / "cache", dir=str(tmp_path / "tfds"))
+    assert "antigravity" not in sys.modules
+
   def test_the_newest_version_is_read_with_its_splits(self, prepared: Path, tmp_path: Path):
     found = load("tfds:like_mnist", tmp_path, dir=str(prepared))
     (part,) = found.parts

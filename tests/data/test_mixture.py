@@ -11,6 +11,7 @@ import pytest
 from helpers import config, one_sentence
 
 import data
+from data import text
 from data.batches import Batches, HostBatch, Mixture
 from data.dataset import sources_of
 from data.order import MAX_PERIOD, turns, turns_of, turns_taken
@@ -167,3 +168,20 @@ def test_weights_that_are_no_shares_are_refused():
   for none in ({}, {"a": 0, "b": 0.0}):
     with one_sentence("data.path", "no source with a weight above 0"):
       sources_of(none)
+
+
+def test_the_same_data_twice_is_refused(tmp_path: Path):
+  """In one list, it would be read once. In two sources, one could train on what the other holds out."""
+  (tmp_path / "texts").mkdir()
+  a, b = (str(tmp_path / "texts" / f"{name}.txt") for name in "ab")
+  for file in (a, b):
+    Path(file).write_text("some words\n" * 100)
+  again = f"{tmp_path}/texts/../texts/a.txt"
+  for path in (f"{a},{b},{again}", f"{tmp_path}/texts,{b}"):
+    with one_sentence("data.path=", ".txt' twice", "name it once"):
+      text.find(path)
+  with one_sentence("data.path names one source twice", repr(a), repr(again), "with both weights"):
+    sources_of({a: 0.5, again: 0.5})
+  with one_sentence(f"data.path has {a!r} in two sources", "take it out of one"):
+    text.find_sources(config(data__path={a: 1, str(tmp_path / "texts"): 2}))
+  assert len(text.find_sources(config(data__path={a: 1, b: 2}))) == 2

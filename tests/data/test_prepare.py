@@ -22,7 +22,7 @@ import pytest
 from helpers import config, one_sentence
 
 from data import growing, text
-from data.text import prepare, readers
+from data.text import cutting, prepare
 
 LINES = [f"line {i * i} of größe {i}, and it's that long" for i in range(2000)]
 ROWS = [{"text": " ".join(LINES[i : i + i % 7]), "label": ("a", "b")[i % 2]} for i in range(1000)]
@@ -49,7 +49,7 @@ def write_parquet(file: Path) -> Path:
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
   "plain": (lambda tmp: write_plain(tmp / "corpus"), {}),
-  "gzip": (lambda tmp: write_plain(tmp / "corpus", ".gz"), {}),
+  "gzip": (lambda tmp: write_plain(tmp / "corpus", ".gz"), {"data__tokenizer": "bpe", "model__vocab_size": 300}),
   "json": (
     lambda tmp: write_json(tmp / "a.jsonl.gz"),
     {"model__objective": "class", "data__tokenizer": "bpe", "model__vocab_size": 300},
@@ -123,10 +123,10 @@ def log_starts(log: Path) -> None:
   """From now on, a preparation writes down where it begins to read."""
   read = prepare.read
 
-  def logged(files: Any, fields: Any, start: Any) -> Any:
+  def logged(files: Any, fields: Any, start: Any, cutter: Any) -> Any:
     with log.open("a") as out:
       out.write(f"{list(start)}\n")
-    return read(files, fields, start)
+    return read(files, fields, start, cutter)
 
   prepare.read = logged  # type: ignore[assignment]
 
@@ -149,7 +149,7 @@ def fields_of(case: str, tmp_path: Path, cache: str) -> dict[str, Any]:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
   for name, value in SMALL.items():
     monkeypatch.setattr(prepare, name, value)
-  monkeypatch.setattr(readers, "PIECE", 500)
+  monkeypatch.setattr(cutting, "PIECE", 500)
 
 
 def test_a_preparation_that_is_killed_many_times_gives_the_same_files(tmp_path: Path, small: None):
@@ -189,9 +189,9 @@ def test_after_a_full_disk_the_preparation_goes_on(tmp_path: Path, small: None, 
     room[0] -= size
     write(file, data)
 
-  def read_from(files: Any, fields: Any, start: Any) -> Any:
+  def read_from(files: Any, fields: Any, start: Any, cutter: Any) -> Any:
     starts.append(tuple(start))
-    return read(files, fields, start)
+    return read(files, fields, start, cutter)
 
   monkeypatch.setattr(growing.GrowingFile, "write", write_on_full_disk)
   monkeypatch.setattr(prepare, "read", read_from)
@@ -200,7 +200,7 @@ def test_after_a_full_disk_the_preparation_goes_on(tmp_path: Path, small: None, 
   assert not list((tmp_path / "full").glob("text-*"))
   room[0] = 1 << 40
   text.load(config(**fields_of("plain", tmp_path, "full")))
-  assert starts[0] == (0, 0, 0, 0) < starts[1]
+  assert starts[0] == (0, 0, 0, 0, 0) < starts[1]
   assert contents(tmp_path / "full") == contents(tmp_path / "undisturbed")
 
 
@@ -235,7 +235,7 @@ if __name__ == "__main__":
   if sys.argv[1] == "kill":
     for name, value in SMALL.items():
       setattr(prepare, name, value)
-    readers.PIECE = 500
+    cutting.PIECE = 500
     for log, fields in json.loads(sys.argv[2]).items():
       prepare_with_kills(fields, Path(log))
   else:

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import config, one_sentence
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from data import text
 from data.dataset import Dataset
-from data.text import pair_counts, prepare, readers, tokenizers
+from data.text import cutting, pair_counts, prepare, tokenizers
 from evaluation.bigram import bits_per_byte
 
 
@@ -132,63 +132,28 @@ def test_bpe_has_the_requested_size_and_decodes_what_it_encodes(tmp_path: Path, 
 
 def test_a_bpe_is_the_same_for_text_in_pieces(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch):
   whole = load(tmp_path, data__tokenizer="bpe", model_vocab_size=300)
-  monkeypatch.setattr(readers, "PIECE", 64)
+  monkeypatch.setattr(cutting, "PIECE", 64)
   pieces = load(tmp_path, data__tokenizer="bpe", model_vocab_size=300, data__cache_dir=str(tmp_path / "other"))
   assert pieces.tokenizer == whole.tokenizer
   assert pieces.parts[0].fingerprint == whole.parts[0].fingerprint
 
 
-PATTERNS = {  # how tokenizers split a text into words
-  "GPT-2": r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-  "Llama 3": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-  r"|\s+(?!\S)|\s+",
-  "o200k": r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
-  r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-
-
-@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_the_tokens_of_a_document_in_pieces_are_those_of_the_whole(pattern: str, monkeypatch: pytest.MonkeyPatch):
-  monkeypatch.setattr(readers, "PIECE", 100)
-  code = Path(readers.__file__).read_text() * 3
-  documents = [
-    code, code.replace("\n", "\r\n"), code.replace(" ", "\t").replace("\t\t", "\n "),
-    "it's,they're(we've)+" * 300,
-    '{\n    "key":"it\'s",\n    "k2":123456,\n    "ü":[0.1234,0.5678]\n},\n' * 60,
-    "\u3000\u3000他说，这是一本书。\n第二天下雨了\n\u3000没有人来，也没有信\n" * 60,
-  ]  # fmt: skip
-  bpe = Tokenizer(models.BPE())
-  bpe.pre_tokenizer = pre_tokenizers.Sequence(
-    [
-      pre_tokenizers.Split(Regex(pattern), "isolated"),
-      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-  )
-  trainer = trainers.BpeTrainer(
-    vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-  )
-  bpe.train_from_iterator(documents, trainer)
-  for document in documents:
-    pieces = [piece for piece, _ in readers.cut([document.encode()])]
-    assert len(pieces) > len(document.encode()) / 250
-    assert b"".join(pieces) == document.encode()
-    assert [i for piece in pieces for i in bpe.encode(piece.decode()).ids] == bpe.encode(document).ids
-
-
 def test_pieces_do_not_depend_on_the_blocks_in_which_a_document_comes(monkeypatch: pytest.MonkeyPatch):
-  monkeypatch.setattr(readers, "PIECE", 100)
+  monkeypatch.setattr(cutting, "PIECE", 100)
   document = "".join(f"{i * i} größer als 我们" if i % 9 else "我" * 99 for i in range(300)).encode()
-  expected = list(readers.cut([document]))
-  assert [last for _, last in expected] == [False] * (len(expected) - 1) + [True]
-  for piece, _ in expected:
-    piece.decode()  # not cut inside a character
+  cut = cutting.Cutter().cut
+  expected = list(cut([document]))
+  assert [part.next_context is None for part in expected] == [False] * (len(expected) - 1) + [True]
+  for part in expected:
+    part.text.decode()  # not cut inside a character
   for size in (1, 7, 199, 204, 205, 5000):
-    assert list(readers.cut(document[i : i + size] for i in range(0, len(document), size))) == expected
-  monkeypatch.setattr(readers, "PIECE", 10)
+    assert list(cut(document[i : i + size] for i in range(0, len(document), size))) == expected
+  assert len(list(cut([b"\x80" * 1000]))) > 4  # not UTF-8
+  monkeypatch.setattr(cutting, "PIECE", 10)
   random = np.random.default_rng(0)
   for _ in range(400):
     document = "".join(random.choice(["我", "\n", "\u3000", "a,"], 60, p=(0.6, 0.2, 0.1, 0.1))).encode()
-    assert list(readers.cut(bytes([byte]) for byte in document)) == list(readers.cut([document]))
+    assert list(cut(bytes([byte]) for byte in document)) == list(cut([document]))
 
 
 def test_the_sample_for_a_bpe_is_bounded_and_evenly_spread():
@@ -315,7 +280,7 @@ def test_pairs_equal_counting_by_hand():
 
 
 def test_pairs_are_counted_in_the_training_split_only(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch):
-  monkeypatch.setattr(readers, "PIECE", 64)
+  monkeypatch.setattr(cutting, "PIECE", 64)
   dataset = load(tmp_path)
   np.testing.assert_array_equal(dataset.parts[0].byte_pairs, pair_counts(b"\0" + text_of(dataset)))
 

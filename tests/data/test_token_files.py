@@ -258,6 +258,10 @@ def test_damaged_files_are_refused(tmp_path: Path):
   odd = tmp_path / "odd.bin"
   odd.write_bytes(IDS.astype(np.uint16).tobytes()[:-1])
   refused(tmp_path, odd, "data.path=", "odd.bin", "odd number of bytes, 7999", "copy it again")
+  for dtype in (np.uint32, np.int64):
+    for ids in (IDS, IDS + 1000, IDS * 400):  # up to 102,400
+      (tmp_path / "wide.bin").write_bytes(ids.astype(dtype).tobytes())
+      refused(tmp_path, tmp_path / "wide.bin", "wide.bin", "4 bytes or more", "write uint16")
   negative = write_megatron(tmp_path / "negative", [[[-1, *IDS]]], np.int16, 3)
   refused(tmp_path, negative, "negative.bin", "token id -1", "write it again")
   modes = write_megatron(tmp_path / "modes", megatron_documents(), modes=True)
