@@ -25,7 +25,7 @@ from checkpointing import record
 from checkpointing.reading import steps
 from checkpointing.record import Record
 from checkpointing.storage_logs import shorten_storage_logs
-from errors import first_line
+from errors import JobError, first_line
 from runtime import processes
 from training.loop import LoopState
 from training.program import TrainState
@@ -36,7 +36,7 @@ CHUNK_BYTES = 4 << 20  # the unit of reading: a part of an array is read in whol
 Notify = Callable[[str], None]
 
 
-class NotSaved(RuntimeError):
+class NotSaved(JobError):
   """Some checkpoints of a finished run could not be written."""
 
 
@@ -116,8 +116,13 @@ class Checkpoints:
   def __enter__(self) -> "Checkpoints":
     return self
 
-  def __exit__(self, kind: type | None, *_: object) -> None:
-    """Waits for the last checkpoint. Raises NotSaved if any could not be written, unless the run has failed anyway."""
+  def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+    """Waits for the last checkpoint, unless this process failed alone: the others may not finish theirs.
+
+    Raises NotSaved if any checkpoint could not be written and the run has not failed anyway.
+    """
+    if processes.failed_alone(error):
+      return
     self.finish()
     self._watcher.shutdown()
     self._clear()

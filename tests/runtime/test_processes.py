@@ -14,7 +14,8 @@ from helpers import config, measured, one_sentence, program, strategy
 
 import train
 from checkpointing.save import Checkpoints
-from runtime import processes, signals
+from errors import ConfigError, JobConfigError
+from runtime import command_line, processes, signals
 from tools import launch
 from training.loop import LoopState
 
@@ -171,26 +172,60 @@ def test_one_failing_process_ends_the_rest_with_its_status(tmp_path: Path, capfd
 FAILING = f"""
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
+import data
 from checkpointing import restore
+from errors import ConfigError
 
 def begin(*_):
   raise RuntimeError("something broke here")
 
+def read(batches, step, rows, before=data.Batches.read):
+  if step == 3:
+    raise ERROR("example 7 broke here")
+  return before(batches, step, rows)
+
 if "--config.distributed.process=1" in sys.argv:
-  restore.begin = begin
+  PATCH
 runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
 """
 
 
 @pytest.mark.full
-def test_an_exception_in_one_process_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture):
-  """Even though the other process waits for it in a collective, and jax, on exit, waits for the other process."""
+@pytest.mark.parametrize(
+  "patch, error, status, says",
+  [
+    ("restore.begin = begin", "", 1, "RuntimeError: something broke here"),
+    ("data.Batches.read = read", "OSError", 1, "OSError: example 7 broke here"),
+    ("data.Batches.read = read", "ConfigError", 2, "error: example 7 broke here"),
+  ],
+)
+def test_a_process_that_fails_alone_ends_the_job(
+  patch: str, error: str, status: int, says: str, tmp_path: Path, capfd: pytest.CaptureFixture
+):
+  """Even though the other waits for it in a collective, both for a checkpoint, and jax, on exit, for the other."""
   program = tmp_path / "program.py"
-  program.write_text(FAILING)
+  program.write_text(FAILING.replace("PATCH", patch).replace("ERROR", error))
   start = time.monotonic()
-  assert launch.launch(2, 4, flags("fsdp", tmp_path / "run"), program) == 1
+  assert launch.launch(2, 1, flags("fsdp", tmp_path / "run", checkpoint__every=1), program) == status
   assert time.monotonic() - start < 100  # on exit, jax would wait 300 s
-  assert "[1] RuntimeError: something broke here" in capfd.readouterr().out
+  assert f"[1] {says}" in capfd.readouterr().out.splitlines()
+
+
+def test_an_error_of_one_process_ends_it_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+  """One that all processes raise together ends them in the orderly way."""
+  ended: list[int] = []
+  monkeypatch.setattr(processes.os, "_exit", ended.append)
+  for joined, error, expected in [
+    (True, ConfigError("alone"), [2]),
+    (True, JobConfigError("together"), []),
+    (False, ConfigError("the only process"), []),
+  ]:
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda joined=joined: joined)
+    ended.clear()
+    with pytest.raises(SystemExit) as orderly:
+      command_line.fail(error, status=2)
+    assert (ended, orderly.value.code) == (expected, 2)
+    assert capsys.readouterr().err == f"error: {error}\n"
 
 
 def test_processes_with_different_configs_are_refused(monkeypatch: pytest.MonkeyPatch):
