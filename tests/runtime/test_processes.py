@@ -122,7 +122,7 @@ def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.Cap
       "devices": 1,
       "processes": 1,
     }
-    writer.save(state, run, LoopState(1), None)
+    writer.save(state, run, LoopState(1))
   del state
   reader = ROOT / "tests" / "runtime" / "restore_memory.py"
 
@@ -286,6 +286,24 @@ def test_a_timer_is_due_after_its_minutes(monkeypatch: pytest.MonkeyPatch):
   assert not timer.due
 
 
+def test_requests_of_several_processes_count_one_call_later(monkeypatch: pytest.MonkeyPatch):
+  """A save answers all requests until then, so that the timer does not ask for a second one a step later."""
+  monkeypatch.setattr(signals.jax, "process_count", lambda: 2)
+  requests, due = signals.Requests(), [True]
+  monkeypatch.setattr(signals.Timer, "due", property(lambda self: due[0]))
+  nothing, save = signals.Decision(), signals.Decision(save=True)
+  assert requests.decide() == nothing
+  requests.saved()  # one that was scheduled
+  assert requests.decide() == nothing
+  assert requests.decide() == save
+  due[0] = False
+  requests.signal = "SIGTERM"
+  requests.saved()
+  assert requests.decide() == nothing
+  requests.saved()
+  assert requests.decide() == signals.Decision(stop=True)
+
+
 def test_requests_work_in_another_thread():
   """Only the main thread can handle signals. A run in another thread works without handling them."""
   raised = []
@@ -293,7 +311,7 @@ def test_requests_work_in_another_thread():
   def use() -> None:
     try:
       with signals.Requests() as requests:
-        assert requests.decide(save=False) == signals.Decision()
+        assert requests.decide() == signals.Decision()
     except BaseException as error:
       raised.append(error)
 
