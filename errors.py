@@ -1,4 +1,4 @@
-"""The one error that a user can cause, and the checks that raise it.
+"""The error that a user can cause, the checks that raise it, and the errors that end a whole job.
 
 Every check on user input raises `ConfigError` with one sentence that names the field, the value and the fix.
 `train.py` prints that sentence and exits with status 2, before anything has been compiled.
@@ -13,6 +13,14 @@ from typing import Any
 
 class ConfigError(ValueError):
   """Bad input. The message names the field, its value and how to fix it."""
+
+
+class JobError(Exception):
+  """Ends all processes of a job: each raises it at the same point, or has finished, so none waits for another."""
+
+
+class JobConfigError(ConfigError, JobError):
+  """A ConfigError that all processes of a job raise together."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -57,12 +57,12 @@ def train(config: Any, workdir: Path | None) -> dict[str, float]:
   with folders.owned(workdir):
     run = set_up(config, workdir, devices, clock)  # a signal ends it at once; a preparation goes on in the next run
     # The writer last: only process 0 can raise there.
-    with signals.Requests() as requests, run.journal, run.writer, run.checkpoints, run.profiler:
+    with run.requests, run.journal, run.writer, run.checkpoints, run.profiler:
       announce(run, devices)
-      ended = loop(run, requests)
+      ended = loop(run)
       with clock("checkpoint"):
         run.checkpoints.finish()
-      return finish(run, ended, requests)
+      return finish(run, ended)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,17 +84,28 @@ class Run:
   progress: Progress
   evaluator: Evaluator
   checkpoints: Checkpoints
+  requests: signals.Requests
   profiler: Profiler
 
   def evaluate(self, state: TrainState, step: int) -> dict[str, float]:
-    """Loss and accuracy on the validation examples, written as the evaluation of `step`."""
+    """Loss and accuracy on the validation examples, written as the evaluation of `step`; {} if a request stopped it."""
+
+    def stop() -> bool:
+      self.checkpoints.check()
+      return self.requests.decide().stop
+
     with self.clock("eval"):
-      values = self.evaluator(state)
+      values = self.evaluator(state, stop)
+    if not values:
+      return {}
     with self.clock("logging"):
       values |= summary.epochs(self.dataset, self.batches, step)
       self.writer.write(step, "validation", values)
       for line in summary.part_lines(self.dataset, values):
         self.writer.say(line)
+      self.writer.sync()
+    with self.clock("checkpoint"):
+      self.checkpoints.evaluated(step, values["loss"])
     self.journal.add("evaluation", step)
     self.meter.restart(step)
     return values
@@ -107,6 +118,7 @@ class Ended:
   state: TrainState
   result: dict[str, float]
   step: int
+  stopped: bool  # by a request
 
 
 def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) -> Run:
@@ -152,6 +164,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
     checkpoints=Checkpoints(
       workdir / reading.FOLDER, config.checkpoint.keep, config.checkpoint.keep_best, writer.say, warn
     ),
+    requests=signals.Requests(config.checkpoint.minutes),
     profiler=Profiler(workdir, config.profile, start.loop.step, writer.say, warn),
   )  # fmt: skip
 
@@ -167,13 +180,15 @@ def announce(run: Run, devices: list[jax.Device]) -> None:
   run.journal.add("start", run.start.loop.step, **about, versions=saved["versions"], command=saved["command"])
 
 
-def loop(run: Run, requests: signals.Requests) -> Ended:
+def loop(run: Run) -> Ended:
   """Runs the steps of the plan, from the start's step on."""
   plan, clock, size, state = run.plan, run.clock, run.config.batch_size, run.start.state
   first, rows = run.start.loop.step, run.strategy.rows(size)
-  pending, result, timer = None, {}, signals.Timer(run.config.checkpoint.minutes)
+  pending, result = None, {}
   if plan.evaluates(first) and not run.start.loop.evaluated:  # the run was stopped before this evaluation
     result = run.evaluate(state, first)
+    if not result:
+      return Ended(state, {}, first, stopped=True)
   make = lambda step: run.strategy.shard(run.batches.read(step, rows), size)
   ahead, threads = run.config.data.read_ahead, run.config.data.threads
   with data.prefetch(make, range(first, plan.last), ahead, threads) as reader:
@@ -189,44 +204,44 @@ def loop(run: Run, requests: signals.Requests) -> Ended:
         run.progress.read(*pending)  # of the step before, while the device works on this one
       pending, done = (step + 1, metrics), step + 1
       run.checkpoints.check()
-      decision = requests.decide(save=timer.due)
-      stopped = decision.stop and done < plan.last
+      decision = run.requests.decide()
+      stopped = decision.stop
       if plan.saves(done) or decision.save or stopped:
         run.progress.read(*pending)
-        pending, evaluated = None, plan.evaluates(done) and not stopped
-        if evaluated:
-          result = run.evaluate(state, done)
+        pending = None
         with clock("checkpoint"):
           run.writer.sync()
-          loop_state = dataclasses.replace(run.progress.loop, evaluated=evaluated)
-          run.checkpoints.save(state, run.start.record, loop_state, result["loss"] if evaluated else None)
-        timer.restart()
+          run.checkpoints.save(state, run.start.record, run.progress.loop)
+        if plan.evaluates(done) and not stopped:
+          values = run.evaluate(state, done)
+          result, stopped = values or result, not values
+        run.requests.saved()  # after the evaluation, which changes nothing that is saved
         run.meter.restart(done)
       if stopped:
-        return Ended(state, result, done)
-  return Ended(state, result, plan.last)
+        return Ended(state, result, done, stopped=True)
+  return Ended(state, result, plan.last, stopped=False)
 
 
-def finish(run: Run, ended: Ended, requests: signals.Requests) -> dict[str, float]:
+def finish(run: Run, ended: Ended) -> dict[str, float]:
   """Shows how the run ended: the result, the baseline, a sample, and where the time went."""
   say, first = run.writer.say, run.start.loop.step
-  if ended.step < run.plan.last:
+  if ended.stopped:
     saved = ended.step not in run.checkpoints.failed
     then = "the same command continues from there" if saved else "but this step is not saved"
-    say(f"stopped   by {requests.signal or 'a signal'} after step {ended.step}; {then}")
-    run.journal.add("stop", ended.step, by=requests.signal or "a signal")
+    say(f"stopped   by {run.requests.signal or 'a signal'} after step {ended.step}; {then}")
+    run.journal.add("stop", ended.step, by=run.requests.signal or "a signal")
     return ended.result
   result = ended.result
-  if first >= run.plan.last:
+  if first >= run.plan.last and not result:
     lines = [line for line in read(run.writer.path) if line["split"] == "validation"]
-    result = result or (lines[-1] if lines else run.evaluate(ended.state, first))
+    result = lines[-1] if lines else run.evaluate(ended.state, first)
     if (run.workdir / "loss.png").exists():
       say(f"finished  at step {first}: all {run.plan.last} steps are done")
       run.journal.add("end", first)
       return result
 
   baseline = run.evaluator.baseline() if jax.process_index() == 0 else None
-  if baseline and result["bits_per_byte"] is not None:
+  if baseline and result.get("bits_per_byte") is not None:
     say(summary.baseline_line(baseline, result["bits_per_byte"]))
   with run.clock("sample"):
     sample = summary.sample(run.config, run.strategy, run.dataset, ended.state, run.prompt)

@@ -97,14 +97,14 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
         state = steps(state)
       with timed(taken, "steps_with_save"):
         with timed(taken, "blocked"):
-          writer.save(state, run, LoopState(turn + 1), None)
+          writer.save(state, run, LoopState(turn + 1))
         state = steps(state)
       writer.finish()
       shutil.rmtree(folder / "copy", ignore_errors=True)
       with timed(taken, "copy"):
         copy(saved, folder / "copy")
       with timed(taken, "save"), Checkpoints(folder / "alone", 1, 0, lambda _: None, print) as alone:
-        alone.save(state, run, LoopState(turn + 1), None)  # nothing else runs meanwhile
+        alone.save(state, run, LoopState(turn + 1))  # nothing else runs meanwhile
       with timed(taken, "restore"):
         jax.block_until_ready(reading.read_arrays(saved, abstract))
       if turn:  # the first round compiles

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pretrained
 from checkpointing import reading, record
 from checkpointing.record import Record
-from errors import ConfigError
+from errors import ConfigError, JobConfigError
 from models.parameters import joined
 from runtime import processes
 from training.program import Params, Program
@@ -53,22 +53,23 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> Initial:
   place = Path(processes.on_process_zero(lambda: str(reading.newest(Path(source).expanduser()))))
   saved = processes.on_process_zero(lambda: reading.read_record(place))
   where = f"init_from={source!r}"
-  if saved is None:
-    raise ConfigError(
-      f"{where} names no workdir with a checkpoint, no checkpoint and no folder with a model's safetensors; use the "
-      "workdir of another run"
-    )
-  record.check_version(saved, now, where)
-  if saved.get("base"):
-    raise ConfigError(
-      f"{where} holds only adapters; merge them into their model with `python -m tools.export {source} --merge "
-      "--out=DIR`, and use DIR"
-    )
-  theirs, ours = saved["data"]["tokenizer"], now["data"]["tokenizer"]
-  if theirs != ours:
-    raise ConfigError(
-      f"{where} was trained on tokens of {theirs!r}, but this run has tokens of {ours!r}; use the same tokenizer"
-    )
+  with processes.raise_together():
+    if saved is None:
+      raise ConfigError(
+        f"{where} names no workdir with a checkpoint, no checkpoint and no folder with a model's safetensors; use the "
+        "workdir of another run"
+      )
+    record.check_version(saved, now, where)
+    if saved.get("base"):
+      raise ConfigError(
+        f"{where} holds only adapters; merge them into their model with `python -m tools.export {source} --merge "
+        "--out=DIR`, and use DIR"
+      )
+    theirs, ours = saved["data"]["tokenizer"], now["data"]["tokenizer"]
+    if theirs != ours:
+      raise ConfigError(
+        f"{where} was trained on tokens of {theirs!r}, but this run has tokens of {ours!r}; use the same tokenizer"
+      )
   stored = lambda w: jax.ShapeDtypeStruct(w.shape, program.sizes.param_dtype, sharding=w.sharding)
   params = read_params(place, saved, jax.tree.map(stored, wanted), where)
   params = jax.tree.map(lambda w, to: w.astype(to.dtype), params, wanted)
@@ -81,10 +82,11 @@ def read_params(folder: Path, saved: Record, abstract: Params, where: str) -> Pa
   Raises ConfigError, naming `where`, if they have other shapes or are damaged.
   """
   only = {"params": abstract}
-  record.check_arrays(saved, only, where)
+  with processes.raise_together():
+    record.check_arrays(saved, only, where)
   params, why = reading.read_tree(folder, only, saved)
   if params is None:
-    raise ConfigError(f"{where} is damaged ({why}); use another checkpoint, as WORKDIR/{reading.FOLDER}/STEP")
+    raise JobConfigError(f"{where} is damaged ({why}); use another checkpoint, as WORKDIR/{reading.FOLDER}/STEP")
   return params["params"]
 
 
@@ -111,7 +113,7 @@ def check_base(source: str, found: dict[str, str], base: Base) -> None:
   """Raises ConfigError unless the weights with these digests, read from `source`, are those of `base`."""
   changed = [name for name, digest in found.items() if digest != base["weights"].get(name)]
   if changed:
-    raise ConfigError(
+    raise JobConfigError(
       f"init_from={source!r} is not the model that these adapters were trained with: {changed[0]} differs; use a copy "
       f"of what {base['path']!r} was then"
     )

@@ -20,6 +20,7 @@ from errors import first_line
 from runtime import processes
 
 FOLDER = "checkpoints"  # in the workdir
+RECORD = Path("run", "metadata")  # in a checkpoint
 READ_BYTES = 2 << 30  # the most that a process reads at a time, except for a single larger array
 Tree = TypeVar("Tree")
 
@@ -38,7 +39,7 @@ def steps(folder: Path) -> list[int]:
 def read_record(folder: Path) -> Record | None:
   """The record of a checkpoint; None if it is missing or damaged. Raises OSError if storage does not respond."""
   try:
-    found = json.loads((folder / "run" / "metadata").read_text())
+    found = json.loads((folder / RECORD).read_text())
     return found if found["arrays"] and found["config"] and found["data"] else None
   except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
     return None

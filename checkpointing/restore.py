@@ -11,7 +11,7 @@ from pathlib import Path
 from checkpointing import history, initial, record
 from checkpointing.reading import FOLDER, read_record, read_tree, steps
 from checkpointing.record import Record
-from errors import ConfigError
+from errors import JobConfigError
 from models.parameters import joined
 from runtime import processes
 from strategies import Strategy
@@ -80,8 +80,9 @@ def restore(
     where = f"checkpoint {step} in {str(folder)!r}"
     why, state = "its record cannot be read", None
     if saved is not None:
-      record.check_same_run(saved, now, where)
-      record.check_arrays(saved, abstract, where)
+      with processes.raise_together():
+        record.check_same_run(saved, now, where)
+        record.check_arrays(saved, abstract, where)
       state, why = read_tree(folder / str(step), abstract, saved)
     if state is None:
       damaged.append((step, why))
@@ -95,7 +96,7 @@ def restore(
     return state, saved
   if found or processes.on_process_zero(lambda: bool(list(folder.glob("damaged-*")))):
     reasons = "; ".join(f"{step}: {why}" for step, why in damaged)
-    raise ConfigError(
+    raise JobConfigError(
       f"workdir: none of the checkpoints in {str(folder)!r} can be read ({reasons or 'all are damaged'}); "
       "restore them from a copy, or name another workdir"
     )

@@ -22,10 +22,10 @@ from etils import epath
 from orbax.checkpoint import checkpoint_managers
 
 from checkpointing import record
-from checkpointing.reading import steps
+from checkpointing.reading import RECORD, read_record, steps
 from checkpointing.record import Record
 from checkpointing.storage_logs import shorten_storage_logs
-from errors import first_line
+from errors import JobError, first_line
 from runtime import processes
 from training.loop import LoopState
 from training.program import TrainState
@@ -36,15 +36,15 @@ CHUNK_BYTES = 4 << 20  # the unit of reading: a part of an array is read in whol
 Notify = Callable[[str], None]
 
 
-class NotSaved(RuntimeError):
+class NotSaved(JobError):
   """Some checkpoints of a finished run could not be written."""
 
 
 class Best(checkpoint_managers.PreservationPolicy):
-  """Keeps the `n` checkpoints with the lowest validation loss. Ignores those without an evaluation."""
+  """Keeps the `n` checkpoints with the lowest of the given `losses`. Ignores those without a finite loss."""
 
-  def __init__(self, n: int):
-    self.n = n
+  def __init__(self, n: int, losses: dict[int, float]):
+    self.n, self.losses = n, losses
 
   def should_preserve(
     self,
@@ -52,8 +52,8 @@ class Best(checkpoint_managers.PreservationPolicy):
     *,
     context: checkpoint_managers.PreservationContext,
   ) -> list[bool]:
-    losses = {info.step: info.metrics["loss"] for info in checkpoints if (info.metrics or {}).get("loss") is not None}
-    best = sorted(losses, key=lambda step: losses[step])[: self.n]
+    found = [info.step for info in checkpoints if math.isfinite(self.losses.get(info.step, math.nan))]
+    best = sorted(found, key=lambda step: self.losses[step])[: self.n]
     return [info.step in best for info in checkpoints]
 
 
@@ -74,7 +74,8 @@ class Checkpoints:
     self._attempts = 0
     self._watcher = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
     shorten_storage_logs()
-    processes.on_process_zero(self._drop_broken_metrics)
+    self._losses = dict(processes.on_process_zero(self._stored_losses))  # of the steps that were evaluated
+    self._unnoted: int | None = None  # a step whose loss is not in its checkpoint's record yet
     # Replicas share only the writing of large arrays, because slicing compiles a program for each shape.
     handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SLICE_BYTES)
     ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
@@ -85,26 +86,19 @@ class Checkpoints:
     self._broken = False  # true after a failed write, when processes may wait at different barriers
     self._clear()
     self._attempts += 1
-    policies = [checkpoint_managers.LatestN(self.keep), Best(self.keep_best)]
+    policies = [checkpoint_managers.LatestN(self.keep), Best(self.keep_best, self._losses)]
     options = ocp.CheckpointManagerOptions(
       preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
-      best_fn=lambda metrics: -(metrics["loss"] or math.inf),  # makes orbax store the losses
       cleanup_tmp_directories=self._attempts == 1,
       async_options=ocp.AsyncOptions(timeout_secs=SECONDS_TO_WRITE),
       multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=f"try-{self._attempts}"),
     )
     self._manager = ocp.CheckpointManager(epath.Path(self.folder.absolute()), options=options)
 
-  def _drop_broken_metrics(self) -> None:
-    """Removes the files of losses that cannot be read. With them orbax would raise an error."""
-    for step in steps(self.folder):
-      losses = self.folder / str(step) / "metrics"
-      try:
-        json.loads((losses / "metrics").read_text())
-      except FileNotFoundError:
-        continue
-      except ValueError:
-        shutil.rmtree(losses)
+  def _stored_losses(self) -> list[tuple[int, float]]:
+    """The evaluated checkpoints of the folder, and their losses."""
+    losses = [(step, (read_record(self.folder / str(step)) or {}).get("loss")) for step in steps(self.folder)]
+    return [(step, loss) for step, loss in losses if loss is not None]
 
   def _clear(self) -> None:
     """Removes the remains of failed checkpoints as far as possible; some may still be being written."""
@@ -116,8 +110,13 @@ class Checkpoints:
   def __enter__(self) -> "Checkpoints":
     return self
 
-  def __exit__(self, kind: type | None, *_: object) -> None:
-    """Waits for the last checkpoint. Raises NotSaved if any could not be written, unless the run has failed anyway."""
+  def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+    """Waits for the last checkpoint, unless this process failed alone: the others may not finish theirs.
+
+    Raises NotSaved if any checkpoint could not be written and the run has not failed anyway.
+    """
+    if processes.failed_alone(error):
+      return
     self.finish()
     self._watcher.shutdown()
     self._clear()
@@ -127,32 +126,30 @@ class Checkpoints:
         raise NotSaved(f"the checkpoints of steps {', '.join(map(str, failed))} could not be written to {self.folder}")
       self._manager.close()
 
-  def save(self, state: TrainState, run: Record, loop: LoopState, loss: float | None) -> None:
+  def save(self, state: TrainState, run: Record, loop: LoopState) -> None:
     """Starts to write a checkpoint. Returns when `state` may be donated. Waits for the previous checkpoint if needed.
 
     Args:
       run: the record of the run (record.make).
       loop: the state of the loop; its step names the checkpoint.
-      loss: the validation loss at this step; None if it was not evaluated.
     """
     step = loop.step
     self.finish()
     start = time.perf_counter()
     unchanging = run.get("base", {}).get("weights", {})
     tree = record.nested((name, x) for name, x in record.named(state) if name not in unchanging)
-    run = run | {"loop": dataclasses.asdict(loop), "loss": loss, "arrays": record.arrays(tree), "time": time.time()}
+    run = run | {"loop": dataclasses.asdict(loop), "loss": None, "arrays": record.arrays(tree), "time": time.time()}
     items = {
       "params": _save_args(tree.pop("params")),
       "optimizer": _save_args(tree),
       "run": ocp.args.JsonSave(run),
     }
-    metrics = {"loss": loss if loss is not None and math.isfinite(loss) else None}
     try:
       if any(processes.all_gather(self._broken)):
         self._open()
       if step in self._manager.all_steps():
         return
-      self._manager.save(step, args=ocp.args.Composite(**items), metrics=metrics, force=True)
+      self._manager.save(step, args=ocp.args.Composite(**items), force=True)
     except Exception as error:  # whatever storage may raise
       self._fail(step, error)
     else:
@@ -176,11 +173,17 @@ class Checkpoints:
 
   def check(self) -> None:
     """Reports whether the pending checkpoint was saved, if it is done. Does not wait."""
-    if self._pending and self._pending[2].done():
+    if not self._pending or self._pending[2].done():
       self.finish()
 
+  def evaluated(self, step: int, loss: float) -> None:
+    """Adds the validation loss of `step` to its checkpoint, when that is complete. Does not wait."""
+    self._losses[step] = loss
+    self._unnoted = step
+    self.check()
+
   def finish(self) -> None:
-    """Waits for the pending checkpoint and reports whether it was saved."""
+    """Waits for the pending checkpoint, reports whether it was saved, and adds its loss."""
     if self._pending:
       step, waited, future = self._pending
       self._pending = None
@@ -189,6 +192,25 @@ class Checkpoints:
         self.say(f"checkpoint {step} saved; training waited {waited:.2f} s for it")
       except Exception as error:  # whatever storage may raise
         self._fail(step, error)
+    if self._unnoted is not None:
+      step, self._unnoted = self._unnoted, None
+      if jax.process_index() == 0:
+        self._note(step, self._losses[step])
+
+  def _note(self, step: int, loss: float) -> None:
+    """Writes the result of an evaluation into the record of a checkpoint, if there is one. A kill leaves it whole."""
+    file = self.folder / str(step) / RECORD
+    try:
+      if found := read_record(self.folder / str(step)):
+        part = file.with_suffix(".part")
+        with part.open("w") as out:
+          json.dump(found | {"loss": loss, "loop": found["loop"] | {"evaluated": True}}, out)
+          out.flush()
+          os.fsync(out.fileno())
+        part.replace(file)
+    except OSError as error:
+      self.failed.append(step)
+      self.warn(f"the loss of checkpoint {step} could not be written ({error.strerror}); training continues without it")
 
   def _fail(self, step: int, error: Exception) -> None:
     self.failed.append(step)

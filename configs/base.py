@@ -125,7 +125,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "cache_dir": "~/.cache/meshwright/data",  # tokenized text and decoded images
       },
       # What to save, in WORKDIR/checkpoints. A run with the same workdir resumes from there.
-      "checkpoint": {  # saved after each evaluation, at the end, on SIGTERM or SIGINT, and
+      "checkpoint": {  # saved before each evaluation, at the end, on SIGTERM or SIGINT, and
         "every": 0,  # every so many steps; 0: not by steps
         "minutes": 5.0,  # this many minutes after the last one; 0: not by time
         "keep": 2,  # how many of the latest to keep

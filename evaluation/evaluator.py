@@ -2,6 +2,7 @@
 
 import collections
 import math
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -25,13 +26,17 @@ class Evaluator:
     turns = np.array(mixture(dataset).turns)
     self._shares = turns / turns.sum()
 
-  def __call__(self, state: TrainState) -> dict[str, float]:
+  def __call__(self, state: TrainState, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
     """Returns `loss`; for a classifier also `accuracy` and `examples`, for a text model `bits_per_byte`.
+
+    `stop` is asked after each batch. If it says yes, the evaluation is given up, and nothing is returned.
 
     With several parts, these are means weighted by the parts' shares in training. The values of a part have its name
     after a slash, as in `loss/NAME`.
     """
-    sums = self.sums(state)
+    sums = self.sums(state, stop)
+    if not sums:
+      return {}
     losses = np.array([s["loss"] / s["count"] for s in sums])
     found = {"loss": losses}
     if self.strategy.program.sizes.predicts.counts_correct:
@@ -47,8 +52,11 @@ class Evaluator:
         values |= {f"{name}/{part.name}": float(x) for part, x in zip(self.dataset.parts, each, strict=True)}
     return values
 
-  def sums(self, state: TrainState) -> list[dict[str, float]]:
-    """Sums over all batches of each part. Results are read two batches late, so that the device does not wait."""
+  def sums(self, state: TrainState, stop: Callable[[], bool] = lambda: False) -> list[dict[str, float]]:
+    """Sums over all batches of each part; none if it was stopped.
+
+    Results are read two batches late, so that the device does not wait.
+    """
     totals: list[dict[str, float]] = [collections.defaultdict(float) for _ in self._batches]
     waiting: collections.deque[tuple[int, Sums]] = collections.deque()
 
@@ -66,6 +74,8 @@ class Evaluator:
     with prefetch(make, items, self.read_ahead, self.threads) as reader:
       for part, batch in reader:
         waiting.append((part, self.strategy.eval_step(state, batch)))
+        if stop():
+          return []
         if len(waiting) > 2:
           read_oldest()
       while waiting:

@@ -40,7 +40,7 @@ if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
   export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # srun no longer inherits it from sbatch
 fi
 
-# Succeeds if the checkpoint of the last step exists.
+# Succeeds if the last step is done: its checkpoint exists, and its evaluation has been made.
 finished() {
   "$PYTHON" - "$workdir" <<'END'
 import json, pathlib, sys
@@ -48,7 +48,8 @@ import json, pathlib, sys
 workdir = pathlib.Path(sys.argv[1])
 config = json.loads((workdir / "config.json").read_text())
 last = min(config["steps"], config["stop_after"] or config["steps"])
-sys.exit(0 if (workdir / "checkpoints" / str(last)).is_dir() else 1)
+record = workdir / "checkpoints" / str(last) / "run" / "metadata"
+sys.exit(0 if record.exists() and json.loads(record.read_text())["loop"]["evaluated"] else 1)
 END
 }
 

@@ -18,6 +18,7 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 from tqdm import tqdm
 
+from errors import JobError
 from training.loop import LoopState
 
 # How each measurement is shown in the terminal. Others go to the files only.
@@ -50,7 +51,7 @@ RESULTS = (
 )  # the results in a workdir
 
 
-class NotWritten(RuntimeError):
+class NotWritten(JobError):
   """A run has ended, but some of its measurements could not be written."""
 
 

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import jax
 
+from errors import JobError
 from reporting.metrics import Writer
 from reporting.speed import Clock, Meter
 from runtime.hardware import memory_in_use
 from training.loop import LoopState, StepPlan
 
 
-class Diverged(RuntimeError):
+class Diverged(JobError):
   """Too many updates in a row had a loss or gradient that was not finite."""
 
 

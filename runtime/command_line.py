@@ -3,18 +3,17 @@
 import contextlib
 import functools
 import importlib.util
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import jax
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from errors import ConfigError, did_you_mean
+from runtime import processes
 
 
 def define_config(into: flags.FlagValues = flags.FLAGS) -> flags.FlagHolder:
@@ -39,29 +38,29 @@ def bad_input_ends_the_program() -> Iterator[None]:
 def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
   """Runs `main(config)` with the config of the command line, or None if none is given and none is needed.
 
-  A ConfigError becomes one line on standard error and exit status 2.
+  A ConfigError becomes one line on standard error and exit status 2. If one process of several fails alone, it ends at
+  once: the others wait for it, and so nobody would see that it has failed.
   """
 
   def reporting(_: list[str]) -> None:
     try:
       with bad_input_ends_the_program():
         main(CONFIG.value)
-    except Exception:
-      if jax.process_count() == 1:
+    except (Exception, KeyboardInterrupt) as error:
+      if not processes.failed_alone(error):
         raise
-      # One process of several must end at once. An orderly exit would wait minutes for the other processes, which wait
-      # for this one, and nobody would see that it has failed.
       traceback.print_exc()
-      sys.stdout.flush()
-      os._exit(1)
+      processes.end_at_once(1)
 
   logging.set_verbosity(logging.WARNING)  # hides libraries' notes, such as which accelerators were not found
   app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
 
 
 def fail(error: Exception, status: int) -> NoReturn:
-  """Ends the program with one line on standard error."""
+  """Ends the program with one line on standard error; at once if other processes may be waiting for this one."""
   print(f"error: {error}", file=sys.stderr)
+  if processes.failed_alone(error):
+    processes.end_at_once(status)
   sys.exit(status)
 
 

@@ -18,7 +18,8 @@ from runtime.stderr import silenced
 
 def start_jax(config: Any) -> list[jax.Device]:
   """Sets JAX up and returns the devices to train on: accelerators, or `config.simulated_devices` made from the CPU."""
-  _keep_freed_memory()  # before any thread starts: a thread that has its own heap keeps it
+  if _will_use_cpus(jax.config.jax_platforms):  # type: ignore[attr-defined]  # jax adds its options at run time
+    _keep_freed_memory()  # before any thread starts: a thread that has its own heap keeps it
   count = positive("simulated_devices", config.simulated_devices)
   if jax.config.jax_num_cpu_devices != count:  # type: ignore[attr-defined]  # jax adds its options at run time
     jax.config.update("jax_num_cpu_devices", count)
@@ -52,10 +53,26 @@ def give_threads(devices: int) -> None:
 
 def _has_compiler_alone() -> bool:
   """Whether libtpu or JAX's CUDA plugin is installed on a machine without TPUs or GPUs, to compile for them."""
-  has_tpus = any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
-  has_gpus = any(Path("/dev").glob("nvidia*")) or Path("/dev/dxg").exists()  # dxg: Windows Subsystem for Linux
-  has_tpu_compiler = importlib.util.find_spec("libtpu") is not None
-  return (has_tpu_compiler and not has_tpus) or (has_gpu_compiler() and not has_gpus)
+  return (_has_tpu_compiler() and not _has_tpus()) or (has_gpu_compiler() and not _has_gpus())
+
+
+def _will_use_cpus(platforms: str | None) -> bool:
+  """Whether JAX, asked for these `platforms`, will choose the CPU. Asks no backend, because that would start it."""
+  return platforms == "cpu" or not (
+    (_has_tpu_compiler() and _has_tpus()) or (has_gpu_compiler() and _has_gpus())  # the plugin and the device
+  )
+
+
+def _has_tpus() -> bool:
+  return any(Path("/dev").glob("accel*")) or Path("/dev/vfio/0").exists()
+
+
+def _has_gpus() -> bool:
+  return any(Path("/dev").glob("nvidia*")) or Path("/dev/dxg").exists()  # dxg: Windows Subsystem for Linux
+
+
+def _has_tpu_compiler() -> bool:
+  return importlib.util.find_spec("libtpu") is not None
 
 
 def has_gpu_compiler() -> bool:
@@ -67,7 +84,8 @@ def _keep_freed_memory() -> None:
   """Makes glibc keep freed memory instead of returning it to the kernel.
 
   XLA's CPU backend allocates its temporaries anew each step. By default glibc takes large blocks from the kernel and
-  gives them back, so every step begins with page faults. The numbers are the constants of malloc.h.
+  gives them back, so every step begins with page faults. With an accelerator, the host's memory serves reading and
+  checkpoints instead, and should be returned. The numbers are the constants of malloc.h.
   """
   if platform.libc_ver()[0] == "glibc":
     mallopt = ctypes.CDLL(None).mallopt

@@ -1,8 +1,9 @@
 """One job of several processes: how they join, how they fail together, and how they exchange small values.
 
 Every process runs the same program on its own devices, and every collective waits for all of them. If one process
-decides something alone, such as to raise an error, the others hang. `raise_together`, `on_process_zero` and the
-requests of signals.py make such decisions known to all. With a single process they cost nothing.
+decides something alone, the others hang. `raise_together`, `on_process_zero` and the requests of signals.py make such
+decisions known to all. With a single process they cost nothing. If a process fails alone (`failed_alone`), it ends at
+once.
 """
 
 import contextlib
@@ -12,13 +13,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from errors import ConfigError
+from errors import ConfigError, JobConfigError, JobError
 
 
 def join(config: Any) -> None:
@@ -89,6 +90,18 @@ def _deadline(seconds: float, message: str) -> Iterator[None]:
     timer.cancel()
 
 
+def failed_alone(error: BaseException | None) -> bool:
+  """Whether other processes of the job do not raise this error, too, but may be waiting for this one."""
+  return error is not None and not isinstance(error, JobError) and jax.distributed.is_initialized()
+
+
+def end_at_once(status: int) -> NoReturn:
+  """Ends this process, and waits for no other one. An orderly exit would wait: jax's own lets all processes meet."""
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)
+
+
 def all_gather(value: Any) -> list[Any]:
   """Every process's `value`, in the order of their ranks. Takes anything JSON can hold. All processes must call it."""
   if jax.process_count() == 1:
@@ -112,7 +125,7 @@ def raise_together() -> Iterator[None]:
   errors = all_gather(message)
   for rank, text in enumerate(errors):
     if text:
-      raise ConfigError(text if rank == jax.process_index() else f"{text} (process {rank})")
+      raise JobConfigError(text if rank == jax.process_index() else f"{text} (process {rank})")
 
 
 def on_process_zero(make: Callable[[], Any]) -> Any:
@@ -133,6 +146,6 @@ def require_equal(fields: dict[str, Any]) -> None:
   for rank, others in enumerate(given):
     for name, value in given[0].items():
       if json.dumps(others.get(name)) != json.dumps(value):  # as text, in which nan equals nan
-        raise ConfigError(
+        raise JobConfigError(
           f"{name} is {value!r} for process 0, but {others.get(name)!r} for process {rank}; start all of them alike"
         )

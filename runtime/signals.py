@@ -25,12 +25,18 @@ class Decision:
 class Requests:
   """Turns signals into requests, and the requests of single processes into decisions of all.
 
-  The first SIGTERM or SIGINT asks to stop after the current step; a second one ends the process immediately. Use it as
-  a context manager in the main thread.
+  The first SIGTERM or SIGINT asks to stop after the current step. Then a SIGINT ends the process immediately, and more
+  SIGTERMs change nothing: schedulers repeat theirs while a checkpoint is written. Use it as a context manager in the
+  main thread.
+
+  Args:
+    minutes: also asks to save when so many minutes have passed since the last save; 0: never.
   """
 
-  def __init__(self) -> None:
-    self.signal: str | None = None  # the name of the signal that this process received
+  def __init__(self, minutes: float = 0) -> None:
+    self.signal: str | None = None  # the name of the first signal that this process received
+    self._timer = Timer(minutes)
+    self._just_saved = False
     self._before: dict[int, Any] = {}
     self._ballot: jax.Array | None = None
     if jax.process_count() > 1:
@@ -49,23 +55,30 @@ class Requests:
       signal.signal(number, handler)
 
   def _on_signal(self, number: int, _: FrameType | None) -> None:
+    if self.signal:
+      return
     self.signal = signal.Signals(number).name
-    for each in self._before:  # before the message says so
-      signal.signal(each, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the message says so
     # Not print(): the signal may have interrupted one.
-    os.write(2, f"{self.signal}: will save and end after this step; a second signal ends it immediately\n".encode())
+    os.write(2, f"{self.signal}: will save and end after this step; another SIGINT ends it immediately\n".encode())
 
-  def decide(self, save: bool) -> Decision:
-    """What all processes do now; `save` is this process's own request. Call it once after each step is dispatched.
+  def saved(self) -> None:
+    """Must be called after each save. It answers all requests to save that were made until now."""
+    self._timer.restart()
+    self._just_saved = True
+
+  def decide(self) -> Decision:
+    """What all processes do now. Call it once after each step of training or evaluation is dispatched.
 
     In a job of several processes the votes are counted on the devices, behind the step, and read one call later, so
     that no process waits. There a request takes effect one step later.
     """
-    mine = Decision(save, self.signal is not None)
+    mine = Decision(self._timer.due, self.signal is not None)
     if jax.process_count() == 1:
       return mine
     decided = Decision() if self._ballot is None else Decision(*(bool(vote) for vote in jax.device_get(self._ballot)))
-    mine = dataclasses.replace(mine, save=save and not decided.save)  # not again what has just been decided
+    decided = dataclasses.replace(decided, save=decided.save and not self._just_saved)
+    self._just_saved = False
     votes = np.tile(np.array(dataclasses.astuple(mine)), (jax.local_device_count(), 1))
     self._ballot = self._any(jax.make_array_from_process_local_data(self._split, votes))
     return decided

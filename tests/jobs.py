@@ -1,7 +1,7 @@
 """Runs of train.py in separate processes, which tests can kill and restart within a second.
 
-A server process imports everything once and forks each run (multiprocessing's "forkserver"). It runs no JAX code
-before the fork.
+Jobs of several processes are started by tools.launch, with `flags`. For `Job`, a server process imports everything once
+and forks each run (multiprocessing's "forkserver"). It runs no JAX code before the fork.
 """
 
 import multiprocessing
@@ -13,13 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from helpers import config
+from helpers import ROOT, config
 
 import train
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["train", "helpers"])
 SECONDS = 120.0  # a run that takes longer has hung
+TINY = {  # for jobs of several processes
+  "model__depth": 1, "model__width": 32, "model__heads": 8, "model__kv_heads": 8, "model__seq_len": 8,
+  "data__name": "synthetic", "log_every": 1, "eval_every": 4, "eval_examples": 32, "sample_length": 0,
+  "model__dropout": 0.1, "steps": 14, "compilation_cache_dir": "~/.cache/meshwright/tests",
+}  # fmt: skip
 
 
 def _run(log: str, strategy: str, workdir: str, hold: bool, fields: dict[str, Any]) -> None:
@@ -73,3 +78,9 @@ class Job:
     self.process.join(SECONDS)
     assert self.process.exitcode is not None, f"the run did not end in {SECONDS} s:\n{self.output}"
     return self.process.exitcode
+
+
+def flags(name: str, workdir: Path, **fields: object) -> list[str]:
+  """The flags of train.py for a run of TINY, to start with tools.launch."""
+  given = [f"--config.{field.replace('__', '.')}={value}" for field, value in (TINY | fields).items()]
+  return [f"--config={ROOT}/configs/{name}.py:tiny", f"--workdir={workdir}", *given]

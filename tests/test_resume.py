@@ -4,16 +4,23 @@ import math
 import random
 import re
 import signal
+import subprocess
+import sys
+import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import config, in_full, measured, one_sentence
+from helpers import ROOT, config, in_full, measured, one_sentence
 from jobs import Job
 
 import train
 from checkpointing import reading
+from checkpointing.save import Checkpoints
 from reporting import recorded
+from strategies import Strategy
+from training.program import Batch, Sums, TrainState
 
 SMALL = {
   "model__depth": 1, "model__width": 32, "model__heads": 8, "model__kv_heads": 8, "model__seq_len": 8,
@@ -90,13 +97,59 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(number: signal.S
   assert f"stopped by {number.name}" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_second_signal_ends_the_run_immediately(tmp_path: Path):
+def test_another_sigint_ends_the_run_immediately_but_another_sigterm_does_not(tmp_path: Path):
   job = Job("fsdp", tmp_path, tmp_path / "log", hold=True)
   job.wait_for("holding")
   job.send(signal.SIGTERM)
   job.wait_for("SIGTERM: will save and end after this step")
+  for _ in range(3):  # as a scheduler does while a checkpoint is written
+    job.send(signal.SIGTERM)
+    job.process.join(0.1)
   job.send(signal.SIGINT)
   assert job.wait() == -signal.SIGINT
+  assert job.output.count("SIGTERM") == 1
+
+
+def is_finished(workdir: Path) -> bool:
+  """What both scripts of launch/ say of a workdir."""
+  scripts = [(ROOT / "launch" / name).read_text() for name in ("slurm.sh", "jobset.yaml")]
+  (code,) = {textwrap.dedent(re.search(r"<<'END'.*?\n(.*?)^ *END$", s, re.DOTALL | re.MULTILINE)[1]) for s in scripts}
+  return subprocess.run([sys.executable, "-", workdir], input=code, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("eval_every, step", in_full([(2, 2), (0, 4)], (0, 4)))
+def test_a_signal_during_an_evaluation_stops_it(
+  eval_every: int, step: int, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+  """Its step is saved before. The resumed run makes the evaluation, even if it was the last. launch/ knows of both."""
+  fields = SMALL | {"steps": 4, "eval_every": eval_every, "eval_batch_size": 8, "checkpoint__keep": 9}
+  train.train(config("fsdp", **fields), tmp_path / "whole")
+  batches, saved_before = [], []
+
+  def eval_step(self: Strategy, state: TrainState, batch: Batch, before: Callable = Strategy.eval_step) -> Sums:
+    if not batches:
+      signal.raise_signal(signal.SIGTERM)
+    batches.append(batch)
+    return before(self, state, batch)
+
+  def save(self: Checkpoints, *given: object, before: Callable = Checkpoints.save) -> None:
+    saved_before.append(not batches)
+    before(self, *given)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(Strategy, "eval_step", eval_step)
+    patch.setattr(Checkpoints, "save", save)
+    train.train(config("fsdp", **fields), tmp_path / "run")
+  assert f"stopped   by SIGTERM after step {step}" in capsys.readouterr().out
+  assert (len(batches), saved_before) == (1, [True])
+  record = tmp_path / "run" / "checkpoints" / str(step)
+  assert not reading.read_record(record)["loop"]["evaluated"]
+  assert not is_finished(tmp_path / "run")
+  train.train(config("fsdp", **fields), tmp_path / "run")
+  assert measured(tmp_path / "run") == measured(tmp_path / "whole")
+  assert reading.read_record(record)["loop"]["evaluated"]
+  assert is_finished(tmp_path / "run")
+  assert (tmp_path / "run" / "loss.png").exists()
 
 
 @pytest.mark.full
@@ -104,7 +157,7 @@ def test_an_evaluation_due_when_a_run_is_stopped_is_made_on_resuming(tmp_path: P
   fields = SMALL | {"steps": 6, "eval_every": 2}
   train.train(config("fsdp", **fields), tmp_path / "whole")
   calls = iter(range(100))
-  stop_at_4 = lambda self, save: train.signals.Decision(stop=next(calls) == 3)
+  stop_at_4 = lambda self: train.signals.Decision(stop=next(calls) == 3)
   monkeypatch.setattr(train.signals.Requests, "decide", stop_at_4)
   train.train(config("fsdp", **fields), tmp_path / "run")
   assert [line["step"] for line in measured(tmp_path / "run") if line["split"] == "validation"] == [2]

@@ -30,7 +30,8 @@ NOISE = "[Gloo] Rank "  # lines that gloo prints; they are dropped
 def launch(processes: int, devices_per_process: int, arguments: Sequence[str], program: Path = TRAIN) -> int:
   """Runs `program` with these arguments in several processes. Returns the first failed one's exit status, or 0.
 
-  A process that a signal ended has the status 128 + the signal's number, as in a shell.
+  A process that a signal ended has the status 128 + the signal's number, as in a shell. So has the job, if the signal
+  arrives before all processes are started. Raises ConfigError if one cannot be started. No process outlives this call.
   """
   with socket.create_server(("127.0.0.1", 0)) as probe:
     port = probe.getsockname()[1]
@@ -42,35 +43,42 @@ def launch(processes: int, devices_per_process: int, arguments: Sequence[str], p
   ]
   environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
   jobs: list[subprocess.Popen] = []
+  readers: list[threading.Thread] = []
+  received: list[int] = []
+  lock = threading.Lock()
 
   def forward(number: int, _: object) -> None:
+    received.append(number)
     for job in jobs:
       if job.poll() is None:
         job.send_signal(number)
 
   handlers = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-  jobs += [
-    subprocess.Popen(
-      [sys.executable, str(program), *common, f"--config.distributed.process={rank}"],
-      stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT,
-      text=True,
-      errors="replace",
-      env=environment,
-      start_new_session=True,  # a terminal's signal then reaches the process once, through `forward`
-    )
-    for rank in range(processes)
-  ]
-  lock = threading.Lock()
-  readers = [threading.Thread(target=_copy, args=(job.stdout, rank, lock)) for rank, job in enumerate(jobs)]
-  for reader in readers:
-    reader.start()
-
   try:
+    for rank in range(processes):
+      try:
+        job = subprocess.Popen(
+          [sys.executable, str(program), *common, f"--config.distributed.process={rank}"],
+          stdout=subprocess.PIPE,
+          stderr=subprocess.STDOUT,
+          text=True,
+          errors="replace",
+          env=environment,
+          start_new_session=True,  # a terminal's signal then reaches the process once, through `forward`
+        )
+      except OSError as error:
+        raise ConfigError(f"process {rank} cannot be started ({error.strerror}); use fewer --processes") from error
+      jobs.append(job)
+      reader = threading.Thread(target=_copy, args=(job.stdout, rank, lock))
+      reader.start()
+      readers.append(reader)
+      if received:  # those that have started wait for the rest and have nothing to save
+        return 128 + received[0]
     return _wait(jobs)
   finally:
     for job in jobs:
       job.kill()
+      job.wait()
     for reader in readers:
       reader.join()
     for number, handler in handlers.items():

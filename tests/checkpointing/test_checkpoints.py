@@ -46,7 +46,9 @@ def runner() -> Strategy:
 
 
 def save(writer: Checkpoints, step: int, state: TrainState, loss: float | None = None) -> None:
-  writer.save(state, RUN, LoopState(step), loss)
+  writer.save(state, RUN, LoopState(step, evaluated=False))
+  if loss is not None:
+    writer.evaluated(step, loss)
 
 
 def copy(state: TrainState) -> list[np.ndarray]:
@@ -162,7 +164,7 @@ def test_if_all_checkpoints_are_damaged_the_run_does_not_start_over(tmp_path: Pa
 
 def test_an_unreadable_loss_stops_neither_saving_nor_restoring(tmp_path: Path, written: tuple, runner: Strategy):
   shutil.copytree(written[0], tmp_path / "c")
-  (tmp_path / "c" / "1" / "metrics" / "metrics").write_text("")
+  (tmp_path / "c" / "1" / "run" / "metadata").write_text("")
   with checkpoints(tmp_path / "c", Messages(), keep=9, keep_best=1) as writer:
     save(writer, 3, initial_state(runner), 1.0)
   assert reading.steps(tmp_path / "c") == [1, 2, 3]
@@ -232,6 +234,7 @@ def test_the_latest_and_the_best_are_kept(tmp_path: Path, runner: Strategy):
     for step, loss in enumerate(losses, 1):
       save(writer, step, state, loss)
   assert reading.steps(tmp_path) == [2, 5, 6]
+  assert [reading.read_record(tmp_path / step)["loop"]["evaluated"] for step in ("2", "5")] == [True, False]
   with checkpoints(tmp_path, Messages(), keep=1, keep_best=2) as writer:  # reads the losses from the folder
     save(writer, 7, state, 1.5)
   assert reading.steps(tmp_path) == [2, 7]

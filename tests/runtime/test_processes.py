@@ -5,31 +5,18 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import jax
 import pytest
-from helpers import config, measured, one_sentence, program, strategy
+from helpers import ROOT, config, measured, one_sentence, program, strategy
+from jobs import TINY, flags
 
 import train
 from checkpointing.save import Checkpoints
 from runtime import processes, signals
 from tools import launch
 from training.loop import LoopState
-
-ROOT = Path(__file__).parents[2]
-TINY = {
-  "model__depth": 1, "model__width": 32, "model__heads": 8, "model__kv_heads": 8, "model__seq_len": 8,
-  "data__name": "synthetic", "log_every": 1, "eval_every": 4, "eval_examples": 32, "sample_length": 0,
-  "model__dropout": 0.1, "steps": 14, "compilation_cache_dir": "~/.cache/meshwright/tests",
-}  # fmt: skip
-
-
-def flags(name: str, workdir: Path, **fields: object) -> list[str]:
-  """The flags of train.py for a tiny run."""
-  given = [f"--config.{field.replace('__', '.')}={value}" for field, value in (TINY | fields).items()]
-  return [f"--config={ROOT}/configs/{name}.py:tiny", f"--workdir={workdir}", *given]
 
 
 def test_two_processes_go_on_where_one_stopped(tmp_path: Path, capfd: pytest.CaptureFixture):
@@ -51,61 +38,6 @@ def test_two_processes_go_on_where_one_stopped(tmp_path: Path, capfd: pytest.Cap
   assert ours == pytest.approx(reference, rel=1e-5)
 
 
-SIGNALLED = f"""
-import os, runpy, signal, sys, threading, time
-from pathlib import Path
-sys.path.insert(0, {str(ROOT)!r})
-
-def later():
-  metrics = Path(next(a for a in sys.argv if a.startswith("--workdir="))[10:]) / "metrics.jsonl"
-  while not metrics.exists() or metrics.read_text().count("train") < 2:
-    time.sleep(0.01)
-  os.kill(os.getpid(), signal.SIGTERM)
-
-if "--config.distributed.process=1" in sys.argv:
-  threading.Thread(target=later, daemon=True).start()
-runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
-"""
-
-
-@pytest.mark.full
-def test_a_job_resumes_with_other_processes_and_strategies(tmp_path: Path, capfd: pytest.CaptureFixture):
-  """2 × 4 → 1 × 8 → 4 × 2 devices, compared with an uninterrupted process: the same lines, with numbers to 1e-5.
-
-  A signal reaches one of the first two processes, and both stop after the same step.
-  """
-  program, workdir = tmp_path / "program.py", tmp_path / "run"
-  program.write_text(SIGNALLED)
-  train.train(config("fsdp", **TINY), tmp_path / "whole")
-  capfd.readouterr()
-  assert launch.launch(2, 4, flags("pmap_ddp", workdir), program) == 0
-  output = capfd.readouterr().out
-  assert "[0] devices   8 × CPU device, simulated in 2 processes" in output
-  assert not re.search(r"\[1\] (train|validation|devices)", output), "only process 0 may report"
-  assert "[1] SIGTERM: will save and end" in output
-  assert "[0] SIGTERM" not in output
-  stopped = int(re.search(r"stopped   by a signal after step (\d+)", output)[1])
-  assert f"checkpoint {stopped} saved" in output
-  assert stopped < TINY["steps"] - 2
-
-  train.train(config("hsdp", **TINY, stop_after=stopped + 1), workdir)
-  assert f"resumed   at step {stopped}, saved by pmap_ddp" in capfd.readouterr().out
-  assert launch.launch(4, 2, flags("fsdp", workdir)) == 0
-  output = capfd.readouterr().out
-  assert f"[0] resumed   at step {stopped + 1}, saved by hsdp" in output
-  assert "processes was 1 and is now 4" in output
-  parts = (workdir / "checkpoints" / str(TINY["steps"]) / "params").glob("ocdbt.process_*")
-  assert len(list(parts)) == 4, "every process must write its part"
-
-  reference = measured(tmp_path / "whole")
-  ours = [line for line in measured(workdir) if line["split"] == "train" or line["step"] != stopped + 1]
-  reference = [line for line in reference if line["split"] == "train" or line["step"] != stopped + 1]
-  assert len(ours) == len(reference)
-  for mine, expected in zip(ours, reference, strict=True):
-    assert mine.pop("split") == expected.pop("split")
-    assert mine == pytest.approx(expected, rel=1e-5)
-
-
 @pytest.mark.full
 def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.CaptureFixture):
   """One device writes 253 MB and 2 processes × 4 devices read it. Each process needs its half and a little more."""
@@ -121,7 +53,7 @@ def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.Cap
       "devices": 1,
       "processes": 1,
     }
-    writer.save(state, run, LoopState(1), None)
+    writer.save(state, run, LoopState(1))
   del state
   reader = ROOT / "tests" / "runtime" / "restore_memory.py"
 
@@ -166,31 +98,6 @@ def test_one_failing_process_ends_the_rest_with_its_status(tmp_path: Path, capfd
   finally:
     launch.SECONDS_TO_END = before
   assert sorted(capfd.readouterr().out.splitlines()) == [f"[{rank}] this is {rank}" for rank in range(3)]
-
-
-FAILING = f"""
-import runpy, sys
-sys.path.insert(0, {str(ROOT)!r})
-from checkpointing import restore
-
-def begin(*_):
-  raise RuntimeError("something broke here")
-
-if "--config.distributed.process=1" in sys.argv:
-  restore.begin = begin
-runpy.run_path({str(ROOT / "train.py")!r}, run_name="__main__")
-"""
-
-
-@pytest.mark.full
-def test_an_exception_in_one_process_ends_the_job(tmp_path: Path, capfd: pytest.CaptureFixture):
-  """Even though the other process waits for it in a collective, and jax, on exit, waits for the other process."""
-  program = tmp_path / "program.py"
-  program.write_text(FAILING)
-  start = time.monotonic()
-  assert launch.launch(2, 4, flags("fsdp", tmp_path / "run"), program) == 1
-  assert time.monotonic() - start < 100  # on exit, jax would wait 300 s
-  assert "[1] RuntimeError: something broke here" in capfd.readouterr().out
 
 
 def test_processes_with_different_configs_are_refused(monkeypatch: pytest.MonkeyPatch):
@@ -251,6 +158,24 @@ def test_a_timer_is_due_after_its_minutes(monkeypatch: pytest.MonkeyPatch):
   assert not timer.due
 
 
+def test_requests_of_several_processes_count_one_call_later(monkeypatch: pytest.MonkeyPatch):
+  """A save answers all requests until then, so that the timer does not ask for a second one a step later."""
+  monkeypatch.setattr(signals.jax, "process_count", lambda: 2)
+  requests, due = signals.Requests(), [True]
+  monkeypatch.setattr(signals.Timer, "due", property(lambda self: due[0]))
+  nothing, save = signals.Decision(), signals.Decision(save=True)
+  assert requests.decide() == nothing
+  requests.saved()  # one that was scheduled
+  assert requests.decide() == nothing
+  assert requests.decide() == save
+  due[0] = False
+  requests.signal = "SIGTERM"
+  requests.saved()
+  assert requests.decide() == nothing
+  requests.saved()
+  assert requests.decide() == signals.Decision(stop=True)
+
+
 def test_requests_work_in_another_thread():
   """Only the main thread can handle signals. A run in another thread works without handling them."""
   raised = []
@@ -258,7 +183,7 @@ def test_requests_work_in_another_thread():
   def use() -> None:
     try:
       with signals.Requests() as requests:
-        assert requests.decide(save=False) == signals.Decision()
+        assert requests.decide() == signals.Decision()
     except BaseException as error:
       raised.append(error)
 

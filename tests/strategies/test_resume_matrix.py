@@ -79,7 +79,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Path
     laid_out = jax.device_put(uninterrupted()[0], runner(name, devices).state_sharding)
     place = tmp_path_factory.mktemp(f"{name}-{devices}")
     with Checkpoints(place, 1, 0, lambda _: None, pytest.fail) as writer:
-      writer.save(laid_out, RUN, LoopState(STEP), None)
+      writer.save(laid_out, RUN, LoopState(STEP))
     return place
 
   return folder
@@ -122,7 +122,7 @@ def test_moments_of_rows_and_columns_resume_under_another_strategy(tmp_path: Pat
   draw = lambda x: random.normal(size=x.shape).astype(x.dtype) if x.ndim else np.ones((), x.dtype)
   state = jax.tree.map(draw, saver.abstract_state())
   with Checkpoints(tmp_path, 1, 0, lambda _: None, pytest.fail) as writer:
-    writer.save(jax.device_put(state, saver.state_sharding), RUN, LoopState(STEP), None)
+    writer.save(jax.device_put(state, saver.state_sharding), RUN, LoopState(STEP))
   for resumed in (strategy("three_d", trained), strategy("single", trained, devices=1)):
     found, _ = restore.restore(tmp_path, resumed.abstract_state(), RUN, pytest.fail)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(found), state)

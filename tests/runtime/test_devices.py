@@ -1,0 +1,38 @@
+"""How a run starts JAX: the memory settings that only computing on CPUs needs."""
+
+import jax
+import pytest
+from helpers import config
+
+from runtime import devices
+
+
+@pytest.mark.parametrize(
+  "platforms, plugin, device, expected",
+  [
+    (None, False, False, True),
+    (None, True, True, False),
+    ("cuda", True, True, False),
+    ("cpu", True, True, True),  # asked to leave the accelerator alone
+    ("", True, False, True),  # a compiler alone
+    ("", False, True, True),  # a GPU that jax cannot drive
+  ],
+)
+@pytest.mark.parametrize("kind", ["tpu", "gpu"])
+def test_freed_memory_is_kept_only_to_compute_on_cpus(
+  kind: str, platforms: str | None, plugin: bool, device: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+):
+  found = {"_has_tpus": False, "_has_gpus": False, "_has_tpu_compiler": False, "has_gpu_compiler": False}
+  found |= {f"_has_{kind}s": device, "has_gpu_compiler" if kind == "gpu" else "_has_tpu_compiler": plugin}
+  for name, value in found.items():
+    monkeypatch.setattr(devices, name, lambda value=value: value)
+  kept = []
+  monkeypatch.setattr(devices, "_keep_freed_memory", lambda: kept.append(True))
+  monkeypatch.setattr(devices, "_has_compiler_alone", lambda: False)
+  before = jax.config.jax_platforms
+  try:
+    jax.config.update("jax_platforms", platforms)
+    devices.start_jax(config())
+  finally:
+    jax.config.update("jax_platforms", before)
+  assert kept == [True] * expected
