@@ -25,7 +25,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
     {
       # What to run
       "strategy": strategy,  # a module of strategies/: how weights and batch are sharded over the devices
-      "seed": 0,  # of the initial weights, the order of examples, dropout and augmentation
+      "seed": 0,  # of all that is random: initial weights, order of examples, dropout, augmentation, rounding
       "steps": 300,  # updates to make; the learning rate decays over all of them
       "stop_after": 0,  # end this run cleanly after this step; 0: run all steps
       "batch_size": 16,  # examples in a global batch, over all devices

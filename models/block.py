@@ -51,10 +51,10 @@ class Attention(nnx.Module):
 
   def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
     d, n, k, h, dtype = sizes.width, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.param_dtype
-    self.query = weight(rngs, (d, n, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
-    self.key = weight(rngs, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
-    self.value = weight(rngs, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
-    self.out = weight(rngs, (n, h, d), ("heads", None, "embed"), std=(2 * sizes.depth * d) ** -0.5, dtype=dtype)
+    self.query = weight(rngs.weights, (d, n, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
+    self.key = weight(rngs.weights, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
+    self.value = weight(rngs.weights, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
+    self.out = weight(rngs.weights, (n, h, d), ("heads", None, "embed"), std=(2 * sizes.depth * d) ** -0.5, dtype=dtype)
     if sizes.qkv_bias:
       bias = lambda heads: nnx.Param(jnp.zeros((heads, h), dtype), dims=("heads", None))
       self.query_bias, self.key_bias, self.value_bias = bias(n), bias(k), bias(k)
@@ -114,9 +114,9 @@ class SwiGLU(nnx.Module):
 
   def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
     d, f, dtype = sizes.width, sizes.mlp_width, sizes.param_dtype
-    self.gate = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
-    self.up = weight(rngs, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
-    self.down = weight(rngs, (f, d), ("mlp", "embed"), std=(2 * sizes.depth * f) ** -0.5, dtype=dtype)
+    self.gate = weight(rngs.weights, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.up = weight(rngs.weights, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.down = weight(rngs.weights, (f, d), ("mlp", "embed"), std=(2 * sizes.depth * f) ** -0.5, dtype=dtype)
     self.lora = Adapters(sizes, rngs, gate=(self.gate, 1), up=(self.up, 1), down=(self.down, 1))
 
   @jax.named_scope("mlp")

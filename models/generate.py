@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from errors import ConfigError, not_negative
 from models.dimensions import UNSHARDED, Sharding
+from models.keys import Purpose
 from models.ops.attention import Cache
 from models.ops.loss import LOGITS
 from models.transformer import Transformer
@@ -158,8 +159,8 @@ def generate(writer: Writer, prompt: jax.Array, *, length: int, key: jax.Array) 
 
 
 def text_keys(key: jax.Array, batch: int) -> jax.Array:
-  """A key for each text [B]."""
-  return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(batch))
+  """A key for each text [B], from a seed's root key."""
+  return jax.vmap(jax.random.fold_in, (None, 0))(Purpose.SAMPLING.key(key), jnp.arange(batch))
 
 
 def choose_token(logits: jax.Array, sampling: Sampling, seen: jax.Array, keys: jax.Array) -> jax.Array:

@@ -62,7 +62,7 @@ class Adapter(nnx.Module):
     rank, dtype, dims = sizes.lora_rank, sizes.param_dtype, of.dims
     before, after = of.shape[:inputs], of.shape[inputs:]
     std = math.prod(before) ** -0.5
-    self.a = weight(rngs, (*before, rank), (*dims[:inputs], None), std=std, dtype=dtype)
+    self.a = weight(rngs.adapters, (*before, rank), (*dims[:inputs], None), std=std, dtype=dtype)
     self.b = nnx.Param(jnp.zeros((rank, *after), dtype), dims=(None, *dims[inputs:]))
 
 

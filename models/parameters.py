@@ -11,6 +11,7 @@ from flax import nnx
 
 from models import lora
 from models.dimensions import Dims
+from models.keys import Purpose
 from models.sizes import ModelSizes
 from models.transformer import Transformer, is_param
 
@@ -18,7 +19,7 @@ from models.transformer import Transformer, is_param
 @functools.cache
 def definition(sizes: ModelSizes) -> tuple[nnx.GraphDef, nnx.State]:
   """The module's structure and the shapes of its parameters. Allocates nothing."""
-  model = nnx.eval_shape(lambda: Transformer(sizes, nnx.Rngs(params=0)))
+  model = nnx.eval_shape(lambda: Transformer(sizes, _streams(jax.random.key(0))))
   return nnx.split(model, nnx.Param)
 
 
@@ -46,8 +47,13 @@ def used_dtypes(sizes: ModelSizes) -> dict[str, Any]:
 
 
 def init_params(sizes: ModelSizes, key: jax.Array) -> dict[str, Any]:
-  """Initial parameters, as nested dicts of arrays. The same key gives bitwise equal parameters under every layout."""
-  return nnx.to_pure_dict(nnx.state(Transformer(sizes, nnx.Rngs(params=key)), nnx.Param))
+  """Initial parameters, as nested dicts of arrays. The same root key gives bitwise equal ones under every layout."""
+  return nnx.to_pure_dict(nnx.state(Transformer(sizes, _streams(key)), nnx.Param))
+
+
+def _streams(root: jax.Array) -> nnx.Rngs:
+  """The keys of all weights, one after another."""
+  return nnx.Rngs(weights=Purpose.WEIGHTS.key(root), adapters=Purpose.ADAPTERS.key(root))
 
 
 def trained(sizes: ModelSizes, params: dict[str, Any]) -> dict[str, Any]:

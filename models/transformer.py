@@ -38,7 +38,7 @@ class Transformer(nnx.Module):
   def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
     self.sizes = sizes
     shape, dims, std = sizes.reads.embedding(sizes)
-    self.embedding = weight(rngs, shape, dims, std=std, dtype=sizes.param_dtype)
+    self.embedding = weight(rngs.weights, shape, dims, std=std, dtype=sizes.param_dtype)
 
     @nnx.split_rngs(splits=sizes.depth)
     @nnx.vmap(in_axes=0, out_axes=0)
@@ -49,7 +49,7 @@ class Transformer(nnx.Module):
     self.norm = RMSNorm(sizes.width, sizes)
     if not sizes.tied_embedding:
       shape, dims = sizes.predicts.head(sizes)
-      self.head = weight(rngs, shape, dims, std=sizes.width**-0.5, dtype=sizes.param_dtype)
+      self.head = weight(rngs.weights, shape, dims, std=sizes.width**-0.5, dtype=sizes.param_dtype)
 
   def __call__(
     self,

@@ -21,6 +21,7 @@ import optax
 from errors import ConfigError, positive
 from models.dimensions import UNSHARDED, Sharding
 from models.inputs import Field, Shapes
+from models.keys import Purpose
 from models.ops.loss import Sums as Sums
 from models.ops.loss import Targets
 from models.parameters import bind, frozen, init_params, joined, logical_dims, trained, used_dtypes
@@ -30,7 +31,6 @@ from training.optimizers import Rule
 from training.streaming import streamed
 
 PADDING = 4  # pixels on each side, by which crops move
-_DROPOUT, _AUGMENT = 0, 1  # two independent uses of an example's random key
 
 Params = dict[str, Any]  # nested; the leaves are arrays
 Batch = dict[str, jax.Array]  # see `Program.example_shapes`
@@ -121,7 +121,7 @@ class Program:
     """The model's input: tokens [B, T], or images [B, S, S, C], normalized and, in training, augmented."""
     x = self.sizes.reads.select(self.sizes, batch)
     if self.augment and step is not None:
-      x = crop_and_flip(x, self._example_keys(batch["id"], step, _AUGMENT))
+      x = crop_and_flip(x, self._example_keys(batch["id"], step, Purpose.AUGMENTATION))
     return self.sizes.reads.prepare(self.sizes, x, sharding)
 
   def targets(self, batch: Batch) -> Targets:
@@ -139,7 +139,7 @@ class Program:
 
   def dropout_keys(self, batch: Batch, step: jax.Array | None) -> jax.Array | None:
     """A key for each example [B]; None if nothing is dropped."""
-    return self._example_keys(batch["id"], step, _DROPOUT) if self.sizes.dropout and step is not None else None
+    return self._example_keys(batch["id"], step, Purpose.DROPOUT) if self.sizes.dropout and step is not None else None
 
   def gradient_sums(
     self,
@@ -183,10 +183,10 @@ class Program:
     grads = jax.tree.map(lambda g: g / sums["count"], grads)
     loss, norm = sums["loss"] / sums["count"], optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-    rate = self.optimizer.learning_rate_at(state.step)
+    rate, key = self.optimizer.learning_rate_at(state.step), self._step_key(state.step, Purpose.ROUNDING)
 
     def update(params: Params, opt_state: Any, grads: Params) -> tuple[Params, Any]:
-      changes, new_state = self.rule.transform.update(grads, opt_state, params, step=state.step, sharding=sharding)
+      changes, new_state = self.rule.transform.update(grads, opt_state, params, key=key, sharding=sharding)
       new = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), params, changes)
       return jax.tree.map(lambda new, old: jnp.where(finite, new, old), (new, new_state), (params, opt_state))
 
@@ -199,10 +199,13 @@ class Program:
       metrics["accuracy"] = sums["correct"] / sums["count"]
     return TrainState(state.step + 1, params, opt_state), metrics
 
-  def _example_keys(self, ids: jax.Array, step: jax.Array, use: int) -> jax.Array:
-    """A key for each example [B], from its id [B, 2], the step and the use; the same on every device."""
-    key = jax.random.fold_in(jax.random.key(self.seed), step)
-    return jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i[0]), 2 * i[1] + use))(ids)
+  def _step_key(self, step: jax.Array, purpose: Purpose) -> jax.Array:
+    return jax.random.fold_in(purpose.key(jax.random.key(self.seed)), step)
+
+  def _example_keys(self, ids: jax.Array, step: jax.Array, purpose: Purpose) -> jax.Array:
+    """A key for each example [B], from its id [B, 2], the step and the purpose; the same on every device."""
+    key = self._step_key(step, purpose)
+    return jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i[0]), i[1]))(ids)
 
 
 def no_sums() -> Sums:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
   from models.sizes import ModelSizes
 
 
-def weight(rngs: nnx.Rngs, shape: tuple[int, ...], dims: Dims, *, std: float, dtype: str) -> nnx.Param:
-  """A weight drawn from a normal distribution; `dims` names its dimensions (dimensions.py)."""
+def weight(keys: nnx.RngStream, shape: tuple[int, ...], dims: Dims, *, std: float, dtype: str) -> nnx.Param:
+  """A weight drawn from a normal distribution with the next of the keys; `dims` names its dimensions."""
   assert len(shape) == len(dims)
-  value = std * jax.random.normal(rngs.params(), shape, jnp.float32)
+  value = std * jax.random.normal(keys(), shape, jnp.float32)
   return nnx.Param(value.astype(dtype), dims=dims)
 
 

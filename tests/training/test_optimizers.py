@@ -81,7 +81,7 @@ def test_updates_equal_optax_for_each_matrix(name: str):
   expected = {path: by_layer[path](chosen[path].init)(x) for path, x in shaped(params).items()}
   for step in range(STEPS):
     gradients = jax.tree.map(lambda w: jnp.asarray(random.normal(size=w.shape), jnp.float32), params)
-    updates, state = update(gradients, state, params, step=step)
+    updates, state = update(gradients, state, params, key=jax.random.key(step))
     for path, g in shaped(gradients).items():
       wanted, expected[path] = jax.jit(by_layer[path](chosen[path].update))(g, expected[path], g)
       assert_trees_close(shaped(updates)[path], wanted, TOLERANCE.get(name, PARITY))
@@ -93,7 +93,7 @@ B2, LONG = 0.999, 4000  # steps; the moment is then within 2% of where it goes
 def after_constant_gradients(transform: optax.GradientTransformationExtraArgs) -> tuple[jax.Array, jax.Array]:
   """Both moments of Adam after many steps with the same gradients, relative to where they go."""
   gradients = jnp.linspace(0.5, 2.0, 500)
-  body = lambda state, step: (transform.update(gradients, state, step=step)[1], None)
+  body = lambda state, step: (transform.update(gradients, state, key=jax.random.key(step))[1], None)
   state = jax.jit(lambda: jax.lax.scan(body, transform.init(gradients), jnp.arange(LONG))[0])()
   return state.mu.astype(jnp.float32) / gradients, state.nu.astype(jnp.float32) / gradients**2
 

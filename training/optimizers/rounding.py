@@ -14,20 +14,18 @@ def stored(transform: optax.GradientTransformation, dtype: str) -> optax.Gradien
 
   Bfloat16 has 8 significant bits. A second moment changes by a share of 1 - b2 in a step. If that is less than half of
   its last bit, rounding to the nearest loses every change. So numbers are rounded up or down at random, by chances that
-  keep their mean (Gupta et al. 2015, arXiv:1502.02551). The chances depend on the step and on the position in the
-  array, so they are the same under every layout.
+  keep their mean (Gupta et al. 2015, arXiv:1502.02551). The chances depend on the seed, the step and the
+  position in the array, so they are the same under every layout.
   """
   inner = optax.with_extra_args_support(transform)
 
   def init(params: Tree) -> Any:
     return _cast(inner.init(params), dtype)
 
-  def update(
-    gradients: Tree, state: Any, params: Tree = None, *, step: jax.Array | int, **more: Any
-  ) -> tuple[Tree, Any]:
+  def update(gradients: Tree, state: Any, params: Tree = None, *, key: jax.Array, **more: Any) -> tuple[Tree, Any]:
     given = (_cast(gradients, "float32"), _cast(state, "float32"))
-    updates, new = inner.update(*given, params, step=step, **more)
-    return updates, _rounded(new, jnp.dtype(dtype), step)
+    updates, new = inner.update(*given, params, key=key, **more)
+    return updates, _rounded(new, jnp.dtype(dtype), key)
 
   return optax.GradientTransformationExtraArgs(init, update)
 
@@ -36,11 +34,10 @@ def _cast(tree: Tree, dtype: str) -> Tree:
   return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
-def _rounded(tree: Tree, dtype: jnp.dtype, step: jax.Array | int) -> Tree:
+def _rounded(tree: Tree, dtype: jnp.dtype, key: jax.Array) -> Tree:
   if dtype == jnp.float32:
     return tree
   leaves, structure = jax.tree.flatten(tree)
-  key = jax.random.fold_in(jax.random.key(0), step)
   is_number = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
   rounded = [
     rounded_at_random(x, jax.random.fold_in(key, i)) if floating else x

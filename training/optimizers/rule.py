@@ -14,8 +14,8 @@ class Rule(NamedTuple):
   """An optimizer, without what all have in common: clipping, weight decay and the learning rate.
 
   Attributes:
-    transform: turns gradients into updates. Its `update` may take two more arguments by name: `step`, and `sharding`,
-      a `models.dimensions.Sharding`. The updates are sharded as the weights or as the state.
+    transform: turns gradients into updates. Its `update` may take two more arguments by name: `key`, a random key of
+      this step, and `sharding`, a `models.dimensions.Sharding`. The updates are sharded as the weights or as the state.
     dims: the logical dimensions of each array of the state, in the state's tree. Layouts place them by name, as the
       optimizer's state; `()` is a number, which every device holds.
     by_layer: whether the update of a weight with these dimensions needs whole matrices (`Sharding.by_layer`).
