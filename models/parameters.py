@@ -39,7 +39,7 @@ def used_dtypes(sizes: ModelSizes) -> dict[str, Any]:
   def dtype(path: tuple, param: nnx.Param) -> str:
     if not any(param.dims):
       return sizes.param_dtype  # the scale of a norm, because norms are computed in float32
-    return sizes.predicts.head_dtype(sizes) if path[0].key == "head" else sizes.dtype
+    return sizes.predicts.head_dtype() if path[0].key == "head" else sizes.dtype
 
   _, params = definition(sizes)
   return nnx.to_pure_dict(jax.tree.map_with_path(dtype, params, is_leaf=is_param))

@@ -37,7 +37,7 @@ class Transformer(nnx.Module):
 
   def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
     self.sizes = sizes
-    shape, dims, std = sizes.reads.embedding(sizes)
+    shape, dims, std = sizes.reads.embedding()
     self.embedding = weight(rngs, shape, dims, std=std, dtype=sizes.param_dtype)
 
     @nnx.split_rngs(splits=sizes.depth)
@@ -48,7 +48,7 @@ class Transformer(nnx.Module):
     self.blocks = stacked(rngs)
     self.norm = RMSNorm(sizes.width, sizes)
     if not sizes.tied_embedding:
-      shape, dims = sizes.predicts.head(sizes)
+      shape, dims = sizes.predicts.head()
       self.head = weight(rngs, shape, dims, std=sizes.width**-0.5, dtype=sizes.param_dtype)
 
   def __call__(
@@ -98,7 +98,7 @@ class Transformer(nnx.Module):
       table: the embedding, gathered already.
     """
     table = self._cast_and_gathered(self.embedding, sharding) if table is None else table
-    return self.sizes.reads.embed(self.sizes, table, inputs, sharding)
+    return self.sizes.reads.embed(table, inputs, sharding)
 
   def run_blocks(
     self,
@@ -131,7 +131,7 @@ class Transformer(nnx.Module):
     else:
       segments = sharding.activation(segments, "batch", None)
       positions = sharding.activation(positions_in(segments), "batch", None)  # [B, T]
-    coordinates = self.sizes.reads.locate(self.sizes, positions)
+    coordinates = self.sizes.reads.locate(positions)
     angles = rope_angles(coordinates, self.sizes)
 
     def body(x: jax.Array, layer: _Layer) -> tuple[jax.Array, Cache | None]:
@@ -184,14 +184,14 @@ class Transformer(nnx.Module):
     Args:
       table: a tied embedding, gathered already.
     """
-    head, sizes = self._head_weight(sharding, table), self.sizes
-    return sizes.predicts.loss_sums(self.norm(x), head, targets, sharding, segments, sizes.loss_chunk)
+    head = self._head_weight(sharding, table)
+    return self.sizes.predicts.loss_sums(self.norm(x), head, targets, sharding, segments)
 
   def _head_weight(self, sharding: Sharding, table: jax.Array | None) -> jax.Array:
     """The head [D, V], gathered."""
     if self.sizes.tied_embedding:
       return (self._cast_and_gathered(self.embedding, sharding) if table is None else table).T
-    return self._cast_and_gathered(self.head, sharding, self.sizes.predicts.head_dtype(self.sizes))
+    return self._cast_and_gathered(self.head, sharding, self.sizes.predicts.head_dtype())
 
   def empty_cache(self, batch: int, length: int) -> Cache:
     """A cache for `length` positions of `batch` texts."""

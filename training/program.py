@@ -119,10 +119,10 @@ class Program:
 
   def inputs(self, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED) -> jax.Array:
     """The model's input: tokens [B, T], or images [B, S, S, C], normalized and, in training, augmented."""
-    x = self.sizes.reads.select(self.sizes, batch)
+    x = self.sizes.reads.select(batch)
     if self.augment and step is not None:
       x = crop_and_flip(x, self._example_keys(batch["id"], step, _AUGMENT))
-    return self.sizes.reads.prepare(self.sizes, x, sharding)
+    return self.sizes.reads.prepare(x, sharding)
 
   def targets(self, batch: Batch) -> Targets:
     """What is to be predicted: for each position the next token, or for each example a label."""
