@@ -7,7 +7,6 @@ itself. At the end they are sent once. A pipeline runs in the same way, with `st
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -18,11 +17,7 @@ from models.parameters import used_dtypes
 from strategies.collectives import Collectives
 from strategies.constraints import Constraints
 from strategies.runner import Runner
-from training.program import Batch, Params, Sums
-
-# (weights, a device's own rows, step, sharding inside) → sums over these rows, gradients
-Work = Callable[[Params, Batch, Any, Constraints], tuple[Sums, Params]]
-Arrange = Callable[[Params], Params]
+from training.program import Batch, GradientSums, Params, Sums
 
 
 class ByHand(Runner):
@@ -34,13 +29,13 @@ class ByHand(Runner):
 
 def summed_over_devices(
   runner: Runner,
-  work: Work,
+  work: GradientSums,
   params: Params,
   batch: Batch,
   step: jax.Array | None,
-  arrange: Arrange = lambda blocks: blocks,
+  arrange: Callable[[Params], Params] = lambda blocks: blocks,
 ) -> tuple[Sums, Params]:
-  """Runs `work` on each device's own rows, and sums what it returns over the axes `Transfers.by_hand`.
+  """Runs `work` on a device's own rows, and sums what it returns over the mesh axes `Transfers.by_hand`.
 
   Weights and gradients travel in the dtype in which the model uses the weights. Weights that are gathered for each part
   are gathered by `work`, with `Constraints.gather`; those that are gathered once, here.

@@ -56,29 +56,23 @@ class Runner:
 
   Attributes:
     fallbacks: the limits because of which the program is not quite the one that was asked for.
+    schedule: of a pipeline; None without one.
+    microbatches: the parts into which the runner itself splits an accumulation part.
+    described: what the start-up line says of the runner; "" if nothing.
   """
 
   program: Program
   layout: Layout
   transfers: Transfers
   fallbacks: tuple[Limit, ...] = ()
-
-  microbatches = 1  # parts into which the runner itself splits an accumulation part
+  schedule: "Schedule | None" = None
+  microbatches: int = 1
+  described: str = ""
 
   @staticmethod
   def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
     """What this runner cannot do of such a program under a layout."""
     return []
-
-  @property
-  def schedule(self) -> "Schedule | None":
-    """The schedule of a pipeline; None without one."""
-    return None
-
-  @property
-  def described(self) -> str:
-    """What the start-up line says of the runner; "" if nothing."""
-    return ""
 
   @property
   def sharding(self) -> Constraints:

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import warnings
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +24,7 @@ from strategies.pipeline.stage import Stage, once
 from strategies.runner import Limit, Runner
 from strategies.transfers import Transfers
 from training.optimizer import Optimizer
-from training.program import Batch, Params, Program, Sums, split_batch
+from training.program import Batch, GradientSums, Params, Program, Sums, split_batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,24 +34,26 @@ class Staged(Runner):
   A stage holds its own weights whole for the step, also those that `embed` splits over the devices of the batch.
   """
 
-  training: Schedule = dataclasses.field(kw_only=True)
+  schedule: Schedule = dataclasses.field(kw_only=True)
   evaluation: Schedule = dataclasses.field(kw_only=True)
-  name: str = dataclasses.field(kw_only=True)  # of the schedule
 
   @staticmethod
   def make(
-    program: Program,
-    layout: Layout,
-    fallbacks: tuple[Limit, ...],
-    *,
-    schedule: str,
-    microbatches: int,
-    chunks: int,
+    program: Program, layout: Layout, fallbacks: tuple[Limit, ...], *, schedule: str, microbatches: int, chunks: int
   ) -> "Staged":
     """The runner for a config's section `pipeline` (configs/base.py)."""
     stages, depth = layout.shards("layers"), program.sizes.depth
     chunks = _chunks(schedule, chunks, stages, depth)
-    _check_sizes(stages, chunks, depth, microbatches)
+    if depth % (stages * chunks):
+      raise ConfigError(
+        f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide model.depth={depth}; "
+        f"use a depth that is a multiple of {stages * chunks}, or fewer chunks"
+      )
+    if not orders.fills_groups(stages, microbatches, chunks):
+      raise ConfigError(
+        f"pipeline.microbatches={microbatches} is not a multiple of mesh.stage={stages}, as the interleaved "
+        f"schedule needs; use {round(microbatches / stages) * stages}"
+      )
     training = orders.build(orders.ORDERS[schedule], stages, microbatches, chunks)
     if microbatches < stages:
       warnings.warn(
@@ -65,9 +66,10 @@ class Staged(Runner):
       layout,
       Transfers.of(layout, parts=program.accumulation * microbatches),
       fallbacks,
-      training=training,
+      schedule=training,
       evaluation=orders.build(orders.forward_only, stages, microbatches),
-      name=schedule,
+      microbatches=microbatches,
+      described=f"schedule {schedule}, {microbatches} microbatches: bubble {training.idle_time():.0%}",
     )
 
   @staticmethod
@@ -83,41 +85,27 @@ class Staged(Runner):
       found.append(Limit("model.attention", "splash", why, "Python 3.12 or later", instead="plain"))
     return found
 
-  @property
-  def microbatches(self) -> int:  # type: ignore[override]
-    return self.training.microbatches
-
-  @property
-  def schedule(self) -> Schedule:
-    return self.training
-
-  @property
-  def described(self) -> str:
-    return f"schedule {self.name}, {self.microbatches} microbatches: bubble {self.training.idle_time():.0%}"
-
   def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
-    of_part = functools.partial(self._run, self.training)
-    return self._on_stages(functools.partial(self.program.gradient_sums, of_part=of_part), params, batch, step)
+    return self._on_stages(functools.partial(self.program.gradient_sums, of_part=self._run), params, batch, step)
 
   def eval_sums(self, params: Params, batch: Batch) -> Sums:
-    return self._on_stages(functools.partial(self._run, self.evaluation), params, batch, None)[0]
+    return self._on_stages(self._run, params, batch, None)[0]
 
-  def _on_stages(self, work: Any, params: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
+  def _schedule_of(self, step: jax.Array | None) -> Schedule:
+    return self.evaluation if step is None else self.schedule
+
+  def _on_stages(self, work: GradientSums, params: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
     """Runs `work` on each stage, with its own layers and the rows of its own devices."""
-    schedule = self.training if step is not None else self.evaluation
+    schedule = self._schedule_of(step)
     chunk = functools.partial(regroup, stages=schedule.stages, chunks=schedule.chunks)
     return summed_over_devices(self, work, params, batch, step, arrange=lambda blocks: jax.tree.map(chunk, blocks))
 
-  def _run(
-    self, schedule: Schedule, params: Params, batch: Batch, step: jax.Array | None, sharding: Constraints
-  ) -> tuple[Sums, Params]:
+  def _run(self, params: Params, batch: Batch, step: jax.Array | None, sharding: Constraints) -> tuple[Sums, Params]:
     """Sums over a stage's rows and, in training (`step` is given), the gradient of the summed loss."""
-    edges = {name: weights for name, weights in params.items() if name != "blocks"}
+    schedule = self._schedule_of(step)
     microbatches = split_batch(batch, schedule.microbatches, sharding)
-    index = jax.lax.axis_index("stage")
-    end = Stage(self.program, schedule, sharding, index, params["blocks"], edges, microbatches, step).run()
-    blocks, of_edges = end.gradients
-    return end.sums, {"blocks": blocks, **of_edges}
+    end = Stage(self.program, schedule, sharding, jax.lax.axis_index("stage"), params, microbatches, step).run()
+    return end.sums, end.gradients
 
   def writer(self, params: Params, sampling: Sampling, sharding: Constraints) -> Writer:
     """Writes texts. With a single microbatch nothing can overlap: the stages take turns, each with its own cache."""
@@ -174,19 +162,6 @@ def _chunks(schedule: str, chunks: int, stages: int, depth: int) -> int:
         stacklevel=3,
       )
   return chunks
-
-
-def _check_sizes(stages: int, chunks: int, depth: int, microbatches: int) -> None:
-  if depth % (stages * chunks):
-    raise ConfigError(
-      f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide model.depth={depth}; "
-      f"use a depth that is a multiple of {stages * chunks}, or fewer chunks"
-    )
-  if not orders.fills_groups(stages, microbatches, chunks):
-    raise ConfigError(
-      f"pipeline.microbatches={microbatches} is not a multiple of mesh.stage={stages}, as the interleaved "
-      f"schedule needs; use {round(microbatches / stages) * stages}"
-    )
 
 
 def regroup(w: jax.Array, stages: int, chunks: int) -> jax.Array:
