@@ -31,7 +31,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "batch_size": 16,  # examples in a global batch, over all devices
       "accumulation": 1,  # parts that a batch runs in, one after another, to save memory
       # For weights in pieces: gather them, and scatter their gradients, for each "part" of the batch (least memory) or
-      # once a "step" (least communication). "auto": once a step in pipelines, for each part elsewhere.
+      # once a "step" (least communication). Pipelines always do so once a step.
       "gather": "part",
       # Where to run. A mesh size that is not set is the strategy's default; -1 takes the devices that are left.
       "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "model")},

@@ -8,7 +8,7 @@ A training step has three parts, each a method (`embed`, `run_blocks`, `head_los
 them on different devices.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,6 @@ from models.ops.layers import RMSNorm, fold_in, linear_by_rows, weight
 from models.ops.loss import Sums, Targets
 from models.remat import Policy, policy_of
 from models.sizes import ModelSizes
-
-
-class _Layer(NamedTuple):
-  """What the scan over blocks slices: the weights, number and cache of one block, or of all blocks stacked."""
-
-  weights: Any
-  number: jax.Array
-  cache: Cache | None
 
 
 class Transformer(nnx.Module):
@@ -134,16 +126,14 @@ class Transformer(nnx.Module):
     coordinates = self.sizes.reads.locate(positions)
     angles = rope_angles(coordinates, self.sizes)
 
-    def body(x: jax.Array, layer: _Layer) -> tuple[jax.Array, Cache | None]:
-      x = checkpoint_name(x, "block_input")
-      block = nnx.merge(
-        graph, jax.tree.map(lambda w: self._cast_and_gathered(w, sharding), layer.weights, is_leaf=is_param)
-      )
-      return block(x, angles, segments, fold_in(keys, layer.number), sharding, layer.cache, start)
+    def body(x: jax.Array, layer: tuple[nnx.State, jax.Array, Cache | None]) -> tuple[jax.Array, Cache | None]:
+      x, (weights, number, cache) = checkpoint_name(x, "block_input"), layer
+      weights = jax.tree.map(lambda w: self._cast_and_gathered(w, sharding), weights, is_leaf=is_param)
+      return nnx.merge(graph, weights)(x, angles, segments, fold_in(keys, number), sharding, cache, start)
 
     c = self.sizes
     body = jax.checkpoint(body, policy=policy or policy_of(c.remat, c.saved, c.lora_rank), prevent_cse=False)
-    x, new = jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
+    x, new = jax.lax.scan(body, x, (stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
     # Written once for all blocks: a scan that returned the cache would copy it.
     return x, None if cache is None else cache.add(new, start)
 

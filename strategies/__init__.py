@@ -1,8 +1,8 @@
 """The ways to shard the one Transformer: one file, one idea.
 
 Read layout.py first, then data_parallel.py, zero1.py, zero2.py, fsdp.py, hsdp.py, tensor_parallel.py and two_d.py: each
-is a layout. Then how a layout runs: transfers.py (what moves), runner.py, automatic.py, by_hand.py and base.py. Then
-the package pipeline/, and last three_d.py. Every module here that defines `LAYOUT` is a strategy, under the module's
+is a layout. Then how a layout runs: transfers.py (what moves), runner.py, by_hand.py and base.py. Then the package
+pipeline/, and last three_d.py. Every module here that defines `LAYOUT` is a strategy, under the module's
 name. Nothing else needs to be registered.
 """
 
@@ -19,7 +19,6 @@ from jax.sharding import AbstractMesh, Mesh
 
 from errors import ConfigError, one_of
 from models.sizes import ModelSizes
-from strategies.automatic import Automatic
 from strategies.base import Strategy
 from strategies.by_hand import ByHand
 from strategies.compiler_options import CHOICES, options
@@ -87,7 +86,7 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
     runner: Runner = Staged.make(program, layout, fallbacks, **pipeline)
   else:
     transfers = Transfers.of(layout, parts=program.accumulation, gather=gather, by_hand=bool(implementation.RUNNER))
-    kind = kind or (ByHand if transfers.by_hand else Automatic)
+    kind = kind or (ByHand if transfers.by_hand else Runner)
     runner = kind(program, layout, transfers, fallbacks)
   device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else None
   return implementation(runner, mesh, options(choice, device) if device else {})

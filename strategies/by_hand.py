@@ -1,8 +1,8 @@
 """ByHand: sums gradients over devices once a step, however many parts the batch runs in.
 
-In automatic sharding mode a gradient is summed over devices as soon as it exists: once for each part. So the code here
-is manual over the mesh axes that split the batch. Each device runs all parts of its own rows and keeps its gradients to
-itself. At the end they are sent once. A pipeline runs in the same way, with `stage` as one more manual axis.
+The code here is manual over the mesh axes that split the batch. Each device runs all parts of its own rows and keeps
+its gradients to itself. At the end they are sent once. A pipeline runs in the same way, with `stage` as one more manual
+axis.
 """
 
 import functools

@@ -1,13 +1,16 @@
-"""Runner: who runs a program's parts, and sums gradients over devices. The interface; each implementation is one file.
-
-    automatic.py         the compiler inserts all collectives
-    by_hand.py           gradients are summed by hand, once a step
-    pipeline/staged.py   stages take turns, by a schedule
-    pmapped.py           inside `jax.pmap`
+"""Runner: who runs a program's parts, and sums gradients over devices.
 
 A runner takes a program, a layout and its transfers (transfers.py). It supplies the sums of gradients and of an
 evaluation, and what writes text. base.py compiles these. It declares once what it cannot do (`limits`), for the error,
 the search and the start-up line.
+
+The one in this file leaves all communication to the compiler, which inserts the collectives that the layout needs. So
+a gradient is summed over devices as soon as it exists: once for each part of a batch, and while the backward pass goes
+on. Each other runner is one file:
+
+    by_hand.py           gradients are summed by hand, once a step, if a batch has several parts
+    pipeline/staged.py   stages take turns, by a schedule
+    pmapped.py           inside `jax.pmap`
 """
 
 import dataclasses
@@ -81,7 +84,7 @@ class Runner:
 
   def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
     """Sums over the global batch, and the gradient of the summed loss in what is trained, stored as the state is."""
-    raise NotImplementedError
+    return self.program.gradient_sums(params, batch, step, self.sharding)
 
   def eval_sums(self, params: Params, batch: Batch) -> Sums:
     """Sums over the global batch, without dropout and augmentation."""
