@@ -227,7 +227,7 @@ def _time(strategy: Strategy, case: Case, step: CompiledStep, figures: Chip, tim
   )
   sizes, devices, mesh = strategy.program.sizes, strategy.layout.device_count, strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
-  unit, items = sizes.unit
+  unit, items = sizes.reads.unit()
   model_flops = case.batch_size * sizes.train_flops_per_example() / devices
   used = {one.collective.axes for one in timed.collectives}
   return {

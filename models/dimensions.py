@@ -44,19 +44,8 @@ class Sharding:
   `strategies.constraints.Constraints` overrides every method.
   """
 
-  @property
-  def splits_products(self) -> bool:
-    """Whether devices compute parts of a product and sum them, because `heads` or `mlp` is split."""
-    return False
-
-  @property
-  def scatters_gradients(self) -> bool:
-    """Whether `gather` lets the compiler scatter the gradients of weights."""
-    return False
-
-  @property
-  def layer_pieces(self) -> int:
-    """The number of pieces into which devices split the stacked blocks."""
+  def shards(self, dim: str) -> int:
+    """The number of pieces a dimension is split into. "gradients": in which the compiler leaves those of weights."""
     return 1
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:

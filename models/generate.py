@@ -58,7 +58,7 @@ class Texts(NamedTuple):
     cache: keys and values of all tokens but the newest; None while it is passed apart, to be donated.
     newest: [B], the newest token of each text.
     lengths: [B], how many tokens each text has.
-    seen: [B, V], whether a text holds a token; [B, 0] if nobody asks.
+    seen: [B, V], whether a text holds a token; [B, 0] if sampling does not need it.
     keys: [B], a random key for each text.
   """
 
@@ -82,7 +82,7 @@ class Writer(NamedTuple):
   run_blocks: RunBlocks | None = None
 
   def begin(self, prompts: jax.Array, lengths: jax.Array, keys: jax.Array, *, size: int) -> Texts:
-    """Reads prompts [B, P] with these lengths [B], and writes the first token of each. `size`: tokens to have room for.
+    """Reads prompts [B, P] with these lengths [B], and writes the first token of each, in room for `size` tokens.
 
     Keys belong to texts, so a text does not depend on the others in its batch.
     """
@@ -99,9 +99,12 @@ class Writer(NamedTuple):
     return self._next(texts, texts.newest[:, None], texts.lengths - 1, jnp.zeros_like(texts.lengths))
 
   def log_likelihoods(self, tokens: jax.Array, counted: jax.Array) -> jax.Array:
-    """The log-likelihood of each text, float32 [B]: the sum over the tokens [B, T + 1] that count [B, T + 1].
+    """The log-likelihood of each text, float32 [B]: the sum over the counted tokens. The first is never scored.
 
-    The first token has none. Makes logits for some positions at a time, as the loss does.
+    Makes logits for some positions at a time, as the loss does.
+
+    Args:
+      tokens, counted: [B, T + 1], the texts, and which of their tokens count.
     """
     sharding = self.sharding
     tokens, counted = (sharding.activation(x, "batch", None) for x in (tokens, counted))

@@ -51,7 +51,7 @@ class Input(Protocol):
     """The length T of the sequence that the blocks process."""
 
   def unit(self) -> tuple[str, int]:
-    """The unit of throughput, and how many of them an example holds."""
+    """The unit of throughput ("tokens" or "images"), and how many units an example holds."""
 
   def shapes(self, ahead: int) -> Shapes:
     """The fields of a batch that this input reads. The targets reach `ahead` tokens past the input."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
   from models.sizes import ModelSizes
 
 TARGETS = ("query", "key", "value", "out", "gate", "up", "down")  # the weights that may have adapters
-NAME = "lora"  # of the adapters among the parameters of a layer
+NAME = "lora"  # the name of the adapters among the parameters of a layer
 
 
 def targets_of(names: str) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def targets_of(names: str) -> tuple[str, ...]:
 
 
 def groups(targets: str) -> list[tuple[str, list[str], list[str]]]:
-  """Those of these weights that read the residual stream and those that write to it, for `heads` and for `mlp`."""
+  """For `heads` and for `mlp`, the targets that read the residual stream, and those that write to it."""
   names = targets_of(targets)
   some = lambda *wanted: [name for name in wanted if name in names]
   return [("heads", some("query", "key", "value"), some("out")), ("mlp", some("gate", "up"), some("down"))]
@@ -99,7 +99,7 @@ class Adapters(nnx.Module):
     """Adds to a product [B, T, D] what the adapter of its weight makes of the same input.
 
     Args:
-      name: of the weight.
+      name: the name of the weight.
       product: after `Sharding.split_sequence`.
       h: the input [B, T, I...].
       inputs: the number of dimensions of I.

@@ -73,6 +73,7 @@ class Objective(Protocol):
     self, x: jax.Array, head: jax.Array, targets: Targets, sharding: Sharding, segments: jax.Array | None
   ) -> tuple[jax.Array, Sums]:
     """The loss summed over the predictions of normalized activations [B, T, D], and all sums."""
+    return of_logits(self.logits(x, head, sharding, segments), targets)
 
 
 class NextToken(Objective):
@@ -144,11 +145,6 @@ class Class(Objective):
     own = sharding.activation(segments, "batch", "sequence")[..., None] > 0
     total = jnp.sum(jnp.where(own, x, 0), axis=1, dtype=jnp.float32)
     return linear(total / jnp.maximum(jnp.sum(is_text, axis=1), 1), head)  # an empty text has a mean of 0
-
-  def loss_sums(
-    self, x: jax.Array, head: jax.Array, targets: Targets, sharding: Sharding, segments: jax.Array | None
-  ) -> tuple[jax.Array, Sums]:
-    return of_logits(self.logits(x, head, sharding, segments), targets)
 
 
 OBJECTIVES: dict[str, type[Objective]] = {"next_token": NextToken, "class": Class}

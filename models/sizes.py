@@ -137,11 +137,6 @@ class ModelSizes:
     """Length of the sequence that the blocks see: tokens of a text, patches of an image."""
     return self.reads.positions()
 
-  @property
-  def unit(self) -> tuple[str, int]:
-    """The unit of throughput ("tokens" or "images"), and how many units an example holds."""
-    return self.reads.unit()
-
   def example_shapes(self) -> Shapes:
     """The content of a batch: the fields that the input and the objective read, and two more if the model has them.
 

@@ -84,11 +84,7 @@ class Transformer(nnx.Module):
 
   @jax.named_scope("embed")
   def embed(self, inputs: jax.Array, sharding: Sharding = UNSHARDED, table: jax.Array | None = None) -> jax.Array:
-    """Tokens [B, T] or normalized images [B, S, S, C] → [B, T, D] in the compute dtype.
-
-    Args:
-      table: the embedding, gathered already.
-    """
+    """Tokens [B, T] or normalized images [B, S, S, C] → [B, T, D]. `table` is the embedding, if gathered already."""
     table = self._cast_and_gathered(self.embedding, sharding) if table is None else table
     return self.sizes.reads.embed(table, inputs, sharding)
 
@@ -143,13 +139,9 @@ class Transformer(nnx.Module):
     x: jax.Array,
     sharding: Sharding = UNSHARDED,
     segments: jax.Array | None = None,
-    table: jax.Array | None = None,
+    table: jax.Array | None = None,  # a tied embedding, gathered already
   ) -> jax.Array:
-    """[B, T, D] and segments [B, T] → float32 logits: [B, T, V] of the next token, or [B, classes].
-
-    Args:
-      table: a tied embedding, gathered already.
-    """
+    """[B, T, D] and segments [B, T] → float32 logits: [B, T, V] of the next token, or [B, classes]."""
     return self.sizes.predicts.logits(self.norm(x), self._head_weight(sharding, table), sharding, segments)
 
   @jax.named_scope("head")
@@ -167,13 +159,9 @@ class Transformer(nnx.Module):
     targets: Targets,
     sharding: Sharding = UNSHARDED,
     segments: jax.Array | None = None,
-    table: jax.Array | None = None,
+    table: jax.Array | None = None,  # a tied embedding, gathered already
   ) -> tuple[jax.Array, Sums]:
-    """The loss of x [B, T, D], summed over the predictions that count, and all sums.
-
-    Args:
-      table: a tied embedding, gathered already.
-    """
+    """The loss of x [B, T, D], summed over the predictions that count, and all sums."""
     head = self._head_weight(sharding, table)
     return self.sizes.predicts.loss_sums(self.norm(x), head, targets, sharding, segments)
 

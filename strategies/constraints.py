@@ -58,17 +58,8 @@ class Constraints(Sharding):
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     return x if self.layout.device_count == 1 else constrain(x, self.layout.spec(dims))
 
-  @property
-  def splits_products(self) -> bool:
-    return self.layout.shards("heads") > 1 or self.layout.shards("mlp") > 1
-
-  @property
-  def scatters_gradients(self) -> bool:
-    return self.layout.shards("gradients") > 1
-
-  @property
-  def layer_pieces(self) -> int:
-    return self.layout.shards("layers")
+  def shards(self, dim: str) -> int:
+    return self.layout.shards(dim)
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """All-gathers a weight along `embed`. Its gradient is reduce-scattered to where sums of gradients are stored."""
@@ -87,8 +78,9 @@ class Constraints(Sharding):
 
   def _scatter(self, gradient: jax.Array, dims: Dims, gathered: P) -> jax.Array:
     """Constrains a gathered weight's gradient to the sharding of the sums, with two compiler workarounds."""
-    layout = self.layout.stored_as("gradients")
-    if not any(gathered) and self._has_idle_axis():
+    layout, mesh = self.layout.stored_as("gradients"), self.layout.mesh
+    busy = {axis for dim in ("layers", "gradients", "batch", "sequence") for axis in self.layout.axes(dim)}
+    if not any(gathered) and any(size > 1 for axis, size in mesh.items() if axis not in busy):
       # The compiler would split the product over the idle axis and then move the gradient by a collective-permute,
       # which a single stage of a pipeline cannot do. All-reduce the gradient instead; such weights are small.
       gradient = constrain(gradient, gathered)
@@ -120,11 +112,6 @@ class Constraints(Sharding):
     use = jax.custom_vjp(lambda x: move(x, here, there))
     use.defvjp(lambda x: (move(x, here, there), None), lambda _, g: (move(g, there, here),))
     return use(x)
-
-  def _has_idle_axis(self) -> bool:
-    """Whether some mesh axis splits neither weights by layer or width nor activations by example or position."""
-    busy = {axis for dim in ("layers", "gradients", "batch", "sequence") for axis in self.layout.axes(dim)}
-    return any(size > 1 for axis, size in self.layout.mesh.items() if axis not in busy)
 
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
     """Rows of a table [V, D] split over `vocab`, for token ids [B, T] → [B, T, D].

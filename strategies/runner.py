@@ -59,7 +59,7 @@ class Runner:
 
   Attributes:
     fallbacks: the limits because of which the program is not quite the one that was asked for.
-    schedule: of a pipeline; None without one.
+    schedule: the pipeline's; None without one.
     microbatches: the parts into which the runner itself splits an accumulation part.
     described: what the start-up line says of the runner; "" if nothing.
   """

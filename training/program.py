@@ -191,7 +191,7 @@ class Program:
       return jax.tree.map(lambda new, old: jnp.where(finite, new, old), (new, new_state), (params, opt_state))
 
     if self.optimizer.on_host:
-      update = functools.partial(streamed, update, pieces=sharding.layer_pieces)
+      update = functools.partial(streamed, update, pieces=sharding.shards("layers"))
     params, opt_state = update(self.trained(state.params), state.opt_state, self.optimizer.clipped(grads, norm))
     params = joined(params, self.frozen(state.params))
     metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-State = Any  # of the optimizer. Dicts in it have an array for each weight, as the parameters; nothing else is in dicts.
+State = Any  # the optimizer's. Dicts in it have an array for each weight, as the parameters; nothing else is in dicts.
 Parts = dict[str, Any]  # entries of the parameters or of their gradients, such as {"blocks": ...}
 Update = Callable[[Parts, State, Parts], tuple[Parts, State]]  # parameters, state, gradients → new parameters and state
 

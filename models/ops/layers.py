@@ -79,7 +79,7 @@ def linears(x: jax.Array, weights: Arrays, join: Callable[[Arrays], jax.Array], 
     join: makes one array [..., M, N] of arrays [..., O...]. Devices may split M or N. The backward pass calls it again,
       so no joined weights are saved.
   """
-  if not sharding.splits_products:
+  if sharding.shards("heads") == sharding.shards("mlp") == 1:
     return tuple(linear(x, w) for w in weights)
 
   def forward(x: jax.Array, weights: Arrays) -> tuple[Arrays, tuple[jax.Array, Arrays]]:
@@ -92,7 +92,7 @@ def linears(x: jax.Array, weights: Arrays, join: Callable[[Arrays], jax.Array], 
     x, weights = given
     joined = join(gradients)
     of_x = jnp.einsum("...mn,imn->...i", joined, join(weights))
-    if sharding.scatters_gradients:  # the TPU compiler scatters no pieces of a larger product
+    if sharding.shards("gradients") > 1:  # the TPU compiler scatters no pieces of a larger product
       of_weight = lambda w, g: (_rows(x).T @ g.reshape(-1, math.prod(w.shape[1:]))).reshape(w.shape)
       return of_x, tuple(of_weight(w, g) for w, g in zip(weights, gradients, strict=True))
     of_weights = jnp.einsum("ri,rmn->imn", _rows(x), joined.reshape(-1, *joined.shape[-2:]))

@@ -145,7 +145,7 @@ class _Plan:
 
 
 def _plan(closed: ClosedJaxpr, moving: set[Var], first: list[Var], second: list[Var]) -> _Plan:
-  """Plans to compute the outputs `first` early, and of the outputs `second` what branches off."""
+  """Plans to compute the outputs `first` early, and late the products that only the outputs `second` need."""
   jaxpr = closed.jaxpr
   moving, delayed, needs = set(moving), set[Var](), set(variables(first))
   made = {var: equation for equation in jaxpr.eqns for var in equation.outvars}

@@ -15,20 +15,20 @@ from models.ops.attention import Cache
 from models.ops.workarounds import sum_in_dtype
 from models.parameters import bind
 from models.sizes import ModelSizes
-from strategies.by_hand import summed_over_devices
+from strategies.by_hand import ByHand
 from strategies.constraints import Constraints
 from strategies.layout import Layout
 from strategies.pipeline import orders
 from strategies.pipeline.schedule import Schedule
 from strategies.pipeline.stage import Stage, once
-from strategies.runner import Limit, Runner
+from strategies.runner import Limit
 from strategies.transfers import Transfers
 from training.optimizer import Optimizer
-from training.program import Batch, GradientSums, Params, Program, Sums, split_batch
+from training.program import Batch, Params, Program, Sums, split_batch
 
 
 @dataclasses.dataclass(frozen=True)
-class Staged(Runner):
+class Staged(ByHand):
   """Runs the blocks by a schedule. The layout must have `layers` over `stage`, on several devices.
 
   A stage holds its own weights whole for the step, also those that `embed` splits over the devices of the batch.
@@ -43,7 +43,17 @@ class Staged(Runner):
   ) -> "Staged":
     """The runner for a config's section `pipeline` (configs/base.py)."""
     stages, depth = layout.shards("layers"), program.sizes.depth
-    chunks = _chunks(schedule, chunks, stages, depth)
+    if schedule != "interleaved":
+      chunks = 1
+    elif not chunks:
+      chunks = 2 if depth % (2 * stages) == 0 else 1
+      if chunks == 1:
+        warnings.warn(
+          f"pipeline.schedule='interleaved' has nothing to interleave: model.depth={depth} gives each of "
+          f"mesh.stage={stages} stages a single chunk, so it runs as '1f1b'; use a depth that is a multiple of "
+          f"{2 * stages}",
+          stacklevel=2,
+        )
     if depth % (stages * chunks):
       raise ConfigError(
         f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide model.depth={depth}; "
@@ -86,19 +96,17 @@ class Staged(Runner):
     return found
 
   def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
-    return self._on_stages(functools.partial(self.program.gradient_sums, of_part=self._run), params, batch, step)
+    return self.summed(functools.partial(self.program.gradient_sums, of_part=self._run), params, batch, step)
 
   def eval_sums(self, params: Params, batch: Batch) -> Sums:
-    return self._on_stages(self._run, params, batch, None)[0]
+    return self.summed(self._run, params, batch, None)[0]
 
   def _schedule_of(self, step: jax.Array | None) -> Schedule:
     return self.evaluation if step is None else self.schedule
 
-  def _on_stages(self, work: GradientSums, params: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
-    """Runs `work` on each stage, with its own layers and the rows of its own devices."""
+  def arranged(self, blocks: Params, step: jax.Array | None) -> Params:
     schedule = self._schedule_of(step)
-    chunk = functools.partial(regroup, stages=schedule.stages, chunks=schedule.chunks)
-    return summed_over_devices(self, work, params, batch, step, arrange=lambda blocks: jax.tree.map(chunk, blocks))
+    return jax.tree.map(lambda w: regroup(w, schedule.stages, schedule.chunks), blocks)
 
   def _run(self, params: Params, batch: Batch, step: jax.Array | None, sharding: Constraints) -> tuple[Sums, Params]:
     """Sums over a stage's rows and, in training (`step` is given), the gradient of the summed loss."""
@@ -146,22 +154,6 @@ def check_fields(schedule: str, microbatches: int, chunks: int) -> None:
     raise ConfigError(
       f"pipeline.chunks={chunks} does nothing with pipeline.schedule={schedule!r}; use 0, or the schedule 'interleaved'"
     )
-
-
-def _chunks(schedule: str, chunks: int, stages: int, depth: int) -> int:
-  """How many chunks a stage has: 1, or as many as asked for with interleaved. 0 means 2 if the depth allows."""
-  if schedule != "interleaved":
-    return 1
-  if not chunks:
-    chunks = 2 if depth % (2 * stages) == 0 else 1
-    if chunks == 1:
-      warnings.warn(
-        f"pipeline.schedule='interleaved' has nothing to interleave: model.depth={depth} gives each of "
-        f"mesh.stage={stages} stages a single chunk, so it runs as '1f1b'; use a depth that is a multiple of "
-        f"{2 * stages}",
-        stacklevel=3,
-      )
-  return chunks
 
 
 def regroup(w: jax.Array, stages: int, chunks: int) -> jax.Array:
