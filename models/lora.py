@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from errors import one_of
 from models.dimensions import Sharding
-from models.ops.layers import weight
+from models.ops.layers import weight, with_gradient
 from models.remat import ADAPTER
 
 if TYPE_CHECKING:
@@ -116,20 +116,15 @@ def _product(x: jax.Array, w: jax.Array, inputs: int = 1) -> jax.Array:
   return jnp.tensordot(x, w, axes=inputs)
 
 
-@jax.custom_vjp
 def _joined(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
   """The products of one input [..., I] with weights [I, R] each, side by side. Saves no joined weights."""
-  return x @ jnp.concatenate(weights, axis=-1)
 
+  def forward(x: jax.Array, weights: list[jax.Array]) -> tuple[jax.Array, tuple[jax.Array, list[jax.Array]]]:
+    return x @ jnp.concatenate(weights, axis=-1), (x, weights)
 
-def _joined_forward(x: jax.Array, weights: list[jax.Array]) -> tuple[jax.Array, tuple[jax.Array, list[jax.Array]]]:
-  return x @ jnp.concatenate(weights, axis=-1), (x, weights)
+  def backward(given: tuple[jax.Array, list[jax.Array]], g: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    x, weights = given
+    of_weights = jnp.einsum("bti,btr->ir", x, g)
+    return g @ jnp.concatenate(weights, axis=-1).T, jnp.split(of_weights, len(weights), axis=-1)
 
-
-def _joined_backward(given: tuple[jax.Array, list[jax.Array]], g: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-  x, weights = given
-  of_weights = jnp.einsum("bti,btr->ir", x, g)
-  return g @ jnp.concatenate(weights, axis=-1).T, jnp.split(of_weights, len(weights), axis=-1)
-
-
-_joined.defvjp(_joined_forward, _joined_backward)
+  return with_gradient(forward, backward, x, weights)

@@ -14,10 +14,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims, map_dims
+from models.ops.layers import with_gradient
 from models.ops.workarounds import cast_before_sending, sum_in_dtype
 from strategies.layout import Layout
 
 T = TypeVar("T")
+Map = Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +36,8 @@ class Collectives:
 
   def gathered(self, w: jax.Array, dims: Dims) -> jax.Array:
     """A weight gathered along `embed`. Its gradient is reduce-scattered to the pieces that devices hold."""
-    use = jax.custom_vjp(lambda w: self.all_gather(w, dims))
     scatter = functools.partial(self.reduce_scatter, dims=dims, axes=self.layout.axes("embed"))
-    use.defvjp(lambda w: (self.all_gather(w, dims), None), lambda _, gradient: (scatter(gradient),))
-    return use(w)
+    return with_transpose(lambda w: self.all_gather(w, dims), scatter, w)
 
   def all_gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """Gathers a weight along `embed`. `dims` names its last dimensions."""
@@ -59,6 +59,11 @@ class Collectives:
     dims = (None,) * (x.ndim - len(dims)) + dims
     whole = self.rest.place(embed=None, gradients=None, state=None)
     return on_own_parts(whole, lambda x: collective(x, dims), x, dims=(dims,), results=dims)
+
+
+def with_transpose(linear: Map, transpose: Map, x: jax.Array) -> jax.Array:
+  """linear(x), where the gradient of x is `transpose` of the gradient of the result."""
+  return with_gradient(lambda x: (linear(x), None), lambda _, gradient: (transpose(gradient),), x)
 
 
 def as_matrices(scatter: Callable[[jax.Array, int], jax.Array], gradient: jax.Array, dims: Dims) -> jax.Array:
@@ -130,7 +135,7 @@ def share(layout: Layout, dims: Dims, depth: int) -> Share:
   return Share(pieces, copies, layers)
 
 
-def by_layer(layout: Layout, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
+def by_layer(layout: Layout, work: Map, x: jax.Array, dims: Dims) -> jax.Array:
   """Calls `work` on whole layers of a stacked weight that is stored as this layout says, and returns it stored so."""
   pieces, copies, layers = share(layout, dims, len(x))
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims, Sharding
 from models.ops.workarounds import cast_before_sending, in_order
-from strategies.collectives import Collectives, as_matrices, by_layer, on_own_parts
+from strategies.collectives import Collectives, as_matrices, by_layer, on_own_parts, with_transpose
 from strategies.layout import Layout, Place, axes_of, place_of
 from strategies.transfers import Transfers
 
@@ -72,9 +72,7 @@ class Constraints(Sharding):
     gathered = self.layout.spec(None if dim == "embed" else dim for dim in dims)
     is_whole = self.layout.shards("embed") == 1
     whole = lambda w: w if is_whole else constrain(cast_before_sending(w), gathered)
-    use = jax.custom_vjp(whole)
-    use.defvjp(lambda w: (whole(w), None), lambda _, gradient: (self._scatter(gradient, dims, gathered),))
-    return use(w)
+    return with_transpose(whole, lambda gradient: self._scatter(gradient, dims, gathered), w)
 
   def _scatter(self, gradient: jax.Array, dims: Dims, gathered: P) -> jax.Array:
     """Constrains a gathered weight's gradient to the sharding of the sums, with two compiler workarounds."""
@@ -109,9 +107,7 @@ class Constraints(Sharding):
     # A product's result must not be constrained before it is split: that would all-reduce it.
     split = self.layout.spec(("batch", "sequence", None))
     move = lambda x, start, end: constrain(constrain(x, start) if start == split else x, end)
-    use = jax.custom_vjp(lambda x: move(x, here, there))
-    use.defvjp(lambda x: (move(x, here, there), None), lambda _, g: (move(g, there, here),))
-    return use(x)
+    return with_transpose(lambda x: move(x, here, there), lambda g: move(g, there, here), x)
 
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
     """Rows of a table [V, D] split over `vocab`, for token ids [B, T] → [B, T, D].

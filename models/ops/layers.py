@@ -1,9 +1,8 @@
 """Weights, products with them, RMSNorm and dropout, in the form that compilers run best."""
 
-import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,13 @@ def weight(rngs: nnx.Rngs, shape: tuple[int, ...], dims: Dims, *, std: float, dt
   return nnx.Param(value.astype(dtype), dims=dims)
 
 
+def with_gradient(forward: Callable, backward: Callable, *args: Any) -> Any:
+  """The first result of `forward(*args)`. `backward` is given its second and a cotangent, and returns the gradients."""
+  use = jax.custom_vjp(lambda *args: forward(*args)[0])
+  use.defvjp(forward, backward)
+  return use(*args)
+
+
 def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1, flat: bool = True) -> jax.Array:
   """Contracts the last `inputs` dimensions of x with the first of w: [..., I] × [I, O...] → [..., O...].
 
@@ -34,26 +40,16 @@ def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1, flat: bool = True) ->
       gradient of x, which is never flat.
   """
   lead, out = x.shape[: x.ndim - inputs], w.shape[inputs:]
+
+  def forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return (_rows(x) if flat else x) @ w, (x, w)
+
+  def backward(given: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = given
+    return g.reshape(*x.shape[:-1], -1) @ w.T, _rows(x).T @ _rows(g)
+
   matrix = w.reshape(math.prod(w.shape[:inputs]), -1)
-  return _product(x.reshape(*lead, -1), matrix, flat).reshape(*lead, *out)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x: jax.Array, w: jax.Array, flat: bool) -> jax.Array:
-  """[..., I] × [I, O] → [..., O], or as rows [_, O] if `flat`."""
-  return _product_forward(x, w, flat)[0]
-
-
-def _product_forward(x: jax.Array, w: jax.Array, flat: bool) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  return (_rows(x) if flat else x) @ w, (x, w)
-
-
-def _product_backward(flat: bool, given: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
-  x, w = given
-  return g.reshape(*x.shape[:-1], -1) @ w.T, _rows(x).T @ _rows(g)
-
-
-_product.defvjp(_product_forward, _product_backward)
+  return with_gradient(forward, backward, x.reshape(*lead, -1), matrix).reshape(*lead, *out)
 
 
 def linear_by_rows(x: jax.Array, table: jax.Array) -> jax.Array:
@@ -98,9 +94,7 @@ def linears(x: jax.Array, weights: Arrays, join: Callable[[Arrays], jax.Array], 
     of_weights = jnp.einsum("ri,rmn->imn", _rows(x), joined.reshape(-1, *joined.shape[-2:]))
     return of_x, *jax.linear_transpose(join, weights)(of_weights)
 
-  use = jax.custom_vjp(lambda x, weights: forward(x, weights)[0])
-  use.defvjp(forward, backward)
-  return use(x, weights)
+  return with_gradient(forward, backward, x, weights)
 
 
 def _rows(x: jax.Array) -> jax.Array:
