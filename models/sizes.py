@@ -47,7 +47,7 @@ class ModelSizes:
   remat: str
   saved: str  # names (remat.py), with commas
   loss_chunk: int  # 0: automatic (ops/loss.py)
-  dtype: str  # of activations, and of weights when used; master weights are stored in `param_dtype`
+  dtype: str  # the dtype of activations, and of weights when used; master weights are stored in `param_dtype`
   param_dtype: str
   image_size: int
   channels: int

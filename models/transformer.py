@@ -84,7 +84,10 @@ class Transformer(nnx.Module):
 
   @jax.named_scope("embed")
   def embed(self, inputs: jax.Array, sharding: Sharding = UNSHARDED, table: jax.Array | None = None) -> jax.Array:
-    """Tokens [B, T] or normalized images [B, S, S, C] → [B, T, D]. `table` is the embedding, if gathered already."""
+    """Tokens [B, T] or normalized images [B, S, S, C] → [B, T, D] in the compute dtype.
+
+    `table` is the embedding, if it is gathered already.
+    """
     table = self._cast_and_gathered(self.embedding, sharding) if table is None else table
     return self.sizes.reads.embed(table, inputs, sharding)
 

@@ -28,7 +28,7 @@ GATHER = ("part", "step")  # the values of the config field `gather`
 class Transfers:
   """What moves between devices in a step, and over which mesh axes. The annotations are also shown to users."""
 
-  parts: int  # of a batch, which a device runs one after another
+  parts: int  # accumulation parts × microbatches, which a device runs one after another
   gather: str  # the config's field, one of GATHER
   gathered_each_part: Annotated[Axes, "weights gathered for each part of the batch"]  # forward, and again backward
   gathered_once: Annotated[Axes, "weights gathered once a step"]  # and kept whole until its end
@@ -62,7 +62,7 @@ class Transfers:
     within = lambda axes: tuple(axis for axis in axes if axis in manual)
 
     gathered_once = within(embed) if once else ()
-    by_part = () if once else within(embed)  # which the program scatters for each part
+    by_part = () if once else within(embed)  # the program scatters over them for each part
     # With a single part, the compiler scatters gradients to where the optimizer needs them.
     finest = state if parts == 1 else layout.axes("gradients")
     scattered = tuple(axis for axis in finest if axis in by_part or axis not in manual)

@@ -55,7 +55,7 @@ class Writing:
   def begin(
     self, params: Params, prompts: np.ndarray, lengths: np.ndarray, *, size: int, seed: int, sampling: Sampling
   ) -> Texts:
-    """`Writer.begin`: reads prompts, padded at the right, and writes the first token of each."""
+    """`Writer.begin`: reads prompts [B, P], padded at the right, and writes the first token of each."""
     with on_mesh(self.mesh):
       return self._begin_texts(params, sampling, prompts, lengths, jax.random.key(seed), size=size)
 

@@ -272,5 +272,5 @@ def same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 IMPLEMENTATIONS = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn, "splash": splash}
-KERNELS = frozenset({"cudnn", "splash"})  # which the compiler cannot split
+KERNELS = frozenset({"cudnn", "splash"})  # the compiler cannot split them
 BEST = {"cpu": "blockwise", "gpu": "cudnn", "tpu": "splash"}

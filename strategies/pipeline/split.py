@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_i
 
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
-VIEWS = {"reshape", "transpose", "squeeze"}  # as large as their operand, which is kept instead of them
+VIEWS = {"reshape", "transpose", "squeeze"}  # they are as large as their operands, which are kept instead
 
 Env = dict[Var, Any]
 Kept = tuple[list[jax.Array], dict[int, Any]]  # values, and for each scan its own, stacked

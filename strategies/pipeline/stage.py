@@ -230,7 +230,7 @@ class Stage:
     y, vjp = jax.vjp(lambda trained, x: self.run_chunk(joined(trained, others), x, row), trained, x)
     leaves, tree = jax.tree.flatten(vjp)
     number = {id(w): i for i, w in enumerate(jax.tree.leaves(weights))}
-    sources = [number.get(id(leaf)) for leaf in leaves]  # which weight a leaf is; None for a residual
+    sources = [number.get(id(leaf)) for leaf in leaves]  # the number of the weight that a leaf is; None for a residual
 
     def whole(fixed: Fixed, cotangent: jax.Array) -> tuple[Params, jax.Array]:
       rest, given = iter(fixed[0]), jax.tree.leaves(fixed[1])
@@ -255,7 +255,7 @@ class Stage:
   def zero_gradients(self) -> Params:
     """Zeros for the gradients, sharded as the weights are over the mesh axes that are left to the compiler."""
     dims = self.program.dims()
-    dims |= {"blocks": map_dims(lambda names: (None, *names), dims["blocks"])}  # of each chunk
+    dims |= {"blocks": map_dims(lambda names: (None, *names), dims["blocks"])}  # stacked by chunk
 
     def zeros(w: jax.Array, names: Dims) -> jax.Array:
       zeros = jnp.zeros(w.shape, self.program.sizes.param_dtype)
