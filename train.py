@@ -142,7 +142,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
 
   used = list(strategy.mesh.devices.flat)  # of all processes
   peak = peak_flops(used[0], program.sizes.dtype)
-  unit, per_example = program.sizes.unit
+  unit, per_example = program.sizes.reads.unit()
   meter = Meter(
     clock,
     items=config.batch_size * per_example,

@@ -28,7 +28,7 @@ def activations(case: Case) -> list[Sent]:
   again = 0 if "attention_output" in case.saved_names else 1 + splits
   heads, mlp = 2 + again + compiler.attention_again(case), 2
   has_table = any(weight.is_table for weight in weights(sizes))
-  has_logits = "vocab" in sizes.predicts.head(sizes)[1]
+  has_logits = "vocab" in sizes.predicts.head()[1]
   vocab = ["embedding"] * has_table + ["head"] * has_logits  # rows that a device does not hold are zero; the cotangent
   for_weights = 2 if not sizes.lora_rank or case.repeats else 0
   gathers = layers * (4 + for_weights + (0 if sizes.lora_rank else 2 * splits) + 2 * max(again - 1, 0))

@@ -125,13 +125,13 @@ class Case:
   @property
   def outputs(self) -> float:
     """The head's outputs for one prediction on one device. The vocabulary may be split, classes are not."""
-    (_, outputs), dims = self.sizes.predicts.head(self.sizes)
+    (_, outputs), dims = self.sizes.predicts.head()
     return outputs / (self.layout.shards("vocab") if "vocab" in dims else 1)
 
   @property
   def logits(self) -> float:
     """Logits of one example on one device."""
-    return self.sizes.predicts.predictions(self.sizes) * self.outputs
+    return self.sizes.predicts.predictions() * self.outputs
 
   def axes(self, dim: str) -> tuple[str, ...]:
     """The mesh axes that split a dimension (`Layout.axes`), outermost first."""

@@ -227,7 +227,7 @@ def _time(strategy: Strategy, case: Case, step: CompiledStep, figures: Chip, tim
   )
   sizes, mesh = strategy.program.sizes, strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
-  unit, items = sizes.unit
+  unit, items = sizes.reads.unit()
   used = {one.collective.axes for one in timed.collectives}
   return {
     **dataclasses.asdict(times),

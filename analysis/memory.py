@@ -115,10 +115,10 @@ def _loss(case: Case) -> float:
 
   That is summed in float32, and then cast to be sent.
   """
-  sizes, (inputs, _) = case.sizes, case.sizes.predicts.head(case.sizes)[0]
+  sizes, (inputs, _) = case.sizes, case.sizes.predicts.head()[0]
   head = COMPILERS[case.compiler].fitted.head * _gathered_head(case)
   logits = case.examples * case.logits
-  if sizes.predicts.predictions(sizes) == 1:
+  if sizes.predicts.predictions() == 1:
     return head + 4 * logits
   count = chunk_count(int(logits / case.outputs), inputs, int(case.outputs), sizes.loss_chunk)
   return head + 4 * logits / count + ((4 + case.item) * inputs * case.outputs if count > 1 else 0)

@@ -77,13 +77,13 @@ def _products(case: Case) -> list[Product]:
   # The backward passes of kernels compute the scores again; splash attention in both its kernels, and another product.
   attention_again += {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(sizes.attention, 0.0)
   attention_again += COMPILERS[case.compiler].attention_again(case) * (projections + scores)
-  (inputs, _), head = sizes.predicts.head(sizes)
-  head_flops = 2 * inputs * case.outputs * sizes.predicts.predictions(sizes) / t
+  (inputs, _), head = sizes.predicts.head()
+  head_flops = 2 * inputs * case.outputs * sizes.predicts.predictions() / t
   return [
     Product(layers * (each * projections + 3 * scores + attention_again), ("heads",)),
     Product(layers * (each * mlp + mlp_again), ("mlp",)),
     # The input has no gradient, so the embedding's product has no second backward product.
-    Product((each - 1) * 2 * sizes.reads.embedding_products(sizes) / layout.shards("sequence"), ("sequence",)),
+    Product((each - 1) * 2 * sizes.reads.embedding_products() / layout.shards("sequence"), ("sequence",)),
     Product(each * head_flops, tuple(dim for dim in head if dim == "vocab")),
     *_adapters(case, layers),
   ]

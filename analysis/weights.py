@@ -80,6 +80,6 @@ def trained(sizes: ModelSizes) -> tuple[Weight, ...]:
 def _roles(sizes: ModelSizes, name: str, dims: Dims) -> tuple[str, ...]:
   if "layers" in dims:
     return ("block", "adapter") if lora.NAME in name.split("/") else ("block",)
-  if dims == sizes.reads.embedding(sizes)[1]:
+  if dims == sizes.reads.embedding()[1]:
     return ("embedding", "head") if sizes.tied_embedding else ("embedding",)
-  return ("head",) if dims == sizes.predicts.head(sizes)[1] else ("norm",)
+  return ("head",) if dims == sizes.predicts.head()[1] else ("norm",)

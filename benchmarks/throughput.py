@@ -69,7 +69,7 @@ def measure(
   devices = _devices(options.devices, hardware["devices"])
   cells.check(config)
   program = settings.program(config, hardware["platform"])
-  unit, per_example = program.sizes.unit
+  unit, per_example = program.sizes.reads.unit()
   asked = cells.select(config, wanted, devices, options.peer_python, hardware["platform"], program.sizes.dtype)
   asked = [cell for cell in asked if among is None or cell.name in among]
   reason = cells.without_peer(config, hardware["platform"], program.sizes.dtype)

@@ -31,7 +31,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "batch_size": 16,  # examples in a global batch, over all devices
       "accumulation": 1,  # parts that a batch runs in, one after another, to save memory
       # For weights in pieces: gather them, and scatter their gradients, for each "part" of the batch (least memory) or
-      # once a "step" (least communication). "auto": once a step in pipelines, for each part elsewhere.
+      # once a "step" (least communication). Pipelines always do so once a step.
       "gather": "part",
       # Where to run. A mesh size that is not set is the strategy's default; -1 takes the devices that are left.
       "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "model")},
@@ -78,7 +78,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         # What the backward pass computes again: "minimal" (if cheap), "dots" (all but products), "full", or "offload"
         # (as "full", but what is saved is in the host's memory).
         "remat": "minimal",
-        "saved": "",  # values to save besides, by name and with commas, such as "context,mlp_up" (docs/memory.md)
+        "saved": "",  # more values to save, by name and with commas, such as "context,mlp_up" (docs/memory.md)
         "loss_chunk": 0,  # tokens whose logits a device has at a time, at most; 0: automatic
         "dtype": "auto",  # of the computation: "auto" (float32 on CPU, bfloat16 elsewhere), "float32" or "bfloat16"
         "param_dtype": "float32",  # of the master weights

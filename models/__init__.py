@@ -4,9 +4,3 @@ Read transformer.py first, then block.py. ops/ says how products, attention and 
 objectives.py hold the two choices that make a model: what goes in (tokens, images) and what is predicted (the next
 token, a class). generate.py writes text, and lora.py holds adapters, which are trained in place of weights.
 """
-
-from models.parameters import logical_dims
-from models.sizes import ModelSizes
-from models.transformer import Transformer
-
-__all__ = ["ModelSizes", "Transformer", "logical_dims"]

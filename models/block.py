@@ -88,7 +88,7 @@ class Attention(nnx.Module):
       projected = tuple(y + bias for y, bias in zip(projected, biases, strict=True))
     q, k, v = (sharding.activation(y, "batch", None, "heads", None) for y in projected)
     v = checkpoint_name(v, "value")
-    if self.has_norms:  # whose gradients need what they read
+    if self.has_norms:  # the gradients of norms need the inputs of norms, so these are saved
       q, k = self.query_norm(checkpoint_name(q, "query")), self.key_norm(checkpoint_name(k, "key"))
       q, k = rotate(q, angles), rotate(k, angles)
     else:

@@ -37,21 +37,6 @@ def map_dims(f: Callable[[Dims], Any], dims: Any) -> Any:
   return jax.tree.map(f, dims, is_leaf=is_dims)
 
 
-class Collectives:
-  """What code on one device's own part of arrays needs from the devices that have the other parts.
-
-  These are the collectives of a single device. `strategies.collectives.Collectives` sends.
-  """
-
-  def total(self, x: jax.Array, dim: str) -> jax.Array:
-    """The sum of x over the devices that split a dimension."""
-    return x
-
-  def largest(self, x: jax.Array, dim: str) -> jax.Array:
-    """The elementwise maximum of x over the devices that split a dimension."""
-    return x
-
-
 class Sharding:
   """What the model needs from whoever shards it.
 
@@ -59,25 +44,9 @@ class Sharding:
   `strategies.constraints.Constraints` overrides every method.
   """
 
-  @property
-  def splits_products(self) -> bool:
-    """Whether devices compute parts of a product and sum them, because `heads` or `mlp` is split."""
-    return False
-
-  @property
-  def scatters_gradients(self) -> bool:
-    """Whether `gather` lets the compiler scatter the gradients of weights."""
-    return False
-
-  @property
-  def layer_pieces(self) -> int:
-    """The number of pieces into which devices split the stacked blocks."""
+  def shards(self, dim: str) -> int:
+    """The number of pieces a dimension is split into. "gradients": in which the compiler leaves those of weights."""
     return 1
-
-  @property
-  def collectives(self) -> Collectives:
-    """What a kernel of `local` uses to send between devices."""
-    return Collectives()
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     """Constrains the sharding of an activation; `dims` names its dimensions."""
@@ -116,6 +85,10 @@ class Sharding:
       results: names the dimensions of each result, in the same tree.
     """
     return kernel(*arrays)
+
+  def across(self, collective: Callable[..., jax.Array], x: jax.Array, dim: str) -> jax.Array:
+    """In a kernel of `local`: `jax.lax.psum` or `pmax` of x, over the devices that split a dimension."""
+    return x
 
   def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
     """Sums over the first dimension of an array [n, ...], which has an entry for each piece of the dimension `dim`.

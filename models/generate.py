@@ -59,7 +59,7 @@ class Texts(NamedTuple):
     cache: keys and values of all tokens but the newest; None while it is passed apart, to be donated.
     newest: [B], the newest token of each text.
     lengths: [B], how many tokens each text has.
-    seen: [B, V], whether a text holds a token; [B, 0] if nobody asks.
+    seen: [B, V], whether a text holds a token; [B, 0] if sampling does not need it.
     keys: [B], a random key for each text.
   """
 
@@ -83,7 +83,7 @@ class Writer(NamedTuple):
   run_blocks: RunBlocks | None = None
 
   def begin(self, prompts: jax.Array, lengths: jax.Array, keys: jax.Array, *, size: int) -> Texts:
-    """Reads prompts [B, P] with these lengths [B], and writes the first token of each. `size`: tokens to have room for.
+    """Reads prompts [B, P] with these lengths [B], and writes the first token of each, in room for `size` tokens.
 
     Keys belong to texts, so a text does not depend on the others in its batch.
     """
@@ -100,14 +100,17 @@ class Writer(NamedTuple):
     return self._next(texts, texts.newest[:, None], texts.lengths - 1, jnp.zeros_like(texts.lengths))
 
   def log_likelihoods(self, tokens: jax.Array, counted: jax.Array) -> jax.Array:
-    """The log-likelihood of each text, float32 [B]: the sum over the tokens [B, T + 1] that count [B, T + 1].
+    """The log-likelihood of each text, float32 [B]: the sum over the counted tokens. The first is never scored.
 
-    The first token has none. Makes logits for some positions at a time, as the loss does.
+    Makes logits for some positions at a time, as the loss does.
+
+    Args:
+      tokens, counted: [B, T + 1], the texts, and which of their tokens count.
     """
-    run, sharding = self.run_blocks or self._run_blocks, self.sharding
+    sharding = self.sharding
     tokens, counted = (sharding.activation(x, "batch", None) for x in (tokens, counted))
     batch, length = tokens[:, 1:].shape
-    x, _ = run(self.model.embed(tokens[:, :-1], sharding), self.model.empty_cache(batch, length), 0)
+    x, _ = self._run(self.model.embed(tokens[:, :-1], sharding), self.model.empty_cache(batch, length), 0)
 
     def some(piece: tuple[jax.Array, ...]) -> jax.Array:
       x, targets, counted = piece
@@ -119,9 +122,7 @@ class Writer(NamedTuple):
     size = min(length, max(1, LOGITS // (batch * self.model.sizes.vocab_size)))
     count = -(-length // size)
 
-    def split(
-      array: jax.Array,
-    ) -> jax.Array:  # [B, T, ...] → [pieces, B, c, ...]; what pads the last one does not count
+    def split(array: jax.Array) -> jax.Array:  # [B, T, ...] → [pieces, B, c, ...], the last one padded
       padded = jnp.pad(array, [(0, 0), (0, count * size - length), *((0, 0),) * (array.ndim - 2)])
       return jnp.moveaxis(padded.reshape(batch, count, size, *array.shape[2:]), 1, 0)
 
@@ -129,9 +130,8 @@ class Writer(NamedTuple):
 
   def _next(self, texts: Texts, tokens: jax.Array, start: jax.Array | int, last: jax.Array) -> Texts:
     """Reads tokens [B, T] from the position `start` on, and writes the token after the column `last` [B]."""
-    run = self.run_blocks or self._run_blocks
     assert texts.cache is not None
-    x, cache = run(self.model.embed(tokens, self.sharding), texts.cache, start)
+    x, cache = self._run(self.model.embed(tokens, self.sharding), texts.cache, start)
     x = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]  # [B, D]
     logits = self.model.next_logits(x, self.sharding)
     keys = jax.vmap(jax.random.fold_in)(texts.keys, texts.lengths)
@@ -141,7 +141,9 @@ class Writer(NamedTuple):
       seen = jax.vmap(lambda row, token: row.at[token].set(True))(seen, newest)
     return Texts(cache, newest, texts.lengths + 1, seen, texts.keys)
 
-  def _run_blocks(self, x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache | None]:
+  def _run(self, x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache | None]:
+    if self.run_blocks:
+      return self.run_blocks(x, cache, start)
     return self.model.run_blocks(x, sharding=self.sharding, cache=cache, start=start)
 
 

@@ -1,7 +1,7 @@
 """What goes into a model: tokens or images. The other choice that makes a model is in objectives.py.
 
 An input knows which fields of a batch it reads, how it is embedded, and the coordinates of its positions. To add one,
-write a class with the methods of `Input` and add it to `INPUTS`.
+write a subclass of `Input` and add it to `INPUTS`.
 """
 
 import math
@@ -30,93 +30,92 @@ Shapes = dict[str, Field]  # the fields of a batch by name
 
 
 class Input(Protocol):
-  """The interface of an input.
+  """What goes into a model of these sizes.
 
   Attributes:
-    unit: the unit of throughput.
     coordinates: the number of coordinates of a position: 1 in a text, 2 (row and column) in an image.
     is_image: whether image augmentation applies.
   """
 
-  unit: str
+  sizes: "ModelSizes"
   coordinates: int
   is_image: bool
 
-  def check(self, sizes: "ModelSizes") -> None:
+  def __init__(self, sizes: "ModelSizes"):
+    self.sizes = sizes
+
+  def check(self) -> None:
     """Raises ConfigError if the model's sizes do not fit this input."""
 
-  def positions(self, sizes: "ModelSizes") -> int:
+  def positions(self) -> int:
     """The length T of the sequence that the blocks process."""
 
-  def units_per_example(self, sizes: "ModelSizes") -> int:
-    """How many of `unit` an example holds."""
+  def unit(self) -> tuple[str, int]:
+    """The unit of throughput ("tokens" or "images"), and how many units an example holds."""
 
-  def shapes(self, sizes: "ModelSizes", ahead: int) -> Shapes:
+  def shapes(self, ahead: int) -> Shapes:
     """The fields of a batch that this input reads. The targets reach `ahead` tokens past the input."""
 
-  def select(self, sizes: "ModelSizes", batch: dict[str, jax.Array]) -> jax.Array:
+  def select(self, batch: dict[str, jax.Array]) -> jax.Array:
     """Takes the input out of a batch: tokens [B, T], or images uint8 [B, S, S, C]."""
 
-  def prepare(self, sizes: "ModelSizes", x: jax.Array, sharding: Sharding) -> jax.Array:
+  def prepare(self, x: jax.Array, sharding: Sharding) -> jax.Array:
     """Prepares the input for the model: tokens [B, T] as they are, images normalized with the mean of the pixels."""
-
-  def embedding(self, sizes: "ModelSizes") -> tuple[tuple[int, ...], Dims, float]:
-    """The shape, dimensions and initial standard deviation of the embedding's weight."""
-
-  def embed(self, sizes: "ModelSizes", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
-    """Embeds the prepared input → [B, T, D], the residual stream."""
-
-  def locate(self, sizes: "ModelSizes", index: jax.Array) -> jax.Array:
-    """The coordinates [..., C] of the positions numbered `index` [...]."""
-
-  def embedding_products(self, sizes: "ModelSizes") -> int:
-    """How many weights multiply each position in the embedding; 0 for a lookup."""
-
-
-class Tokens:
-  """Token ids [B, T]."""
-
-  unit, coordinates, is_image = "tokens", 1, False
-
-  def check(self, sizes: "ModelSizes") -> None:
-    check_known("vocab_size", sizes.vocab_size)
-
-  def positions(self, sizes: "ModelSizes") -> int:
-    return sizes.seq_len
-
-  def units_per_example(self, sizes: "ModelSizes") -> int:
-    return sizes.seq_len
-
-  def shapes(self, sizes: "ModelSizes", ahead: int) -> Shapes:
-    return {"tokens": Field((sizes.seq_len + ahead,), np.int32, sizes.vocab_size)}
-
-  def select(self, sizes: "ModelSizes", batch: dict[str, jax.Array]) -> jax.Array:
-    return batch["tokens"][:, : sizes.seq_len]
-
-  def prepare(self, sizes: "ModelSizes", x: jax.Array, sharding: Sharding) -> jax.Array:
     return x
 
-  def embedding(self, sizes: "ModelSizes") -> tuple[tuple[int, ...], Dims, float]:
-    return (sizes.vocab_size, sizes.width), ("vocab", "embed"), sizes.width**-0.5
+  def embedding(self) -> tuple[tuple[int, ...], Dims, float]:
+    """The shape, dimensions and initial standard deviation of the embedding's weight."""
 
-  def embed(self, sizes: "ModelSizes", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
+  def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
+    """Embeds the prepared input → [B, T, D], the residual stream."""
+
+  def locate(self, index: jax.Array) -> jax.Array:
+    """The coordinates [..., C] of the positions numbered `index` [...]."""
+
+  def embedding_products(self) -> int:
+    """How many weights multiply each position in the embedding; 0 for a lookup."""
+    return 0
+
+
+class Tokens(Input):
+  """Token ids [B, T]."""
+
+  coordinates, is_image = 1, False
+
+  def check(self) -> None:
+    check_known("vocab_size", self.sizes.vocab_size)
+
+  def positions(self) -> int:
+    return self.sizes.seq_len
+
+  def unit(self) -> tuple[str, int]:
+    return "tokens", self.sizes.seq_len
+
+  def shapes(self, ahead: int) -> Shapes:
+    return {"tokens": Field((self.sizes.seq_len + ahead,), np.int32, self.sizes.vocab_size)}
+
+  def select(self, batch: dict[str, jax.Array]) -> jax.Array:
+    return batch["tokens"][:, : self.sizes.seq_len]
+
+  def embedding(self) -> tuple[tuple[int, ...], Dims, float]:
+    return (self.sizes.vocab_size, self.sizes.width), ("vocab", "embed"), self.sizes.width**-0.5
+
+  def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     # Pinning the table also pins its gradient, so each device sums the gradient over its own examples. Otherwise the
     # compiler may send the activations' gradients to where the table is stored.
     return sharding.split_sequence(sharding.lookup(sharding.activation(table, "vocab", None), x))
 
-  def locate(self, sizes: "ModelSizes", index: jax.Array) -> jax.Array:
+  def locate(self, index: jax.Array) -> jax.Array:
     return index[..., None]
 
-  def embedding_products(self, sizes: "ModelSizes") -> int:
-    return 0
 
-
-class Images:
+class Images(Input):
   """Square images with any number of channels, cut into patches."""
 
-  unit, coordinates, is_image = "images", 2, True
+  coordinates, is_image = 2, True
 
-  def check(self, sizes: "ModelSizes") -> None:
+  def check(self) -> None:
+    sizes = self.sizes
     check_known("image_size", sizes.image_size)
     check_known("channels", sizes.channels)
     if sizes.image_size % sizes.patch_size:
@@ -130,37 +129,42 @@ class Images:
         "standard deviations above 0; use () for those of the data"
       )
 
-  def positions(self, sizes: "ModelSizes") -> int:
-    return (sizes.image_size // sizes.patch_size) ** 2
+  @property
+  def side(self) -> int:
+    """The number of patches along a side."""
+    return self.sizes.image_size // self.sizes.patch_size
 
-  def units_per_example(self, sizes: "ModelSizes") -> int:
-    return 1
+  def positions(self) -> int:
+    return self.side**2
 
-  def shapes(self, sizes: "ModelSizes", ahead: int) -> Shapes:
-    return {"image": Field((sizes.image_size, sizes.image_size, sizes.channels), np.uint8, 256)}
+  def unit(self) -> tuple[str, int]:
+    return "images", 1
 
-  def select(self, sizes: "ModelSizes", batch: dict[str, jax.Array]) -> jax.Array:
+  def shapes(self, ahead: int) -> Shapes:
+    return {"image": Field((self.sizes.image_size, self.sizes.image_size, self.sizes.channels), np.uint8, 256)}
+
+  def select(self, batch: dict[str, jax.Array]) -> jax.Array:
     return batch["image"]
 
-  def prepare(self, sizes: "ModelSizes", x: jax.Array, sharding: Sharding) -> jax.Array:
-    x = sharding.activation(x, "batch", None, None, None)
-    mean, std = sizes.pixel_mean or (0.0,) * sizes.channels, sizes.pixel_std or (1.0,) * sizes.channels
+  def prepare(self, x: jax.Array, sharding: Sharding) -> jax.Array:
+    x, channels = sharding.activation(x, "batch", None, None, None), self.sizes.channels
+    mean, std = self.sizes.pixel_mean or (0.0,) * channels, self.sizes.pixel_std or (1.0,) * channels
     return (x / 255.0 - jnp.array(mean)) / jnp.array(std)
 
-  def embedding(self, sizes: "ModelSizes") -> tuple[tuple[int, ...], Dims, float]:
-    patch = sizes.patch_size**2 * sizes.channels
-    return (patch, sizes.width), (None, "embed"), patch**-0.5
+  def embedding(self) -> tuple[tuple[int, ...], Dims, float]:
+    patch = self.sizes.patch_size**2 * self.sizes.channels
+    return (patch, self.sizes.width), (None, "embed"), patch**-0.5
 
-  def embed(self, sizes: "ModelSizes", table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
-    # Each device embeds its own positions. So this is no `linear`, which would join batch and positions.
-    return sharding.activation(patches(x, sizes.patch_size).astype(table.dtype) @ table, "batch", "sequence", None)
+  def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
+    # Each device embeds its own positions. So this is not a `linear`, which would join batch and positions.
+    flat = patches(x, self.sizes.patch_size).astype(table.dtype)
+    return sharding.activation(flat @ table, "batch", "sequence", None)
 
-  def locate(self, sizes: "ModelSizes", index: jax.Array) -> jax.Array:
-    side = sizes.image_size // sizes.patch_size
-    return jnp.stack([index // side, index % side], axis=-1)
+  def locate(self, index: jax.Array) -> jax.Array:
+    return jnp.stack([index // self.side, index % self.side], axis=-1)
 
-  def embedding_products(self, sizes: "ModelSizes") -> int:
-    return math.prod(self.embedding(sizes)[0])
+  def embedding_products(self) -> int:
+    return math.prod(self.embedding()[0])
 
 
 def check_known(name: str, value: int) -> None:
@@ -178,4 +182,4 @@ def patches(images: jax.Array, size: int) -> jax.Array:
   return x.reshape(b, n * n, size * size * c)
 
 
-INPUTS: dict[str, Input] = {"tokens": Tokens(), "images": Images()}
+INPUTS: dict[str, type[Input]] = {"tokens": Tokens, "images": Images}

@@ -19,14 +19,14 @@ from jax.ad_checkpoint import checkpoint_name
 
 from errors import one_of
 from models.dimensions import Sharding
-from models.ops.layers import weight
+from models.ops.layers import weight, with_gradient
 from models.remat import ADAPTER
 
 if TYPE_CHECKING:
   from models.sizes import ModelSizes
 
 TARGETS = ("query", "key", "value", "out", "gate", "up", "down")  # the weights that may have adapters
-NAME = "lora"  # of the adapters among the parameters of a layer
+NAME = "lora"  # the name of the adapters among the parameters of a layer
 
 
 def targets_of(names: str) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def targets_of(names: str) -> tuple[str, ...]:
 
 
 def groups(targets: str) -> list[tuple[str, list[str], list[str]]]:
-  """Those of these weights that read the residual stream and those that write to it, for `heads` and for `mlp`."""
+  """For `heads` and for `mlp`, the targets that read the residual stream, and those that write to it."""
   names = targets_of(targets)
   some = lambda *wanted: [name for name in wanted if name in names]
   return [("heads", some("query", "key", "value"), some("out")), ("mlp", some("gate", "up"), some("down"))]
@@ -99,7 +99,7 @@ class Adapters(nnx.Module):
     """Adds to a product [B, T, D] what the adapter of its weight makes of the same input.
 
     Args:
-      name: of the weight.
+      name: the name of the weight.
       product: after `Sharding.split_sequence`.
       h: the input [B, T, I...].
       inputs: the number of dimensions of I.
@@ -116,20 +116,15 @@ def _product(x: jax.Array, w: jax.Array, inputs: int = 1) -> jax.Array:
   return jnp.tensordot(x, w, axes=inputs)
 
 
-@jax.custom_vjp
 def _joined(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
   """The products of one input [..., I] with weights [I, R] each, side by side. Saves no joined weights."""
-  return x @ jnp.concatenate(weights, axis=-1)
 
+  def forward(x: jax.Array, weights: list[jax.Array]) -> tuple[jax.Array, tuple[jax.Array, list[jax.Array]]]:
+    return x @ jnp.concatenate(weights, axis=-1), (x, weights)
 
-def _joined_forward(x: jax.Array, weights: list[jax.Array]) -> tuple[jax.Array, tuple[jax.Array, list[jax.Array]]]:
-  return x @ jnp.concatenate(weights, axis=-1), (x, weights)
+  def backward(given: tuple[jax.Array, list[jax.Array]], g: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    x, weights = given
+    of_weights = jnp.einsum("bti,btr->ir", x, g)
+    return g @ jnp.concatenate(weights, axis=-1).T, jnp.split(of_weights, len(weights), axis=-1)
 
-
-def _joined_backward(given: tuple[jax.Array, list[jax.Array]], g: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-  x, weights = given
-  of_weights = jnp.einsum("bti,btr->ir", x, g)
-  return g @ jnp.concatenate(weights, axis=-1).T, jnp.split(of_weights, len(weights), axis=-1)
-
-
-_joined.defvjp(_joined_forward, _joined_backward)
+  return with_gradient(forward, backward, x, weights)

@@ -1,7 +1,7 @@
 """What a model predicts: the next token at every position, or one class for each example.
 
 The other choice that makes a model is in inputs.py. An objective knows its head, its targets, and whether a position
-may attend to later ones. To add one, write a class with the methods of `Objective` and add it to `OBJECTIVES`.
+may attend to later ones. To add one, write a subclass of `Objective` and add it to `OBJECTIVES`.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Objective(Protocol):
-  """The interface of an objective.
+  """What a model of these sizes predicts.
 
   Attributes:
     causal: whether a position attends only to itself and earlier positions.
@@ -29,15 +29,20 @@ class Objective(Protocol):
     counts_correct: whether to report accuracy.
   """
 
+  sizes: "ModelSizes"
   causal: bool
   ahead: int
   counts_correct: bool
 
-  def check(self, sizes: "ModelSizes") -> None:
+  def __init__(self, sizes: "ModelSizes"):
+    self.sizes = sizes
+
+  def check(self) -> None:
     """Raises ConfigError if the model's input does not fit this objective."""
 
-  def shapes(self, sizes: "ModelSizes") -> Shapes:
+  def shapes(self) -> Shapes:
     """The fields of a batch that this objective reads, in addition to those of the input."""
+    return {}
 
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
     """The correct predictions for a batch: tokens [B, T], or classes [B]."""
@@ -49,46 +54,38 @@ class Objective(Protocol):
       mask: of the examples, [B].
       segments, completions: of their tokens, [B, T + ahead], if the batch has them (`ModelSizes.example_shapes`).
     """
+    return mask
 
-  def head(self, sizes: "ModelSizes") -> tuple[tuple[int, int], Dims]:
+  def predictions(self) -> int:
+    """The number of predictions for an example."""
+
+  def head(self) -> tuple[tuple[int, int], Dims]:
     """The shape and dimensions of the head's weight."""
 
-  def head_dtype(self, sizes: "ModelSizes") -> str:
+  def head_dtype(self) -> str:
     """The dtype in which the head is gathered and used."""
+    return self.sizes.dtype
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
     """Normalized activations [B, T, D], the head [D, V] and segments [B, T] → float32 logits [B, T, V] or [B, V]."""
 
   def loss_sums(
-    self,
-    x: jax.Array,
-    head: jax.Array,
-    targets: Targets,
-    sharding: Sharding,
-    segments: jax.Array | None,
-    chunk: int,
+    self, x: jax.Array, head: jax.Array, targets: Targets, sharding: Sharding, segments: jax.Array | None
   ) -> tuple[jax.Array, Sums]:
-    """The loss summed over the predictions of normalized activations [B, T, D], and all sums.
-
-    Args:
-      chunk: tokens whose logits a device has at a time, at most (`model.loss_chunk`).
-    """
-
-  def predictions(self, sizes: "ModelSizes") -> int:
-    """The number of predictions for an example."""
+    """The loss summed over the predictions of normalized activations [B, T, D], and all sums."""
+    return of_logits(self.logits(x, head, sharding, segments), targets)
 
 
-class NextToken:
+class NextToken(Objective):
   """Predicts the token after each position: a language model."""
 
   causal, ahead, counts_correct = True, 1, False
 
-  def check(self, sizes: "ModelSizes") -> None:
-    if sizes.inputs != "tokens":
-      raise ConfigError(f"model.objective='next_token' needs tokens, but model.inputs={sizes.inputs!r}; use 'class'")
-
-  def shapes(self, sizes: "ModelSizes") -> Shapes:
-    return {}
+  def check(self) -> None:
+    if self.sizes.inputs != "tokens":
+      raise ConfigError(
+        f"model.objective='next_token' needs tokens, but model.inputs={self.sizes.inputs!r}; use 'class'"
+      )
 
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
     return batch["tokens"][:, 1:]
@@ -100,53 +97,44 @@ class NextToken:
     counted = mask[:, None] & (here == after) & (after > 0)  # the last token of a document predicts nothing
     return counted if completions is None else counted & completions[:, 1:]
 
-  def head(self, sizes: "ModelSizes") -> tuple[tuple[int, int], Dims]:
-    return (sizes.width, sizes.vocab_size), ("embed", "vocab")
+  def predictions(self) -> int:
+    return self.sizes.positions
 
-  def head_dtype(self, sizes: "ModelSizes") -> str:
-    return sizes.dtype
+  def head(self) -> tuple[tuple[int, int], Dims]:
+    return (self.sizes.width, self.sizes.vocab_size), ("embed", "vocab")
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
     return sharding.activation(linear(sharding.whole_sequence(x), head).astype(jnp.float32), "batch", None, "vocab")
 
   def loss_sums(
-    self,
-    x: jax.Array,
-    head: jax.Array,
-    targets: Targets,
-    sharding: Sharding,
-    segments: jax.Array | None,
-    chunk: int,
+    self, x: jax.Array, head: jax.Array, targets: Targets, sharding: Sharding, segments: jax.Array | None
   ) -> tuple[jax.Array, Sums]:
-    return next_token(sharding.whole_sequence(x), head, targets, sharding, chunk)
-
-  def predictions(self, sizes: "ModelSizes") -> int:
-    return sizes.positions
+    return next_token(sharding.whole_sequence(x), head, targets, sharding, self.sizes.loss_chunk)
 
 
-class Class:
+class Class(Objective):
   """Predicts one of `model.classes` for each example, from the mean over its positions without padding."""
 
   causal, ahead, counts_correct = False, 0, True
 
-  def check(self, sizes: "ModelSizes") -> None:
-    check_known("classes", sizes.classes)
-    if sizes.tied_embedding:
+  def check(self) -> None:
+    check_known("classes", self.sizes.classes)
+    if self.sizes.tied_embedding:
       raise ConfigError("model.tied_embedding=True needs model.objective='next_token'; set it to False")
 
-  def shapes(self, sizes: "ModelSizes") -> Shapes:
-    return {"label": Field((), np.int32, sizes.classes)}
+  def shapes(self) -> Shapes:
+    return {"label": Field((), np.int32, self.sizes.classes)}
 
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
     return batch["label"]
 
-  def counted(self, mask: jax.Array, segments: jax.Array | None, completions: jax.Array | None) -> jax.Array:
-    return mask
+  def predictions(self) -> int:
+    return 1
 
-  def head(self, sizes: "ModelSizes") -> tuple[tuple[int, int], Dims]:
-    return (sizes.width, sizes.classes), ("embed", None)
+  def head(self) -> tuple[tuple[int, int], Dims]:
+    return (self.sizes.width, self.sizes.classes), ("embed", None)
 
-  def head_dtype(self, sizes: "ModelSizes") -> str:
+  def head_dtype(self) -> str:
     return "float32"  # the product with a few classes is so small that full precision costs nothing
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
@@ -158,19 +146,5 @@ class Class:
     total = jnp.sum(jnp.where(own, x, 0), axis=1, dtype=jnp.float32)
     return linear(total / jnp.maximum(jnp.sum(is_text, axis=1), 1), head)  # an empty text has a mean of 0
 
-  def loss_sums(
-    self,
-    x: jax.Array,
-    head: jax.Array,
-    targets: Targets,
-    sharding: Sharding,
-    segments: jax.Array | None,
-    chunk: int,
-  ) -> tuple[jax.Array, Sums]:
-    return of_logits(self.logits(x, head, sharding, segments), targets)
 
-  def predictions(self, sizes: "ModelSizes") -> int:
-    return 1
-
-
-OBJECTIVES: dict[str, Objective] = {"next_token": NextToken(), "class": Class()}
+OBJECTIVES: dict[str, type[Objective]] = {"next_token": NextToken, "class": Class}

@@ -4,13 +4,13 @@ Everything outside models/ holds parameters in this form, so that it needs no mo
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import nnx
 
 from models import lora
-from models.dimensions import Dims
 from models.keys import Purpose
 from models.sizes import ModelSizes
 from models.transformer import Transformer, is_param
@@ -25,25 +25,24 @@ def definition(sizes: ModelSizes) -> tuple[nnx.GraphDef, nnx.State]:
 
 def logical_dims(sizes: ModelSizes) -> dict[str, Any]:
   """The names of each parameter's dimensions, in the same nested dicts as the parameters."""
-
-  def dims(path: tuple, param: nnx.Param) -> Dims:
-    stacked = path[0].key == "blocks"
-    return (("layers",) if stacked else ()) + param.dims
-
-  _, params = definition(sizes)
-  return nnx.to_pure_dict(jax.tree.map_with_path(dims, params, is_leaf=is_param))
+  return _of_each(sizes, lambda top, param: (("layers",) if top == "blocks" else ()) + param.dims)
 
 
 def used_dtypes(sizes: ModelSizes) -> dict[str, Any]:
   """The dtype in which the model uses each parameter, in the same nested dicts as the parameters."""
 
-  def dtype(path: tuple, param: nnx.Param) -> str:
+  def dtype(top: str, param: nnx.Param) -> str:
     if not any(param.dims):
       return sizes.param_dtype  # the scale of a norm, because norms are computed in float32
-    return sizes.predicts.head_dtype(sizes) if path[0].key == "head" else sizes.dtype
+    return sizes.predicts.head_dtype() if top == "head" else sizes.dtype
 
-  _, params = definition(sizes)
-  return nnx.to_pure_dict(jax.tree.map_with_path(dtype, params, is_leaf=is_param))
+  return _of_each(sizes, dtype)
+
+
+def _of_each(sizes: ModelSizes, f: Callable[[str, nnx.Param], Any]) -> dict[str, Any]:
+  """f of each parameter, given the name of the outermost entry that holds it: "embedding", "blocks", "norm", "head"."""
+  of = lambda path, param: f(path[0].key, param)
+  return nnx.to_pure_dict(jax.tree.map_with_path(of, definition(sizes)[1], is_leaf=is_param))
 
 
 def init_params(sizes: ModelSizes, key: jax.Array) -> dict[str, Any]:
@@ -69,19 +68,12 @@ def frozen(sizes: ModelSizes, params: dict[str, Any]) -> dict[str, Any]:
   return {} if not sizes.lora_rank else _chosen(params, False)
 
 
-def _chosen(params: dict[str, Any], adapters: bool) -> dict[str, Any]:
-  """Only the adapters, or only what is not in them."""
-  found = {}
-  for name, x in params.items():
-    if name == lora.NAME:
-      chosen = x if adapters else {}
-    elif isinstance(x, dict):
-      chosen = _chosen(x, adapters)
-    else:
-      chosen = {} if adapters else x
-    if not isinstance(chosen, dict) or chosen:
-      found[name] = chosen
-  return found
+def _chosen(params: Any, adapters: bool, inside: bool = False) -> Any:
+  """Only the adapters, or only what is not in them. `inside`: whether `params` are adapters."""
+  if not isinstance(params, dict):
+    return params if inside == adapters else {}
+  found = {name: _chosen(x, adapters, inside or name == lora.NAME) for name, x in params.items()}
+  return {name: x for name, x in found.items() if not isinstance(x, dict) or x}
 
 
 def joined(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from errors import one_of
 CUDNN = "dot_product_attention_fwd_wrapper"  # the primitive whose results cuDNN's backward pass reads again
 KERNEL = "attention kernel"  # the name of what splash attention's backward pass reads again
 
-ADAPTER = "adapter"  # the name of what is between the halves of adapters whose results are the stream's
+ADAPTER = "adapter"  # the name of the values between the halves of an adapter that writes to the residual stream
 
 # What a block computes for one example of T positions, in the compute dtype: the values that have a name.
 NAMES = {
@@ -43,13 +43,13 @@ ELEMENTWISE = frozenset({"mul", "div", "sub", "logistic"})
 
 Policy = Callable[..., Any]  # a policy of `jax.checkpoint`
 
-# Of attention's last product, and between the halves of adapters, a device's own positions.
+# Saved by name, once each device has kept only its own positions.
 _output = jax.checkpoint_policies.save_only_these_names("attention_output", ADAPTER)
 _results = jax.checkpoint_policies.save_only_these_names("attention_output", ADAPTER, KERNEL)
 
 
 def save_all_but(primitives: frozenset[str]) -> Policy:
-  """A remat policy that saves the results of all primitives except these. Of those that only name a value: one."""
+  """A remat policy that saves the results of all primitives except these. `_output` decides on values with a name."""
   return lambda primitive, *given, **named: (
     _output(primitive, *given, **named) if primitive.name == "name" else primitive.name not in primitives
   )
@@ -97,7 +97,7 @@ def policy_of(remat: str, saved: str = "", rank: int = 0) -> Policy:
   """The policy of the fields `model.remat` and `model.saved`. "offload" moves the named values to the host, too.
 
   Args:
-    rank: of adapters. Their large results are never saved, because so small a product is computed again at once.
+    rank: the rank of adapters. Their large results are never saved: such small products cost little to repeat.
   """
   names, others = names_of(saved), REMAT_POLICIES[remat]
   names |= {KERNEL} if "context" in names else set()

@@ -47,7 +47,7 @@ class ModelSizes:
   remat: str
   saved: str  # names (remat.py), with commas
   loss_chunk: int  # 0: automatic (ops/loss.py)
-  dtype: str  # of activations, and of weights when used; master weights are stored in `param_dtype`
+  dtype: str  # the dtype of activations, and of weights when used; master weights are stored in `param_dtype`
   param_dtype: str
   image_size: int
   channels: int
@@ -103,18 +103,18 @@ class ModelSizes:
         f"model.head_dim={self.head_dim} (model.width={self.width} / model.heads={self.heads} if not set) must be a "
         f"multiple of {even}, as rotary embedding of {self.inputs} needs; use other sizes"
       )
-    self.reads.check(self)
-    self.predicts.check(self)
+    self.reads.check()
+    self.predicts.check()
 
   @property
   def reads(self) -> Input:
     """What goes in."""
-    return INPUTS[self.inputs]
+    return INPUTS[self.inputs](self)
 
   @property
   def predicts(self) -> Objective:
     """What comes out."""
-    return OBJECTIVES[self.objective]
+    return OBJECTIVES[self.objective](self)
 
   @property
   def lora_scale(self) -> float:
@@ -135,12 +135,7 @@ class ModelSizes:
   @property
   def positions(self) -> int:
     """Length of the sequence that the blocks see: tokens of a text, patches of an image."""
-    return self.reads.positions(self)
-
-  @property
-  def unit(self) -> tuple[str, int]:
-    """The unit of throughput ("tokens" or "images"), and how many units an example holds."""
-    return self.reads.unit, self.reads.units_per_example(self)
+    return self.reads.positions()
 
   def example_shapes(self) -> Shapes:
     """The content of a batch: the fields that the input and the objective read, and two more if the model has them.
@@ -149,7 +144,7 @@ class ModelSizes:
     is padding. Tokens of different documents do not see each other. A row of `completions` says which tokens belong to
     completions. Only their predictions count.
     """
-    shapes = self.reads.shapes(self, self.predicts.ahead) | self.predicts.shapes(self)
+    shapes = self.reads.shapes(self.predicts.ahead) | self.predicts.shapes()
     length = self.positions + self.predicts.ahead
     if self.segments:
       shapes |= {"segments": Field((length,), np.int32, length + 1)}
@@ -164,7 +159,7 @@ class ModelSizes:
       ("mlp", "model.mlp_width", self.mlp_width),
       ("layers", "model.depth", self.depth),
     ]
-    has_vocab = "vocab" in (*self.reads.embedding(self)[1], *self.predicts.head(self)[1])
+    has_vocab = "vocab" in (*self.reads.embedding()[1], *self.predicts.head()[1])
     return [*found, ("vocab", "model.vocab_size", self.vocab_size)] if has_vocab else found
 
   @property
@@ -196,9 +191,9 @@ class ModelSizes:
     """The count for this many pairs, with `pixels` added for each weight of an embedding of patches that is trained."""
     t = self.positions
     block = 2 * self.width * self.head_dim * (self.heads + self.kv_heads) + 3 * self.width * self.mlp_width
-    head = math.prod(self.predicts.head(self)[0]) * self.predicts.predictions(self) / t
+    head = math.prod(self.predicts.head()[0]) * self.predicts.predictions() / t
     each, patches = (4, 2) if self.lora_rank else (6, 6 + pixels)
-    weights = each * (self.depth * block + head) + patches * self.reads.embedding_products(self)
+    weights = each * (self.depth * block + head) + patches * self.reads.embedding_products()
     attention = 12 * pairs * self.heads * self.head_dim
     return t * (weights + self.depth * 6 * self.adapter_weights) + self.depth * attention
 

@@ -8,7 +8,7 @@ A training step has three parts, each a method (`embed`, `run_blocks`, `head_los
 them on different devices.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,20 +24,12 @@ from models.remat import Policy, policy_of
 from models.sizes import ModelSizes
 
 
-class _Layer(NamedTuple):
-  """What the scan over blocks slices: the weights, number and cache of one block, or of all blocks stacked."""
-
-  weights: Any
-  number: jax.Array
-  cache: Cache | None
-
-
 class Transformer(nnx.Module):
   """An input (models/inputs.py), a stack of blocks, and an objective (models/objectives.py)."""
 
   def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
     self.sizes = sizes
-    shape, dims, std = sizes.reads.embedding(sizes)
+    shape, dims, std = sizes.reads.embedding()
     self.embedding = weight(rngs.weights, shape, dims, std=std, dtype=sizes.param_dtype)
 
     @nnx.split_rngs(splits=sizes.depth)
@@ -48,7 +40,7 @@ class Transformer(nnx.Module):
     self.blocks = stacked(rngs)
     self.norm = RMSNorm(sizes.width, sizes)
     if not sizes.tied_embedding:
-      shape, dims = sizes.predicts.head(sizes)
+      shape, dims = sizes.predicts.head()
       self.head = weight(rngs.weights, shape, dims, std=sizes.width**-0.5, dtype=sizes.param_dtype)
 
   def __call__(
@@ -94,11 +86,10 @@ class Transformer(nnx.Module):
   def embed(self, inputs: jax.Array, sharding: Sharding = UNSHARDED, table: jax.Array | None = None) -> jax.Array:
     """Tokens [B, T] or normalized images [B, S, S, C] → [B, T, D] in the compute dtype.
 
-    Args:
-      table: the embedding, gathered already.
+    `table` is the embedding, if it is gathered already.
     """
     table = self._cast_and_gathered(self.embedding, sharding) if table is None else table
-    return self.sizes.reads.embed(self.sizes, table, inputs, sharding)
+    return self.sizes.reads.embed(table, inputs, sharding)
 
   def run_blocks(
     self,
@@ -131,19 +122,17 @@ class Transformer(nnx.Module):
     else:
       segments = sharding.activation(segments, "batch", None)
       positions = sharding.activation(positions_in(segments), "batch", None)  # [B, T]
-    coordinates = self.sizes.reads.locate(self.sizes, positions)
+    coordinates = self.sizes.reads.locate(positions)
     angles = rope_angles(coordinates, self.sizes)
 
-    def body(x: jax.Array, layer: _Layer) -> tuple[jax.Array, Cache | None]:
-      x = checkpoint_name(x, "block_input")
-      block = nnx.merge(
-        graph, jax.tree.map(lambda w: self._cast_and_gathered(w, sharding), layer.weights, is_leaf=is_param)
-      )
-      return block(x, angles, segments, fold_in(keys, layer.number), sharding, layer.cache, start)
+    def body(x: jax.Array, layer: tuple[nnx.State, jax.Array, Cache | None]) -> tuple[jax.Array, Cache | None]:
+      x, (weights, number, cache) = checkpoint_name(x, "block_input"), layer
+      weights = jax.tree.map(lambda w: self._cast_and_gathered(w, sharding), weights, is_leaf=is_param)
+      return nnx.merge(graph, weights)(x, angles, segments, fold_in(keys, number), sharding, cache, start)
 
     c = self.sizes
     body = jax.checkpoint(body, policy=policy or policy_of(c.remat, c.saved, c.lora_rank), prevent_cse=False)
-    x, new = jax.lax.scan(body, x, _Layer(stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
+    x, new = jax.lax.scan(body, x, (stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
     # Written once for all blocks: a scan that returned the cache would copy it.
     return x, None if cache is None else cache.add(new, start)
 
@@ -153,13 +142,9 @@ class Transformer(nnx.Module):
     x: jax.Array,
     sharding: Sharding = UNSHARDED,
     segments: jax.Array | None = None,
-    table: jax.Array | None = None,
+    table: jax.Array | None = None,  # a tied embedding, gathered already
   ) -> jax.Array:
-    """[B, T, D] and segments [B, T] → float32 logits: [B, T, V] of the next token, or [B, classes].
-
-    Args:
-      table: a tied embedding, gathered already.
-    """
+    """[B, T, D] and segments [B, T] → float32 logits: [B, T, V] of the next token, or [B, classes]."""
     return self.sizes.predicts.logits(self.norm(x), self._head_weight(sharding, table), sharding, segments)
 
   @jax.named_scope("head")
@@ -177,21 +162,17 @@ class Transformer(nnx.Module):
     targets: Targets,
     sharding: Sharding = UNSHARDED,
     segments: jax.Array | None = None,
-    table: jax.Array | None = None,
+    table: jax.Array | None = None,  # a tied embedding, gathered already
   ) -> tuple[jax.Array, Sums]:
-    """The loss of x [B, T, D], summed over the predictions that count, and all sums.
-
-    Args:
-      table: a tied embedding, gathered already.
-    """
-    head, sizes = self._head_weight(sharding, table), self.sizes
-    return sizes.predicts.loss_sums(self.norm(x), head, targets, sharding, segments, sizes.loss_chunk)
+    """The loss of x [B, T, D], summed over the predictions that count, and all sums."""
+    head = self._head_weight(sharding, table)
+    return self.sizes.predicts.loss_sums(self.norm(x), head, targets, sharding, segments)
 
   def _head_weight(self, sharding: Sharding, table: jax.Array | None) -> jax.Array:
     """The head [D, V], gathered."""
     if self.sizes.tied_embedding:
       return (self._cast_and_gathered(self.embedding, sharding) if table is None else table).T
-    return self._cast_and_gathered(self.head, sharding, self.sizes.predicts.head_dtype(self.sizes))
+    return self._cast_and_gathered(self.head, sharding, self.sizes.predicts.head_dtype())
 
   def empty_cache(self, batch: int, length: int) -> Cache:
     """A cache for `length` positions of `batch` texts."""

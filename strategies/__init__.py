@@ -1,9 +1,9 @@
 """The ways to shard the one Transformer: one file, one idea.
 
 Read layout.py first, then data_parallel.py, zero1.py, zero2.py, fsdp.py, hsdp.py, tensor_parallel.py and two_d.py: each
-is a layout. Then how a layout runs: transfers.py (what moves), runner.py, automatic.py, by_hand.py and base.py. Then
-the package pipeline/, and last three_d.py. Every module here that defines `LAYOUT` is a strategy, under the module's
-name. Nothing else needs to be registered.
+is a layout. Then how a layout runs: transfers.py (what moves), runner.py, by_hand.py and base.py. Then the package
+pipeline/, and last three_d.py. Every module here that defines `LAYOUT` is a strategy, under the module's name. Nothing
+else needs to be registered.
 """
 
 import dataclasses
@@ -19,7 +19,6 @@ from jax.sharding import AbstractMesh, Mesh
 
 from errors import ConfigError, one_of
 from models.sizes import ModelSizes
-from strategies.automatic import Automatic
 from strategies.base import Strategy
 from strategies.by_hand import ByHand
 from strategies.compiler_options import CHOICES, options
@@ -82,25 +81,24 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
   for limit in fallbacks:
     warnings.warn(str(limit), stacklevel=2)
 
-  implementation, kind = _implementation(name), runner_kind(name, layout)
+  kind = runner_kind(name, layout)
   if kind is Staged:
     runner: Runner = Staged.make(program, layout, fallbacks, **pipeline)
   else:
-    transfers = Transfers.of(layout, parts=program.accumulation, gather=gather, by_hand=bool(implementation.RUNNER))
-    kind = kind or (ByHand if transfers.by_hand else Automatic)
+    transfers = Transfers.of(layout, parts=program.accumulation, gather=gather, by_hand=kind is not Runner)
+    kind = ByHand if kind is Runner and transfers.by_hand else kind
     runner = kind(program, layout, transfers, fallbacks)
   device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else None
-  return implementation(runner, mesh, options(choice, device) if device else {})
+  return _implementation(name)(runner, mesh, options(choice, device) if device else {})
 
 
 def limits(name: str, layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
   """What this strategy cannot do of such a program, under this layout."""
-  kind = runner_kind(name, layout)
-  return kind.limits(layout, sizes, optimizer) if kind else []
+  return runner_kind(name, layout).limits(layout, sizes, optimizer)
 
 
-def runner_kind(name: str, layout: Layout) -> type[Runner] | None:
-  """The runner that a strategy or its layout asks for; None if that depends on what moves (`Transfers.by_hand`)."""
+def runner_kind(name: str, layout: Layout) -> type[Runner]:
+  """The runner that a strategy or its layout asks for. `Runner` becomes `ByHand` if `Transfers.by_hand` has axes."""
   return Staged if layout.shards("layers") > 1 else _implementation(name).RUNNER
 
 

@@ -30,11 +30,11 @@ class Strategy:
     mesh: the devices, or an AbstractMesh to lower without devices.
     layout: resolved; `layout.mesh` holds the size of every mesh axis.
     transfers: what moves between devices in a step.
-    schedule: that of a pipeline; None without one.
-    RUNNER: the runner that the strategy always has; None lets the layout decide (`strategies.build`).
+    schedule: the pipeline's; None without one.
+    RUNNER: the runner that the strategy always has; `Runner` lets the layout decide (`strategies.build`).
   """
 
-  RUNNER: type[Runner] | None = None
+  RUNNER: type[Runner] = Runner
 
   def __init__(self, runner: Runner, mesh: Mesh | AbstractMesh, compiler_options: dict[str, Any] | None = None):
     """Compiles nothing yet. The options are for the training step (compiler_options.py)."""

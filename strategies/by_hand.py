@@ -1,13 +1,11 @@
 """ByHand: sums gradients over devices once a step, however many parts the batch runs in.
 
-In automatic sharding mode a gradient is summed over devices as soon as it exists: once for each part. So the code here
-is manual over the mesh axes that split the batch. Each device runs all parts of its own rows and keeps its gradients to
-itself. At the end they are sent once. A pipeline runs in the same way, with `stage` as one more manual axis.
+The code here is manual over the mesh axes that split the batch. Each device runs all parts of its own rows and keeps
+its gradients to itself. At the end they are sent once. A pipeline runs in the same way, with `stage` as one more manual
+axis.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -18,71 +16,60 @@ from models.parameters import used_dtypes
 from strategies.collectives import Collectives
 from strategies.constraints import Constraints
 from strategies.runner import Runner
-from training.program import Batch, Params, Sums
-
-# (weights, a device's own rows, step, sharding inside) → sums over these rows, gradients
-Work = Callable[[Params, Batch, Any, Constraints], tuple[Sums, Params]]
-Arrange = Callable[[Params], Params]
+from training.program import Batch, GradientSums, Params, Sums
 
 
 class ByHand(Runner):
   """Sums gradients once a step."""
 
   def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
-    return summed_over_devices(self, self.program.gradient_sums, params, batch, step)
+    return self.summed(self.program.gradient_sums, params, batch, step)
 
+  def arranged(self, blocks: Params, step: jax.Array | None) -> Params:
+    """The blocks' weights, moved between devices before they are gathered. It must be linear."""
+    return blocks
 
-def summed_over_devices(
-  runner: Runner,
-  work: Work,
-  params: Params,
-  batch: Batch,
-  step: jax.Array | None,
-  arrange: Arrange = lambda blocks: blocks,
-) -> tuple[Sums, Params]:
-  """Runs `work` on each device's own rows, and sums what it returns over the axes `Transfers.by_hand`.
+  def summed(self, work: GradientSums, params: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
+    """Runs `work` on a device's own rows, and sums what it returns over the mesh axes `Transfers.by_hand`.
 
-  Weights and gradients travel in the dtype in which the model uses the weights. Weights that are gathered for each part
-  are gathered by `work`, with `Constraints.gather`; those that are gathered once, here.
+    Weights and gradients travel in the dtype in which the model uses the weights. Weights that are gathered for each
+    part are gathered by `work`, with `Constraints.gather`; those that are gathered once, here.
+    """
+    program, transfers = self.program, self.transfers
+    axes, inside = transfers.by_hand, Constraints.inside(self.layout, transfers)
+    layout, arrange = self.layout.restricted_to(axes), functools.partial(self.arranged, step=step)
+    collectives, result = Collectives(layout, inside.layout), layout.stored_as("state")
+    dims, dtypes = program.dims(), used_dtypes(program.sizes)
+    trained, trained_dims, trained_dtypes = map(program.trained, (params, dims, dtypes))
+    specs = lambda layout, params, dims: jax.tree.map(lambda _, names: layout.spec(names), params, dims)
 
-  Args:
-    arrange: a linear function of the blocks' weights, which moves them between devices before they are gathered.
-  """
-  program, transfers = runner.program, runner.transfers
-  axes, inside = transfers.by_hand, Constraints.inside(runner.layout, transfers)
-  layout = runner.layout.restricted_to(axes)
-  collectives, result = Collectives(layout, inside.layout), layout.stored_as("state")
-  dims, dtypes = program.dims(), used_dtypes(program.sizes)
-  trained, trained_dims, trained_dtypes = map(program.trained, (params, dims, dtypes))
-  specs = lambda layout, params, dims: jax.tree.map(lambda _, names: layout.spec(names), params, dims)
+    def total(gradient: jax.Array, names: Dims, dtype: str) -> jax.Array:
+      gradient = collectives.reduce_scatter(gradient.astype(dtype), names, transfers.scattered_once)
+      split = {axis for dim in names if dim for axis in result.axes(dim)}
+      rest = tuple(axis for axis in layout.mesh if axis not in split)  # along which devices hold the same weight
+      return sum_in_dtype(functools.partial(jax.lax.psum, axis_name=rest), gradient) if rest else gradient
 
-  def summed(gradient: jax.Array, names: Dims, dtype: str) -> jax.Array:
-    gradient = collectives.reduce_scatter(gradient.astype(dtype), names, transfers.scattered_once)
-    split = {axis for dim in names if dim for axis in result.axes(dim)}
-    rest = tuple(axis for axis in layout.mesh if axis not in split)  # along which devices hold the same weight
-    return sum_in_dtype(functools.partial(jax.lax.psum, axis_name=rest), gradient) if rest else gradient
+    def piece(w: jax.Array, names: Dims) -> jax.ShapeDtypeStruct:
+      n = result.shards("embed") // layout.shards("embed")
+      shape = (size // n if name == "embed" else size for size, name in zip(w.shape, names, strict=True))
+      return jax.ShapeDtypeStruct(tuple(shape), w.dtype)
 
-  def piece(w: jax.Array, names: Dims) -> jax.ShapeDtypeStruct:
-    n = result.shards("embed") // layout.shards("embed")
-    shape = (size // n if name == "embed" else size for size, name in zip(w.shape, names, strict=True))
-    return jax.ShapeDtypeStruct(tuple(shape), w.dtype)
+    def on_own_rows(held: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
+      sent = jax.tree.map(lambda w, dtype: w.astype(dtype), held, dtypes)
+      weights = sent | {"blocks": arrange(sent["blocks"])}
+      if transfers.gathered_once:
+        weights = jax.tree.map(collectives.all_gather, weights, dims)
+      sums, gradients = work(weights, batch, step, inside)
+      gradients = jax.tree.map(total, gradients, trained_dims, trained_dtypes)
+      pieces = jax.tree.map(piece, program.trained(sent)["blocks"], trained_dims["blocks"])
+      (blocks,) = jax.linear_transpose(arrange, pieces)(gradients["blocks"])
+      gradients = jax.tree.map(lambda g, w: g.astype(w.dtype), gradients | {"blocks": blocks}, program.trained(held))
+      return jax.tree.map(lambda x: jax.lax.psum(x, axes), sums), gradients
 
-  def on_own_rows(held: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
-    sent = jax.tree.map(lambda w, dtype: w.astype(dtype), held, dtypes)
-    weights = sent | {"blocks": arrange(sent["blocks"])}
-    if transfers.gathered_once:
-      weights = jax.tree.map(collectives.all_gather, weights, dims)
-    sums, gradients = work(weights, batch, step, inside)
-    gradients = jax.tree.map(summed, gradients, trained_dims, trained_dtypes)
-    pieces = jax.tree.map(piece, program.trained(sent)["blocks"], trained_dims["blocks"])
-    (blocks,) = jax.linear_transpose(arrange, pieces)(gradients["blocks"])
-    gradients = jax.tree.map(lambda g, w: g.astype(w.dtype), gradients | {"blocks": blocks}, program.trained(held))
-    return jax.tree.map(lambda x: jax.lax.psum(x, axes), sums), gradients
-
-  return jax.shard_map(
-    on_own_rows,
-    in_specs=(specs(layout, params, dims), layout.spec(("batch",)), P()),
-    out_specs=(P(), specs(result, trained, trained_dims)),
-    axis_names=set(axes),
-    check_vma=False,  # the outputs are replicated where their specs say so, because they are summed
-  )(params, batch, step)
+    return jax.shard_map(
+      on_own_rows,
+      in_specs=(specs(layout, params, dims), layout.spec(("batch",)), P()),
+      out_specs=(P(), specs(result, trained, trained_dims)),
+      axis_names=set(axes),
+      check_vma=False,  # the outputs are replicated where their specs say so, because they are summed
+    )(params, batch, step)

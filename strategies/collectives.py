@@ -13,69 +13,71 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from models import dimensions
 from models.dimensions import Dims, map_dims
+from models.ops.layers import with_gradient
 from models.ops.workarounds import cast_before_sending, sum_in_dtype
 from strategies.layout import Layout
 
 T = TypeVar("T")
+Map = Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Collectives(dimensions.Collectives):
-  """Sums, gathers and scatters over mesh axes that are manual.
+class Collectives:
+  """Gathers and scatters over mesh axes that are manual.
 
   Attributes:
     layout: the places on the manual axes.
-    rest: the places on the axes that are left to the compiler; without any, the code is manual over all axes.
+    rest: the places on the axes that are left to the compiler.
   """
 
   layout: Layout
-  rest: Layout | None = None
-
-  def total(self, x: jax.Array, dim: str) -> jax.Array:
-    """The sum of x over the devices that split a dimension."""
-    return jax.lax.psum(x, self.layout.axes(dim)) if self.layout.shards(dim) > 1 else x
-
-  def largest(self, x: jax.Array, dim: str) -> jax.Array:
-    """The elementwise maximum of x over the devices that split a dimension."""
-    return jax.lax.pmax(x, self.layout.axes(dim)) if self.layout.shards(dim) > 1 else x
+  rest: Layout
 
   def gathered(self, w: jax.Array, dims: Dims) -> jax.Array:
     """A weight gathered along `embed`. Its gradient is reduce-scattered to the pieces that devices hold."""
-    use = jax.custom_vjp(lambda w: self.all_gather(w, dims))
     scatter = functools.partial(self.reduce_scatter, dims=dims, axes=self.layout.axes("embed"))
-    use.defvjp(lambda w: (self.all_gather(w, dims), None), lambda _, gradient: (scatter(gradient),))
-    return use(w)
+    return with_transpose(lambda w: self.all_gather(w, dims), scatter, w)
 
   def all_gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """Gathers a weight along `embed`. `dims` names its last dimensions."""
-    if "embed" not in dims or not self.layout.axes("embed"):
-      return w
-    dims, axes = (None,) * (w.ndim - len(dims)) + dims, self.layout.axes("embed")
-    collective = lambda w: jax.lax.all_gather(w, axes, axis=dims.index("embed"), tiled=True)
-    return self._with_whole_embed(collective, cast_before_sending(w), dims)
+    axes = self.layout.axes("embed")
+    gather = lambda w, dims: jax.lax.all_gather(w, axes, axis=dims.index("embed"), tiled=True)
+    return self._along_embed(gather, cast_before_sending(w), dims) if "embed" in dims and axes else w
 
   def reduce_scatter(self, gradient: jax.Array, dims: Dims, axes: tuple[str, ...]) -> jax.Array:
     """Sums the gradient of such a weight over devices, and leaves each device its piece along `embed`."""
-    if "embed" not in dims or not axes:
-      return gradient
-    dims = (None,) * (gradient.ndim - len(dims)) + dims
-    at, lead = dims.index("embed"), dims.index("layers") + 1 if "layers" in dims else 0
 
-    def collective(g: jax.Array) -> jax.Array:
-      first = jnp.moveaxis(g, at, lead)
-      matrices = first.reshape(*first.shape[: lead + 1], -1)  # as in `Constraints._scatter`
-      piece = jax.lax.psum_scatter(matrices, axes, scatter_dimension=lead, tiled=True)
-      return jnp.moveaxis(piece.reshape(*piece.shape[: lead + 1], *first.shape[lead + 1 :]), lead, at)
+    def scatter(gradient: jax.Array, dims: Dims) -> jax.Array:
+      piece = lambda x, at: jax.lax.psum_scatter(x, axes, scatter_dimension=at, tiled=True)
+      return sum_in_dtype(lambda g: as_matrices(piece, g, dims), gradient)
 
-    return self._with_whole_embed(functools.partial(sum_in_dtype, collective), gradient, dims)
+    return self._along_embed(scatter, gradient, dims) if "embed" in dims and axes else gradient
 
-  def _with_whole_embed(self, collective: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
+  def _along_embed(self, collective: Callable[[jax.Array, Dims], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
     """Runs a collective on arrays whose `embed` the compiler must not split while their pieces are put together."""
-    assert self.rest is not None, "weights are gathered where the compiler has the other mesh axes"
+    dims = (None,) * (x.ndim - len(dims)) + dims
     whole = self.rest.place(embed=None, gradients=None, state=None)
-    return on_own_parts(whole, collective, x, dims=(dims,), results=dims)
+    return on_own_parts(whole, lambda x: collective(x, dims), x, dims=(dims,), results=dims)
+
+
+def with_transpose(linear: Map, transpose: Map, x: jax.Array) -> jax.Array:
+  """linear(x), where the gradient of x is `transpose` of the gradient of the result."""
+  return with_gradient(lambda x: (linear(x), None), lambda _, gradient: (transpose(gradient),), x)
+
+
+def as_matrices(scatter: Callable[[jax.Array, int], jax.Array], gradient: jax.Array, dims: Dims) -> jax.Array:
+  """Scatters a gradient along `embed` in the shape of matrices, [D, columns] or [..., layers, D, columns].
+
+  The TPU compiler all-reduces other shapes if a piece does not fill its tiles.
+
+  Args:
+    scatter: is given the matrices, and the number of the dimension `embed` in them.
+  """
+  at, lead = dims.index("embed"), dims.index("layers") + 1 if "layers" in dims else 0
+  first = jnp.moveaxis(gradient, at, lead)
+  pieces = scatter(first.reshape(*first.shape[: lead + 1], -1), lead)
+  return jnp.moveaxis(pieces.reshape(*pieces.shape[: lead + 1], *first.shape[lead + 1 :]), lead, at)
 
 
 def on_own_parts(layout: Layout, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
@@ -133,7 +135,7 @@ def share(layout: Layout, dims: Dims, depth: int) -> Share:
   return Share(pieces, copies, layers)
 
 
-def by_layer(layout: Layout, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
+def by_layer(layout: Layout, work: Map, x: jax.Array, dims: Dims) -> jax.Array:
   """Calls `work` on whole layers of a stacked weight that is stored as this layout says, and returns it stored so."""
   pieces, copies, layers = share(layout, dims, len(x))
 

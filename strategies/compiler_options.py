@@ -15,7 +15,7 @@ import jax
 
 CHOICES = ("recommended", "default")
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-_RENAMED = jax.__version_info__ >= (0, 12)  # with XLA's options for pipelined collectives
+_RENAMED = jax.__version_info__ >= (0, 12)  # XLA's options for pipelined collectives have new names
 
 # Moves the collectives of a scan over blocks by one round, so that they run beside another block.
 GPU: dict[str, str | bool] = (

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims, Sharding
 from models.ops.workarounds import cast_before_sending, in_order
-from strategies.collectives import Collectives, by_layer, on_own_parts
+from strategies.collectives import Collectives, as_matrices, by_layer, on_own_parts, with_transpose
 from strategies.layout import Layout, Place, axes_of, place_of
 from strategies.transfers import Transfers
 
@@ -47,30 +47,19 @@ class Constraints(Sharding):
   def inside(layout: Layout, transfers: Transfers) -> "Constraints":
     """The operations inside a `shard_map` that is manual over the axes `Transfers.by_hand`."""
     rest = layout.restricted_to([axis for axis in layout.mesh if axis not in transfers.by_hand])
-    scattered = place_of(tuple(axis for axis in transfers.scattered_each_part if axis in rest.mesh))
-    if not set(transfers.gathered_each_part) & set(transfers.by_hand):
-      return Constraints(rest.place(gradients=scattered))
-    return Constraints(rest.place(gradients=scattered), Collectives(layout.restricted_to(transfers.by_hand), rest))
+    rest = rest.place(gradients=place_of(tuple(axis for axis in transfers.scattered_each_part if axis in rest.mesh)))
+    gathers = set(transfers.gathered_each_part) & set(transfers.by_hand)
+    return Constraints(rest, Collectives(layout.restricted_to(transfers.by_hand), rest) if gathers else None)
 
   def place(self, **places: Place) -> "Constraints":
     """The same operations with some dimensions placed elsewhere."""
     return dataclasses.replace(self, layout=self.layout.place(**places))
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
-    """Constrains the sharding of an activation; `dims` names its dimensions."""
     return x if self.layout.device_count == 1 else constrain(x, self.layout.spec(dims))
 
-  @property
-  def splits_products(self) -> bool:
-    return self.layout.shards("heads") > 1 or self.layout.shards("mlp") > 1
-
-  @property
-  def scatters_gradients(self) -> bool:
-    return self.layout.shards("gradients") > 1
-
-  @property
-  def layer_pieces(self) -> int:
-    return self.layout.shards("layers")
+  def shards(self, dim: str) -> int:
+    return self.layout.shards(dim)
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """All-gathers a weight along `embed`. Its gradient is reduce-scattered to where sums of gradients are stored."""
@@ -83,25 +72,20 @@ class Constraints(Sharding):
     gathered = self.layout.spec(None if dim == "embed" else dim for dim in dims)
     is_whole = self.layout.shards("embed") == 1
     whole = lambda w: w if is_whole else constrain(cast_before_sending(w), gathered)
-    use = jax.custom_vjp(whole)
-    use.defvjp(lambda w: (whole(w), None), lambda _, gradient: (self._scatter(gradient, dims, gathered),))
-    return use(w)
+    return with_transpose(whole, lambda gradient: self._scatter(gradient, dims, gathered), w)
 
   def _scatter(self, gradient: jax.Array, dims: Dims, gathered: P) -> jax.Array:
     """Constrains a gathered weight's gradient to the sharding of the sums, with two compiler workarounds."""
-    layout = self.layout.stored_as("gradients")
-    if not any(gathered) and self._has_idle_axis():
+    layout, mesh = self.layout.stored_as("gradients"), self.layout.mesh
+    busy = {axis for dim in ("layers", "gradients", "batch", "sequence") for axis in self.layout.axes(dim)}
+    if not any(gathered) and any(size > 1 for axis, size in mesh.items() if axis not in busy):
       # The compiler would split the product over the idle axis and then move the gradient by a collective-permute,
       # which a single stage of a pipeline cannot do. All-reduce the gradient instead; such weights are small.
       gradient = constrain(gradient, gathered)
-    # A matrix with `embed` first: the TPU compiler all-reduces other shapes if a piece does not fill its tiles.
-    at, others = dims.index("embed"), [dim for dim in dims if dim not in (None, "embed")]
-    first = jnp.moveaxis(gradient, at, 0)
-    matrix = constrain(first.reshape(first.shape[0], -1), layout.spec(("embed", *others)))
-    return constrain(jnp.moveaxis(matrix.reshape(first.shape), 0, at), layout.spec(dims))
+    matrix = layout.spec(("embed", *(dim for dim in dims if dim not in (None, "embed"))))
+    return constrain(as_matrices(lambda x, _: constrain(x, matrix), gradient, dims), layout.spec(dims))
 
   def by_layer(self, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
-    """Calls `work` on whole layers of a stacked weight, stored as in the optimizer's state."""
     return by_layer(self.layout.stored_as("state"), work, x, dims)
 
   def whole_sequence(self, x: jax.Array) -> jax.Array:
@@ -123,14 +107,7 @@ class Constraints(Sharding):
     # A product's result must not be constrained before it is split: that would all-reduce it.
     split = self.layout.spec(("batch", "sequence", None))
     move = lambda x, start, end: constrain(constrain(x, start) if start == split else x, end)
-    use = jax.custom_vjp(lambda x: move(x, here, there))
-    use.defvjp(lambda x: (move(x, here, there), None), lambda _, g: (move(g, there, here),))
-    return use(x)
-
-  def _has_idle_axis(self) -> bool:
-    """Whether some mesh axis splits neither weights by layer or width nor activations by example or position."""
-    busy = {axis for dim in ("layers", "gradients", "batch", "sequence") for axis in self.layout.axes(dim)}
-    return any(size > 1 for axis, size in self.layout.mesh.items() if axis not in busy)
+    return with_transpose(lambda x: move(x, here, there), lambda g: move(g, there, here), x)
 
   def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
     """Rows of a table [V, D] split over `vocab`, for token ids [B, T] → [B, T, D].
@@ -151,19 +128,14 @@ class Constraints(Sharding):
     return jax.lax.reduce(found, np.zeros((), found.dtype), jax.lax.add, (0,))  # jnp.sum would send float32
 
   def local(self, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
-    """Calls a kernel on each device's own part of the arrays."""
     return on_own_parts(self.layout, kernel, *arrays, dims=dims, results=results)
 
-  @property
-  def collectives(self) -> Collectives:
-    return Collectives(self.layout)
+  def across(self, collective: Callable[..., jax.Array], x: jax.Array, dim: str) -> jax.Array:
+    return collective(x, self.layout.axes(dim)) if self.layout.shards(dim) > 1 else x
 
   def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
-    """Sums over the first dimension of an array [n, ...], which has an entry for each piece of `dim`.
-
-    First along the mesh axes that split the gradient of `dims`, so that along the others only pieces are sent. They are
-    added up as matrices, for the reason that `_scatter` gives.
-    """
+    # First along the mesh axes that split the gradient of `dims`, so that along the others only pieces are sent. They
+    # are added up as matrices, for the reason that `as_matrices` gives.
     gradient = self.layout.stored_as("gradients")
     left = [axis for axis in self.layout.axes(dim) if self.layout.mesh[axis] > 1]
     parts = parts.reshape(*(self.layout.mesh[axis] for axis in left), *parts.shape[1:])
@@ -183,5 +155,4 @@ class Constraints(Sharding):
     return parts
 
   def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
-    """`then`, unchanged, but not before devices have computed `first` together."""
     return then if self.layout.device_count == 1 else in_order(first, then)

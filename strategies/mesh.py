@@ -67,15 +67,15 @@ def make_mesh(layout: Layout, devices: list[jax.Device]) -> Mesh:
   With several slices, the outer mesh axes span them. Raises ConfigError if the devices cannot be arranged so.
   """
   shape, devices = tuple(layout.mesh.values()), devices[: layout.device_count]
+  shown = ", ".join(f"mesh.{axis}={size}" for axis, size in layout.mesh.items())
   slices = len({getattr(device, "slice_index", 0) for device in devices})
   across, left = [], slices  # how many slices each mesh axis spans
   for size in shape:
     across.append(math.gcd(size, left))
     left //= across[-1]
     if left > 1 and size > across[-1]:
-      named = ", ".join(f"mesh.{axis}={n}" for axis, n in layout.mesh.items())
       raise ConfigError(
-        f"{named} cannot be laid out over {slices} slices: the outer sizes must divide the slices, or be multiples of "
+        f"{shown} cannot be laid out over {slices} slices: the outer sizes must divide the slices, or be multiples of "
         "what is left of them; use other sizes"
       )
   within = [size // n for size, n in zip(shape, across, strict=True)]
@@ -86,7 +86,6 @@ def make_mesh(layout: Layout, devices: list[jax.Device]) -> Mesh:
     else:
       arranged = mesh_utils.create_device_mesh(within, devices, **split)
   except (AssertionError, NotImplementedError, ValueError) as error:
-    shown = ", ".join(f"mesh.{axis}={size}" for axis, size in layout.mesh.items())
     raise ConfigError(
       f"{shown} cannot be laid out along the links of these {len(devices)} devices; "
       "use all devices of each slice, or other sizes"

@@ -1,13 +1,16 @@
-"""Runner: who runs a program's parts, and sums gradients over devices. The interface; each implementation is one file.
-
-    automatic.py         the compiler inserts all collectives
-    by_hand.py           gradients are summed by hand, once a step
-    pipeline/staged.py   stages take turns, by a schedule
-    pmapped.py           inside `jax.pmap`
+"""Runner: who runs a program's parts, and sums gradients over devices.
 
 A runner takes a program, a layout and its transfers (transfers.py). It supplies the sums of gradients and of an
 evaluation, and what writes text. base.py compiles these. It declares once what it cannot do (`limits`), for the error,
 the search and the start-up line.
+
+The one in this file leaves all communication to the compiler, which inserts the collectives that the layout needs. So
+a gradient is summed over devices as soon as it exists: once for each part of a batch, and while the backward pass goes
+on. Each other runner is one file:
+
+    by_hand.py           gradients are summed by hand, once a step, if a batch has several parts
+    pipeline/staged.py   stages take turns, by a schedule
+    pmapped.py           inside `jax.pmap`
 """
 
 import dataclasses
@@ -56,29 +59,23 @@ class Runner:
 
   Attributes:
     fallbacks: the limits because of which the program is not quite the one that was asked for.
+    schedule: the pipeline's; None without one.
+    microbatches: the parts into which the runner itself splits an accumulation part.
+    described: what the start-up line says of the runner; "" if nothing.
   """
 
   program: Program
   layout: Layout
   transfers: Transfers
   fallbacks: tuple[Limit, ...] = ()
-
-  microbatches = 1  # parts into which the runner itself splits an accumulation part
+  schedule: "Schedule | None" = None
+  microbatches: int = 1
+  described: str = ""
 
   @staticmethod
   def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
     """What this runner cannot do of such a program under a layout."""
     return []
-
-  @property
-  def schedule(self) -> "Schedule | None":
-    """The schedule of a pipeline; None without one."""
-    return None
-
-  @property
-  def described(self) -> str:
-    """What the start-up line says of the runner; "" if nothing."""
-    return ""
 
   @property
   def sharding(self) -> Constraints:
@@ -87,7 +84,7 @@ class Runner:
 
   def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
     """Sums over the global batch, and the gradient of the summed loss in what is trained, stored as the state is."""
-    raise NotImplementedError
+    return self.program.gradient_sums(params, batch, step, self.sharding)
 
   def eval_sums(self, params: Params, batch: Batch) -> Sums:
     """Sums over the global batch, without dropout and augmentation."""

@@ -16,6 +16,7 @@ Each happens once a step or for each part of the batch. A device runs several pa
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Annotated, get_type_hints
 
 from strategies.layout import Layout
 
@@ -25,31 +26,18 @@ GATHER = ("part", "step")  # the values of the config field `gather`
 
 @dataclasses.dataclass(frozen=True)
 class Transfers:
-  """What moves between devices in a step, and over which mesh axes.
+  """What moves between devices in a step, and over which mesh axes. The annotations are also shown to users."""
 
-  Attributes:
-    parts: the parts of a batch that a device runs one after another.
-    gather: the config's field, one of GATHER.
-    by_hand: axes over which the program itself sends, inside a `shard_map`. Over the others the compiler does.
-    gathered_each_part: weights are gathered for each part, in the forward and again in the backward pass.
-    gathered_once: weights are gathered once a step, and whole weights are kept until its end.
-    scattered_each_part: gradients are scattered after each part.
-    scattered_once: the sums of gradients are scattered once a step.
-    reduced_each_part: gradients are all-reduced after each part.
-    reduced_once: the sums of gradients are all-reduced once a step.
-    gathered_updated: new weights are gathered after the update, because each device updates only a piece of them.
-  """
-
-  parts: int
-  gather: str
-  by_hand: Axes
-  gathered_each_part: Axes
-  gathered_once: Axes
-  scattered_each_part: Axes
-  scattered_once: Axes
-  reduced_each_part: Axes
-  reduced_once: Axes
-  gathered_updated: Axes
+  parts: int  # accumulation parts × microbatches, which a device runs one after another
+  gather: str  # the config's field, one of GATHER
+  gathered_each_part: Annotated[Axes, "weights gathered for each part of the batch"]  # forward, and again backward
+  gathered_once: Annotated[Axes, "weights gathered once a step"]  # and kept whole until its end
+  scattered_each_part: Annotated[Axes, "gradients scattered after each part of the batch"]
+  scattered_once: Annotated[Axes, "gradients scattered once a step"]
+  reduced_each_part: Annotated[Axes, "gradients all-reduced after each part of the batch"]
+  reduced_once: Annotated[Axes, "gradients all-reduced once a step"]
+  gathered_updated: Annotated[Axes, "new weights gathered"]  # because each device updates only a piece of them
+  by_hand: Annotated[Axes, "sent by hand, not by the compiler,"]  # by the program itself, inside a `shard_map`
 
   @staticmethod
   def of(layout: Layout, *, parts: int = 1, gather: str = "part", by_hand: bool = False) -> "Transfers":
@@ -74,7 +62,7 @@ class Transfers:
     within = lambda axes: tuple(axis for axis in axes if axis in manual)
 
     gathered_once = within(embed) if once else ()
-    by_part = () if once else within(embed)  # which the program scatters for each part
+    by_part = () if once else within(embed)  # the program scatters over them for each part
     # With a single part, the compiler scatters gradients to where the optimizer needs them.
     finest = state if parts == 1 else layout.axes("gradients")
     scattered = tuple(axis for axis in finest if axis in by_part or axis not in manual)
@@ -82,7 +70,6 @@ class Transfers:
     return Transfers(
       parts=parts,
       gather=gather,
-      by_hand=(*stages, *manual),
       gathered_each_part=tuple(axis for axis in embed if axis not in gathered_once),
       gathered_once=gathered_once,
       scattered_each_part=scattered,
@@ -90,21 +77,12 @@ class Transfers:
       reduced_each_part=() if manual else reduced,
       reduced_once=reduced if manual else (),
       gathered_updated=tuple(axis for axis in state if axis not in embed),
+      by_hand=(*stages, *manual),
     )
 
   def described(self, mesh: Mapping[str, int]) -> list[str]:
     """What moves, in words: a line for each field with mesh axes of several devices."""
-    found = {name: [axis for axis in getattr(self, name) if mesh[axis] > 1] for name in DESCRIBED}
-    return [f"{DESCRIBED[name]} over {' × '.join(axes)}" for name, axes in found.items() if axes]
-
-
-DESCRIBED = {
-  "gathered_each_part": "weights gathered for each part of the batch",
-  "gathered_once": "weights gathered once a step",
-  "scattered_each_part": "gradients scattered after each part of the batch",
-  "scattered_once": "gradients scattered once a step",
-  "reduced_each_part": "gradients all-reduced after each part of the batch",
-  "reduced_once": "gradients all-reduced once a step",
-  "gathered_updated": "new weights gathered",
-  "by_hand": "sent by hand, not by the compiler,",
-}
+    hints = get_type_hints(Transfers, include_extras=True)
+    words = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+    found = {name: [axis for axis in getattr(self, name) if mesh[axis] > 1] for name in words}
+    return [f"{words[name]} over {' × '.join(axes)}" for name, axes in found.items() if axes]

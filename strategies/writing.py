@@ -17,7 +17,7 @@ from training.program import Params
 
 
 class Writing:
-  """Writes texts, which are not split over devices, and scores given texts, whose rows are."""
+  """Writes texts, and scores given texts. Scoring shards the batch; generation does not."""
 
   def __init__(self, runner: Runner, mesh: Mesh | AbstractMesh):
     self.mesh = mesh
@@ -55,11 +55,7 @@ class Writing:
   def begin(
     self, params: Params, prompts: np.ndarray, lengths: np.ndarray, *, size: int, seed: int, sampling: Sampling
   ) -> Texts:
-    """Reads prompts [B, P] with these lengths [B], padded at the right, and writes the first token of each.
-
-    Args:
-      size: how many tokens a text may have.
-    """
+    """`Writer.begin`: reads prompts [B, P], padded at the right, and writes the first token of each."""
     with on_mesh(self.mesh):
       return self._begin_texts(params, sampling, prompts, lengths, jax.random.key(seed), size=size)
 
@@ -69,11 +65,6 @@ class Writing:
       return self._go_on(params, sampling, texts.cache, texts._replace(cache=None))
 
   def log_likelihoods(self, params: Params, tokens: np.ndarray, counted: np.ndarray) -> jax.Array:
-    """The log-likelihood of each text [B], replicated: the sum over the counted tokens; the first is never scored.
-
-    Args:
-      tokens: [B, T + 1]. B must be a multiple of the devices that split the batch.
-      counted: [B, T + 1], which of the tokens count.
-    """
+    """`Writer.log_likelihoods` → [B], replicated. B must be a multiple of the devices that split the batch."""
     with on_mesh(self.mesh):
       return self._log_likelihoods(params, tokens, counted)

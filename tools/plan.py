@@ -37,7 +37,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 def rows_of(found: list[Candidate], sizes: ModelSizes, where: Machine, batch_size: int) -> list[tuple[str, ...]]:
   """The candidates as a table, with its heading."""
-  unit, items = sizes.unit
+  unit, items = sizes.reads.unit()
   rows = [("", "strategy", "mesh", "remat, parts", "step", f"{unit}/s", "MFU", "PaLM's MFU", "memory", "binds")]
   for number, candidate in enumerate(found, 1):
     mesh = " × ".join(f"{axis}={size}" for axis, size in candidate.case.layout.mesh.items())

@@ -37,20 +37,13 @@ class StepPlan:
       not_negative(f"profile.{name}", config.profile[name])
     fields = {"save_every": config.checkpoint.every, "learning_rate": config.optimizer.learning_rate} | dict(config)
     plan = StepPlan(**{field.name: fields[field.name] for field in dataclasses.fields(StepPlan)})
-    plan.check_profile(config.profile.start, config.profile.steps)
-    return plan
-
-  def check_profile(self, start: int, steps: int) -> None:
-    """Raises ConfigError unless the run makes all of the steps to record."""
-    if steps and start + steps > self.last:
-      fix = (
-        f"use profile.start={self.last - steps} or less"
-        if steps <= self.last
-        else f"use profile.steps={self.last} or less"
-      )
+    start, count = config.profile.start, config.profile.steps
+    if count and start + count > plan.last:
+      fix = f"profile.start={plan.last - count}" if count <= plan.last else f"profile.steps={plan.last}"
       raise ConfigError(
-        f"profile.start={start} and profile.steps={steps} go beyond the run's last step, {self.last}; {fix}"
+        f"profile.start={start} and profile.steps={count} go beyond the run's last step, {plan.last}; use {fix} or less"
       )
+    return plan
 
   @property
   def last(self) -> int:

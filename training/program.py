@@ -119,10 +119,10 @@ class Program:
 
   def inputs(self, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED) -> jax.Array:
     """The model's input: tokens [B, T], or images [B, S, S, C], normalized and, in training, augmented."""
-    x = self.sizes.reads.select(self.sizes, batch)
+    x = self.sizes.reads.select(batch)
     if self.augment and step is not None:
       x = crop_and_flip(x, self._example_keys(batch["id"], step, Purpose.AUGMENTATION))
-    return self.sizes.reads.prepare(self.sizes, x, sharding)
+    return self.sizes.reads.prepare(x, sharding)
 
   def targets(self, batch: Batch) -> Targets:
     """What is to be predicted: for each position the next token, or for each example a label."""
@@ -191,7 +191,7 @@ class Program:
       return jax.tree.map(lambda new, old: jnp.where(finite, new, old), (new, new_state), (params, opt_state))
 
     if self.optimizer.on_host:
-      update = functools.partial(streamed, update, pieces=sharding.layer_pieces)
+      update = functools.partial(streamed, update, pieces=sharding.shards("layers"))
     params, opt_state = update(self.trained(state.params), state.opt_state, self.optimizer.clipped(grads, norm))
     params = joined(params, self.frozen(state.params))
     metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-State = Any  # of the optimizer. Dicts in it have an array for each weight, as the parameters; nothing else is in dicts.
+State = Any  # the optimizer's. Dicts in it have an array for each weight, as the parameters; nothing else is in dicts.
 Parts = dict[str, Any]  # entries of the parameters or of their gradients, such as {"blocks": ...}
 Update = Callable[[Parts, State, Parts], tuple[Parts, State]]  # parameters, state, gradients → new parameters and state
 
@@ -53,7 +53,7 @@ def _by_layer(update: Update, params: Parts, state: State, gradients: Parts, pie
     layer = each(lambda x: jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False))
     put = each(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, i, axis=1))
     params, now = carry
-    given = _of_weights(lambda x, _: layer(x), now, state)  # with the count of before, for each layer
+    given = _of_weights(lambda x, _: layer(x), now, state)  # every layer starts from the old count
     new, after = _on_device(update, layer(params), given, layer(gradients))
     return put(params, new), _of_weights(put, now, after)
 

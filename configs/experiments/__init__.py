@@ -11,14 +11,6 @@ from configs.experiments.throughput import throughput, throughput_gpu
 from configs.experiments.tiny import tiny
 
 PRESETS = {
-  "lm": lm,
-  "lm_1b": lm_1b,
-  "cifar10": cifar10,
-  "cifar10_gpu": cifar10_gpu,
-  "images": images,
-  "finetune": finetune,
-  "lora": lora,
-  "tiny": tiny,
-  "throughput": throughput,
-  "throughput_gpu": throughput_gpu,
+  preset.__name__: preset
+  for preset in (lm, lm_1b, cifar10, cifar10_gpu, images, finetune, lora, tiny, throughput, throughput_gpu)
 }

@@ -148,7 +148,6 @@ class Cache(NamedTuple):
 
   def add(self, new: "Cache", start: jax.Array | int) -> "Cache":
     """The cache of all blocks with the new positions [L, B, K, T, H] from `start` on: a number, or [B]."""
-
     starts = jnp.asarray(start)
 
     def write(cache: jax.Array, x: jax.Array) -> jax.Array:
@@ -158,9 +157,8 @@ class Cache(NamedTuple):
       def row(b: jax.Array, cache: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(cache, jax.lax.dynamic_slice_in_dim(x, b, 1, 1), (0, b, 0, starts[b], 0))
 
-      return jax.lax.fori_loop(
-        0, x.shape[1], row, cache
-      )  # in place; XLA's CPU backend takes 400 times as long to scatter
+      # A loop writes in place. XLA's CPU backend takes 400 times as long to scatter.
+      return jax.lax.fori_loop(0, x.shape[1], row, cache)
 
     return Cache(*map(write, self, new))
 
@@ -207,16 +205,12 @@ def blockwise(
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None) -> jax.Array:
   """cuDNN's fused attention, for bfloat16 on NVIDIA GPUs. It turns segments into a bias [B, 1, T, T].
 
-  Pads heads to a multiple of 8 and the text to an even length, as cuDNN needs. The padding is a segment of its own,
-  unless a causal mask hides it.
+  Pads heads to a multiple of 8 and the text to an even length, as cuDNN needs.
   """
   (_, t, _, h), scale = q.shape, 1 / math.sqrt(q.shape[-1])
-  mask, more = None, t % 2
-  if segments is None and more and not causal:
-    segments = jnp.zeros(q.shape[:2], jnp.int32)
-  if segments is not None:
-    segments = jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
-    mask = same_segment(segments, segments)[:, None]
+  more = t % 2
+  segments = padded(segments, q, more, causal)
+  mask = None if segments is None else same_segment(segments, segments)[:, None]
   q, k, v = (jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, -h % 8))) for x in (q, k, v))
   out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, is_causal=causal, implementation="cudnn")
   return out[:, :t, :, :h]
@@ -233,7 +227,7 @@ def splash(
 ) -> jax.Array:
   """Splash attention, a kernel for TPUs that skips blocks of masked pairs. It comes with JAX.
 
-  Pads the text to a multiple of 128 positions. The padding is a segment of its own, unless a causal mask hides it.
+  Pads the text to a multiple of 128 positions.
 
   Args:
     interpret: run the kernel step by step, on any platform; for tests.
@@ -241,12 +235,8 @@ def splash(
   from jax.experimental.pallas.ops.tpu import splash_attention as pallas  # only here, as it takes long to import
 
   (_, t, n, h), more = q.shape, -q.shape[1] % TILE
-  if segments is None and more and not causal:
-    segments = jnp.zeros(q.shape[:2], jnp.int32)
-  ids = None
-  if segments is not None:
-    padded = jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
-    ids = pallas.SegmentIds(padded, padded)
+  segments = padded(segments, q, more, causal)
+  ids = None if segments is None else pallas.SegmentIds(segments, segments)
   rows = lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))).swapaxes(1, 2)  # [B, N, T, H]
   mask, block = (pallas.CausalMask if causal else pallas.FullMask)((t + more, t + more)), splash_block(t)
   kernel = pallas.make_splash_mha(
@@ -268,11 +258,19 @@ def splash_block(length: int) -> int:
   return next(size for size in BLOCKS if padded % size == 0)
 
 
+def padded(segments: jax.Array | None, q: jax.Array, more: int, causal: bool) -> jax.Array | None:
+  """The segments of a text with so many positions of padding: a segment of its own, unless a causal mask hides it."""
+  if segments is None and (causal or not more):
+    return None
+  segments = jnp.zeros(q.shape[:2], jnp.int32) if segments is None else segments
+  return jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
+
+
 def same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
   """Whether a query and a key are in the same segment: [B, T] and [B, S] → [B, T, S]."""
   return queries[:, :, None] == keys[:, None, :]
 
 
 IMPLEMENTATIONS = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn, "splash": splash}
-KERNELS = frozenset({"cudnn", "splash"})  # which the compiler cannot split
+KERNELS = frozenset({"cudnn", "splash"})  # the compiler cannot split them
 BEST = {"cpu": "blockwise", "gpu": "cudnn", "tpu": "splash"}

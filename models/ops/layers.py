@@ -1,9 +1,8 @@
 """Weights, products with them, RMSNorm and dropout, in the form that compilers run best."""
 
-import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +21,13 @@ def weight(keys: nnx.RngStream, shape: tuple[int, ...], dims: Dims, *, std: floa
   return nnx.Param(value.astype(dtype), dims=dims)
 
 
+def with_gradient(forward: Callable, backward: Callable, *args: Any) -> Any:
+  """The first result of `forward(*args)`. `backward` is given its second and a cotangent, and returns the gradients."""
+  use = jax.custom_vjp(lambda *args: forward(*args)[0])
+  use.defvjp(forward, backward)
+  return use(*args)
+
+
 def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1, flat: bool = True) -> jax.Array:
   """Contracts the last `inputs` dimensions of x with the first of w: [..., I] × [I, O...] → [..., O...].
 
@@ -34,26 +40,16 @@ def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1, flat: bool = True) ->
       gradient of x, which is never flat.
   """
   lead, out = x.shape[: x.ndim - inputs], w.shape[inputs:]
+
+  def forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return (_rows(x) if flat else x) @ w, (x, w)
+
+  def backward(given: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = given
+    return g.reshape(*x.shape[:-1], -1) @ w.T, _rows(x).T @ _rows(g)
+
   matrix = w.reshape(math.prod(w.shape[:inputs]), -1)
-  return _product(x.reshape(*lead, -1), matrix, flat).reshape(*lead, *out)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _product(x: jax.Array, w: jax.Array, flat: bool) -> jax.Array:
-  """[..., I] × [I, O] → [..., O], or as rows [_, O] if `flat`."""
-  return _product_forward(x, w, flat)[0]
-
-
-def _product_forward(x: jax.Array, w: jax.Array, flat: bool) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  return (_rows(x) if flat else x) @ w, (x, w)
-
-
-def _product_backward(flat: bool, given: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple[jax.Array, jax.Array]:
-  x, w = given
-  return g.reshape(*x.shape[:-1], -1) @ w.T, _rows(x).T @ _rows(g)
-
-
-_product.defvjp(_product_forward, _product_backward)
+  return with_gradient(forward, backward, x.reshape(*lead, -1), matrix).reshape(*lead, *out)
 
 
 def linear_by_rows(x: jax.Array, table: jax.Array) -> jax.Array:
@@ -79,7 +75,7 @@ def linears(x: jax.Array, weights: Arrays, join: Callable[[Arrays], jax.Array], 
     join: makes one array [..., M, N] of arrays [..., O...]. Devices may split M or N. The backward pass calls it again,
       so no joined weights are saved.
   """
-  if not sharding.splits_products:
+  if sharding.shards("heads") == sharding.shards("mlp") == 1:
     return tuple(linear(x, w) for w in weights)
 
   def forward(x: jax.Array, weights: Arrays) -> tuple[Arrays, tuple[jax.Array, Arrays]]:
@@ -92,15 +88,13 @@ def linears(x: jax.Array, weights: Arrays, join: Callable[[Arrays], jax.Array], 
     x, weights = given
     joined = join(gradients)
     of_x = jnp.einsum("...mn,imn->...i", joined, join(weights))
-    if sharding.scatters_gradients:  # the TPU compiler scatters no pieces of a larger product
+    if sharding.shards("gradients") > 1:  # the TPU compiler scatters no pieces of a larger product
       of_weight = lambda w, g: (_rows(x).T @ g.reshape(-1, math.prod(w.shape[1:]))).reshape(w.shape)
       return of_x, tuple(of_weight(w, g) for w, g in zip(weights, gradients, strict=True))
     of_weights = jnp.einsum("ri,rmn->imn", _rows(x), joined.reshape(-1, *joined.shape[-2:]))
     return of_x, *jax.linear_transpose(join, weights)(of_weights)
 
-  use = jax.custom_vjp(lambda x, weights: forward(x, weights)[0])
-  use.defvjp(forward, backward)
-  return use(x, weights)
+  return with_gradient(forward, backward, x, weights)
 
 
 def _rows(x: jax.Array) -> jax.Array:

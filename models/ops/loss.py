@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from models.dimensions import Collectives, Sharding
+from models.dimensions import Sharding
 
 
 class Targets(NamedTuple):
@@ -72,7 +72,7 @@ def next_token(
     """The sums of losses and of correct predictions, then the gradients of the first: each [devices, ...]."""
     results = [("batch",), ("batch",), ("vocab", "batch", None, None), ("batch", None, "vocab")]
     return sharding.local(
-      functools.partial(_on_own_tokens, across=sharding.collectives, chunk=chunk, differentiate=differentiate),
+      functools.partial(_on_own_tokens, sharding=sharding, chunk=chunk, differentiate=differentiate),
       *(x, head, *targets, ids),
       dims=[("batch", None, None), (None, "vocab"), ("batch", None), ("batch", None), ("vocab",)],
       results=results if differentiate else results[:2],
@@ -103,11 +103,12 @@ def _on_own_tokens(
   counted: jax.Array,  # [b, T]
   ids: jax.Array,  # [v], the tokens that these columns of the head predict
   *,
-  across: Collectives,
+  sharding: Sharding,
   chunk: int,
   differentiate: bool,
 ) -> list[jax.Array]:
   """The sums over a device's own tokens, and its contributions to the gradients; with a leading dimension of 1."""
+  total, largest = (functools.partial(sharding.across, f, dim="vocab") for f in (jax.lax.psum, jax.lax.pmax))
   tokens, (width, vocab) = targets.size, head.shape
   count = chunk_count(tokens, width, vocab, chunk)
   size = -(-tokens // count)
@@ -116,16 +117,16 @@ def _on_own_tokens(
     x, targets, counted = chunk
     logits = jnp.dot(x, head, preferred_element_type=jnp.float32)  # [c, v]
     is_target = targets[:, None] == ids
-    target = across.total(jnp.sum(jnp.where(is_target, logits, 0), axis=-1), "vocab")
-    others = across.largest(jnp.max(jnp.where(is_target, -jnp.inf, logits), axis=-1), "vocab")
-    largest = jnp.maximum(others, target)
-    exponentials = jnp.exp(logits - largest[:, None])
-    total = across.total(jnp.sum(exponentials, axis=-1), "vocab")
-    loss = jnp.sum(jnp.where(counted, jnp.log(total) + largest - target, 0))
+    target = total(jnp.sum(jnp.where(is_target, logits, 0), axis=-1))
+    others = largest(jnp.max(jnp.where(is_target, -jnp.inf, logits), axis=-1))
+    top = jnp.maximum(others, target)
+    exponentials = jnp.exp(logits - top[:, None])
+    normalizer = total(jnp.sum(exponentials, axis=-1))
+    loss = jnp.sum(jnp.where(counted, jnp.log(normalizer) + top - target, 0))
     correct = jnp.sum(counted & (target > others))  # a tie counts as wrong
     if not differentiate:
       return of_head, (loss, correct)
-    of_logits = jnp.where(counted[:, None], exponentials / total[:, None] - is_target, 0).astype(head.dtype)
+    of_logits = jnp.where(counted[:, None], exponentials / normalizer[:, None] - is_target, 0).astype(head.dtype)
     of_head += jnp.dot(x.T, of_logits, preferred_element_type=jnp.float32)
     return of_head, (loss, correct, of_logits @ head.T)
 

@@ -1,11 +1,9 @@
 """Pipeline schedules: the order in which each stage runs its units, and the tick at which each unit runs.
 
-A unit is the forward or backward pass of one microbatch through one chunk of layers. In a tick, a stage runs at most
-one forward unit and then at most one backward unit, so neither has to wait for the other kind on another stage. A
-schedule may split the backward pass: then weight units compute the gradients of weights, where stages would wait. A
-schedule is defined by the order in which each stage runs its units (`ORDERS`). `build` simulates these orders tick by
-tick: units run as soon as their inputs have arrived. `schedule.write` makes a table of the result, stage.py runs it,
-and analysis/timeline.py draws it. None of this uses JAX, except stage.py.
+In a tick, a stage runs at most one forward unit and then at most one backward unit, so neither has to wait for the
+other kind on another stage. A schedule is defined by the order in which each stage runs its units (`ORDERS`). `build`
+simulates these orders tick by tick: units run as soon as their inputs have arrived. `schedule.write` makes a table of
+the result, stage.py runs it, and analysis/timeline.py draws it. No JAX is used here.
 """
 
 from collections.abc import Callable
@@ -78,12 +76,12 @@ def build(order: Order, stages: int, microbatches: int, chunks: int = 1) -> Sche
     ready = [
       (stage, group)
       for stage, group in enumerate(heads)
-      if group and all(need in ticks or need in as_pairs(stage, group) for need in needs(stage, group, stages, chunks))
+      if group and all(need in ticks for need in needs(stage, group, stages, chunks))
     ]
     if not ready:
       raise ValueError(f"deadlock: at tick {tick} every stage waits for another one: {heads}")
     for stage, group in ready:
-      ticks |= dict.fromkeys(as_pairs(stage, group), tick)
+      ticks |= {(stage, unit): tick for unit in group}
       heads[stage] = next(queues[stage], None)
     tick += 1
   if order is zero_bubble:
@@ -120,13 +118,8 @@ def with_weights(ticks: dict[tuple[int, Unit], int], stages: int, microbatches: 
   return found
 
 
-def as_pairs(stage: int, group: Group) -> list[tuple[int, Unit]]:
-  """A group's units as (stage, unit) pairs."""
-  return [(stage, unit) for unit in group]
-
-
 def needs(stage: int, group: Group, stages: int, chunks: int) -> list[tuple[int, Unit]]:
-  """The (stage, unit) pairs that must run before these units. A backward unit's forward unit may be in its group."""
+  """The (stage, unit) pairs, outside this group, that must run before its units."""
   found = [sender_of(stage, unit, stages, chunks) for unit in group]
   found += [(stage, unit._replace(kind=FORWARD)) for unit in group if unit.kind == BACKWARD]
-  return [need for need in found if need]
+  return [need for need in found if need and need not in [(stage, unit) for unit in group]]

@@ -120,7 +120,7 @@ class Schedule:
       wanted = (self.table["arrivals"][what][first:end] < self.slots[what]).any(axis=0)  # [stages]
       if pairs := tuple(((int(s) - step) % self.stages, int(s)) for s in np.flatnonzero(wanted)):
         routes[what] = pairs
-    forward = {name: column[first:end, -1] for name, column in self.table[FORWARD].items()}  # of the last stage
+    forward = {name: column[first:end, -1] for name, column in self.table[FORWARD].items()}  # the last stage's
     finishes = bool((forward["runs"] * (forward["chunk"] == self.chunks - 1)).any())
     return Phase(first, end, units, finishes, routes)
 

@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_i
 
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
-VIEWS = {"reshape", "transpose", "squeeze"}  # as large as their operand, which is kept instead of them
+VIEWS = {"reshape", "transpose", "squeeze"}  # they are as large as their operands, which are kept instead
 
 Env = dict[Var, Any]
 Kept = tuple[list[jax.Array], dict[int, Any]]  # values, and for each scan its own, stacked
@@ -42,7 +42,9 @@ def split_backward(
   flat = flatten(closed)
   jaxpr, count, before = flat.jaxpr, len(jax.tree.leaves(gradients)), len(jax.tree.leaves(fixed))
   plan = _plan(flat, set(jaxpr.invars[before:]), jaxpr.outvars[count:], jaxpr.outvars[:count])
-  plan.kept.extend(plan.early_ones(jaxpr.outvars[:count]))
+  # Gradients that depend on the cotangent, and are not late, are kept too.
+  early_ones = plan.moving - plan.delayed - set(plan.kept)
+  plan.kept.extend(var for var in variables(jaxpr.outvars[:count]) if var in early_ones)
 
   def early(fixed: Any, cotangent: Any) -> tuple[Any, Kept]:
     given = zip(jaxpr.invars, jax.tree.leaves((fixed, cotangent)), strict=True)
@@ -73,10 +75,6 @@ class _Plan:
   delayed: set[Var]
   kept: list[Var]
   scans: dict[int, "_Plan"]
-
-  def early_ones(self, outputs: list[Any]) -> list[Var]:
-    """The outputs that depend on the cotangent, and are neither late nor kept already."""
-    return [var for var in variables(outputs) if var in self.moving - self.delayed - set(self.kept)]
 
   def early(self, known: Env, wanted: list[Var]) -> tuple[list[jax.Array], Kept]:
     """The wanted values, which are not late, and what is kept."""
@@ -147,7 +145,7 @@ class _Plan:
 
 
 def _plan(closed: ClosedJaxpr, moving: set[Var], first: list[Var], second: list[Var]) -> _Plan:
-  """Plans to compute the outputs `first` early, and of the outputs `second` what branches off."""
+  """Plans to compute the outputs `first` early, and late the products that only the outputs `second` need."""
   jaxpr = closed.jaxpr
   moving, delayed, needs = set(moving), set[Var](), set(variables(first))
   made = {var: equation for equation in jaxpr.eqns for var in equation.outvars}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from models.dimensions import Dims
+from models.dimensions import Dims, map_dims
 from models.ops.workarounds import in_order
 from models.parameters import bind, joined
 from models.transformer import Transformer
@@ -43,11 +43,11 @@ class Carry(NamedTuple):
   to_next: jax.Array  # the latest activation
   to_previous: jax.Array  # the latest cotangent
   sums: Sums
-  gradients: tuple[Params, Params]  # summed so far, of what is trained of `Stage.blocks` and `Stage.edges`
+  gradients: Params  # summed so far, of what is trained of `Stage.params`
 
 
 class Pullback(NamedTuple):
-  """The backward pass of a chunk.
+  """The backward pass of a chunk; empty in evaluation.
 
   Attributes:
     whole: (fixed, cotangent) → the gradients of the trained weights, and the cotangent of the input.
@@ -55,7 +55,7 @@ class Pullback(NamedTuple):
       of the input, and what it keeps; (fixed, kept) → the gradients of the weights.
   """
 
-  whole: Callable[[Fixed, jax.Array], tuple[Params, jax.Array]]
+  whole: Any = None
   early: Any = None
   late: Any = None
 
@@ -68,8 +68,7 @@ class Stage:
   schedule: Schedule
   sharding: Constraints
   index: jax.Array  # the stage's number
-  blocks: Params  # [chunks, layers of a chunk, ...]
-  edges: Params  # the weights outside the blocks: every stage holds them, the first and the last stage use them
+  params: Params  # "blocks" [chunks, layers of a chunk, ...]; the others are for the first and the last stage
   batch: Batch  # [microbatches, b, ...]
   step: jax.Array | None
 
@@ -80,15 +79,14 @@ class Stage:
     """
     rows = jax.tree.map(lambda column: jnp.asarray(column)[:, self.index], self.schedule.table)  # [ticks]
     carry, pullback = self.start(jax.tree.map(lambda column: column[0], rows[FORWARD]))
-    carry = carry._replace(to_next=in_order((self.blocks, self.edges), carry.to_next))
+    carry = carry._replace(to_next=in_order(self.params, carry.to_next))
     for number, phase in enumerate(self.schedule.phases):
       of_phase = jax.tree.map(lambda column, phase=phase: column[phase.first : phase.end], rows)
       carry, _ = jax.lax.scan(functools.partial(self.tick, number, pullback), carry, of_phase)
-    blocks, edges = carry.gradients
-    sums, edges = in_order((carry.to_next, carry.to_previous), (carry.sums, edges))
-    return carry._replace(sums=sums, gradients=(blocks, edges))
+    sums, edges = in_order((carry.to_next, carry.to_previous), (carry.sums, edges_of(carry.gradients)))
+    return carry._replace(sums=sums, gradients=carry.gradients | edges)
 
-  def tick(self, number: int, pullback: Pullback | None, carry: Carry, rows: Rows) -> tuple[Carry, None]:
+  def tick(self, number: int, pullback: Pullback, carry: Carry, rows: Rows) -> tuple[Carry, None]:
     """One tick of a phase. Cotangents travel while the forward unit runs, activations while the others do."""
     phase, arrivals = self.schedule.phases[number], rows["arrivals"]
     send = lambda what, x: jax.lax.ppermute(x, "stage", phase.routes[what]) if what in phase.routes else None
@@ -100,22 +98,22 @@ class Stage:
       carry = carry._replace(cotangent=put(carry.cotangent, arrivals["cotangent"], cotangent))
     activation = send("activation", carry.to_next)
     if BACKWARD in phase.units:
-      assert pullback is not None
       carry = run(BACKWARD, lambda row, _, carry: self.backward(number, pullback, row, carry), carry)
     if WEIGHTS in phase.units:
-      assert pullback is not None
       carry = run(WEIGHTS, functools.partial(self.weight_unit, pullback), carry)
     if activation is not None:
       carry = carry._replace(activation=put(carry.activation, arrivals["activation"], activation))
     return carry, None
 
-  def start(self, row: Row) -> tuple[Carry, Pullback | None]:
+  def start(self, row: Row) -> tuple[Carry, Pullback]:
     """The first carry, with empty slots and a spare one for values that nobody needs; and the backward pass."""
     x = jax.eval_shape(self.embed, self.edges, row)
-    residuals, kept, pullback = [], None, None
+    residuals, kept, pullback = [], None, Pullback()
     if self.step is not None:
-      residuals, pullback = jax.eval_shape(self.forward_and_residuals, x, row)[1], self.pullback(x, row)
+      _, residuals, whole = jax.eval_shape(self.linearize, x, row)
+      pullback = Pullback(whole)
       if self.schedule.splits:
+        pullback = Pullback(whole, *split_backward(whole, (residuals, self.weights(row)), x))
         kept = jax.eval_shape(pullback.early, (residuals, self.weights(row)), x)[1]
     room = lambda what, x: jnp.zeros((self.schedule.slots[what] + 1, *x.shape), x.dtype)
     zeros = self.pin(jnp.zeros(x.shape, x.dtype))
@@ -139,25 +137,24 @@ class Stage:
     if self.step is None:
       carry = carry._replace(to_next=self.run_chunk(self.weights(row), x, row))
     else:
-      y, residuals = self.forward_and_residuals(x, row)
+      y, residuals, _ = self.linearize(x, row)
       stores = [put(store, row["residuals"], r) for store, r in zip(carry.residuals, residuals, strict=True)]
       carry = carry._replace(to_next=y, residuals=stores)
     if not self.schedule.phases[number].finishes:
       return carry
-    return once(f"finish_{number}", self.is_last(row), self.finish, row, carry)
+    is_last = (self.index == self.schedule.stages - 1) & (row["chunk"] == self.schedule.chunks - 1)
+    return once(f"finish_{number}", is_last, self.finish, row, carry)
 
   def finish(self, row: Row, carry: Carry) -> Carry:
     """Final norm, head and loss of a microbatch that has passed all blocks; in training also their gradients."""
     if self.step is None:
       return carry._replace(sums=add(carry.sums, self.loss(self.edges, carry.to_next, row)[1]))
-    loss = lambda edges, y: self.loss(self.edges_with(edges), y, row)
-    trained = self.program.trained(self.edges)
-    (edges, cotangent), sums = jax.grad(loss, argnums=(0, 1), has_aux=True)(trained, carry.to_next)
-    blocks_so_far, edges_so_far = carry.gradients
+    gradient = jax.grad(self.loss, argnums=(0, 1), has_aux=True)
+    (edges, cotangent), sums = gradient(self.edges, carry.to_next, row)
     return carry._replace(
       sums=add(carry.sums, sums),
       cotangent=put(carry.cotangent, row["cotangent"], cotangent),
-      gradients=(blocks_so_far, add(edges_so_far, edges)),
+      gradients=carry.gradients | add(edges_of(carry.gradients), edges),
     )
 
   def backward(self, number: int, pullback: Pullback, row: Row, carry: Carry) -> Carry:
@@ -184,14 +181,12 @@ class Stage:
 
   def with_gradient(self, weights: Params, row: Row, carry: Carry) -> Carry:
     """Adds the gradient of a chunk's weights."""
-    blocks, edges = carry.gradients
-    blocks = jax.tree.map(lambda total, g: total.at[row["chunk"]].add(g), blocks, weights)
-    return carry._replace(gradients=(blocks, edges))
+    blocks = jax.tree.map(lambda total, g: total.at[row["chunk"]].add(g), carry.gradients["blocks"], weights)
+    return carry._replace(gradients=carry.gradients | {"blocks": blocks})
 
   def embed_backward(self, row: Row, carry: Carry) -> Carry:
-    _, vjp = jax.vjp(lambda edges: self.embed(self.edges_with(edges), row), self.program.trained(self.edges))
-    blocks, edges = carry.gradients
-    return carry._replace(gradients=(blocks, add(edges, *vjp(carry.to_previous))))
+    _, vjp = jax.vjp(lambda edges: self.embed(edges, row), self.edges)
+    return carry._replace(gradients=carry.gradients | add(edges_of(carry.gradients), *vjp(carry.to_previous)))
 
   def embed(self, edges: Params, row: Row) -> jax.Array:
     inputs = self.program.inputs(self.microbatch(row), self.step, self.sharding)
@@ -211,15 +206,16 @@ class Stage:
     targets, segments = program.targets(microbatch), program.segments(microbatch)
     return self.model(edges, self.weights(row)).head_loss_sums(y, targets, self.sharding, segments)
 
-  def model(self, edges: Params, weights: Params) -> Transformer:
-    return bind(self.program.sizes, {"blocks": weights, **edges})
+  @property
+  def edges(self) -> Params:
+    """The weights outside the blocks that are trained."""
+    return edges_of(self.program.trained(self.params))
 
-  def edges_with(self, trained: Params) -> Params:
-    """The weights outside the blocks, with these of those that are trained."""
-    return joined(trained, self.program.frozen(self.edges))
+  def model(self, edges: Params, blocks: Params) -> Transformer:
+    return bind(self.program.sizes, joined(edges, self.program.frozen(self.params)) | {"blocks": blocks})
 
   def weights(self, row: Row) -> Params:
-    return jax.tree.map(lambda w: w[row["chunk"]], self.blocks)
+    return jax.tree.map(lambda w: w[row["chunk"]], self.params["blocks"])
 
   def microbatch(self, row: Row) -> Batch:
     return jax.tree.map(lambda x: x[row["microbatch"]], self.batch)
@@ -227,26 +223,14 @@ class Stage:
   def is_first(self, row: Row) -> jax.Array:
     return (self.index == 0) & (row["chunk"] == 0)
 
-  def is_last(self, row: Row) -> jax.Array:
-    return (self.index == self.schedule.stages - 1) & (row["chunk"] == self.schedule.chunks - 1)
-
-  def forward_and_residuals(self, x: jax.Array, row: Row) -> tuple[jax.Array, list[jax.Array]]:
-    """A chunk's output, and its residuals without the weights."""
-    return self._linearize(x, row)[:2]
-
-  def pullback(self, x: jax.Array, row: Row) -> Pullback:
-    """The backward pass of a chunk whose input is like `x`."""
-    _, residuals, whole = jax.eval_shape(self._linearize, x, row)
-    return Pullback(whole, *(split_backward(whole, (residuals, self.weights(row)), x) if self.schedule.splits else ()))
-
-  def _linearize(self, x: jax.Array, row: Row) -> tuple[jax.Array, list[jax.Array], Callable]:
-    """A chunk's output, its residuals, and `Pullback.whole`."""
+  def linearize(self, x: jax.Array, row: Row) -> tuple[jax.Array, list[jax.Array], Callable]:
+    """A chunk's output, its residuals without the weights, and `Pullback.whole`."""
     weights = self.weights(row)
     trained, others = self.program.trained(weights), self.program.frozen(weights)
     y, vjp = jax.vjp(lambda trained, x: self.run_chunk(joined(trained, others), x, row), trained, x)
     leaves, tree = jax.tree.flatten(vjp)
     number = {id(w): i for i, w in enumerate(jax.tree.leaves(weights))}
-    sources = [number.get(id(leaf)) for leaf in leaves]  # which weight a leaf is; None for a residual
+    sources = [number.get(id(leaf)) for leaf in leaves]  # the number of the weight that a leaf is; None for a residual
 
     def whole(fixed: Fixed, cotangent: jax.Array) -> tuple[Params, jax.Array]:
       rest, given = iter(fixed[0]), jax.tree.leaves(fixed[1])
@@ -268,18 +252,21 @@ class Stage:
     """Constrains the sharding of activations [..., b, T, D]."""
     return self.sharding.activation(x, *(None,) * (x.ndim - 3), "batch", "sequence", None)
 
-  def zero_gradients(self) -> tuple[Params, Params]:
+  def zero_gradients(self) -> Params:
     """Zeros for the gradients, sharded as the weights are over the mesh axes that are left to the compiler."""
+    dims = self.program.dims()
+    dims |= {"blocks": map_dims(lambda names: (None, *names), dims["blocks"])}  # stacked by chunk
 
-    def zeros(weights: jax.Array, dims: Dims) -> jax.Array:
-      return jax.lax.with_sharding_constraint(
-        jnp.zeros(weights.shape, self.program.sizes.param_dtype), self.sharding.layout.spec(dims)
-      )
+    def zeros(w: jax.Array, names: Dims) -> jax.Array:
+      zeros = jnp.zeros(w.shape, self.program.sizes.param_dtype)
+      return jax.lax.with_sharding_constraint(zeros, self.sharding.layout.spec(names))
 
-    blocks, edges, dims = map(self.program.trained, (self.blocks, self.edges, self.program.dims()))
-    of_edges = {name: names for name, names in dims.items() if name != "blocks"}
-    blocks = jax.tree.map(lambda w, names: zeros(w, (None, *names)), blocks, dims["blocks"])
-    return blocks, jax.tree.map(zeros, edges, of_edges)
+    return jax.tree.map(zeros, *map(self.program.trained, (self.params, dims)))
+
+
+def edges_of(params: Params) -> Params:
+  """The entries outside the blocks."""
+  return {name: entry for name, entry in params.items() if name != "blocks"}
 
 
 def once(name: str, wanted: jax.Array, work: Callable[[Any, T], T], row: Any, carry: T) -> T:

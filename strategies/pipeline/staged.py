@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 import warnings
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,43 +15,55 @@ from models.ops.attention import Cache
 from models.ops.workarounds import sum_in_dtype
 from models.parameters import bind
 from models.sizes import ModelSizes
-from strategies.by_hand import summed_over_devices
+from strategies.by_hand import ByHand
 from strategies.constraints import Constraints
 from strategies.layout import Layout
 from strategies.pipeline import orders
 from strategies.pipeline.schedule import Schedule
 from strategies.pipeline.stage import Stage, once
-from strategies.runner import Limit, Runner
+from strategies.runner import Limit
 from strategies.transfers import Transfers
 from training.optimizer import Optimizer
 from training.program import Batch, Params, Program, Sums, split_batch
 
 
 @dataclasses.dataclass(frozen=True)
-class Staged(Runner):
+class Staged(ByHand):
   """Runs the blocks by a schedule. The layout must have `layers` over `stage`, on several devices.
 
   A stage holds its own weights whole for the step, also those that `embed` splits over the devices of the batch.
   """
 
-  training: Schedule = dataclasses.field(kw_only=True)
+  schedule: Schedule = dataclasses.field(kw_only=True)
   evaluation: Schedule = dataclasses.field(kw_only=True)
-  name: str = dataclasses.field(kw_only=True)  # of the schedule
 
   @staticmethod
   def make(
-    program: Program,
-    layout: Layout,
-    fallbacks: tuple[Limit, ...],
-    *,
-    schedule: str,
-    microbatches: int,
-    chunks: int,
+    program: Program, layout: Layout, fallbacks: tuple[Limit, ...], *, schedule: str, microbatches: int, chunks: int
   ) -> "Staged":
     """The runner for a config's section `pipeline` (configs/base.py)."""
     stages, depth = layout.shards("layers"), program.sizes.depth
-    chunks = _chunks(schedule, chunks, stages, depth)
-    _check_sizes(stages, chunks, depth, microbatches)
+    if schedule != "interleaved":
+      chunks = 1
+    elif not chunks:
+      chunks = 2 if depth % (2 * stages) == 0 else 1
+      if chunks == 1:
+        warnings.warn(
+          f"pipeline.schedule='interleaved' has nothing to interleave: model.depth={depth} gives each of "
+          f"mesh.stage={stages} stages a single chunk, so it runs as '1f1b'; use a depth that is a multiple of "
+          f"{2 * stages}",
+          stacklevel=2,
+        )
+    if depth % (stages * chunks):
+      raise ConfigError(
+        f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide model.depth={depth}; "
+        f"use a depth that is a multiple of {stages * chunks}, or fewer chunks"
+      )
+    if not orders.fills_groups(stages, microbatches, chunks):
+      raise ConfigError(
+        f"pipeline.microbatches={microbatches} is not a multiple of mesh.stage={stages}, as the interleaved "
+        f"schedule needs; use {round(microbatches / stages) * stages}"
+      )
     training = orders.build(orders.ORDERS[schedule], stages, microbatches, chunks)
     if microbatches < stages:
       warnings.warn(
@@ -65,9 +76,10 @@ class Staged(Runner):
       layout,
       Transfers.of(layout, parts=program.accumulation * microbatches),
       fallbacks,
-      training=training,
+      schedule=training,
       evaluation=orders.build(orders.forward_only, stages, microbatches),
-      name=schedule,
+      microbatches=microbatches,
+      described=f"schedule {schedule}, {microbatches} microbatches: bubble {training.idle_time():.0%}",
     )
 
   @staticmethod
@@ -83,41 +95,25 @@ class Staged(Runner):
       found.append(Limit("model.attention", "splash", why, "Python 3.12 or later", instead="plain"))
     return found
 
-  @property
-  def microbatches(self) -> int:  # type: ignore[override]
-    return self.training.microbatches
-
-  @property
-  def schedule(self) -> Schedule:
-    return self.training
-
-  @property
-  def described(self) -> str:
-    return f"schedule {self.name}, {self.microbatches} microbatches: bubble {self.training.idle_time():.0%}"
-
   def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
-    of_part = functools.partial(self._run, self.training)
-    return self._on_stages(functools.partial(self.program.gradient_sums, of_part=of_part), params, batch, step)
+    return self.summed(functools.partial(self.program.gradient_sums, of_part=self._run), params, batch, step)
 
   def eval_sums(self, params: Params, batch: Batch) -> Sums:
-    return self._on_stages(functools.partial(self._run, self.evaluation), params, batch, None)[0]
+    return self.summed(self._run, params, batch, None)[0]
 
-  def _on_stages(self, work: Any, params: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
-    """Runs `work` on each stage, with its own layers and the rows of its own devices."""
-    schedule = self.training if step is not None else self.evaluation
-    chunk = functools.partial(regroup, stages=schedule.stages, chunks=schedule.chunks)
-    return summed_over_devices(self, work, params, batch, step, arrange=lambda blocks: jax.tree.map(chunk, blocks))
+  def _schedule_of(self, step: jax.Array | None) -> Schedule:
+    return self.evaluation if step is None else self.schedule
 
-  def _run(
-    self, schedule: Schedule, params: Params, batch: Batch, step: jax.Array | None, sharding: Constraints
-  ) -> tuple[Sums, Params]:
+  def arranged(self, blocks: Params, step: jax.Array | None) -> Params:
+    schedule = self._schedule_of(step)
+    return jax.tree.map(lambda w: regroup(w, schedule.stages, schedule.chunks), blocks)
+
+  def _run(self, params: Params, batch: Batch, step: jax.Array | None, sharding: Constraints) -> tuple[Sums, Params]:
     """Sums over a stage's rows and, in training (`step` is given), the gradient of the summed loss."""
-    edges = {name: weights for name, weights in params.items() if name != "blocks"}
+    schedule = self._schedule_of(step)
     microbatches = split_batch(batch, schedule.microbatches, sharding)
-    index = jax.lax.axis_index("stage")
-    end = Stage(self.program, schedule, sharding, index, params["blocks"], edges, microbatches, step).run()
-    blocks, of_edges = end.gradients
-    return end.sums, {"blocks": blocks, **of_edges}
+    end = Stage(self.program, schedule, sharding, jax.lax.axis_index("stage"), params, microbatches, step).run()
+    return end.sums, end.gradients
 
   def writer(self, params: Params, sampling: Sampling, sharding: Constraints) -> Writer:
     """Writes texts. With a single microbatch nothing can overlap: the stages take turns, each with its own cache."""
@@ -157,35 +153,6 @@ def check_fields(schedule: str, microbatches: int, chunks: int) -> None:
   if chunks > 1 and schedule != "interleaved":
     raise ConfigError(
       f"pipeline.chunks={chunks} does nothing with pipeline.schedule={schedule!r}; use 0, or the schedule 'interleaved'"
-    )
-
-
-def _chunks(schedule: str, chunks: int, stages: int, depth: int) -> int:
-  """How many chunks a stage has: 1, or as many as asked for with interleaved. 0 means 2 if the depth allows."""
-  if schedule != "interleaved":
-    return 1
-  if not chunks:
-    chunks = 2 if depth % (2 * stages) == 0 else 1
-    if chunks == 1:
-      warnings.warn(
-        f"pipeline.schedule='interleaved' has nothing to interleave: model.depth={depth} gives each of "
-        f"mesh.stage={stages} stages a single chunk, so it runs as '1f1b'; use a depth that is a multiple of "
-        f"{2 * stages}",
-        stacklevel=3,
-      )
-  return chunks
-
-
-def _check_sizes(stages: int, chunks: int, depth: int, microbatches: int) -> None:
-  if depth % (stages * chunks):
-    raise ConfigError(
-      f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide model.depth={depth}; "
-      f"use a depth that is a multiple of {stages * chunks}, or fewer chunks"
-    )
-  if not orders.fills_groups(stages, microbatches, chunks):
-    raise ConfigError(
-      f"pipeline.microbatches={microbatches} is not a multiple of mesh.stage={stages}, as the interleaved "
-      f"schedule needs; use {round(microbatches / stages) * stages}"
     )
 
 

@@ -99,7 +99,7 @@ def test_images_of_any_number_of_channels_are_normalized(mean: tuple[float, ...]
   channels = len(mean) or 2
   sizes = model_sizes(**GREY | {"channels": channels, "pixel_mean": mean, "pixel_std": std})
   images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, channels), np.uint8)
-  prepared = sizes.reads.prepare(sizes, jnp.asarray(images), UNSHARDED)
+  prepared = sizes.reads.prepare(jnp.asarray(images), UNSHARDED)
   for c in range(channels):
     expected = (images[..., c] / 255 - (mean[c] if mean else 0)) / (std[c] if std else 1)
     np.testing.assert_allclose(prepared[..., c], expected, atol=1e-6)

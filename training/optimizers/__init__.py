@@ -34,10 +34,6 @@ def sgd(settings: "Optimizer", dims: Tree, dtype: str) -> Rule:
 
 
 OPTIMIZERS: dict[str, Callable[["Optimizer", Tree, str], Rule]] = {
-  "adamw": adamw,
-  "muon": muon,
-  "adafactor": adafactor,
-  "lion": lion,
-  "sgd": sgd,
+  optimizer.__name__: optimizer for optimizer in (adamw, muon, adafactor, lion, sgd)
 }
 ELEMENTWISE = ("adamw", "lion", "sgd")  # the update of a number needs no other: they can update a weight in parts

@@ -1,4 +1,4 @@
-"""Adafactor: keeps of Adam's second moment the means of rows and columns (Shazeer and Stern 2018, arXiv:1804.04235).
+"""Adafactor: stores only row and column means of Adam's second moment (Shazeer and Stern 2018, arXiv:1804.04235).
 
 There is no first moment, so the state is far smaller than the weights. As in Zhai et al. 2021 (arXiv:2106.04560),
 updates do not grow with their weights, and the decay of the second moment stops at b2.
@@ -25,7 +25,7 @@ LARGEST = 1.0  # root mean square of an update
 
 
 class FactoredState(NamedTuple):
-  """The moments of each weight: of a matrix the means of its rows and columns, of a norm's scale all."""
+  """The moments of each weight: for a matrix the means of its rows and columns, for a norm's scale all of them."""
 
   step: Any
   moments: Tree
