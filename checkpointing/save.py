@@ -6,6 +6,7 @@ complete. So a killed run leaves complete checkpoints and at most one unfinished
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import math
@@ -80,6 +81,14 @@ class Checkpoints:
     handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SLICE_BYTES)
     ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
     self._open()
+    self._place = processes.on_process_zero(self._found_place)
+
+  def _found_place(self) -> list[int] | None:
+    """What tells this folder from another one at the same path; None if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+      found = self.folder.stat()
+      return [found.st_dev, found.st_ino]
+    return None
 
   def _open(self) -> None:
     """Makes the manager of the folder. The first one removes unfinished checkpoints of earlier runs."""
@@ -145,6 +154,8 @@ class Checkpoints:
       "run": ocp.args.JsonSave(run),
     }
     try:
+      if processes.on_process_zero(self._found_place) != self._place:  # the half of a run must not go elsewhere
+        raise FileNotFoundError("the folder was moved or removed; move it back")
       if any(processes.all_gather(self._broken)):
         self._open()
       if step in self._manager.all_steps():

@@ -1,8 +1,11 @@
 """`--config=FILE[:PRESET] --config.FIELD=VALUE`: ml_collections' flags, with errors that a user can act on."""
 
+import codecs
 import contextlib
 import functools
 import importlib.util
+import locale
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -26,9 +29,19 @@ def define_config(into: flags.FlagValues = flags.FLAGS) -> flags.FlagHolder:
 CONFIG = define_config()
 
 
+def use_utf8() -> None:
+  """Starts the program again in Python's UTF-8 mode if the locale has another encoding.
+
+  All text here is UTF-8: what is read, written and printed. An ASCII locale could not even print a mesh, for its ×.
+  """
+  if not sys.flags.utf8_mode and codecs.lookup(locale.getencoding()).name != "utf-8":
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
+
+
 @contextlib.contextmanager
 def bad_input_ends_the_program() -> Iterator[None]:
   """Ends the program with one line and exit status 2 if the body raises ConfigError."""
+  use_utf8()
   try:
     yield
   except ConfigError as error:
@@ -52,6 +65,7 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
       traceback.print_exc()
       processes.end_at_once(1)
 
+  use_utf8()
   logging.set_verbosity(logging.WARNING)  # hides libraries' notes, such as which accelerators were not found
   app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
 

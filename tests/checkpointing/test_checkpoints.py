@@ -213,6 +213,23 @@ def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, runner: 
   assert read(tmp_path, runner, messages)[1] == 3
 
 
+def test_a_run_whose_folder_moves_does_not_write_elsewhere(tmp_path: Path, runner: Strategy):
+  """A new folder at the same path would hold half of the run. Saving works again when the folder is back."""
+  messages, folder, away = Messages(), tmp_path / "checkpoints", tmp_path / "moved"
+  state = initial_state(runner)
+  with pytest.raises(NotSaved, match=r"steps 2, 3 could not be written"), checkpoints(folder, messages) as writer:  # noqa: PT012
+    save(writer, 1, state)
+    writer.finish()
+    folder.rename(away)
+    for step in (2, 3):
+      save(writer, step, state)
+      assert "was moved or removed; move it back" in messages[-1]
+    assert not folder.exists()
+    away.rename(folder)
+    save(writer, 4, state)
+  assert reading.steps(folder) == [1, 4]
+
+
 def test_a_run_with_a_full_disk_ends_with_an_error_and_its_results(tmp_path: Path, capsys: pytest.CaptureFixture):
   fields = {"steps": 2, "log_every": 1, "sample_length": 0, "data__name": "synthetic", "model__depth": 1}
   fields["compilation_cache_dir"] = ""

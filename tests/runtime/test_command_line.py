@@ -1,4 +1,8 @@
-"""The command line: sizes of mesh axes that only a user's layout has. tests/test_train.py tests the error messages."""
+"""The command line: sizes of mesh axes that only a user's layout has, and locales. test_train.py tests the messages."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 from helpers import command_line_of
@@ -22,3 +26,22 @@ def test_a_mesh_size_that_is_not_a_number_is_refused(capsys: pytest.CaptureFixtu
     command_line.parse(["train.py", CONFIG, "--config.mesh.x=two"])
   assert ended.value.code == 2
   assert "mesh.x='two' is not a size" in capsys.readouterr().err
+
+
+def test_text_is_utf8_whatever_the_locale(tmp_path):
+  """What is printed, and what is written to a file. Without the restart an ASCII locale has no ×."""
+  program = tmp_path / "program.py"
+  program.write_text(
+    "import pathlib, sys\n"
+    f"sys.path.insert(0, {str(command_line.__file__.removesuffix('/runtime/command_line.py'))!r})\n"
+    "from runtime import command_line\n"
+    "with command_line.bad_input_ends_the_program():\n"
+    "  pathlib.Path(sys.argv[1]).write_text('data=2 × model=4')\n"
+    "  print(pathlib.Path(sys.argv[1]).read_text())\n",
+    encoding="utf-8",
+  )
+  ascii_locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+  ran = subprocess.run(
+    [sys.executable, str(program), str(tmp_path / "é")], env=os.environ | ascii_locale, capture_output=True, check=False
+  )
+  assert (ran.returncode, ran.stdout.decode()) == (0, "data=2 × model=4\n"), ran.stderr.decode()
