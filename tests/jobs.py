@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,14 @@ class Job:
 
   def wait_for(self, expected: str) -> None:
     """Waits until the run has printed `expected`."""
+    self.wait_until(lambda: expected in self.output, f"printed {expected!r}")
+
+  def wait_until(self, happened: Callable[[], bool], what: str) -> None:
+    """Waits until something has happened, such as that a file is there. `what`: the same in words, after "it"."""
     until = time.monotonic() + SECONDS
-    while expected not in self.output:
-      assert self.process.is_alive(), f"the run ended before it printed {expected!r}:\n{self.output}"
-      assert time.monotonic() < until, f"the run did not print {expected!r} in {SECONDS} s:\n{self.output}"
+    while not happened():
+      assert self.process.is_alive(), f"the run ended before it {what}:\n{self.output}"
+      assert time.monotonic() < until, f"the run has not in {SECONDS} s {what}:\n{self.output}"
       time.sleep(0.01)
 
   def send(self, number: signal.Signals) -> None:

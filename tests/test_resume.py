@@ -1,5 +1,6 @@
 """A run that was stopped or killed resumes, with the same results as an uninterrupted run."""
 
+import json
 import math
 import random
 import re
@@ -40,34 +41,64 @@ def resumed(output: str) -> int:
   return int(found[1]) if found else 0
 
 
-@pytest.mark.parametrize("lives, steps", in_full([(4, 60), (20, 200)], (4, 60)))
-def test_a_run_killed_many_times_equals_an_uninterrupted_run(lives: int, steps: int, tmp_path: Path):
-  """kill −9 at random moments, also during start-up and, if it is killed often enough, while a checkpoint is saved."""
-  fields = SMALL | {"steps": steps, "eval_every": 50, "checkpoint__every": 2, "model__dropout": 0.1}
-  fields["simulated_devices"] = 2
+# Eight devices, because two numbers have the same sum in either order. Many rows hold parts of several documents, and a
+# long run takes some epochs.
+KILLED = {
+  "model__seq_len": 64, "model__dropout": 0.1, "data__name": "text", "data__packing": "documents",
+  "eval_every": 25, "checkpoint__every": 2, "simulated_devices": 8,
+}  # fmt: skip
+IN_STAGES = {"model__depth": 2, "mesh__stage": 2, "pipeline__microbatches": 2}
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """The lines of a page of the guide, each as a document."""
+  file = tmp_path_factory.mktemp("lines") / "lines.jsonl"
+  found = (ROOT / "docs" / "why.md").read_text().splitlines()
+  file.write_text("".join(json.dumps({"text": line}) + "\n" for line in found if line))
+  return file
+
+
+@pytest.mark.parametrize(
+  "strategy, more, lives, steps",
+  in_full(
+    [("fsdp", {}, 4, 30), ("fsdp", {}, 20, 120), ("two_d", {}, 12, 80), ("pipeline", IN_STAGES, 12, 80)],
+    ("fsdp", {}, 4, 30),
+  ),
+)
+def test_a_run_killed_many_times_equals_an_uninterrupted_run(
+  strategy: str, more: dict, lives: int, steps: int, lines: Path, tmp_path: Path
+):
+  """kill −9 at random moments, also during start-up, and while a checkpoint is saved."""
+  data = {"data__path": str(lines), "data__cache_dir": str(tmp_path / "cache")}
+  fields = SMALL | KILLED | more | data | {"steps": steps}
   few_saves = fields | {"checkpoint__every": 100}  # faster, with the same metrics
-  whole = Job("fsdp", tmp_path / "whole", tmp_path / "whole.log", **few_saves)
+  whole = Job(strategy, tmp_path / "whole", tmp_path / "whole.log", **few_saves)
   workdir, log, moments = tmp_path / "killed", tmp_path / "killed.log", random.Random(0)
+  is_saving = lambda: any("tmp" in f.name for f in (workdir / "checkpoints").glob("*"))
   reported, in_saves = 0, 0
   for life in range(lives):
-    job = Job("fsdp", workdir, log, **fields)
+    job = Job(strategy, workdir, log, **fields)
     if life % 4:  # else it may be killed while it starts
       job.wait_for("saved" if life % 4 == 3 else "train ")
-    time.sleep(moments.uniform(0, 0.4))
+    if life % 4 == 2:
+      job.wait_until(is_saving, "began to save")
+    else:
+      time.sleep(moments.uniform(0, 0.4))
     job.send(signal.SIGKILL)
     assert job.wait() == -signal.SIGKILL, job.output
     if "train " in job.output:
       assert resumed(job.output) >= reported
+      in_saves += is_saving()  # what an earlier run left is gone
     reported = max(reported, saved(job.output))
-    in_saves += any("tmp" in f.name for f in (workdir / "checkpoints").glob("*"))
     assert "damaged" not in job.output
-  assert in_saves > 0 or lives < 20, "no run was killed during a save"
-  last = Job("fsdp", workdir, log, **few_saves)
+  assert in_saves > 0 or lives == 4, "no run was killed during a save"
+  last = Job(strategy, workdir, log, **few_saves)
   assert last.wait() == 0, last.output
   assert 0 < reported <= resumed(last.output) < steps
   assert whole.wait() == 0
   assert measured(workdir) == measured(tmp_path / "whole")
-  assert len(measured(workdir)) == steps + math.ceil(steps / 50)
+  assert len(measured(workdir)) == steps + math.ceil(steps / 25)
 
 
 @pytest.fixture(scope="module")
