@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from errors import ConfigError, did_you_mean
+from errors import ConfigError, did_you_mean, first_line
 from runtime import processes
 
 
@@ -79,20 +79,32 @@ def fail(error: Exception, status: int) -> NoReturn:
 
 
 def load_config(argument: str) -> ConfigDict:
-  """The config of "FILE[:PRESET]". Raises ConfigError if there is no such file or preset."""
-  name, _, preset = argument.partition(":")
+  """The config of "FILE[:PRESET]". Raises ConfigError if there is no such file or preset, or if the file is wrong."""
+  name, colon, preset = argument.partition(":")
   path = Path(name)
   if not path.is_file():
     known = [str(f) for f in path.parent.glob("*.py") if f.stem not in ("__init__", "base")]
     raise ConfigError(f"config={name!r} does not exist{did_you_mean(name, known) if known else ''}")
   spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
-  assert spec is not None
-  assert spec.loader is not None
+  if spec is None or spec.loader is None:
+    raise ConfigError(f"config={name!r} is not a Python file; use a strategy's config, such as configs/fsdp.py")
   module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  if not hasattr(module, "get_config"):
-    raise ConfigError(f"config={name!r} does not define get_config(); use a strategy's config, such as configs/fsdp.py")
-  return module.get_config(preset) if preset else module.get_config()
+  try:
+    spec.loader.exec_module(module)
+    config = module.get_config(preset) if colon else module.get_config()
+  except ConfigError:
+    raise
+  except Exception as error:  # whatever a user's own file may raise
+    at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    place = f", line {at[-1]}" if at else ""
+    raise ConfigError(
+      f"config={name!r} cannot be used ({type(error).__name__}: {first_line(error)}{place}); correct that file"
+    ) from error
+  if not isinstance(config, ConfigDict):
+    raise ConfigError(
+      f"config={name!r} gives a {type(config).__name__}; return the config of configs.base.get_config()"
+    )
+  return config
 
 
 def field_names(config: ConfigDict, prefix: str = "") -> Iterator[str]:

@@ -156,6 +156,8 @@ def test_updates_that_are_not_finite_are_reported_as_skipped(tmp_path: Path, cap
     ("fsdp", {"model__width": 36, "model__heads": 9, "model__kv_heads": 9}, ["mesh.data=8", "model.width=36"]),
     ("fsdp", {"data__path": "/no/such/file"}, ["data.path='/no/such/file'", "does not exist"]),
     ("fsdp", {"model__vocab_size": 64}, ["model.vocab_size=64", "token id", "256"]),
+    ("fsdp", {"batch_size": -16}, ["batch_size=-16", "at least 1"]),
+    ("fsdp", {"simulated_devices": 100_000}, ["simulated_devices=100000", "1024"]),
     ("fsdp", {"steps": 0}, ["steps=0"]),
     ("fsdp", {"steps": -5}, ["steps=-5"]),
     ("fsdp", {"steps": 99999999999999999999}, ["steps=99999999999999999999", "32 bits"]),
@@ -206,6 +208,8 @@ def test_a_workdir_that_cannot_be_written_is_refused(tmp_path: Path):
     ),
     (["--config=configs/fsdp.py", "--config.steps=many"], "config.steps=many"),
     (["--config=configs/fsdp.py", "steps=3"], "argument 'steps=3' is not understood"),
+    (["--config=configs/fsdp.py:"], "preset='' does not exist"),
+    (["--config=LICENSE"], "config='LICENSE' is not a Python file"),
     ([], "config is missing"),
   ],
 )

@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from helpers import command_line_of
+from helpers import command_line_of, one_sentence
 
 from runtime import command_line
 
@@ -26,6 +27,24 @@ def test_a_mesh_size_that_is_not_a_number_is_refused(capsys: pytest.CaptureFixtu
     command_line.parse(["train.py", CONFIG, "--config.mesh.x=two"])
   assert ended.value.code == 2
   assert "mesh.x='two' is not a size" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "text, says",
+  [
+    ("def get_config(preset=''):\n  raise RuntimeError('no\\nsuch')", "RuntimeError: no, line 2"),
+    ("def get_config(", "SyntaxError: '(' was never closed"),
+    ("get_config = 3", "TypeError: 'int' object is not callable"),
+    ("def get_config():\n  return {}", "takes 0 positional arguments"),
+    ("def get_config(preset):\n  return {}", "gives a dict"),
+    ("steps = 3", "has no attribute 'get_config'"),
+  ],
+)
+def test_a_config_file_that_is_wrong_is_refused(text: str, says: str, tmp_path: Path):
+  file = tmp_path / "own.py"
+  file.write_text(text)
+  with one_sentence(f"config={str(file)!r}", says):
+    command_line.load_config(f"{file}:tiny")
 
 
 def test_text_is_utf8_whatever_the_locale(tmp_path):
