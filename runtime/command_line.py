@@ -38,10 +38,20 @@ def use_utf8() -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
 
 
+def open_streams() -> None:
+  """Opens closed standard streams (`2>&-`). The next file opened would take their number, and get what is printed."""
+  while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+    pass
+  os.close(descriptor)
+  sys.stdout = sys.stdout or os.fdopen(1, "w")
+  sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
 @contextlib.contextmanager
 def bad_input_ends_the_program() -> Iterator[None]:
   """Ends the program with one line and exit status 2 if the body raises ConfigError."""
   use_utf8()
+  open_streams()
   try:
     yield
   except ConfigError as error:
@@ -66,6 +76,7 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
       processes.end_at_once(1)
 
   use_utf8()
+  open_streams()
   logging.set_verbosity(logging.WARNING)  # hides libraries' notes, such as which accelerators were not found
   app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
 

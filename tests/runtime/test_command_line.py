@@ -64,3 +64,20 @@ def test_text_is_utf8_whatever_the_locale(tmp_path):
     [sys.executable, str(program), str(tmp_path / "é")], env=os.environ | ascii_locale, capture_output=True, check=False
   )
   assert (ran.returncode, ran.stdout.decode()) == (0, "data=2 × model=4\n"), ran.stderr.decode()
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_what_is_printed_to_a_closed_stream_gets_into_no_file(stream: int, tmp_path: Path):
+  program, file = tmp_path / "program.py", tmp_path / "metrics"
+  program.write_text(
+    "import os, sys\n"
+    f"sys.path.insert(0, {str(command_line.__file__.removesuffix('/runtime/command_line.py'))!r})\n"
+    "from runtime import command_line\n"
+    "with command_line.bad_input_ends_the_program():\n"
+    "  kept = open(sys.argv[1], 'w')\n"
+    f"  os.write({stream}, b'a library prints')\n"
+    "  print('we print', sys.stdout.isatty(), sys.stderr.isatty())\n"
+  )
+  shell = ["sh", "-c", f'exec "$0" "$@" {stream}>&-', sys.executable, str(program), str(file)]
+  ran = subprocess.run(shell, capture_output=True, text=True, check=False)
+  assert (ran.returncode, file.read_text()) == (0, ""), ran.stderr
