@@ -1,5 +1,6 @@
 """train.py as a user runs it: results, repeatability, clean exits, and one sentence for each mistake."""
 
+import errno
 import html
 import itertools
 import json
@@ -15,6 +16,7 @@ from helpers import IMAGES, config, each_once, in_full, measured, one_sentence
 from jobs import Job
 from ml_collections import ConfigDict
 
+import pages
 import strategies
 import train
 from configs import base
@@ -195,6 +197,16 @@ def test_a_workdir_that_cannot_be_written_is_refused(tmp_path: Path):
   (tmp_path / "file").touch()
   with one_sentence("workdir=", "cannot be written"):
     train.train(config("fsdp"), tmp_path / "file" / "run")
+
+
+@pytest.mark.full
+def test_a_disk_that_is_full_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  def write(path: Path, text: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(pages, "write", write)
+  with one_sentence(f"workdir={str(tmp_path)!r} cannot be written (No space left", "free some space"):
+    train.train(config("fsdp", **SHORT), tmp_path)
 
 
 @pytest.mark.parametrize(
