@@ -40,11 +40,11 @@ DATA = tuple(  # fields that may change the examples
 )  # fmt: skip
 RUN = (
   "strategy", "mesh", "gather", "sequence_parallel", "pipeline", "optimizer", "steps", "accumulation", "model",
-  "data.augment",
+  "data.augment", "eval_examples", "init_from",
 )  # fmt: skip
 REPORTED_CHANGES = (*RUN, *DATA)  # beginnings of the names of fields
 _ENTRY = [list, str, str]  # of an array: its shape, dtype and digest
-_FORM = {  # the types of what is read from a record
+_FORM: dict[str, Any] = {  # the types of what is read from a record
   "config": dict, "arrays": dict, "strategy": str, "devices": int, "processes": int, "context": int,
   "loss": float | int | None, "loop": dict.fromkeys(typing.get_type_hints(LoopState), int),
   "data": {

@@ -108,3 +108,10 @@ def test_a_record_with_a_value_of_another_type_is_damaged(place: tuple[str, ...]
 def test_a_record_of_another_version_is_left_to_the_check_of_versions():
   assert record.is_whole({"version": 3, "config": {"seed": 0}, "arrays": {"w": []}, "data": {"seed": 0}})
   assert not record.is_whole([WHOLE])
+
+
+def test_changes_that_make_losses_hard_to_compare_are_reported():
+  before, now = copy.deepcopy(WHOLE), copy.deepcopy(WHOLE)
+  before["config"] |= {"eval_examples": 80, "init_from": "", "eval_batch_size": 8}
+  now["config"] |= {"eval_examples": 16, "init_from": "runs/a", "eval_batch_size": 16}
+  assert record.changes(before, now) == ["eval_examples was 80 and is now 16", "init_from was '' and is now 'runs/a'"]
