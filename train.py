@@ -151,7 +151,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
     palm_flops=config.batch_size * program.sizes.palm_flops_per_example(),
     peak=peak and peak * len(used),
   )
-  with processes.raise_together():
+  with processes.raise_together(), folders.written_into(workdir, "workdir"):
     writer = Writer(workdir, start.loop, plan.last, enabled=jax.process_index() == 0)
     journal = Journal(workdir, clock, writer.enabled, warn)
     if writer.enabled:

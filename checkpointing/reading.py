@@ -33,16 +33,16 @@ def newest(source: Path) -> Path:
 
 def steps(folder: Path) -> list[int]:
   """The steps of the finished checkpoints in a folder, sorted."""
-  return sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdigit()) if folder.is_dir() else []
+  return sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdecimal()) if folder.is_dir() else []
 
 
 def read_record(folder: Path) -> Record | None:
   """The record of a checkpoint; None if it is missing or damaged. Raises OSError if storage does not respond."""
   try:
     found = json.loads((folder / RECORD).read_text())
-    return found if found["arrays"] and found["config"] and found["data"] else None
-  except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+  except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
     return None
+  return found if record.is_whole(found) else None
 
 
 def read_tree(folder: Path, abstract: Tree, saved: Record) -> tuple[Tree | None, str]:

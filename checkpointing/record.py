@@ -11,6 +11,7 @@ import json
 import platform
 import shlex
 import sys
+import typing
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +25,7 @@ from checkpointing import history
 from data import Dataset
 from errors import ConfigError
 from strategies import Strategy
+from training.loop import LoopState
 
 VERSION = 4  # the version of the record's format
 Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what `Checkpoints.save` adds
@@ -38,9 +40,38 @@ DATA = tuple(  # fields that may change the examples
 )  # fmt: skip
 RUN = (
   "strategy", "mesh", "gather", "sequence_parallel", "pipeline", "optimizer", "steps", "accumulation", "model",
-  "data.augment",
+  "data.augment", "eval_examples", "init_from",
 )  # fmt: skip
 REPORTED_CHANGES = (*RUN, *DATA)  # beginnings of the names of fields
+_ENTRY = [list, str, str]  # of an array: its shape, dtype and digest
+_FORM: dict[str, Any] = {  # the types of what is read from a record
+  "config": dict, "arrays": dict, "strategy": str, "devices": int, "processes": int, "context": int,
+  "loss": float | int | None, "loop": dict.fromkeys(typing.get_type_hints(LoopState), int),
+  "data": {
+    "names": list, "fingerprints": list, "turns": list, "streams": list, "given": list, "left": dict, "first": int,
+    "seed": int, "batch_size": int,
+  },
+}  # fmt: skip
+
+
+def is_whole(found: Any) -> bool:
+  """Whether a record holds all that is read from it. One of another version only needs what names its run."""
+  if not (isinstance(found, dict) and all(found.get(name) for name in ("arrays", "config", "data"))):
+    return False
+  if found.get("version") != VERSION:
+    return True
+  entries = found["arrays"].values() if isinstance(found["arrays"], dict) else [None]
+  return (
+    _has(found, _FORM)
+    and found["loop"].keys() == _FORM["loop"].keys()
+    and all(isinstance(entry, list) and [type(x) for x in entry] == _ENTRY for entry in entries)
+  )
+
+
+def _has(found: Any, form: Any) -> bool:
+  if isinstance(form, dict):
+    return isinstance(found, dict) and all(_has(found.get(name), inner) for name, inner in form.items())
+  return isinstance(found, form)
 
 
 def make(config: ConfigDict, dataset: Dataset, strategy: Strategy) -> Record:

@@ -158,9 +158,16 @@ class Writer:
       self.bar.update(step - self.bar.n)
 
   def say(self, text: str) -> None:
-    """Prints text without breaking the progress bar."""
-    if self.enabled:
+    """Prints text without breaking the progress bar. Output that nobody takes any more does not end the run."""
+    if not self.enabled:
+      return
+    try:
       tqdm.write(text) if self.bar is not None else print(text, flush=True)
+    except OSError as error:
+      nowhere = os.open(os.devnull, os.O_WRONLY)
+      os.dup2(nowhere, sys.stdout.fileno())
+      os.close(nowhere)
+      warn(f"standard output cannot be written ({error.strerror}); training continues, and writes to {self.path} only")
 
 
 def warn(text: str) -> None:

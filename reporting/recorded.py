@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,7 +85,8 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_number(value: object) -> bool:
-  return isinstance(value, int | float) and not isinstance(value, bool)
+  fits = not isinstance(value, int) or abs(value) <= sys.float_info.max  # JSON has integers of any length
+  return isinstance(value, int | float) and not isinstance(value, bool) and fits
 
 
 def _is_step(value: object) -> bool:

@@ -4,6 +4,7 @@ Every number comes from the files of a workdir, so a page can be made again at a
 """
 
 import collections
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,9 @@ def _wall_time(runs: Sequence[Recorded]) -> str:
 
 
 def _seconds(parts: Mapping[str, Any]) -> dict[str, float]:
-  return {name: value for name, value in parts.items() if isinstance(value, int | float) and value > 0}
+  return {
+    name: value for name, value in parts.items() if isinstance(value, int | float) and 0 < value <= sys.float_info.max
+  }
 
 
 def _sample(run: Recorded) -> str:

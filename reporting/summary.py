@@ -7,6 +7,7 @@ import numpy as np
 from clu import parameter_overview
 from ml_collections import ConfigDict
 
+import pages
 from data import Batches, Dataset
 from errors import ConfigError
 from evaluation.bigram import Baseline
@@ -35,11 +36,11 @@ def prompt(config: ConfigDict, dataset: Dataset, sizes: ModelSizes) -> np.ndarra
 
 def write_config(workdir: Path, config: ConfigDict, dataset: Dataset) -> None:
   """Writes config.json, and into TOKENIZER the files with which others can load the tokenizer."""
-  (workdir / "config.json").write_text(config.to_json(indent=2))
+  pages.write(workdir / "config.json", config.to_json(indent=2))  # at once: a full disk leaves the one before
   if dataset.text:
     (workdir / TOKENIZER).mkdir(exist_ok=True)
     for name, text in dataset.text.files().items():
-      (workdir / TOKENIZER / name).write_text(text)
+      pages.write(workdir / TOKENIZER / name, text)
 
 
 def epochs(dataset: Dataset, batches: Batches, step: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from errors import ConfigError, did_you_mean
+from errors import ConfigError, did_you_mean, first_line
 from runtime import processes
 
 
@@ -38,10 +38,20 @@ def use_utf8() -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
 
 
+def open_streams() -> None:
+  """Opens closed standard streams (`2>&-`). The next file opened would take their number, and get what is printed."""
+  while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+    pass
+  os.close(descriptor)
+  sys.stdout = sys.stdout or os.fdopen(1, "w")
+  sys.stderr = sys.stderr or os.fdopen(2, "w")
+
+
 @contextlib.contextmanager
 def bad_input_ends_the_program() -> Iterator[None]:
   """Ends the program with one line and exit status 2 if the body raises ConfigError."""
   use_utf8()
+  open_streams()
   try:
     yield
   except ConfigError as error:
@@ -66,6 +76,7 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
       processes.end_at_once(1)
 
   use_utf8()
+  open_streams()
   logging.set_verbosity(logging.WARNING)  # hides libraries' notes, such as which accelerators were not found
   app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
 
@@ -79,20 +90,32 @@ def fail(error: Exception, status: int) -> NoReturn:
 
 
 def load_config(argument: str) -> ConfigDict:
-  """The config of "FILE[:PRESET]". Raises ConfigError if there is no such file or preset."""
-  name, _, preset = argument.partition(":")
+  """The config of "FILE[:PRESET]". Raises ConfigError if there is no such file or preset, or if the file is wrong."""
+  name, colon, preset = argument.partition(":")
   path = Path(name)
   if not path.is_file():
     known = [str(f) for f in path.parent.glob("*.py") if f.stem not in ("__init__", "base")]
     raise ConfigError(f"config={name!r} does not exist{did_you_mean(name, known) if known else ''}")
   spec = importlib.util.spec_from_file_location(f"config_{path.stem}", path)
-  assert spec is not None
-  assert spec.loader is not None
+  if spec is None or spec.loader is None:
+    raise ConfigError(f"config={name!r} is not a Python file; use a strategy's config, such as configs/fsdp.py")
   module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  if not hasattr(module, "get_config"):
-    raise ConfigError(f"config={name!r} does not define get_config(); use a strategy's config, such as configs/fsdp.py")
-  return module.get_config(preset) if preset else module.get_config()
+  try:
+    spec.loader.exec_module(module)
+    config = module.get_config(preset) if colon else module.get_config()
+  except ConfigError:
+    raise
+  except Exception as error:  # whatever a user's own file may raise
+    at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    place = f", line {at[-1]}" if at else ""
+    raise ConfigError(
+      f"config={name!r} cannot be used ({type(error).__name__}: {first_line(error)}{place}); correct that file"
+    ) from error
+  if not isinstance(config, ConfigDict):
+    raise ConfigError(
+      f"config={name!r} gives a {type(config).__name__}; return the config of configs.base.get_config()"
+    )
+  return config
 
 
 def field_names(config: ConfigDict, prefix: str = "") -> Iterator[str]:

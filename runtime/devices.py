@@ -10,10 +10,12 @@ from typing import Any
 
 import jax
 
-from errors import positive
+from errors import ConfigError, positive
 from runtime import processes
 from runtime.folders import writable
 from runtime.stderr import silenced
+
+MOST_SIMULATED = 1024  # each device is a thread; with 100,000, starting takes longer than anyone waits
 
 
 def start_jax(config: Any) -> list[jax.Device]:
@@ -21,6 +23,8 @@ def start_jax(config: Any) -> list[jax.Device]:
   if _will_use_cpus(jax.config.jax_platforms):  # type: ignore[attr-defined]  # jax adds its options at run time
     _keep_freed_memory()  # before any thread starts: a thread that has its own heap keeps it
   count = positive("simulated_devices", config.simulated_devices)
+  if count > MOST_SIMULATED:
+    raise ConfigError(f"simulated_devices={count} is more than one machine can run; use at most {MOST_SIMULATED}")
   if jax.config.jax_num_cpu_devices != count:  # type: ignore[attr-defined]  # jax adds its options at run time
     jax.config.update("jax_num_cpu_devices", count)
   give_threads(count)

@@ -24,6 +24,17 @@ def writable(folder: Path, field: str) -> Path:
   return folder
 
 
+@contextlib.contextmanager
+def written_into(folder: Path, field: str) -> Iterator[None]:
+  """Raises ConfigError, naming `field`, if the body cannot write into `folder`: its disk may be full."""
+  try:
+    yield
+  except OSError as error:
+    raise ConfigError(
+      f"{field}={str(folder)!r} cannot be written ({error.strerror}); free some space, or name another folder"
+    ) from error
+
+
 def writable_file(file: Path, field: str) -> Path:
   """Returns the file after creating its folder if needed. Raises ConfigError if the file cannot be written."""
   if file.is_dir():
@@ -53,10 +64,11 @@ def owned(workdir: Path) -> Iterator[None]:
         ) from None
       except OSError as error:
         print(f"note: {workdir} cannot be locked ({error.strerror}); do not start a second run there", flush=True)
-      file.truncate(0)
       owner = f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-      print(owner, file=file, flush=True)
-      os.fsync(file.fileno())
+      with written_into(workdir, "workdir"):
+        file.truncate(0)
+        print(owner, file=file, flush=True)
+        os.fsync(file.fileno())
       return owner
 
     owner = processes.on_process_zero(lock)

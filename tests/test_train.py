@@ -1,5 +1,6 @@
 """train.py as a user runs it: results, repeatability, clean exits, and one sentence for each mistake."""
 
+import errno
 import html
 import itertools
 import json
@@ -15,6 +16,7 @@ from helpers import IMAGES, config, each_once, in_full, measured, one_sentence
 from jobs import Job
 from ml_collections import ConfigDict
 
+import pages
 import strategies
 import train
 from configs import base
@@ -156,6 +158,8 @@ def test_updates_that_are_not_finite_are_reported_as_skipped(tmp_path: Path, cap
     ("fsdp", {"model__width": 36, "model__heads": 9, "model__kv_heads": 9}, ["mesh.data=8", "model.width=36"]),
     ("fsdp", {"data__path": "/no/such/file"}, ["data.path='/no/such/file'", "does not exist"]),
     ("fsdp", {"model__vocab_size": 64}, ["model.vocab_size=64", "token id", "256"]),
+    ("fsdp", {"batch_size": -16}, ["batch_size=-16", "at least 1"]),
+    ("fsdp", {"simulated_devices": 100_000}, ["simulated_devices=100000", "1024"]),
     ("fsdp", {"steps": 0}, ["steps=0"]),
     ("fsdp", {"steps": -5}, ["steps=-5"]),
     ("fsdp", {"steps": 99999999999999999999}, ["steps=99999999999999999999", "32 bits"]),
@@ -195,6 +199,16 @@ def test_a_workdir_that_cannot_be_written_is_refused(tmp_path: Path):
     train.train(config("fsdp"), tmp_path / "file" / "run")
 
 
+@pytest.mark.full
+def test_a_disk_that_is_full_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  def write(path: Path, text: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(pages, "write", write)
+  with one_sentence(f"workdir={str(tmp_path)!r} cannot be written (No space left", "free some space"):
+    train.train(config("fsdp", **SHORT), tmp_path)
+
+
 @pytest.mark.parametrize(
   "arguments, message",
   [
@@ -206,6 +220,8 @@ def test_a_workdir_that_cannot_be_written_is_refused(tmp_path: Path):
     ),
     (["--config=configs/fsdp.py", "--config.steps=many"], "config.steps=many"),
     (["--config=configs/fsdp.py", "steps=3"], "argument 'steps=3' is not understood"),
+    (["--config=configs/fsdp.py:"], "preset='' does not exist"),
+    (["--config=LICENSE"], "config='LICENSE' is not a Python file"),
     ([], "config is missing"),
   ],
 )

@@ -22,7 +22,7 @@ class StepPlan:
   @staticmethod
   def of(config: ConfigDict) -> "StepPlan":
     """The plan of a config. Raises ConfigError for an invalid value; also checks the config's other counts."""
-    for name in ("steps", "log_every", "max_skipped", "eval_batch_size"):
+    for name in ("steps", "log_every", "max_skipped", "batch_size", "eval_batch_size"):
       positive(name, config[name])
     not_negative("seed", config.seed, "use 0 or more")
     not_negative("stop_after", config.stop_after, "use 0 to run all steps")

@@ -99,8 +99,14 @@ def class_names(file: TextFile, field: str) -> list[str]:
       schema = _arrow_file(opened_file).schema
   else:
     return []
-  stored = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-  names = stored.get("info", {}).get("features", {}).get(field, {}).get("names", [])
+  try:
+    stored = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    names = stored.get("info", {}).get("features", {}).get(field, {}).get("names", [])
+  except (ValueError, RecursionError, AttributeError) as error:
+    raise ConfigError(
+      f"{file.path!r} in data.path has metadata of the `datasets` library that cannot be read ({first_line(error)}); "
+      "write the file again"
+    ) from error
   return list(names.values()) if isinstance(names, dict) else names
 
 
@@ -124,7 +130,7 @@ def _json_rows(file: TextFile, fields: Fields, offset: int, before: int) -> Read
       where = f"line {number} of {file.path!r}"
       try:
         values = json.loads(line)
-      except ValueError as error:
+      except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} in data.path is not valid JSON ({first_line(error)}); correct it") from error
       if not isinstance(values, dict):
         example = json.dumps(dict.fromkeys(names, "..."))
@@ -195,8 +201,8 @@ def _check_names(fields: Fields, names: Sequence[str], where: str) -> None:
   for option, name in fields.options.items():
     if name not in names:
       nearest = difflib.get_close_matches(name, names, n=1)
-      hint = f"did you mean {nearest[0]!r}?" if nearest else "use one of them"
-      raise ConfigError(f"{option}={name!r} is not in {where}, which has {', '.join(names)}; {hint}")
+      hint = f"did you mean {nearest[0]!r}?" if nearest else "use one of them" if names else "use another file"
+      raise ConfigError(f"{option}={name!r} is not in {where}, which has {', '.join(names) or 'no fields'}; {hint}")
 
 
 def _text(values: dict[str, Any], fields: Fields, option: str, where: str) -> bytes:

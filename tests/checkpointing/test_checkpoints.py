@@ -1,5 +1,6 @@
 """Checkpoints are written during training. Damaged ones are set aside, and failed writes are reported."""
 
+import json
 import pickle
 import resource
 import shutil
@@ -117,6 +118,8 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
   "the record is missing": lambda c: (c / "run" / "metadata").unlink(),
   "the record is not JSON": lambda c: (c / "run" / "metadata").write_text('{"step": 2'),
   "the record lacks its fields": lambda c: (c / "run" / "metadata").write_text('{"step": 2}'),
+  "the record is nested without end": lambda c: (c / "run" / "metadata").write_text(100_000 * "["),
+  "it is a copy of another step": lambda c: (shutil.rmtree(c), shutil.copytree(c.parent / "1", c)),
 }
 
 
@@ -142,10 +145,18 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_it_used(
 def test_digests_find_damage_that_decodes_without_an_error(tmp_path: Path, written: tuple, runner: Strategy):
   """The record of another checkpoint has other digests, as if the arrays had changed unnoticed."""
   shutil.copytree(written[0], tmp_path / "c")
-  shutil.copy(tmp_path / "c" / "1" / "run" / "metadata", tmp_path / "c" / "2" / "run" / "metadata")
+  of_first = json.loads((tmp_path / "c" / "1" / "run" / "metadata").read_text())
+  of_first["loop"]["step"] = 2
+  (tmp_path / "c" / "2" / "run" / "metadata").write_text(json.dumps(of_first))
   messages = Messages()
   assert read(tmp_path / "c", runner, messages)[1] == 1
   assert "is not what was saved" in messages.text
+
+
+def test_only_decimal_numbers_are_steps(tmp_path: Path):
+  for name in ("10", "1\N{SUPERSCRIPT TWO}", "3.part"):
+    (tmp_path / name).mkdir()
+  assert reading.steps(tmp_path) == [10]
 
 
 def test_if_all_checkpoints_are_damaged_the_run_does_not_start_over(tmp_path: Path, written: tuple, runner: Strategy):

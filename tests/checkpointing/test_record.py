@@ -1,6 +1,7 @@
 """The digest of an array depends on its bits and positions, not on its layout; and what a resumed run may change."""
 
 import contextlib
+import copy
 
 import jax
 import jax.numpy as jnp
@@ -78,3 +79,39 @@ def test_a_resumed_run_may_change_how_the_model_is_computed_but_not_what_it_is(f
   fields = {"depth": 4, "remat": "minimal", "saved": "", "loss_chunk": 0}
   with one_sentence(f"model.{field}") if field == "depth" else contextlib.nullcontext():
     record.check_same_run(run(fields), run(fields | {field: value}), "runs/a")
+
+
+WHOLE = {
+  "version": record.VERSION, "config": {"seed": 0}, "strategy": "fsdp", "devices": 2, "processes": 1, "context": 32,
+  "loss": None, "arrays": {"params/w": [[2, 3], "float32", "0123abcd"]},
+  "loop": {"step": 10, "evaluated": True, "skipped_in_a_row": 0, "skipped_since_line": 0},
+  "data": {
+    "names": [""], "fingerprints": ["a"], "turns": [1], "streams": [0], "given": [0], "left": {}, "first": 0,
+    "tokenizer": "bytes", "seed": 0, "batch_size": 16,
+  },
+}  # fmt: skip
+NEEDED = [(name,) for name in WHOLE if name not in ("version", "loss")]
+NEEDED += [(part, name) for part in ("loop", "data") for name in WHOLE[part] if name != "tokenizer"]
+
+
+@pytest.mark.parametrize("place", [*NEEDED, ("arrays", "params/w")], ids=".".join)
+def test_a_record_with_a_value_of_another_type_is_damaged(place: tuple[str, ...]):
+  changed = copy.deepcopy(WHOLE)
+  assert record.is_whole(changed)
+  inner = changed[place[0]] if len(place) == 2 else changed
+  before = inner[place[-1]]
+  for wrong in (None, "x", 1.5, [[]], {"a": 1}):
+    inner[place[-1]] = 1.5 if type(wrong) is type(before) else wrong
+    assert not record.is_whole(changed), wrong
+
+
+def test_a_record_of_another_version_is_left_to_the_check_of_versions():
+  assert record.is_whole({"version": 3, "config": {"seed": 0}, "arrays": {"w": []}, "data": {"seed": 0}})
+  assert not record.is_whole([WHOLE])
+
+
+def test_changes_that_make_losses_hard_to_compare_are_reported():
+  before, now = copy.deepcopy(WHOLE), copy.deepcopy(WHOLE)
+  before["config"] |= {"eval_examples": 80, "init_from": "", "eval_batch_size": 8}
+  now["config"] |= {"eval_examples": 16, "init_from": "runs/a", "eval_batch_size": 16}
+  assert record.changes(before, now) == ["eval_examples was 80 and is now 16", "init_from was '' and is now 'runs/a'"]

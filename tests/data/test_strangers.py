@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers import config, one_sentence
 from PIL import Image
@@ -135,3 +136,23 @@ def test_a_compressed_line_does_not_fill_the_memory(suffix: str, tmp_path: Path,
   file.write_bytes(gzip.compress(line) if suffix == ".gz" else pa.Codec("zstd").compress(line, asbytes=True))
   with one_sentence("line 1 of", "a.jsonl", "longer than 1000 bytes"):
     list(rows.rows(*text.find(str(file)), rows.Fields()))
+
+
+def test_json_without_end_is_refused(tmp_path: Path):
+  (tmp_path / "a.jsonl").write_text('{"text": ' + 100_000 * "[" + "\n")
+  with one_sentence("line 1 of", "a.jsonl", "not valid JSON"):
+    list(rows.rows(*text.find(str(tmp_path / "a.jsonl")), rows.Fields()))
+
+
+@pytest.mark.parametrize("stored", ["{", "[1]", '{"info": []}', 100_000 * "["], ids=lambda stored: stored[:9])
+def test_metadata_of_classes_is_checked(stored: str, tmp_path: Path):
+  table = pa.table({"text": ["a"], "label": [0]}).replace_schema_metadata({"huggingface": stored})
+  pq.write_table(table, tmp_path / "a.parquet")
+  with one_sentence("a.parquet", "metadata of the `datasets` library"):
+    rows.class_names(*text.find(str(tmp_path / "a.parquet")), "label")
+
+
+def test_a_table_without_columns_is_refused(tmp_path: Path):
+  pq.write_table(pa.table({}), tmp_path / "a.parquet")
+  with one_sentence("data.text_field='text' is not in", "a.parquet', which has no fields; use another file"):
+    list(rows.rows(*text.find(str(tmp_path / "a.parquet")), rows.Fields()))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,24 @@ def test_a_line_holds_step_split_and_values(tmp_path: Path, capsys: pytest.Captu
   }  # fmt: skip
   assert metrics.read(writer.path)[1] == {"step": 20, "split": "validation", "loss": None}
   assert "train       10/100  loss 2.5000  12,346 tokens/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("why", ["Broken pipe", "No space left on device"])
+def test_output_that_cannot_be_written_does_not_end_the_run(
+  why: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+  """`train.py | head -1`, and a log on a full disk."""
+  reader, pipe = os.pipe()
+  os.close(reader)
+  full = os.open("/dev/full", os.O_WRONLY)
+  output = os.fdopen(os.dup(pipe if why == "Broken pipe" else full), "w")
+  monkeypatch.setattr(metrics.sys, "stdout", output)
+  with metrics.Writer(tmp_path, LoopState(), 100) as writer:
+    for step in (10, 20):
+      writer.write(step, "train", {"loss": 2.5})
+  output.close()  # as on exit, which would fail if anything were left
+  assert [line["step"] for line in metrics.read(writer.path)] == [10, 20]
+  assert capsys.readouterr().err.count(f"error: standard output cannot be written ({why})") == 1
 
 
 def test_event_files_hold_the_same_values(tmp_path: Path):

@@ -112,6 +112,7 @@ def test_lines_of_the_wrong_kind_are_left_out(tmp_path: Path):
     1, "x", None, [], {}, {"step": 5}, {"step": "5", "split": "train", "loss": 1}, {"step": True, "split": "train"},
     {"step": 5, "split": 3, "loss": 1.0}, {"step": 5, "split": "train", "loss": "low", "grad_norm": [1]},
     {"step": -1, "split": "train", "loss": 1.0}, {"step": 1e99, "split": "train", "loss": 1.0},
+    {"step": 5, "split": "train", "loss": 10**400},
   ]  # fmt: skip
   before = charts(report.page([load(workdir)]))
   text = "".join(json.dumps(line) + "\n" for line in wrong) + '{"step": 5, "split": "train", "loss": NaN}\n{"step": 6'
@@ -121,6 +122,7 @@ def test_lines_of_the_wrong_kind_are_left_out(tmp_path: Path):
     {"event": "start"},
     {"event": 3, "step": 1},
     {"event": "end", "step": 9, "time": "now", "wall_time": 4},
+    {"event": "end", "step": 9, "time": 10**400, "wall_time": {"train": 10**400}},
   ]
   with (workdir / "journal.jsonl").open("a") as journal_file:
     journal_file.write("".join(json.dumps(event) + "\n" for event in events))

@@ -3,9 +3,10 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from helpers import command_line_of
+from helpers import command_line_of, one_sentence
 
 from runtime import command_line
 
@@ -28,6 +29,24 @@ def test_a_mesh_size_that_is_not_a_number_is_refused(capsys: pytest.CaptureFixtu
   assert "mesh.x='two' is not a size" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+  "text, says",
+  [
+    ("def get_config(preset=''):\n  raise RuntimeError('no\\nsuch')", "RuntimeError: no, line 2"),
+    ("def get_config(", "SyntaxError: '(' was never closed"),
+    ("get_config = 3", "TypeError: 'int' object is not callable"),
+    ("def get_config():\n  return {}", "takes 0 positional arguments"),
+    ("def get_config(preset):\n  return {}", "gives a dict"),
+    ("steps = 3", "has no attribute 'get_config'"),
+  ],
+)
+def test_a_config_file_that_is_wrong_is_refused(text: str, says: str, tmp_path: Path):
+  file = tmp_path / "own.py"
+  file.write_text(text)
+  with one_sentence(f"config={str(file)!r}", says):
+    command_line.load_config(f"{file}:tiny")
+
+
 def test_text_is_utf8_whatever_the_locale(tmp_path):
   """What is printed, and what is written to a file. Without the restart an ASCII locale has no ×."""
   program = tmp_path / "program.py"
@@ -45,3 +64,20 @@ def test_text_is_utf8_whatever_the_locale(tmp_path):
     [sys.executable, str(program), str(tmp_path / "é")], env=os.environ | ascii_locale, capture_output=True, check=False
   )
   assert (ran.returncode, ran.stdout.decode()) == (0, "data=2 × model=4\n"), ran.stderr.decode()
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_what_is_printed_to_a_closed_stream_gets_into_no_file(stream: int, tmp_path: Path):
+  program, file = tmp_path / "program.py", tmp_path / "metrics"
+  program.write_text(
+    "import os, sys\n"
+    f"sys.path.insert(0, {str(command_line.__file__.removesuffix('/runtime/command_line.py'))!r})\n"
+    "from runtime import command_line\n"
+    "with command_line.bad_input_ends_the_program():\n"
+    "  kept = open(sys.argv[1], 'w')\n"
+    f"  os.write({stream}, b'a library prints')\n"
+    "  print('we print', sys.stdout.isatty(), sys.stderr.isatty())\n"
+  )
+  shell = ["sh", "-c", f'exec "$0" "$@" {stream}>&-', sys.executable, str(program), str(file)]
+  ran = subprocess.run(shell, capture_output=True, text=True, check=False)
+  assert (ran.returncode, file.read_text()) == (0, ""), ran.stderr
