@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from errors import ConfigError, JobConfigError, JobError
+from errors import ConfigError, JobConfigError, JobError, positive
 
 
 def join(config: Any) -> None:
@@ -31,6 +31,7 @@ def join(config: Any) -> None:
   """
   if jax.distributed.is_initialized():
     return
+  positive("distributed.timeout", config.timeout)
   address, count, rank = config.coordinator, config.processes, config.process
   if bool(address) != (count > 0) or bool(address) != (rank >= 0):
     raise ConfigError(

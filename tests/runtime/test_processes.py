@@ -124,6 +124,7 @@ def test_a_process_that_finds_no_coordinator_names_it(tmp_path: Path):
     ({"coordinator": "a:1", "processes": 2, "process": 2}, ["distributed.process=2", "0 to 1"]),
     ({"coordinator": "a", "processes": 2, "process": 0}, ["distributed.coordinator='a'", "HOST:PORT"]),
     ({"coordinator": "a:99999", "processes": 2, "process": 0}, ["distributed.coordinator='a:99999'", "HOST:PORT"]),
+    ({"timeout": -1}, ["distributed.timeout=-1", "at least 1"]),
   ],
 )
 def test_distributed_fields_that_do_not_fit_together_are_refused(fields: dict, parts: list[str]):
