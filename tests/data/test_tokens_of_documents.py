@@ -73,7 +73,7 @@ def made(file: Path, name: str) -> Tokenizer:
   made.add_special_tokens([AddedToken("<end>", special=True)])
   made.add_tokens(["<extra>"])
   made.save(str(file))
-  return made
+  return Tokenizer.from_file(str(file))  # whose scores may differ in the last digit, and so between equal choices
 
 
 def prepared(folder: Path, file: Path, tokenizer: str, **fields) -> list[list[int]]:
