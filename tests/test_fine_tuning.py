@@ -104,6 +104,7 @@ def test_merged_adapters_compute_what_they_did_apart(source: str, base: Path, tu
   np.testing.assert_array_equal(weights["lm_head.weight"], before["lm_head.weight"])
 
 
+@pytest.mark.full
 def test_adapters_go_out_in_the_form_of_peft(tuned: Path, tmp_path: Path):
   """The product of the two matrices is what merging adds. test_with_transformers.py loads such a folder."""
   out, merged = tmp_path / "adapters", tmp_path / "merged"
@@ -148,6 +149,7 @@ def test_another_base_is_refused(base: Path, tuned: Path, tmp_path: Path):
   assert ended["loss"] == pytest.approx(measured(tuned)[-1]["loss"])
 
 
+@pytest.mark.full
 def test_what_adapters_cannot_do_gets_one_sentence(base: Path, tuned: Path, tmp_path: Path):
   with one_sentence("init_from=", "holds only adapters", "tools.export", "--merge"):
     train.train(config("fsdp", **SMALL, init_from=str(tuned)), tmp_path / "run")

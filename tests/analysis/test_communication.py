@@ -173,7 +173,8 @@ def assert_once(one: float, two: float, more: float) -> None:
   assert two <= one + SCALARS
 
 
-@pytest.mark.parametrize("name", in_full(ONCE, "data_parallel"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ONCE)
 def test_the_bytes_of_gradients_do_not_grow_with_the_parts_of_a_batch(name: str):
   parts = VARIANTS[CHUNKED] | ({"accumulation": 4} if name not in ("pipeline", "three_d") else {})
   microbatches = {"pipeline__microbatches": 16}  # twice as many

@@ -181,7 +181,7 @@ def test_a_device_with_a_part_of_the_heads_keeps_a_part():
   assert bytes_per_example(sizes, 2, 2, 1, 1) - half == stream / 2
 
 
-@pytest.mark.parametrize("remat", ["minimal", "dots", "full"])
+@pytest.mark.parametrize("remat", in_full(["minimal", "dots", "full"], "dots"))
 def test_what_is_kept_is_linear_in_layers_and_in_parts(remat: str):
   """So eight traces stand for all; here a few of the others, traced."""
   sizes = program(remat).sizes

@@ -241,6 +241,7 @@ def test_a_run_whose_folder_moves_does_not_write_elsewhere(tmp_path: Path, runne
   assert reading.steps(folder) == [1, 4]
 
 
+@pytest.mark.full
 def test_a_run_with_a_full_disk_ends_with_an_error_and_its_results(tmp_path: Path, capsys: pytest.CaptureFixture):
   fields = {"steps": 2, "log_every": 1, "sample_length": 0, "data__name": "synthetic", "model__depth": 1}
   fields["compilation_cache_dir"] = ""

@@ -131,7 +131,7 @@ def distances(gradients: Params) -> Params:
   return jax.tree.map(apart, gradients, of_large_batch("single", "float32", 1)[1])
 
 
-@pytest.mark.parametrize("name", in_full(strategies.names(), "fsdp", "two_d", "pipeline"))
+@pytest.mark.parametrize("name", in_full(strategies.names(), "two_d"))
 def test_bfloat16_is_as_close_to_float32_as_on_a_single_device(name: str):
   """The reference, a single device, takes the whole batch as one part, so it adds up no parts."""
   (loss, ours), (_, single) = of_large_batch(name, "bfloat16", PARTS), of_large_batch("single", "bfloat16", 1)
@@ -172,7 +172,7 @@ def documents_alone() -> tuple[float, Params]:
   return float(metrics["loss"]), jax.device_get(gradients)
 
 
-@pytest.mark.parametrize("name", in_full(strategies.names(), "single", "zero2"))
+@pytest.mark.parametrize("name", in_full(strategies.names(), "zero2"))
 def test_packed_documents_equal_the_same_documents_alone(name: str):
   losses, gradients = trained(name, DOCUMENTS)
   loss, expected = documents_alone()
@@ -186,7 +186,8 @@ KERNELS = [(name, attention.blockwise) for name in ("hsdp", "tensor_parallel", "
 ]
 
 
-@pytest.mark.parametrize("name, core", in_full(KERNELS, KERNELS[1]))
+@pytest.mark.full
+@pytest.mark.parametrize("name, core", KERNELS)
 def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(
   name: str, core: Callable[..., jax.Array], monkeypatch: pytest.MonkeyPatch
 ):
@@ -209,7 +210,8 @@ def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(
   assert len(set(shapes)) == 2  # of a whole microbatch, and of the part on one device
 
 
-@pytest.mark.parametrize("variant", in_full(["text", DOCUMENTS, "images"], DOCUMENTS))
+@pytest.mark.full
+@pytest.mark.parametrize("variant", ["text", DOCUMENTS, "images"])
 def test_accumulation_and_remat_change_nothing(variant: str):
   """Compares two runs on a single device, because the test above compares runs with the same options.
 
