@@ -4,10 +4,10 @@
 
 MODEL is a folder in the form of Hugging Face, or the workdir of a run. A line of rows.jsonl is {"prompt": "2 + 2 =",
 "completion": " 4"}; the loss counts completions alone. Choose model.seq_len so that your rows fit. docs/fine-tuning.md
-shows what the model of `make train` learns in a minute or two: `lora` ends at a validation loss of 0.0168, and `finetune`
-at 0.0991, after 300 steps on 8 devices simulated from 2 CPU cores. These learning rates suit a model of a million weights.
-Larger models want lower ones: 2e-4 for adapters of 7 billion weights (QLoRA, arXiv:2305.14314), 2e-5 for all of them
-(Llama 2, arXiv:2307.09288).
+shows what the model of `make train` learns in a minute or two: `lora` ends at a validation loss of 0.0168, and
+`finetune` at 0.0991, after 300 steps on 8 devices simulated from 2 CPU cores. These learning rates suit a model of a
+million weights. Larger models want lower ones: 2e-4 for adapters of 7 billion weights (QLoRA, arXiv:2305.14314), 2e-5
+for all of them (Llama 2, arXiv:2307.09288).
 """
 
 from ml_collections import ConfigDict
