@@ -34,7 +34,8 @@ def use_utf8() -> None:
 
   All text here is UTF-8: what is read, written and printed. An ASCII locale could not even print a mesh, for its ×.
   """
-  if not sys.flags.utf8_mode and codecs.lookup(locale.getencoding()).name != "utf-8":
+  asked = os.environ.get("PYTHONUTF8") == "1"  # and refused, by `-X utf8=0`
+  if not sys.flags.utf8_mode and not asked and codecs.lookup(locale.getencoding()).name != "utf-8":
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
 
 

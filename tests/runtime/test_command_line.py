@@ -81,3 +81,13 @@ def test_what_is_printed_to_a_closed_stream_gets_into_no_file(stream: int, tmp_p
   shell = ["sh", "-c", f'exec "$0" "$@" {stream}>&-', sys.executable, str(program), str(file)]
   ran = subprocess.run(shell, capture_output=True, text=True, check=False)
   assert (ran.returncode, file.read_text()) == (0, ""), ran.stderr
+
+
+def test_a_refused_utf8_mode_starts_the_program_only_once():
+  """`-X utf8=0` wins over PYTHONUTF8, so starting again would never end."""
+  root = command_line.__file__.removesuffix("/runtime/command_line.py")
+  code = "from runtime import command_line\nwith command_line.bad_input_ends_the_program():\n  print('ran')"
+  ascii_locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+  command = [sys.executable, "-X", "utf8=0", "-c", code]
+  ran = subprocess.run(command, cwd=root, env=os.environ | ascii_locale, capture_output=True, check=False, timeout=60)
+  assert (ran.returncode, ran.stdout) == (0, b"ran\n")
