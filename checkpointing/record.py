@@ -109,8 +109,10 @@ def check_version(saved: Record, now: Record, where: str) -> None:
 
 
 def check_same_run(saved: Record, now: Record, where: str) -> None:
-  """Raises ConfigError if a run with record `now` may not resume from the checkpoint `where` with record `saved`."""
-  check_version(saved, now, where)
+  """Raises ConfigError if a run with record `now` may not resume from the checkpoint `where` with record `saved`.
+
+  Both must have the same version (`check_version`).
+  """
   before, after = (flat(record["config"]) for record in (saved, now))
   names = [n for n in sorted(before.keys() | after.keys()) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
   wrong = [_change(name, before, after) for name in names if before.get(name) != after.get(name)]

@@ -79,6 +79,9 @@ def restore(
   for step, saved in found:
     where = f"checkpoint {step} in {str(folder)!r}"
     why, state = "its record cannot be read", None
+    if saved is not None:
+      with processes.raise_together():
+        record.check_version(saved, now, where)  # first: only then is the rest of the record known
     if saved is not None and saved["loop"]["step"] != step:  # later checkpoints would be removed as older ones
       why = f"its record is of step {saved['loop']['step']}"
     elif saved is not None:
