@@ -9,6 +9,7 @@ job has its exit status.
 
 import argparse
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -94,22 +95,30 @@ def _copy(source: IO[str], rank: int, lock: threading.Lock) -> None:
 
 
 def _wait(jobs: list[subprocess.Popen]) -> int:
-  """Waits for all processes. After one fails, ends the others. Returns the first failed one's status, or 0."""
+  """Waits for all processes. After one fails, ends the others. Returns the first failed one's status, or 0.
+
+  The others often fail a moment later, because their collectives lack the first. So a thread waits for each process.
+  """
+  ended: queue.SimpleQueue[subprocess.Popen] = queue.SimpleQueue()
+
+  def wait_for(job: subprocess.Popen) -> None:
+    job.wait()
+    ended.put(job)
+
+  for job in jobs:
+    threading.Thread(target=wait_for, args=(job,), daemon=True).start()
   status, deadline = 0, None
-  while any(job.poll() is None for job in jobs):
-    if deadline is None:
-      status = next((_status(job) for job in jobs if job.poll()), 0)
-      if status:
-        deadline = time.monotonic() + SECONDS_TO_END
-    elif time.monotonic() > deadline:
+  for _ in jobs:
+    try:
+      job = ended.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
       for job in jobs:
         job.kill()
-    time.sleep(0.05)
-  return status or next((_status(job) for job in jobs if job.returncode), 0)
-
-
-def _status(job: subprocess.Popen) -> int:
-  return 128 - job.returncode if job.returncode < 0 else job.returncode
+      job = ended.get()
+    if not status and job.returncode:
+      status = 128 - job.returncode if job.returncode < 0 else job.returncode
+      deadline = time.monotonic() + SECONDS_TO_END
+  return status
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Jobs of several processes on this machine: they equal one process, resume on any number, and fail together."""
 
+import os
 import re
 import socket
 import subprocess
@@ -98,6 +99,26 @@ def test_one_failing_process_ends_the_rest_with_its_status(tmp_path: Path, capfd
   finally:
     launch.SECONDS_TO_END = before
   assert sorted(capfd.readouterr().out.splitlines()) == [f"[{rank}] this is {rank}" for rank in range(3)]
+
+
+FOLLOWING = """
+import os, sys
+rank = next(a for a in sys.argv if "distributed.process=" in a)[-1]
+if rank == "1":
+  with open(sys.argv[1], "w"):
+    os._exit(7)
+with open(sys.argv[1]) as pipe:
+  pipe.read()  # ends with process 1
+os._exit(5)
+"""
+
+
+def test_the_status_is_that_of_the_process_that_failed_first(tmp_path: Path):
+  """Process 0 fails a moment after process 1 and because of it, as in a collective."""
+  (program := tmp_path / "program.py").write_text(FOLLOWING)
+  os.mkfifo(tmp_path / "pipe")
+  for _ in range(3):
+    assert launch.launch(2, 1, [str(tmp_path / "pipe")], program) == 7
 
 
 def test_processes_with_different_configs_are_refused(monkeypatch: pytest.MonkeyPatch):
