@@ -102,13 +102,14 @@ def test_one_failing_process_ends_the_rest_with_its_status(tmp_path: Path, capfd
 
 
 FOLLOWING = """
-import os, sys
+import os, sys, time
 rank = next(a for a in sys.argv if "distributed.process=" in a)[-1]
 if rank == "1":
   with open(sys.argv[1], "w"):
     os._exit(7)
 with open(sys.argv[1]) as pipe:
   pipe.read()  # ends with process 1
+time.sleep(0.03)
 os._exit(5)
 """
 
@@ -117,7 +118,7 @@ def test_the_status_is_that_of_the_process_that_failed_first(tmp_path: Path):
   """Process 0 fails a moment after process 1 and because of it, as in a collective."""
   (program := tmp_path / "program.py").write_text(FOLLOWING)
   os.mkfifo(tmp_path / "pipe")
-  for _ in range(3):
+  for _ in range(5):
     assert launch.launch(2, 1, [str(tmp_path / "pipe")], program) == 7
 
 
