@@ -28,6 +28,17 @@ def alone(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, segments: np.n
   return jnp.concatenate(rows)
 
 
+@functools.cache
+def with_gradients(core: Core, causal: bool) -> tuple[jax.Array, ...]:
+  """Attention over rows of several documents, and its gradients."""
+  segments = random_segments(np.random.default_rng(0), 4, 150)
+  segments[-1] = 0
+  run = functools.partial(core, causal=causal, segments=segments)
+  gradients = jax.grad(lambda *arrays: jnp.sum(jnp.sin(run(*arrays))), argnums=(0, 1, 2))
+  arrays = (jax.random.normal(jax.random.key(i), (4, 150, heads, 8)) for i, heads in enumerate((4, 2, 2)))
+  return jax.jit(lambda *arrays: (run(*arrays), *gradients(*arrays)))(*arrays)
+
+
 interpreted = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
 
 
@@ -37,16 +48,7 @@ interpreted = functools.partial(attention.splash, interpret=True)  # the TPU's k
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_stays_in_its_segment(core: Core, causal: bool):
   """Three blocks of queries. The last row is padding only."""
-  segments = random_segments(np.random.default_rng(0), 4, 150)
-  segments[-1] = 0
-  q, k, v = (jax.random.normal(jax.random.key(i), (4, 150, heads, 8)) for i, heads in enumerate((4, 2, 2)))
-
-  def run(core: Core) -> tuple[jax.Array, ...]:
-    run_core = lambda q, k, v: core(q, k, v, causal=causal, segments=segments)
-    gradients = jax.grad(lambda q, k, v: jnp.sum(jnp.sin(run_core(q, k, v))), argnums=(0, 1, 2))
-    return jax.jit(lambda *x: (run_core(*x), *gradients(*x)))(q, k, v)
-
-  for ours, expected in zip(run(core), run(alone), strict=True):
+  for ours, expected in zip(with_gradients(core, causal), with_gradients(alone, causal), strict=True):
     assert relative_difference(ours, expected) < 1e-5  # which also refuses NaN
 
 
@@ -113,7 +115,7 @@ def test_padding_changes_neither_loss_nor_gradient():
   batch["segments"][1] = 0
   other = batch | {"tokens": np.where(batch["segments"] > 0, batch["tokens"], (batch["tokens"] + 1) % 256)}
   assert (other["tokens"] != batch["tokens"]).sum() > 33
-  params = p.init(jax.random.key(0)).params
+  params = jax.jit(p.init)(jax.random.key(0)).params
   (sums, gradients), (other_sums, other_gradients) = map(gradients_of(p, params), (batch, other))
   assert int(sums["count"]) == np.sum((np.diff(batch["segments"]) == 0) & (batch["segments"][:, 1:] > 0)) > 0
   jax.tree.map(np.testing.assert_array_equal, (sums, gradients), (other_sums, other_gradients))
@@ -140,7 +142,7 @@ def test_the_class_of_an_empty_text_is_finite():
   p = program(model__objective="class", model__classes=5)
   batch = random_batch(p, 4)
   batch["segments"][:] = 0
-  sums, gradients = gradients_of(p, p.init(jax.random.key(0)).params)(batch)
+  sums, gradients = gradients_of(p, jax.jit(p.init)(jax.random.key(0)).params)(batch)
   assert float(sums["loss"]) == pytest.approx(4 * np.log(5))  # all logits are 0
   assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
