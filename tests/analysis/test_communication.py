@@ -222,7 +222,7 @@ def test_other_steps_that_repeat_the_forward_pass_send_what_theory_says(name: st
 SOME = {"query,value": "minimal", "out,gate,up,down": "dots"}  # some adapters, and remat
 
 
-ADAPTED = zip(["fsdp", "tensor_parallel", "two_d", "three_d"], itertools.cycle(SOME))
+ADAPTED = list(zip(["fsdp", "tensor_parallel", "two_d", "three_d"], itertools.cycle(SOME)))
 
 
 @pytest.mark.full

@@ -173,7 +173,8 @@ def documents_alone() -> tuple[float, Params]:
   return float(metrics["loss"]), jax.device_get(gradients)
 
 
-@pytest.mark.parametrize("name", in_full(strategies.names(), "zero2"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", strategies.names())
 def test_packed_documents_equal_the_same_documents_alone(name: str):
   losses, gradients = trained(name, DOCUMENTS)
   loss, expected = documents_alone()
