@@ -66,6 +66,7 @@ def test_every_strategy_loads_the_same_weights_to_where_its_layout_wants_them(
   assert jax.tree.map(lambda x: x.sharding, params) == runner.state_sharding.params
 
 
+@pytest.mark.full
 def test_no_process_holds_more_than_its_share_and_the_largest_tensor(tmp_path: Path, capfd: pytest.CaptureFixture):
   """Two processes of 4 devices load 197 MB, a third of it the embedding. Reading all of it would need twice as much."""
   sizes = model_sizes(width=256, depth=16, mlp_width=1024, vocab_size=1 << 16)
