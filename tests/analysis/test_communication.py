@@ -64,7 +64,11 @@ PAIRS = each_once(
   strategies.names(), VARIANTS,
   ("data_parallel", "text"), ("fsdp", "text"), ("fsdp", CHUNKED), ("hsdp", "text"), ("zero2", "text"),
   ("zero1", WITH_ADAPTERS), ("two_d", WITH_ADAPTERS), ("pipeline", WITH_ADAPTERS), ("single", WITH_ADAPTERS),
-  ("tensor_parallel", MUON), ("three_d", MUON), ("pmap_ddp", ADAFACTOR),
+  ("tensor_parallel", MUON), ("three_d", "text"), ("pmap_ddp", ADAFACTOR),
+  skip=[
+    *((name, "text") for name in ("single", "tensor_parallel", "two_d", "zero1")),  # `CHUNKED` has all of it and more
+    *((name, WITH_ADAPTERS) for name in ("fsdp", "tensor_parallel", "three_d")),  # `ADAPTED` has them
+  ],
 )  # fmt: skip
 
 
@@ -218,7 +222,7 @@ def test_other_steps_that_repeat_the_forward_pass_send_what_theory_says(name: st
 SOME = {"query,value": "minimal", "out,gate,up,down": "dots"}  # some adapters, and remat
 
 
-ADAPTED = itertools.product(["fsdp", "tensor_parallel", "two_d", "three_d"], SOME)
+ADAPTED = list(zip(["fsdp", "tensor_parallel", "two_d", "three_d"], itertools.cycle(SOME)))
 
 
 @pytest.mark.full
@@ -282,9 +286,7 @@ def test_no_loop_runs_before_the_predictions_are_counted(name: str):
 
 @pytest.mark.parametrize("name", in_full(strategies.names(), "fsdp"))
 def test_no_step_holds_the_logits_of_all_tokens(name: str):
-  """In chunks of 16 tokens; a loss that is not in chunks shows that this test would see them."""
-  holds = {
-    variant: holds_all_logits(*compiled_case(name, variant, BATCH * make(variant).accumulation))
-    for variant in (CHUNKED, "text")
-  }
-  assert holds == {CHUNKED: False, "text": True}
+  """In chunks of 16 tokens. FSDP's loss that is not in chunks shows that this test would see them."""
+  holds = lambda name, variant: holds_all_logits(*compiled_case(name, variant, BATCH * make(variant).accumulation))
+  assert not holds(name, CHUNKED)
+  assert holds("fsdp", "text")

@@ -65,8 +65,7 @@ def grouped(name: str, inputs: str) -> tuple[collections.Counter, collections.Co
   return ours, wanted
 
 
-@pytest.mark.parametrize("inputs", ["tokens", "images"])
-@pytest.mark.parametrize("name", SENDERS)
+@pytest.mark.parametrize("name, inputs", golden.programs(SENDERS))
 def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, inputs: str):
   ours, wanted = grouped(name, inputs)
   for what in ours | wanted:
@@ -90,8 +89,7 @@ def test_the_host_holds_the_state_and_offloaded_activations(name: str):
   assert f"{of_host / 1e9:.2f} GB each way, at 64 GB/s" in text
 
 
-@pytest.mark.parametrize("inputs", ["tokens", "images"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, inputs", golden.programs(NAMES))
 def test_no_flop_is_done_twice_and_none_is_left_out(name: str, inputs: str):
   """Also where cuDNN computes the scores again, and where remat or a pipeline repeats products."""
   _, case, step = compiled(name, inputs)

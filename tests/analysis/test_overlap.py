@@ -6,7 +6,7 @@ A product here takes 2 seconds, and gathering `x`, `y` or `z` takes 1, 3 or 10.
 from collections.abc import Mapping
 
 import pytest
-from helpers import in_full, program, strategy
+from helpers import program, strategy
 
 from analysis import hlo, overlap
 from analysis.compiled import compile_step
@@ -292,7 +292,8 @@ def test_copies_that_are_started_and_awaited_wait_for_no_collective():
   assert times(follow(start("z"), *copies, product("p"), done("z"))) == {"z": (10, 8)}
 
 
-@pytest.mark.parametrize("name", in_full(["fsdp", "pipeline"], "fsdp"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["fsdp", "pipeline"])
 def test_the_links_send_the_bytes_of_all_collectives_of_a_step(name: str):
   """Loops count as often as `communication.collectives` counts them. XLA:CPU hides nothing."""
   step = compile_step(strategy(name, program()), 16)

@@ -14,11 +14,10 @@ from golden import make_explain as golden
 from helpers import explained_in_8_gb, loops_beside_sends
 
 import strategies
-from analysis import memory
+from analysis import explanation, memory
 from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.topology import machine_of
-from benchmarks.predictions import MODELS
 from configs import base
 from tools import explain as tool
 
@@ -54,8 +53,7 @@ def size(name: str, inputs: str, *, edges: bool = False) -> int:
   return 2 * sum(math.prod(weight["shape"]) for weight in wanted)
 
 
-@pytest.mark.parametrize("inputs", ["tokens", "images"])
-@pytest.mark.parametrize("name", SENDERS)
+@pytest.mark.parametrize("name, inputs", golden.programs(SENDERS))
 def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, inputs: str):
   ours, wanted = grouped(name, inputs)
   layout = strategies.layout_of(name)
@@ -73,12 +71,12 @@ def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, input
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
 
 
-@pytest.mark.parametrize("name", ["data_parallel", "pipeline"])
-def test_collectives_on_separate_cores_of_a_tpu7x_count(name: str):
-  ours, wanted = grouped(name, "tokens", "tpu7x:2x2x1")
+def test_collectives_on_separate_cores_of_a_tpu7x_count():
+  """Those of a pipeline are all-reduces, as in data parallelism, and permutes."""
+  ours, wanted = grouped("pipeline", "tokens", "tpu7x:2x2x1")
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
-  assert golden.explained(name, "tpu7x:2x2x1", "tokens")["time"]["left_out"] == []
+  assert golden.explained("pipeline", "tpu7x:2x2x1", "tokens")["time"]["left_out"] == []
 
 
 @pytest.mark.parametrize("name", SENDERS)
@@ -113,7 +111,7 @@ def test_data_parallel_all_reduces_its_gradients():
   )
 
 
-@pytest.mark.parametrize("name, axis", [("data_parallel", "data"), ("hsdp", "replica"), ("three_d", "data")])
+@pytest.mark.parametrize("name, axis", [("hsdp", "replica"), ("three_d", "data")])
 def test_the_bytes_of_gradients_do_not_grow_with_the_parts_of_a_batch(name: str, axis: str):
   """As on CPU (test_communication.py): what goes over this axis, alone or together with others, goes once a step."""
 
@@ -144,14 +142,16 @@ def test_the_links_send_all_bytes_and_expose_a_part_of_them(name: str):
   assert time["seconds"] == pytest.approx(busy + time["exposed"])
 
 
-@pytest.mark.parametrize("schedule, beside", [("1f1b", {"backward_1"}), ("zero_bubble", {"backward_1", "weights_1"})])
-def test_stages_exchange_while_their_units_run(schedule: str, beside: set[str]):
-  """In ticks with both kinds of units, cotangents travel during the forward units, activations during the others."""
+def test_stages_exchange_while_their_units_run():
+  """In ticks with both kinds of units, cotangents travel during the forward units, activations during the others.
+
+  With the default schedule; test_gpu_topology.py also tests one with weight units.
+  """
   config, where = base.get_config("tiny", "pipeline"), machine_of("v5e:2x2")
-  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS | {"pipeline.schedule": schedule})
+  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS)
   runner = tool.create(config, where)
   step = compile_step(runner, config.batch_size)
-  assert [loops for loops in loops_beside_sends(step.module) if loops] == [{"forward_1"}, beside]
+  assert [loops for loops in loops_beside_sends(step.module) if loops] == [{"forward_1"}, {"backward_1"}]
   sends = step.overlap(where.chip, where.links_of(runner.mesh)).collectives
   shares = [
     (one.collective.times, one.hidden / one.sent) for one in sends if one.collective.kind == "collective-permute"
@@ -159,11 +159,13 @@ def test_stages_exchange_while_their_units_run(schedule: str, beside: set[str]):
   assert [share for times, share in shares if times == runner.schedule.phases[1].ticks] == [1, 1]
 
 
-@pytest.mark.parametrize("name", ["fsdp", "pipeline"])
-def test_the_host_holds_the_state_and_offloaded_activations(name: str):
-  """In a model whose state is large. If all of it came at once for the update, the step would need more memory."""
-  config, where = base.get_config("tiny", name), machine_of(golden.SLICE)
-  kept = {"optimizer.on_host": True, "model.remat": "full" if strategies.layout_of(name).layers else "offload"}
+def test_the_host_holds_the_state_and_offloaded_activations():
+  """In a model whose state is large. If all of it came at once for the update, the step would need more memory.
+
+  test_gpu_topology.py also tests a pipeline.
+  """
+  config, where = base.get_config("tiny", "fsdp"), machine_of(golden.SLICE)
+  kept = {"optimizer.on_host": True, "model.remat": "offload"}
   sizes = {"model.width": 1024, "model.mlp_width": 4096, "model.depth": 8}
   config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS | sizes | kept)
   runner = tool.create(config, where)
@@ -173,7 +175,7 @@ def test_the_host_holds_the_state_and_offloaded_activations(name: str):
   assert step.bytes < 1.1 * predicted.total
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SENDERS)
 def test_a_strategy_on_tpus_matches_its_golden_page(name: str):
   file = golden.file(name, golden.SLICE)
   if not file.exists():
@@ -181,10 +183,19 @@ def test_a_strategy_on_tpus_matches_its_golden_page(name: str):
   assert golden.page(name, golden.SLICE) == file.read_text()
 
 
-def test_a_model_of_7_billion_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):
-  """Runs the command as a user would. It takes about 2 GB; benchmarks.predictions measures the time."""
-  model = MODELS["7B"] | {"seq_len": 4096, "remat": "full"}
+def test_a_single_tpu_matches_its_golden_page():
+  """It sends nothing, so no compiler is needed. Its step would take longer to compile than any strategy's."""
+  runner = golden.strategy("single", golden.SLICE)
+  found = explanation.explain("single", runner, golden.FIELDS["batch_size"], machine_of(golden.SLICE), compiled=False)
+  assert golden.text(found | {"communication": []}) == golden.file("single", golden.SLICE).read_text()
+
+
+def test_a_model_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):
+  """Runs the command as a user would. The model is as wide as the chips are many.
+
+  The compiler needs ten times as long for 7 billion parameters, and 2 GB. benchmarks.predictions compiles such a step.
+  """
+  model = {"width": 1024, "heads": 8, "kv_heads": 8, "mlp_width": 1024, "vocab_size": 1024, "depth": 2, "seq_len": 128}
   found = explained_in_8_gb(tmp_path, model, "--topology=v5p:8x8x16", "--config.batch_size=1024")
-  assert sum(math.prod(weight["shape"]) for weight in found["weights"]) > 6.5e9
   assert found["mesh"] == {"data": 1024}
   assert found["memory"]["fits"]

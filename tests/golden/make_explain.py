@@ -8,6 +8,7 @@ does something else.
 
 import functools
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ INPUTS = {
     "model.qk_norm": True,
   },
 }
+# Every strategy has a program for tokens, and these have one for images too, with each kind of collective among them.
+OF_IMAGES = ("fsdp", "two_d", "pipeline")
 
 
 @functools.cache
@@ -60,9 +63,12 @@ def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
 
 def page(name: str, topology: str | None = None) -> str:
   """The content of a strategy's golden file."""
+  return text(explained(name, topology, "tokens"))
+
+
+def text(found: dict[str, Any]) -> str:
   from tools import explain as tool
 
-  found = explained(name, topology, "tokens")
   return f"{found['about']}\n\n{tool.placement(found)}\n\n{tool.communication(found)}\n"
 
 
@@ -83,6 +89,11 @@ def write(name: str, topology: str | None) -> None:
     common.write_text(text)
   elif text != common.read_text():
     _file(name, topology, jax.__version_info__[:2]).write_text(text)
+
+
+def programs(names: Iterable[str]) -> list[tuple[str, str]]:
+  """Strategies and inputs to compile for an accelerator."""
+  return [(name, inputs) for name in names for inputs in INPUTS if inputs == "tokens" or name in OF_IMAGES]
 
 
 def lowers_for(name: str, topology: str | None) -> bool:

@@ -13,7 +13,7 @@ from analysis import gpus
 from models import parameters, transformer
 from models.ops import attention
 from models.sizes import ModelSizes
-from training.program import Program
+from training.program import Params, Program
 
 Core = Callable[..., jax.Array]
 
@@ -28,6 +28,17 @@ def alone(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, segments: np.n
   return jnp.concatenate(rows)
 
 
+@functools.cache
+def with_gradients(core: Core, causal: bool) -> tuple[jax.Array, ...]:
+  """Attention over rows of several documents, and its gradients."""
+  segments = random_segments(np.random.default_rng(0), 4, 150)
+  segments[-1] = 0
+  run = functools.partial(core, causal=causal, segments=segments)
+  gradients = jax.grad(lambda *arrays: jnp.sum(jnp.sin(run(*arrays))), argnums=(0, 1, 2))
+  arrays = (jax.random.normal(jax.random.key(i), (4, 150, heads, 8)) for i, heads in enumerate((4, 2, 2)))
+  return jax.jit(lambda *arrays: (run(*arrays), *gradients(*arrays)))(*arrays)
+
+
 interpreted = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
 
 
@@ -37,16 +48,7 @@ interpreted = functools.partial(attention.splash, interpret=True)  # the TPU's k
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_stays_in_its_segment(core: Core, causal: bool):
   """Three blocks of queries. The last row is padding only."""
-  segments = random_segments(np.random.default_rng(0), 4, 150)
-  segments[-1] = 0
-  q, k, v = (jax.random.normal(jax.random.key(i), (4, 150, heads, 8)) for i, heads in enumerate((4, 2, 2)))
-
-  def run(core: Core) -> tuple[jax.Array, ...]:
-    run_core = lambda q, k, v: core(q, k, v, causal=causal, segments=segments)
-    gradients = jax.grad(lambda q, k, v: jnp.sum(jnp.sin(run_core(q, k, v))), argnums=(0, 1, 2))
-    return jax.jit(lambda *x: (run_core(*x), *gradients(*x)))(q, k, v)
-
-  for ours, expected in zip(run(core), run(alone), strict=True):
+  for ours, expected in zip(with_gradients(core, causal), with_gradients(alone, causal), strict=True):
     assert relative_difference(ours, expected) < 1e-5  # which also refuses NaN
 
 
@@ -59,8 +61,13 @@ def test_positions_restart_in_each_segment():
 
 
 @functools.cache
+def params_of(sizes: ModelSizes) -> Params:
+  return jax.jit(functools.partial(parameters.init_params, sizes))(jax.random.key(0))
+
+
+@functools.cache
 def logits_of(sizes: ModelSizes) -> Callable[..., jax.Array]:
-  params = jax.jit(functools.partial(parameters.init_params, sizes))(jax.random.key(0))
+  params = params_of(sizes)
   return jax.jit(lambda tokens, segments=None: parameters.bind(sizes, params)(tokens, segments=segments))
 
 
@@ -113,14 +120,14 @@ def test_padding_changes_neither_loss_nor_gradient():
   batch["segments"][1] = 0
   other = batch | {"tokens": np.where(batch["segments"] > 0, batch["tokens"], (batch["tokens"] + 1) % 256)}
   assert (other["tokens"] != batch["tokens"]).sum() > 33
-  params = p.init(jax.random.key(0)).params
-  (sums, gradients), (other_sums, other_gradients) = map(gradients_of(p, params), (batch, other))
+  (sums, gradients), (other_sums, other_gradients) = map(gradients_of(p), (batch, other))
   assert int(sums["count"]) == np.sum((np.diff(batch["segments"]) == 0) & (batch["segments"][:, 1:] > 0)) > 0
   jax.tree.map(np.testing.assert_array_equal, (sums, gradients), (other_sums, other_gradients))
   assert all(np.isfinite(g).all() and np.abs(g).max() > 0 for g in jax.tree.leaves(gradients))
 
 
-def gradients_of(p: Program, params: dict) -> Callable[..., tuple]:
+def gradients_of(p: Program) -> Callable[..., tuple]:
+  params = params_of(p.sizes)
   return jax.jit(lambda batch: p.gradient_sums(params, batch, jnp.int32(0)))
 
 
@@ -137,10 +144,10 @@ def test_the_class_of_a_text_does_not_depend_on_padding(length: int):
 
 
 def test_the_class_of_an_empty_text_is_finite():
-  p = program(model__objective="class", model__classes=5)
+  p = program(model__objective="class", model__classes=5, model__seq_len=16)
   batch = random_batch(p, 4)
   batch["segments"][:] = 0
-  sums, gradients = gradients_of(p, p.init(jax.random.key(0)).params)(batch)
+  sums, gradients = gradients_of(p)(batch)
   assert float(sums["loss"]) == pytest.approx(4 * np.log(5))  # all logits are 0
   assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
 
@@ -161,6 +168,6 @@ def test_cudnn_gets_even_lengths_and_heads_of_eight(causal: bool, documents: boo
 
   xla = jax.nn.dot_product_attention
   monkeypatch.setattr(jax.nn, "dot_product_attention", compute)
-  found = attention.cudnn(q, k, v, causal=causal, segments=segments)
-  assert relative_difference(found, attention.plain(q, k, v, causal=causal, segments=segments)) < 1e-5
+  run = lambda core: jax.jit(functools.partial(core, causal=causal, segments=segments))(q, k, v)
+  assert relative_difference(run(attention.cudnn), run(attention.plain)) < 1e-5
   assert {(length, size) for _, length, _, size in given} == {(34, 16)}

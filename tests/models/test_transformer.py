@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import IMAGES, equations, in_full, model_sizes, one_sentence, program, relative_difference
+from helpers import IMAGES, each_once, equations, in_full, model_sizes, one_sentence, program, relative_difference
 
 from models import parameters
 from models.dimensions import UNSHARDED
@@ -39,24 +39,32 @@ def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -
   return out
 
 
+def heads(length: int) -> tuple[jax.Array, ...]:
+  """Random queries, keys and values."""
+  shapes = [(2, length, count, 8) for count in (4, 2, 2)]
+  return tuple(jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes))
+
+
+@functools.cache
+def with_gradients(core: Callable[..., jax.Array], length: int, causal: bool) -> tuple[jax.Array, ...]:
+  run = functools.partial(core, causal=causal)
+  gradients = jax.grad(lambda *arrays: jnp.sum(jnp.sin(run(*arrays))), argnums=(0, 1, 2))
+  return jax.jit(lambda *arrays: (run(*arrays), *gradients(*arrays)))(*heads(length))
+
+
 interpreted = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
 
 
 @pytest.mark.parametrize(
   "core", [attention.plain, attention.blockwise, interpreted], ids=["plain", "blockwise", "splash"]
 )
-@pytest.mark.parametrize("length", [128, 150])  # a multiple of what blockwise and splash process at a time, and not
-@pytest.mark.parametrize("causal", [True, False])
+# 128 is a multiple of what blockwise and splash process at a time.
+@pytest.mark.parametrize("causal, length", each_once([True, False], [128, 150], (True, 150)))
 def test_attention_equals_the_definition(core: Callable[..., jax.Array], length: int, causal: bool):
-  q, k, v = (jax.random.normal(jax.random.key(i), (2, length, heads, 8)) for i, heads in enumerate((4, 2, 2)))
-  core, plain = (functools.partial(each, causal=causal) for each in (core, attention.plain))
-  expected = naive_attention(*(np.asarray(x, np.float64) for x in (q, k, v)), causal)
-  assert relative_difference(jax.jit(core)(q, k, v), expected) < 1e-5
-
-  def gradients(core: Callable[..., jax.Array]) -> tuple[jax.Array, ...]:
-    return jax.jit(jax.grad(lambda q, k, v: jnp.sum(jnp.sin(core(q, k, v))), argnums=(0, 1, 2)))(q, k, v)
-
-  for a, b in zip(gradients(core), gradients(plain), strict=True):
+  output, *gradients = with_gradients(core, length, causal)
+  expected = naive_attention(*(np.asarray(x, np.float64) for x in heads(length)), causal)
+  assert relative_difference(output, expected) < 1e-5
+  for a, b in zip(gradients, with_gradients(attention.plain, length, causal)[1:], strict=True):
     assert relative_difference(a, b) < 1e-5
 
 
@@ -122,9 +130,9 @@ def test_cached_generation_equals_full_recomputation(prompt_length: int):
   cached = generate(writer, prompt, length=20, key=jax.random.key(0))
 
   predict = jax.jit(lambda text: jnp.argmax(parameters.bind(sizes, params)(text), axis=-1))
-  text = jnp.pad(prompt, ((0, 0), (0, 20)))  # with causal attention, padding changes nothing, and avoids recompiling
+  text = np.pad(prompt, ((0, 0), (0, 20)))  # with causal attention, padding changes nothing, and avoids recompiling
   for position in range(prompt_length, prompt_length + 20):
-    text = text.at[:, position].set(predict(text)[:, position - 1])
+    text[:, position] = np.asarray(predict(text))[:, position - 1]
   np.testing.assert_array_equal(cached, text)
 
 
@@ -133,11 +141,16 @@ def test_cached_logits_equal_full_recomputation():
   sizes = model_sizes()
   model = parameters.bind(sizes, params_of(sizes))
   tokens = jax.random.randint(jax.random.key(1), (2, 24), 0, 256)
-  cache, parts = model.empty_cache(2, 24), []
-  for start, stop in ((0, 10), (10, 11), (11, 24)):
-    x, cache = model.run_blocks(model.embed(tokens[:, start:stop]), cache=cache, start=start)
-    parts.append(model.logits(x))
-  assert relative_difference(jnp.concatenate(parts, axis=1), model(tokens)) < 1e-5
+
+  @jax.jit
+  def in_parts(tokens: jax.Array) -> jax.Array:
+    cache, parts = model.empty_cache(2, 24), []
+    for start, stop in ((0, 10), (10, 11), (11, 24)):
+      x, cache = model.run_blocks(model.embed(tokens[:, start:stop]), cache=cache, start=start)
+      parts.append(model.logits(x))
+    return jnp.concatenate(parts, axis=1)
+
+  assert relative_difference(in_parts(tokens), apply(sizes, tokens)) < 1e-5
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -228,8 +241,7 @@ def test_every_layer_draws_its_own_dropout():
   model = parameters.bind(sizes, params | {"blocks": same})
   x = jax.random.normal(jax.random.key(1), (1, 8, sizes.width))
   keys = jax.random.split(jax.random.key(2), 1)
-  both, _ = model.run_blocks(x, keys=keys)
-  later, _ = model.run_blocks(x, keys=keys, first_layer=1)
+  both, later = map(jax.jit(lambda first: model.run_blocks(x, keys=keys, first_layer=first)[0]), (0, 1))
   assert (both != later).any()
 
 

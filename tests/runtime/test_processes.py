@@ -66,6 +66,7 @@ def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.Cap
   assert max(needed) < 0.9
 
 
+@pytest.mark.full
 def test_a_mistake_ends_all_processes_with_its_sentence(tmp_path: Path):
   """Runs the command as a user does. Each process prints the sentence."""
   command = ["-m", "tools.launch", "--processes=2", "--devices-per-process=4", "--"]

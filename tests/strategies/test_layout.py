@@ -241,6 +241,7 @@ def test_only_gpus_have_recommended_options():
   assert [options("recommended", device("tpu", "TPU v5e")), options("recommended", jax.devices()[0])] == [{}, {}]
 
 
+@pytest.mark.full
 def test_pmap_does_without_compiler_options():
   pmap = strategy("pmap_ddp", program())
   type(pmap)(pmap.runner, pmap.mesh, {"xla_is_fast": True}).lower_train_step(16).compile()

@@ -81,7 +81,7 @@ def gradients(name: str, **fields: Any) -> Params:
   return jax.device_get(runner.gradients(initial_state(runner), batch)[1])
 
 
-@pytest.mark.parametrize("name", in_full(OWN, "own_rows", "own_axes"))
+@pytest.mark.parametrize("name", in_full(OWN, "own_axes"))
 def test_one_file_is_a_strategy_that_equals_a_single_device(name: str):
   assert name in strategies.names()
   assert_trees_close(gradients(name), gradients_of_single(), PARITY)

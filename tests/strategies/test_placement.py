@@ -70,6 +70,7 @@ def roots(text: str) -> int:
   return sum(math.prod(map(int, shape.split(","))) for shape in shapes)
 
 
+@pytest.mark.full
 def test_fsdp_gathers_weights_block_by_block_and_frees_them(program: Program):
   """Each weight has its own all-gather, once forward and once backward. No gathered weight is kept for all layers."""
   text = compiled_text("fsdp", program)
@@ -150,6 +151,7 @@ def test_the_residual_stream_stays_whole_where_asked_or_where_it_cannot_be_split
   assert "sequence over model" in strategy("two_d", uneven).describe("two_d")
 
 
+@pytest.mark.full
 def test_data_parallel_sends_each_gradient_once(program: Program):
   """The scan over blocks sums the gradients of one block at a time, so the program's text has one block's shapes."""
   text = compiled_text("data_parallel", program)
@@ -162,7 +164,8 @@ def test_data_parallel_sends_each_gradient_once(program: Program):
   assert collectives(text, "all-gather") == []
 
 
-@pytest.mark.parametrize("name", in_full(strategies.names(), "data_parallel", "fsdp"))
+@pytest.mark.full
+@pytest.mark.parametrize("name", strategies.names())
 def test_no_strategy_moves_activations_by_accident(name: str, program: Program):
   """Only pipelines permute, as each phase of their schedule exchanges. No strategy has an all-to-all."""
   text = compiled_text(name, program)

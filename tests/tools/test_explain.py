@@ -19,7 +19,7 @@ import pages
 import strategies
 from analysis import explanation, gpus, links
 from analysis.case import Case
-from analysis.compiled import DoesNotFit
+from analysis.compiled import CompiledStep, DoesNotFit, compile_step
 from analysis.timeline import timeline, units
 from analysis.topology import machine_of
 from pages.units import amount
@@ -126,8 +126,15 @@ def test_every_machine_has_a_picture_of_its_times():
 
 
 @pytest.fixture(scope="module")
-def found() -> dict:
-  return explanation.explain("fsdp", strategy("fsdp", program()), 16)
+def step() -> CompiledStep:
+  return compile_step(strategy("fsdp", program()), 16)
+
+
+@pytest.fixture(scope="module")
+def found(step: CompiledStep) -> dict:
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(explanation, "compile_step", lambda *_: step)
+    return explanation.explain("fsdp", strategy("fsdp", program()), 16)
 
 
 @pytest.mark.parametrize("name", in_full(strategies.names(), *SHORT))
@@ -196,6 +203,7 @@ def test_a_pipeline_shows_its_timeline():
   assert f"bubble of {runner.schedule.idle_time():.1%}" in text
 
 
+@pytest.mark.full
 def test_one_device_sends_nothing():
   runner = strategy("fsdp", program(), devices=1)
   assert "sends nothing" in explain.text(explanation.explain("fsdp", runner, 16), runner)
@@ -300,7 +308,7 @@ def test_the_network_of_the_gpus_that_are_there_can_be_given(found: dict, monkey
 
 @pytest.mark.parametrize("network, is_timed", [(None, False), (5e9, True)])
 def test_no_times_are_shown_if_gpus_are_in_several_slices_and_the_network_is_unknown(
-  network: float | None, is_timed: bool, monkeypatch: pytest.MonkeyPatch
+  network: float | None, is_timed: bool, step: CompiledStep, monkeypatch: pytest.MonkeyPatch
 ):
   """Cards on PCIe. The CPU's devices stand for them, in two slices."""
   runner = strategy("fsdp", program())
@@ -310,6 +318,7 @@ def test_no_times_are_shown_if_gpus_are_in_several_slices_and_the_network_is_unk
     devices=np.array([types.SimpleNamespace(slice_index=i // 4) for i in range(8)]), axis_names=("data",)
   )
   of_devices = lambda figures, mesh, network: links.of_devices(figures, in_slices, network)
+  monkeypatch.setattr(explanation, "compile_step", lambda *_: step)
   monkeypatch.setattr(explanation, "of_devices", of_devices)
   monkeypatch.setattr(explanation, "chip", lambda kind: cards)
   monkeypatch.setattr(explanation, "peak_flops", lambda device, dtype: cards.flops)

@@ -352,12 +352,15 @@ def test_the_printed_commands_keep_the_fields_of_the_config():
 
 @pytest.mark.parametrize(
   "arguments, parts",
-  [
+  in_full(
+    [
+      (("--topology=v5e:2x2",), ("params", "config")),
+      (("--topology=v5e:2x2", "--params=1e9", "--batch-tokens=10"), ("batch-tokens=10",)),
+      (("--topology=v5e:2x2", "--config=configs/nope.py"), ("nope.py", "does not exist")),
+      (("--topology=v5e:2x2", "--config=configs/fsdp.py", "--config.model.widht=5"), ("model.widht", "width")),
+    ],
     (("--topology=v5e:2x2",), ("params", "config")),
-    (("--topology=v5e:2x2", "--params=1e9", "--batch-tokens=10"), ("batch-tokens=10",)),
-    (("--topology=v5e:2x2", "--config=configs/nope.py"), ("nope.py", "does not exist")),
-    (("--topology=v5e:2x2", "--config=configs/fsdp.py", "--config.model.widht=5"), ("model.widht", "width")),
-  ],
+  ),
 )
 def test_a_mistake_is_one_line(arguments: tuple[str, ...], parts: tuple[str, ...]):
   done = run(*arguments)
