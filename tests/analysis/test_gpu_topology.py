@@ -201,10 +201,11 @@ def test_stages_exchange_while_their_units_run(schedule: str, beside: set[str]):
 
 
 @functools.cache
-def realistic(number: int) -> tuple[Machine, Strategy, CompiledStep]:
-  """A case of the benchmark, compiled here."""
+def realistic(number: int, **fields: str) -> tuple[Machine, Strategy, CompiledStep]:
+  """A case of the benchmark, compiled here, with other values of some fields."""
   case = predictions.GPU[number]
   config, where = predictions.config(case), machine_of(case[1])
+  config.update_from_flattened_dict(fields)
   runner = strategies.create(config, settings.program(config, where.platform), where.devices())
   return where, runner, compile_step(runner, config.batch_size)
 
@@ -226,6 +227,56 @@ def test_memory_is_predicted_within_15_percent_of_the_compiler(number: int):
 
 def test_there_is_a_realistic_case_of_both_kinds():
   assert len(REALISTIC) == 2
+
+
+def slow_parts(where: Machine, runner: Strategy, step: CompiledStep) -> set[str]:
+  """What makes a program slower than it should be. Its results are right, so no other test would notice.
+
+  A device sends less than 1 MB in collectives for norms and losses, and more in all others. Those of weights and
+  gradients are along the mesh axes that split the batch. Only those in the loop over blocks have kernels to run beside.
+  """
+  called = {calls.target(visit.instruction) for visit in step.module.walk(step.rounds)}
+  sent = step.overlap(where.chip, where.links_of(runner.mesh)).collectives
+  large = [one for one in sent if one.collective.sent > 2**20]
+  of_batch = lambda one: set(one.collective.axes) <= set(runner.layout.axes("batch"))
+  found = {
+    "forward": "__cudnn$fmhaSoftmax" not in called,
+    "backward": "__cudnn$fmhaSoftmaxBackward" not in called,
+    "dtype": any(shape.dtype != "bf16" for one in large for shape in one.collective.operands),
+    "waiting": any(one.hidden == 0 for one in large if of_batch(one) and one.collective.times > 1),
+  }
+  assert large
+  return {part for part, is_slow in found.items() if is_slow}
+
+
+ON_H100 = {case[0]: number for number, case in enumerate(predictions.GPU) if case[1] in (HOST, "h100:2x8", "h100:16x8")}
+
+
+@pytest.mark.parametrize("name", ON_H100)
+def test_programs_for_h100_have_fused_attention_and_start_collectives_in_bfloat16_ahead(name: str):
+  assert slow_parts(*realistic(ON_H100[name])) == set()
+
+
+@pytest.mark.parametrize(
+  "fields, options, expected",
+  [
+    ({"model.attention": "plain"}, {}, {"forward", "backward"}),
+    ({"model.dtype": "float32"}, {}, {"forward", "backward", "dtype"}),
+    ({}, {"xla_gpu_disable_async_collectives": "ALLCOLLECTIVES"}, {"waiting"}),
+  ],
+)
+def test_a_slow_program_is_noticed(fields: dict, options: dict, expected: set[str], monkeypatch: pytest.MonkeyPatch):
+  for name, value in options.items():
+    monkeypatch.setitem(gpus.OPTIONS, name, value)
+  assert slow_parts(*realistic.__wrapped__(REALISTIC[0], **fields)) == expected
+
+
+@pytest.mark.parametrize("devices, seconds", [("h100:128x8", 0.025), ("h100:16x8", 0.62)])
+def test_kernels_hide_most_of_what_many_hosts_send(devices: str, seconds: float):
+  """FSDP of 8 billion parameters on 1,024 GPUs, and `two_d` of 70 billion on 128."""
+  (number,) = (number for number, case in enumerate(predictions.GPU) if case[1] == devices)
+  where, runner, step = realistic(number)
+  assert 0 < step.overlap(where.chip, where.links_of(runner.mesh)).exposed <= seconds
 
 
 def test_a_model_of_8_billion_on_1024_gpus_is_explained_in_8_gb(tmp_path: Path):

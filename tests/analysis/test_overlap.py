@@ -274,6 +274,12 @@ def test_several_arrays_in_one_collective_of_a_gpu_take_as_long_as_each_by_itsel
   assert times(follow(begun, product("p"), ended)) == {"xy": (4, 2)}
 
 
+def test_a_collective_that_the_gpu_compiler_marks_as_synchronous_is_exposed():
+  """XLA:GPU of jax 0.10 sends it on the stream of the kernels, even if they stand between its start and end."""
+  begun = start("y") + ', backend_config={"collective_backend_config":{"is_sync":true}}'
+  assert times(follow(begun, product("p"), done("y"))) == {"y": (3, 3)}
+
+
 def test_a_collective_on_a_core_of_its_own_is_hidden_until_it_is_awaited():
   """As libtpu writes those of a TPU7x. An all-reduce of 300 bytes sends 300."""
   called = f"""{SCALAR}%called (from: f32[75]) -> f32[75] {{
