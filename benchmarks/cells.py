@@ -17,6 +17,7 @@ from errors import ConfigError
 DEVICES = (1, 2, 4, 8)
 REFERENCE = "single"  # the others are compared with it; always on one device
 PEER, PEAKS = "peer", "peaks"  # rows that are not strategies
+COMPILED = "-compiled"  # ends the name of a peer's cell that runs torch.compile on a CPU
 WORKER = (sys.executable, "-m", "benchmarks.worker")
 
 
@@ -56,9 +57,11 @@ def select(
       cells.append(Cell(f"{name}/{n}", name, n, WORKER, training(config, name, n), compiled=True))
   if PEER in wanted and not without_peer(config, platform, dtype):
     program = str(Path(__file__).with_name("torch_llama.py"))
-    # Both eager and fused attention, because which is faster differs between CPUs. On a GPU the model is compiled.
-    for kind in ("eager", "sdpa") if platform == "cpu" else ("sdpa",):
-      spec = {"config": config.to_dict(), "attention": kind}
+    # Which of these is the fastest differs between CPUs. On a GPU it is the compiled model.
+    kinds = ("eager", "sdpa", f"sdpa{COMPILED}") if platform == "cpu" else ("sdpa",)
+    for kind in kinds:
+      compiled = platform != "cpu" or kind.endswith(COMPILED)
+      spec = {"config": config.to_dict(), "attention": kind.removesuffix(COMPILED), "compiled": compiled}
       # -P keeps this folder off sys.path, so that its modules cannot shadow PyTorch's imports.
       cells.append(Cell(f"{PEER}/{kind}", PEER, 1, (peer_python, "-P", program), spec))
   return [*cells, Cell(PEAKS, PEAKS, 0, WORKER, {"task": "peaks", "dtype": dtype})]

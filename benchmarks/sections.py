@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import figures
+from benchmarks.cells import COMPILED
 from benchmarks.figures import Record, Result
 from benchmarks.pages import source
 from pages.units import mfu
@@ -187,13 +188,14 @@ def _peer(record: Record) -> list[str]:
     return [f"PyTorch was not measured ({record['left_out'].get('peer', 'it was not in --rows')})."]
   lines = []
   for row in rows:
+    kind = row.name.partition("/")[2]
     if row.error:
-      lines.append((_name(figures.PEER) + f", {row.name.partition('/')[2]}", f"not measured: {row.error}"))
+      lines.append((_name(figures.PEER) + f", {kind}", f"not measured: {row.error}"))
       continue
     turn = record["cells"][row.name]["rounds"][0]
     versions = ", ".join(f"{name} {version}" for name, version in turn["versions"].items())
     lines.append((
-      f"{row.name.partition('/')[2]} attention, {turn['precision']} ({versions})", f"{row.per_second:,.0f}",
+      f"{kind.removesuffix(COMPILED)} attention, {turn['precision']} ({versions})", f"{row.per_second:,.0f}",
       f"{milliseconds(row.seconds.median)} ms", f"{1 / row.relative.median:.2f}",
     ))  # fmt: skip
   heads = ("PyTorch, same model, one device", f"{record['unit']}/s", "Step", "Our throughput, PyTorch = 1")

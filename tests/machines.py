@@ -40,7 +40,7 @@ class Machine:
       return {"mesh": mesh, "said": "", "compile_seconds": 3.0, "bytes": {"total": 10**8 // devices}, "predicted": None}
     factor = self.slower.get(name, 1.0)
     return {"seconds": [factor * s for s in (1.0, 0.9, 1.1)][: spec["steps"]], "loss": 4.5, "versions": {}} | (
-      {"precision": "float32, eager"} if "attention" in spec else {}
+      {"precision": f"float32, {'compiled' if spec['compiled'] else 'eager'}"} if "attention" in spec else {}
     )
 
 

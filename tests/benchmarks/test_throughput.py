@@ -86,6 +86,13 @@ def test_the_message_groups_equal_ratios_and_compares_with_pytorch():
     "0.80 for hsdp and two_d. On one device, Meshwright is 0.80 times as fast as PyTorch. "
     "Missed aims: hsdp 0.80 of 0.85, two_d 0.80 of 0.85, PyTorch 0.80 of 1.00."
   )
+  kinds = [
+    "| eager attention, float32, eager ",
+    "| sdpa attention, float32, eager ",
+    "| sdpa attention, float32, compiled ",
+  ]
+  shown = sections.summary("mine", made)
+  assert [shown.count(kind) for kind in kinds] == [1, 1, 1]
   assert tables.headline(measured("--rows=single")) == "**2 cores of made up.**"
 
 
@@ -107,6 +114,7 @@ def test_the_page_lists_missed_aims():
   made["cells"]["fsdp/8"] |= {"error": "out of memory", "rounds": []}
   made["cells"]["peer/eager"] |= {"error": "torch is not installed", "rounds": []}
   made["cells"]["peer/sdpa"] |= {"error": "torch is not installed", "rounds": []}
+  made["cells"]["peer/sdpa-compiled"] |= {"error": "torch is not installed", "rounds": []}
   assert "Missed aims: three_d 0.50 of 0.85. Not measured: fsdp, PyTorch." in sections.summary("mine", made)
   on_gpus = measured("--rows=fsdp", run=Machine(found=GPUS), preset="throughput_gpu")
   for without in (measured("--rows=fsdp", "--devices=1"), on_gpus):
@@ -139,7 +147,7 @@ def test_every_strategy_has_a_row_at_every_number_of_devices():
   asked = cells.select(base.get_config("lm", "single"), cells.rows(), cells.DEVICES, "python", "cpu", "float32")
   names = [cell.name for cell in asked]
   expected = {f"{name}/{n}" for name in strategies.names() for n in (1, 2, 4, 8)} - {f"single/{n}" for n in (2, 4, 8)}
-  assert set(names) == expected | {"peer/eager", "peer/sdpa", "peaks"}
+  assert set(names) == expected | {"peer/eager", "peer/sdpa", "peer/sdpa-compiled", "peaks"}
   assert names[0] == "single/1"
   assert {cell.spec["config"]["data"]["name"] for cell in asked if cell.compiled} == {"synthetic"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from machines import Machine, measured
 
-from benchmarks import comparison, throughput
+from benchmarks import comparison, sections, throughput
 
 
 def test_the_check_reports_which_rows_are_reproduced(tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -22,8 +22,19 @@ def test_the_check_reports_which_rows_are_reproduced(tmp_path: Path, capsys: pyt
   assert throughput.again(file, options(), Machine({"fsdp/8": 1.2})) == 1
   lines = [line for line in capsys.readouterr().out.splitlines() if "reproduced" in line]
   assert [line.split()[0] for line in lines if "NOT reproduced" in line] == ["fsdp/8"]
-  assert [line.split()[0] for line in lines] == ["single/1", "fsdp/8", "two_d/8", "peer/eager", "peer/sdpa"]
+  peers = ["peer/eager", "peer/sdpa", "peer/sdpa-compiled"]
+  assert [line.split()[0] for line in lines] == ["single/1", "fsdp/8", "two_d/8", *peers]
   assert throughput.again(file, throughput.parse(["--rows=two_d"])[0], Machine({"fsdp/8": 1.2})) == 0
+
+
+def test_a_record_without_a_row_that_came_later_is_checked_without_it(tmp_path: Path, capsys: pytest.CaptureFixture):
+  file, old = tmp_path / "mine.json", measured("--rows=fsdp,peer", "--devices=8")
+  del old["cells"]["peer/sdpa-compiled"]
+  file.write_text(json.dumps(old))
+  assert "compiled" not in sections.summary("mine", old)
+  capsys.readouterr()
+  assert throughput.again(file, throughput.parse(["--rounds=2"])[0], Machine()) == 0
+  assert "peer/sdpa-compiled" not in capsys.readouterr().out
 
 
 def test_a_check_that_compares_nothing_fails(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -192,7 +192,7 @@ def test_the_peer_has_our_number_of_parameters(fields: dict[str, Any]):
 
 def test_a_missing_peer_is_reported_with_the_fix():
   program = str(Path(torch_llama.__file__))
-  spec = {"config": config().to_dict(), "attention": "eager", "warmup": 1, "steps": 1}
+  spec = {"config": config().to_dict(), "attention": "eager", "compiled": False, "warmup": 1, "steps": 1}
   found = rounds.run([sys.executable, "-I", "-S", program], spec)  # without any installed package
   assert found == {"error": "torch is not installed; pip install '.[peer]', or name a Python with --peer-python"}
 
