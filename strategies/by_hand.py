@@ -1,7 +1,8 @@
 """ByHand: sums gradients over devices once a step, however many parts the batch runs in.
 
 The code here is manual over the mesh axes that split the batch. Each device runs all parts of its own rows and keeps
-its gradients to itself. At the end they are sent once. A pipeline runs in the same way, with `stage` as one more manual
+its gradients to itself. At the end they are sent once. (Those that each part must scatter are scattered here, too, if
+the compiler would all-reduce them: compiler_options.py.) A pipeline runs in the same way, with `stage` as one more manual
 axis.
 """
 
