@@ -202,7 +202,7 @@ COMPILERS: dict[str, Compiler] = {
   ),
   "tpu": LibTpu(
     Fitted(
-      block={"minimal": 0.2, "dots": 0.9, "full": 1.2},
+      block={"minimal": 0.2, "dots": 0.9, "full": 1.1},
       sums=0.0,
       whole=2.0,
       whole_passes=20.0,

@@ -1,9 +1,9 @@
 """ByHand: sums gradients over devices once a step, however many parts the batch runs in.
 
 The code here is manual over the mesh axes that split the batch. Each device runs all parts of its own rows and keeps
-its gradients to itself. At the end they are sent once. (Those that each part must scatter are scattered here, too, if
-the compiler would all-reduce them: compiler_options.py.) A pipeline runs in the same way, with `stage` as one more manual
-axis.
+its gradients to itself. At the end they are sent once. A pipeline runs in the same way, with `stage` as one more manual
+axis. Gradients that each part must scatter are scattered by hand, too, if the compiler would all-reduce them
+(compiler_options.py).
 """
 
 import functools
