@@ -24,6 +24,7 @@ Formulas
 Both
     roofline.py       the least time of a step, from either
     explanation.py    all figures of one step, for tools/explain.py; fixes.py: changes that make it fit into memory
+    excess.py         where a compiled step sends more than theory says
     search.py         searches for the fastest configuration, for tools/plan.py
 
 Recorded steps, for tools/profile.py

@@ -12,9 +12,8 @@ from typing import NamedTuple
 
 from analysis.case import Case
 from analysis.weights import Weight
+from strategies.collectives import ROWS
 from strategies.pipeline.stage import UNROLL
-
-ROWS = 32  # bytes of a column of a tile in a TPU's memory
 
 
 class Fitted(NamedTuple):
@@ -63,10 +62,6 @@ class Compiler:
 
   def scatters_stream(self, case: Case) -> bool:
     """Whether sums of activations are reduce-scattered to where the positions are. Otherwise they are all-reduced."""
-    return True
-
-  def scatters_by_hand(self, case: Case, axes: tuple[str, ...]) -> bool:
-    """Whether a reduce-scatter that the program asks for stays one. Otherwise it is an all-reduce and a slice."""
     return True
 
   def scatters_adapters(self, case: Case) -> bool:
@@ -129,7 +124,7 @@ class XlaCpu(Compiler):
 
 @dataclasses.dataclass(frozen=True)
 class LibTpu(Compiler):
-  """The TPU compiler."""
+  """The TPU compiler, with the recommended options (strategies/compiler_options.py)."""
 
   def scatters(self, case: Case, weight: Weight) -> bool:
     """It all-reduces the gradients of small weights, and all if they are split over an axis that is not the batch's.
@@ -147,9 +142,9 @@ class LibTpu(Compiler):
   def scatters_adapters(self, case: Case) -> bool:
     return False
 
-  def scatters_by_hand(self, case: Case, axes: tuple[str, ...]) -> bool:
-    """Only in groups of some devices. With all devices in one group it all-reduces over all links at once."""
-    return case.devices(axes) < case.layout.device_count
+  def scatters_tables(self, case: Case) -> bool:
+    """Only if it need not sum the pieces over other axes of the batch, too."""
+    return set(case.transfers.scattered_each_part) == set(case.axes("batch"))
 
   def edge_gathers(self, case: Case) -> int:
     """For each part, where the program says so by hand."""
@@ -207,7 +202,7 @@ COMPILERS: dict[str, Compiler] = {
   ),
   "tpu": LibTpu(
     Fitted(
-      block={"minimal": 0.2, "dots": 0.9, "full": 1.2},
+      block={"minimal": 0.2, "dots": 0.9, "full": 1.1},
       sums=0.0,
       whole=2.0,
       whole_passes=20.0,

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from analysis import gpus, host, memory, predict, theory
 from analysis.case import Case
 from analysis.compiled import CompiledStep, DoesNotFit, compile_step
+from analysis.excess import excess
 from analysis.fixes import fixes
 from analysis.links import of_devices, spans_slices
 from analysis.overlap import Overlap
@@ -25,6 +26,7 @@ from analysis.weights import weights
 from models.dimensions import Dims, Sharding
 from runtime.hardware import Chip, chip, peak_flops
 from strategies.base import Strategy
+from strategies.compiler_options import options
 from strategies.layout import Layout
 
 WHOLE_STREAM = ("batch", None, None)  # recorded where a layout splits it elsewhere
@@ -95,6 +97,7 @@ def explain(
     "transfers": _transfers(case),
     "communication": _communication(step, timed) if step else None,
     "theory": [row._asdict() for row in theory.sent(case)],
+    "excess": excess(case, step.collectives(), theory.sent(case), _has_default_options(strategy)) if step else [],
     "timeline": timeline(strategy.schedule) if strategy.schedule else None,
     "bubble": strategy.schedule.idle_time() if strategy.schedule else None,
     "time": _time(strategy, case, step, figures, timed) if step and figures and timed else None,
@@ -110,6 +113,12 @@ def _compiled(strategy: Strategy, batch_size: int) -> tuple[CompiledStep | None,
     return compile_step(strategy, batch_size), None
   except DoesNotFit as error:
     return None, error
+
+
+def _has_default_options(strategy: Strategy) -> bool:
+  """Whether there are recommended compiler options that the step is compiled without."""
+  device = strategy.mesh.devices.flat[0]
+  return strategy.compiler_options != options("recommended", device, strategy.layout)
 
 
 def _weights(strategy: Strategy) -> list[dict[str, Any]]:

@@ -25,10 +25,6 @@ class Links(Protocol):
     """Bytes/s that a device can send in a collective along these mesh axes, with the best ring algorithms."""
     ...
 
-  def doubles(self, kind: str, axes: Axes) -> bool:
-    """Whether the compiler writes a collective of this kind as an all-reduce, which sends twice the bytes."""
-    ...
-
 
 @dataclasses.dataclass(frozen=True)
 class Torus:
@@ -51,12 +47,6 @@ class Torus:
     dimensions = zip(self.extents(axes), self.shape, self.chip.closed(self.shape), strict=True)
     both_ways = sum(2 if size == full and ring else 1 for size, full, ring in dimensions if size > 1)
     return self.chip.link * max(both_ways, 1)
-
-  def doubles(self, kind: str, axes: Axes) -> bool:
-    """In a group that fills a closed torus of three dimensions, libtpu 0.0.42 gathers and scatters by all-reduces."""
-    is_whole = tuple(self.extents(axes)) == self.shape
-    closed = len(self.shape) == 3 and all(self.chip.closed(self.shape))
-    return is_whole and closed and kind in ("all-gather", "reduce-scatter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +71,6 @@ class Switched:
     next collective waits for it.
     """
     return min(self._bandwidth(kind, group) for group in groups(self.domains, self.names, axes))
-
-  def doubles(self, kind: str, axes: Axes) -> bool:
-    return False
 
   def _bandwidth(self, kind: str, group: np.ndarray) -> float:
     _, gpus = np.unique(group, return_counts=True)

@@ -203,10 +203,8 @@ def times(case: Case, chip: Chip, links: Links) -> Roofline:
   """
   rows = theory.sent(case)
   compute, memory = flops(case) / chip.flops, traffic(case) / chip.bandwidth
-  doubled = lambda row: links.doubles(row.kind, row.axes)
-  bandwidth = lambda row: links.bandwidth(row.kind, row.axes) / (2 if doubled(row) else 1)
-  compiled = lambda row: "all-reduce" if doubled(row) else row.kind
-  can_hide = lambda row: not row.waits and COMPILERS[case.compiler].hides(compiled(row))
+  bandwidth = lambda row: links.bandwidth(row.kind, row.axes)
+  can_hide = lambda row: not row.waits and COMPILERS[case.compiler].hides(row.kind)
   hidden = sum((row.bytes - row.edges) / bandwidth(row) for row in rows if can_hide(row))
   sent = sum(row.bytes / bandwidth(row) for row in rows)
   exposed = sent - min(hidden, max(compute, memory))

@@ -146,9 +146,8 @@ def _sums_by_hand(case: Case) -> list[Sent]:
     size, split = case.held(weight) * case.item_of(weight), "embed" in weight.dims
     size *= case.devices((*each_part, *transfers.gathered_once)) if split else 1  # before it is scattered
     for axes, times in ((each_part, case.batch_parts), (once, 1)) if split else ():
-      n, stays = case.devices(axes), COMPILERS[case.compiler].scatters_by_hand(case, axes)
-      kind, each = ("reduce-scatter", 1) if stays else ("all-reduce", 2)
-      add(weight, kind, axes, times * each * size * ring_share(n), "gradients, to the weight shards")
+      n = case.devices(axes)
+      add(weight, "reduce-scatter", axes, times * size * ring_share(n), "gradients, to the weight shards")
       size /= n
     pieces, rest = (*each_part, *once) if split else (), () if weight.in_blocks else stages
     whole = case.ordered([*rest, *(axis for axis in transfers.by_hand if axis not in (*pieces, *stages))])

@@ -28,11 +28,12 @@ from benchmarks.pages import ROOT, cpu, rewrite, source
 from configs import base
 from errors import ConfigError, one_of
 from runtime import command_line
-from strategies.compiler_options import CHOICES, options
+from strategies.compiler_options import CHOICES
 from strategies.mesh import abstract_mesh, resolve
 from training import settings
 
-PAGE = ROOT / "docs" / "explain.md"
+PAGE, LARGE_PAGE = ROOT / "docs" / "explain.md", ROOT / "docs" / "thousand-chips.md"
+LARGE = 64  # devices of the cases on the second page
 RECORDS = {name: ROOT / "benchmarks" / "results" / f"predictions-{name}.json" for name in ("tpu", "gpu")}
 COMPILER = {"tpu": "libtpu", "gpu": "jax-cuda13-pjrt"}  # the package that the compiler is part of
 
@@ -62,6 +63,12 @@ TPU: list[Prediction] = [
   ("fsdp", "v6e:4x4", "2B, GQA", 2048, 16, "dots", {}),
   ("fsdp", "tpu7x:2x2x2", "7B", 2048, 32, "dots", {}),
   ("fsdp", "v5p:8x8x16", "7B", 4096, 1024, "full", {}),
+  ("fsdp", "v5p:8x8x16", "7B", 4096, 1024, "dots", {}),
+  ("hsdp", "v5p:8x8x16", "7B", 4096, 1024, "dots", {"mesh.replica": 2}),
+  ("fsdp", "v5p:4x4x4", "7B", 4096, 64, "dots", {}),
+  ("fsdp", "v6e:8x8", "7B", 4096, 64, "dots", {}),
+  ("fsdp", "v6e:16x16", "7B", 4096, 256, "dots", {}),
+  ("fsdp", "tpu7x:4x4x4", "7B", 4096, 128, "dots", {}),
   ("pipeline", "v5p:2x2x4", "1B", 2048, 64, "full", {"pipeline.microbatches": 16}),
   ("three_d", "v5p:2x2x4", "1B", 2048, 64, "full", {"pipeline.microbatches": 16, "model.attention": "plain"}),
 ]
@@ -116,15 +123,17 @@ def config(case: list | tuple) -> Any:
 def measure(case: list | tuple) -> dict[str, Any]:
   """Compiles a case. Returns the compiler's figures for one device, with the bytes sent over each mesh axis.
 
-  `exposed` has the seconds of exposed communication, with each choice of compiler options that makes a difference.
+  `exposed` has the seconds of exposed communication, with each choice of compiler options.
   """
   asked, where = config(case), machine_of(case[1])
   program, found = settings.program(asked, where.platform), where.devices()
-  steps, overlaps = {}, {}
-  for choice in CHOICES if options("recommended", found[0]) else ["recommended"]:
+  steps, overlaps, options = {}, {}, {}
+  for choice in CHOICES:
     asked.compiler_options = choice
     runner = strategies.create(asked, program, found)
-    steps[choice] = compile_step(runner, asked.batch_size)
+    options[choice] = runner.compiler_options
+    same = next((done for done in steps if options[done] == options[choice]), None)
+    steps[choice] = steps[same] if same else compile_step(runner, asked.batch_size)
     overlaps[choice] = steps[choice].overlap(where.chip, where.links_of(runner.mesh))
   step, overlap = steps["recommended"], overlaps["recommended"]
   sent: collections.Counter = collections.Counter()
@@ -181,9 +190,8 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
     "|---|---|---|---|---|---|---|---|---|---|---|",
   ]
   both = {"default": "Exposed, default options", "recommended": "Exposed, recommended"}
-  choices = both if "default" in record["cases"][0]["exposed"] else {"recommended": "Exposed"}
   head = ["Strategy", "Devices", "Model, sequence", "Remat", "Kernels", "Communication"]
-  head += [*choices.values(), "By formula"]
+  head += [*both.values(), "By formula"]
   exposed = [f"| {' | '.join(head)} |", "|" + len(head) * "---|"]
   for found in record["cases"]:
     name, topology, model, length, batch_size, remat, _ = found["case"]
@@ -195,13 +203,37 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
       f"| {name}{held_out} | {topology} | {model}, {length} | {batch_size} | {remat} | {theirs['memory'] / 1e9:.2f} GB "
       f"| {' | '.join(ratios)} | {found['compile_seconds']:.0f} s |"
     )
-    times = [found["kernels"], found["communication"], *map(found["exposed"].get, choices)]
+    times = [found["kernels"], found["communication"], *map(found["exposed"].get, both)]
     exposed.append(
       f"| {name} | {topology} | {model}, {length} | {remat} | "
       f"{' | '.join(f'{1e3 * seconds:,.1f} ms' for seconds in (*times, ours['exposed']))} |"
     )
   end = ["", source(record)]
   return {f"predictions-{platform}": "\n".join(memory + end), f"exposed-{platform}": "\n".join(exposed + end)}
+
+
+def large(record: dict[str, Any]) -> dict[str, str]:
+  """The generated part of docs/thousand-chips.md that comes from one record: what many devices send and wait for."""
+  platform = machine_of(record["cases"][0]["case"][1]).platform
+  head = ["Strategy", "Devices", "Model, remat", "Sent", "Of theory", "Links busy", "Exposed, default", "Recommended"]
+  head += ["A step at best", "MFU at most"]
+  rows = [f"| {' | '.join(head)} |", "|" + len(head) * "---|"]
+  for found in record["cases"]:
+    name, topology, model, length, _, remat, _ = found["case"]
+    where = machine_of(topology)
+    if where.count < LARGE:
+      continue
+    case, sent = case_on(where, config(found["case"])), sum(found["sent"].values())
+    busy = max(found["flops"] / where.chip.flops / (1 - case.idle), found["traffic"] / where.chip.bandwidth)
+    step = busy + found["exposed"]["recommended"]
+    times = [found["communication"], *map(found["exposed"].get, ("default", "recommended")), step]
+    waits, exposed, best, at_best = (f"{1e3 * seconds:,.1f} ms" for seconds in times)
+    rows.append(
+      f"| {name} | {topology} ({where.count:,}) | {model}, {length}, {remat} | {sent / 1e9:.1f} GB "
+      f"| {sent / by_formula(found['case'])['sent']:.2f} | {waits} | {exposed} | {best} | {at_best} "
+      f"| {case.model_flops / step / where.chip.flops:.1%} |"
+    )
+  return {f"large-{platform}": "\n".join([*rows, "", source(record)])}
 
 
 def compile_cases(platform: str, asked: str | None) -> None:
@@ -241,8 +273,9 @@ def main() -> None:
   if not options.tables:
     with command_line.bad_input_ends_the_program():
       compile_cases(options.platform, options.cases)
-  for table in rewrite(PAGE, RECORDS[options.platform], tables).values():
-    print(table)
+  for page, made in ((PAGE, tables), (LARGE_PAGE, large)):
+    for table in rewrite(page, RECORDS[options.platform], made).values():
+      print(table)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "timeout": 300,  # seconds to wait for all processes at the start
       },
       "compilation_cache_dir": "~/.cache/meshwright/compiled",  # keeps programs that took over 0.5 s; "": off
-      "compiler_options": "recommended",  # for GPUs: "recommended" (strategies/compiler_options.py) or "default"
+      "compiler_options": "recommended",  # "recommended" (strategies/compiler_options.py) or "default"
       "pipeline": {  # for strategies with a stage axis
         "schedule": "1f1b",  # "gpipe", "1f1b", "interleaved" or "zero_bubble"
         "microbatches": 8,  # parts of a batch; with 4 per stage, stages are idle in less than a fifth of the time

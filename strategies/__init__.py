@@ -21,7 +21,7 @@ from errors import ConfigError, one_of
 from models.sizes import ModelSizes
 from strategies.base import Strategy
 from strategies.by_hand import ByHand
-from strategies.compiler_options import CHOICES, options
+from strategies.compiler_options import CHOICES, options, scatters
 from strategies.layout import Layout
 from strategies.mesh import OnMesh, make_mesh, resolve
 from strategies.pipeline.staged import Staged, check_fields
@@ -81,15 +81,15 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
   for limit in fallbacks:
     warnings.warn(str(limit), stacklevel=2)
 
-  kind = runner_kind(name, layout)
+  kind, device = runner_kind(name, layout), mesh.devices.flat[0] if isinstance(mesh, Mesh) else None
   if kind is Staged:
     runner: Runner = Staged.make(program, layout, fallbacks, **pipeline)
   else:
-    transfers = Transfers.of(layout, parts=program.accumulation, gather=gather, by_hand=kind is not Runner)
+    by_hand = kind is not Runner or not scatters(device, layout, program.sizes)
+    transfers = Transfers.of(layout, parts=program.accumulation, gather=gather, by_hand=by_hand)
     kind = ByHand if kind is Runner and transfers.by_hand else kind
     runner = kind(program, layout, transfers, fallbacks)
-  device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else None
-  return _implementation(name)(runner, mesh, options(choice, device) if device else {})
+  return _implementation(name)(runner, mesh, options(choice, device, layout) if device else {})
 
 
 def limits(name: str, layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:

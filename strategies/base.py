@@ -31,6 +31,7 @@ class Strategy:
     layout: resolved; `layout.mesh` holds the size of every mesh axis.
     transfers: what moves between devices in a step.
     schedule: the pipeline's; None without one.
+    compiler_options: those of the training step (compiler_options.py).
     RUNNER: the runner that the strategy always has; `Runner` lets the layout decide (`strategies.build`).
   """
 
@@ -40,7 +41,7 @@ class Strategy:
     """Compiles nothing yet. The options are for the training step (compiler_options.py)."""
     self.runner, self.mesh = runner, mesh
     self.program, self.layout, self.transfers = runner.program, runner.layout, runner.transfers
-    self.schedule = runner.schedule
+    self.schedule, self.compiler_options = runner.schedule, compiler_options or {}
     program, layout, sharding = self.program, self.layout, runner.sharding
     replicated, shapes = NamedSharding(mesh, P()), jax.eval_shape(program.init, jax.random.key(0))
     params = self._shardings(layout, program.dims())
@@ -72,7 +73,7 @@ class Strategy:
       in_shardings=(self.state_sharding, self.batch_sharding),
       out_shardings=(self.state_sharding, replicated),
       donate_argnums=0,
-      compiler_options=compiler_options or None,
+      compiler_options=self.compiler_options or None,
     )
     self._gradients = runner.compile(
       gradients,

@@ -2,7 +2,8 @@
 
 The code here is manual over the mesh axes that split the batch. Each device runs all parts of its own rows and keeps
 its gradients to itself. At the end they are sent once. A pipeline runs in the same way, with `stage` as one more manual
-axis.
+axis. Gradients that each part must scatter are scattered by hand, too, if the compiler would all-reduce them
+(compiler_options.py).
 """
 
 import functools

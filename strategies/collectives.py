@@ -18,6 +18,8 @@ from models.ops.layers import with_gradient
 from models.ops.workarounds import cast_before_sending, sum_in_dtype
 from strategies.layout import Layout
 
+ROWS, LANES = 32, 128  # a tile of a TPU's memory: bytes of a column, and columns
+
 T = TypeVar("T")
 Map = Callable[[jax.Array], jax.Array]
 
@@ -48,9 +50,17 @@ class Collectives:
   def reduce_scatter(self, gradient: jax.Array, dims: Dims, axes: tuple[str, ...]) -> jax.Array:
     """Sums the gradient of such a weight over devices, and leaves each device its piece along `embed`."""
 
+    n = math.prod(self.layout.mesh[axis] for axis in axes)
+
     def scatter(gradient: jax.Array, dims: Dims) -> jax.Array:
-      piece = lambda x, at: jax.lax.psum_scatter(x, axes, scatter_dimension=at, tiled=True)
       return sum_in_dtype(lambda g: as_matrices(piece, g, dims), gradient)
+
+    def piece(x: jax.Array, at: int) -> jax.Array:
+      """Scatters matrices along their rows; pieces that do not fill tiles, as rows that do."""
+      rows = x.shape[at] // n
+      whole = x if fills_tiles(rows, x.dtype) else x.reshape(*x.shape[:at], n, -1, math.gcd(rows * x.shape[-1], LANES))
+      found = jax.lax.psum_scatter(whole, axes, scatter_dimension=at, tiled=True)
+      return found.reshape(*x.shape[:at], rows, x.shape[-1])
 
     return self._along_embed(scatter, gradient, dims) if "embed" in dims and axes else gradient
 
@@ -64,6 +74,11 @@ class Collectives:
 def with_transpose(linear: Map, transpose: Map, x: jax.Array) -> jax.Array:
   """linear(x), where the gradient of x is `transpose` of the gradient of the result."""
   return with_gradient(lambda x: (linear(x), None), lambda _, gradient: (transpose(gradient),), x)
+
+
+def fills_tiles(rows: int, dtype: Any) -> bool:
+  """Whether matrices of so many rows fill the tiles of a TPU's memory. The TPU compiler scatters no others."""
+  return rows * jnp.dtype(dtype).itemsize % ROWS == 0
 
 
 def as_matrices(scatter: Callable[[jax.Array, int], jax.Array], gradient: jax.Array, dims: Dims) -> jax.Array:

@@ -1,25 +1,36 @@
-"""Compiler options for the training step on GPUs: they let communication run while kernels do.
+"""What each compiler needs, so that communication runs while kernels do and sends no more than it must.
 
-XLA's GPU compiler has a scheduler that starts a collective early and awaits it where its result is needed. With these
-options it may do so with several collectives, and across the rounds of the scan over blocks. docs/explain.md shows what
-remains exposed with them and without. Larger thresholds for combining collectives left more exposed, so they are not
-here. The sources are https://docs.jax.dev/en/latest/gpu_performance_tips.html and the comments of
-https://github.com/openxla/xla/blob/main/xla/xla.proto; for OVERLAP_LIMIT, https://github.com/openxla/xla/pull/17749.
+First, options for the training step. docs/explain.md shows what remains exposed with them and without.
 
-TPUs get none. The options that ran gathers in pieces beside products hid nothing more on v5e. On other TPUs libtpu
-0.0.50 refuses them: they might lead to incorrect results and hangs.
+- GPUs: XLA's compiler has a scheduler that starts a collective early and awaits it where its result is needed. With
+  these options it may do so with several collectives, and across the rounds of the scan over blocks. Larger thresholds
+  for combining collectives left more exposed, so they are not here. The sources are
+  https://docs.jax.dev/en/latest/gpu_performance_tips.html and the comments of
+  https://github.com/openxla/xla/blob/main/xla/xla.proto; for OVERLAP_LIMIT, https://github.com/openxla/xla/pull/17749.
+- TPUs: by default libtpu starts nothing ahead, and over a whole slice it gathers and scatters by all-reduces, which
+  send twice the bytes. The options are from lists that TPU users publish: MaxText's benchmarks/xla_flags_library.py and
+  the recipes of github.com/AI-Hypercomputer/tpu-recipes. `SPARSE_CORES` moves collectives to cores of their own, which
+  v5p, v6e and TPU7x have.
 
 They are passed with the program, not in XLA_FLAGS. So other options in the user's environment stay as they are.
+
+Second, whether a compiler scatters gradients by itself (`scatters`).
 """
 
 import jax
 
+from models.sizes import ModelSizes
+from strategies.collectives import fills_tiles
+from strategies.layout import Layout
+
 CHOICES = ("recommended", "default")
+Options = dict[str, str | bool | int]
+
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 _RENAMED = jax.__version_info__ >= (0, 12)  # XLA's options for pipelined collectives have new names
 
 # Moves the collectives of a scan over blocks by one round, so that they run beside another block.
-PIPELINED: dict[str, str | bool] = (
+PIPELINED: Options = (
   {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _KINDS}
   if _RENAMED
   else {f"xla_gpu_enable_pipelined_{kind}": True for kind in _KINDS}
@@ -28,15 +39,60 @@ PIPELINED: dict[str, str | bool] = (
 # one after another, and only the last gather runs beside products. With more than 4, tensor parallelism hides less.
 # They share one stream, so devices send them one after another and in the same order.
 OVERLAP_LIMIT = 4
-GPU: dict[str, str | bool | int] = PIPELINED | {
+GPU: Options = PIPELINED | {
   "xla_gpu_enable_latency_hiding_scheduler": True,  # the default for H100 and later, but not for A100
   "xla_gpu_experimental_parallel_collective_overlap_limit": OVERLAP_LIMIT,
-  # Removes more copies. Without it, jax 0.10 copied gathered weights in each round, and in one schedule also all saved
-  # activations of 70 billion parameters. On jax 0.12 it saved no memory, and FSDP on 1,024 GPUs hid less.
-  "xla_gpu_copy_insertion_use_region_analysis": not _RENAMED,
+}
+# Removes more copies. Without it, jax 0.10 copied gathered weights in each round, and in one schedule also all saved
+# activations of 70 billion parameters. But it hid less where gradients are all-reduced. On jax 0.12 it saved no memory,
+# and FSDP on 1,024 GPUs hid less.
+FEWER_COPIES: Options = {} if _RENAMED else {"xla_gpu_copy_insertion_use_region_analysis": True}
+
+# Starts gathers ahead, and lays out arrays so that they can be scattered.
+TPU: Options = {
+  "xla_enable_async_all_gather": True,
+  "xla_tpu_prefer_async_allgather_to_allreduce": True,
+  "xla_tpu_assign_all_reduce_scatter_layout": True,
+  "xla_tpu_relayout_group_size_threshold_for_reduce_scatter": 1,
+  "xla_tpu_use_minor_sharding_for_major_trivial_input": True,
+}
+_OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload"
+SPARSE_CORES: Options = {
+  **{f"{_OFFLOAD}_{kind}": True for kind in (*_KINDS, "nd_reduce_scatter")},
+  "xla_tpu_enable_async_collective_fusion_fuse_all_gather": False,
+  "xla_tpu_use_tc_device_shape_on_sc": True,
+  "xla_sc_disable_megacore_partitioning": True,
+}
+_TORUS_2D: Options = {f"{_OFFLOAD}_2d_all_gather": True}
+_TORUS_3D: Options = {f"{_OFFLOAD}_3d_all_gather": True}
+
+# By the beginning of `jax.Device.device_kind`; the longest match counts.
+TPUS: dict[str, Options] = {
+  "TPU v5": TPU | SPARSE_CORES | _TORUS_3D,
+  "TPU v5 lite": TPU,
+  "TPU v6": TPU | SPARSE_CORES | _TORUS_2D,
+  "TPU7x": TPU | SPARSE_CORES | _TORUS_2D | _TORUS_3D,
 }
 
 
-def options(choice: str, device: jax.Device) -> dict[str, str | bool | int]:
-  """The options of one of CHOICES for a device: none but for GPUs."""
-  return GPU if choice == "recommended" and device.platform == "gpu" else {}
+def options(choice: str, device: jax.Device, layout: Layout) -> Options:
+  """The options of one of CHOICES for a device and a resolved layout.
+
+  TPUs have some for layouts that split weights or the optimizer's state: for others, nothing was gained.
+  """
+  if choice == "recommended" and device.platform == "gpu":
+    is_fsdp = layout.axes("embed") and layout.axes("embed") == layout.axes("batch") and not layout.axes("layers")
+    return GPU | FEWER_COPIES if is_fsdp else GPU
+  if choice != "recommended" or layout.shards("state") == 1:
+    return {}
+  return TPUS.get(max((kind for kind in TPUS if device.device_kind.startswith(kind)), key=len, default=""), {})
+
+
+def scatters(device: jax.Device | None, layout: Layout, sizes: ModelSizes) -> bool:
+  """Whether the compiler reduce-scatters gradients by itself, where the layout asks for that.
+
+  libtpu all-reduces those whose pieces do not fill tiles, at twice the bytes: with 7 billion parameters on more than
+  256 devices. The program then scatters them by hand, in another shape (by_hand.py).
+  """
+  rows = sizes.width // layout.shards("state")
+  return device is None or device.platform != "tpu" or fills_tiles(rows, sizes.dtype)

@@ -43,9 +43,9 @@ class Transfers:
   def of(layout: Layout, *, parts: int = 1, gather: str = "part", by_hand: bool = False) -> "Transfers":
     """The transfers of a resolved layout.
 
-    Gradients are summed by hand, once a step, if there are several parts and some of these sums can wait. They cannot
-    wait if each part scatters its gradients over all axes of the batch. Nor can they if each part scatters gradients
-    of whole weights: by hand, JAX has no gradient that is smaller than its weight.
+    Gradients are summed by hand if there are several parts and some of these sums can wait until the end of the step.
+    They cannot wait if each part scatters its gradients over all axes of the batch. And by hand, no part can scatter
+    the gradients of whole weights: JAX has no gradient that is smaller than its weight.
 
     Args:
       parts: accumulation parts × microbatches.
@@ -57,8 +57,8 @@ class Transfers:
     batch = tuple(axis for axis, size in layout.mesh.items() if size > 1 and axis in layout.axes("batch"))
     embed, state = layout.axes("embed"), layout.axes("state")
     once = gather == "step" or bool(stages)
-    can_wait = once or (layout.axes("gradients") == embed and set(batch) - set(embed))
-    manual = batch if can_wait and (parts > 1 or by_hand or stages) else ()
+    possible, waits = once or layout.axes("gradients") == embed, once or set(batch) - set(embed)
+    manual = batch if possible and (by_hand or (waits and parts > 1) or stages) else ()
     within = lambda axes: tuple(axis for axis in axes if axis in manual)
 
     gathered_once = within(embed) if once else ()

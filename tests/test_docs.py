@@ -146,9 +146,10 @@ def test_the_memory_page_lists_the_names_of_values():
 
 @pytest.mark.full
 @pytest.mark.parametrize("platform", predictions.RECORDS)
-def test_the_explain_page_shows_the_predictions(platform: str):
-  page, record = predictions.PAGE.read_text(), json.loads(predictions.RECORDS[platform].read_text())
-  assert pages.fill(page, predictions.tables(record)) == page
+def test_pages_show_the_predictions(platform: str):
+  record = json.loads(predictions.RECORDS[platform].read_text())
+  for page, made in ((predictions.PAGE, predictions.tables), (predictions.LARGE_PAGE, predictions.large)):
+    assert pages.fill(page.read_text(), made(record)) == page.read_text()
 
 
 @pytest.mark.full

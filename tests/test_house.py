@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "evaluation",
     "checkpointing",
   },
-  "analysis": {"errors", "models", "configs", "training", "runtime", "strategies"},
+  "analysis": {"errors", "pages", "models", "configs", "training", "runtime", "strategies"},
 }
 LIBRARY = set(MAY_IMPORT)  # everything but the programs that users start
 MAY_IMPORT |= {"train": LIBRARY - {"analysis"}, "benchmarks": LIBRARY, "tools": LIBRARY | {"benchmarks", "train"}}

@@ -147,7 +147,7 @@ def communication(found: dict[str, Any]) -> str:
     rows.append((row["kind"], "+".join(row["axes"]), *numbers))
   rows.append(("total", "", "", "", "", f"{sum(row['sent_in_step'] for row in found['communication']):,.0f}"))
   theory.append(("total", "", f"{sum(row['bytes'] for row in found['theory']):,.0f}"))
-  return f"{table(rows)}\n\n{table(theory)}"
+  return "\n\n".join([table(rows), table(theory), *(row["said"] for row in found["excess"])])
 
 
 def _waits(found: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import pages
 from analysis.timeline import units
 from pages.bars import grouped, stacked
 from pages.devices import Array, placement
-from pages.element import card, section, table, tiles
+from pages.element import card, section, table, text, tiles
 from pages.schedule import schedule
 from pages.units import amount, duration, mfu
 from strategies.base import Strategy
@@ -102,7 +102,8 @@ def tables(found: Mapping[str, Any]) -> Iterator[str]:
     for r in compiled
   ]
   if messages:
-    yield card("Compiled", table(("message", "over", "how many", "times", "bytes a step", "scope"), messages))
+    says = (text(row["said"]) for row in found["excess"])
+    yield card("Compiled", table(("message", "over", "how many", "times", "bytes a step", "scope"), messages), *says)
 
 
 def times(found: Mapping[str, Any]) -> str:

@@ -44,18 +44,6 @@ def test_closed_dimensions_of_a_slice():
   assert flat.closed((8, 16)) == [False, True]
 
 
-def test_gathers_over_a_whole_closed_torus_of_three_dimensions_send_twice():
-  """There the compiler writes gathers and scatters as all-reduces."""
-  doubles = lambda topology, kind="all-gather", **mesh: machine_of(topology).links(mesh).doubles(kind, ("data",))
-  assert doubles("v5p:4x4x4", data=64)
-  assert doubles("v5p:4x4x4", "reduce-scatter", data=64)
-  assert not doubles("v5p:4x4x4", "all-reduce", data=64)
-  assert not doubles("v5p:4x4x4", replica=2, data=32)
-  assert not doubles("v5p:2x4x4", data=32)  # not closed
-  assert not doubles("v5e:16x16", data=256)
-  assert not doubles("h100:8x8", data=64)
-
-
 @pytest.mark.parametrize(
   "mesh, shape, spans",
   [

@@ -113,12 +113,11 @@ def test_no_recorded_step_does_less_arithmetic_than_mfu_counts(found: dict):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name, within, held_out", [("gpu", 1e-3, 1e-3), ("tpu", 0.105, 0.11)])
-def test_the_links_are_busy_as_long_as_predicted(name: str, within: float, held_out: float):
+@pytest.mark.parametrize("name, within", [("gpu", 1e-3), ("tpu", 0.11)])
+def test_the_links_are_busy_as_long_as_predicted(name: str, within: float):
   """On TPUs, rings send a little more than theory, and the model of a TPU7x leaves out a link (docs/explain.md)."""
   for found in RECORDED[name]:
-    bound = held_out if tuple(found["case"]) in predictions.HELD_OUT[name] else within
-    assert predictions.by_formula(found["case"])["communication"] == pytest.approx(found["communication"], rel=bound)
+    assert predictions.by_formula(found["case"])["communication"] == pytest.approx(found["communication"], rel=within)
 
 
 @pytest.mark.full
@@ -136,16 +135,15 @@ def test_there_are_enough_cases():
 @pytest.mark.parametrize("name, topology", [("tpu", "v5p:8x8x16"), ("gpu", "h100:128x8")])
 def test_a_thousand_devices_are_compiled_for_within_two_minutes(name: str, topology: str):
   """By the record: a test that times anything fails whenever the machine has something else to do."""
-  (found,) = (found for found in RECORDED[name] if found["case"][1] == topology)
-  assert found["compile_seconds"] < 120
+  seconds = [found["compile_seconds"] for found in RECORDED[name] if found["case"][1] == topology]
+  assert 0 < max(seconds) < 120
 
 
-def test_the_recommended_options_expose_less_on_gpus():
+@pytest.mark.parametrize("name, share", [("gpu", 0.9), ("tpu", 0.5)])
+def test_the_recommended_options_expose_less(name: str, share: float):
   """In sum over the cases. A few cases are better off without them."""
-  exposed = {
-    choice: sum(found["exposed"][choice] for found in RECORDED["gpu"]) for choice in ("default", "recommended")
-  }
-  assert exposed["recommended"] < 0.9 * exposed["default"]
+  exposed = {choice: sum(found["exposed"][choice] for found in RECORDED[name]) for choice in ("default", "recommended")}
+  assert exposed["recommended"] < share * exposed["default"]
 
 
 @pytest.mark.parametrize("row", in_full(published.ROWS, published.ROWS[0]), ids=lambda row: row.what)

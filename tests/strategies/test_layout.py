@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 import strategies
 from strategies.base import Strategy
-from strategies.compiler_options import options
+from strategies.compiler_options import options, scatters
 from strategies.layout import Layout
 from strategies.mesh import OnMesh, fitted, make_mesh, resolve
+from strategies.transfers import Transfers
 
 FSDP, TENSOR = strategies.layout_of("fsdp"), strategies.layout_of("tensor_parallel")
 
@@ -232,13 +233,42 @@ def test_compiler_options_reach_the_training_step():
     Strategy(fsdp.runner, fsdp.mesh, {"xla_is_fast": True}).lower_train_step(16).compile()
 
 
-def test_only_gpus_have_recommended_options():
-  """On TPUs the compiler warns of wrong results."""
-  device = lambda platform, kind: SimpleNamespace(platform=platform, device_kind=kind)
-  gpu = device("gpu", "NVIDIA H100 80GB HBM3")
-  assert options("recommended", gpu)
-  assert options("default", gpu) == {}
-  assert [options("recommended", device("tpu", "TPU v5e")), options("recommended", jax.devices()[0])] == [{}, {}]
+def device(platform: str, kind: str) -> SimpleNamespace:
+  return SimpleNamespace(platform=platform, device_kind=kind)
+
+
+def test_accelerators_have_recommended_options():
+  gpu, v5p = device("gpu", "NVIDIA H100 80GB HBM3"), device("tpu", "TPU v5")
+  fsdp, whole = map(strategies.layout_of, ("fsdp", "data_parallel"))
+  fsdp, whole = fsdp.on(data=8), whole.on(data=8)
+  for accelerator in (gpu, v5p):
+    assert options("recommended", accelerator, fsdp)
+    assert options("default", accelerator, fsdp) == {}
+  assert options("recommended", gpu, whole)
+  without = [(v5p, whole), (device("tpu", "TPU v4"), fsdp), (jax.devices()[0], fsdp)]
+  assert [options("recommended", *each) for each in without] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize(
+  "kind, sparse_cores, gathers", [("5 lite", False, []), ("5", True, [3]), ("6 lite", True, [2]), ("7x", True, [2, 3])]
+)
+def test_each_generation_of_tpus_has_its_options(kind: str, sparse_cores: bool, gathers: list[int]):
+  """Options of another generation may be refused, or waste what this one has."""
+  layout = strategies.layout_of("fsdp").on(data=8)
+  found = options("recommended", device("tpu", f"TPU{kind}" if kind == "7x" else f"TPU v{kind}"), layout)
+  assert any("sparse_core" in name for name in found) == sparse_cores
+  assert [n for n in (2, 3) if any(f"{n}d_all_gather" in name for name in found)] == gathers
+
+
+@pytest.mark.parametrize("data, fills", [(256, True), (512, False), (1024, False)])
+def test_thin_pieces_are_scattered_by_hand_on_tpus(data: int, fills: bool):
+  """4096 / 512 rows of bfloat16 fill half a tile."""
+  sizes = dataclasses.replace(program().sizes, width=4096, dtype="bfloat16")
+  for name in ("fsdp", "zero1"):
+    layout = strategies.layout_of(name).on(data=data)
+    assert scatters(device("tpu", "TPU v5"), layout, sizes) == fills
+    assert scatters(device("gpu", "NVIDIA H100"), layout, sizes)
+    assert Transfers.of(layout, by_hand=not fills).by_hand == (() if fills else ("data",))
 
 
 @pytest.mark.full

@@ -108,6 +108,18 @@ def test_strategy_equals_single_device(name: str, variant: str):
   assert len(set(losses[:, 0])) == STEPS
 
 
+@pytest.mark.parametrize("name", in_full(["fsdp"], ["two_d", "hsdp", "zero1"]))
+def test_gradients_that_are_scattered_by_hand_equal_a_single_devices(name: str, monkeypatch: pytest.MonkeyPatch):
+  """As on TPUs where pieces do not fill tiles: here a piece has 4 rows."""
+  monkeypatch.setattr(strategies, "scatters", lambda *_: False)
+  program = make_program("text")
+  runner, alone = strategy(name, program), strategy("single", program)
+  assert runner.transfers.by_hand
+  batch = random_batch(program, BATCH)
+  ours, expected = (r.gradients(initial_state(r), r.shard(batch, BATCH))[1] for r in (runner, alone))
+  assert_trees_close(ours, expected, PARITY)
+
+
 # Bfloat16 has 8 significant bits, so gradients are up to 3% from those in float32. Another layout rounds other numbers,
 # which makes that distance up to 15% larger. If gradients were added up in bfloat16, it would be at least 40% larger.
 # With jax 0.12, the CPU backend does so in one product that only tensor_parallel has (docs/why.md): 39% here.
