@@ -5,7 +5,6 @@ nothing.
 """
 
 import functools
-from collections.abc import Collection
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -76,10 +75,7 @@ def _products(case: Case) -> list[Product]:
     attention_again += attention_again if case.repeats else attention_again / 2
     mlp_again *= 2
   # The backward passes of kernels compute the scores again; splash attention in both its kernels, and another product.
-  # So does `blockwise`, if remat has not done so just before.
   attention_again += {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(sizes.attention, 0.0)
-  if _saves_logsumexp(sizes) and _reuses_attention(sizes, case.saved_names):
-    attention_again += scores / 2
   attention_again += COMPILERS[case.compiler].attention_again(case) * (projections + scores)
   (inputs, _), head = sizes.predicts.head()
   head_flops = 2 * inputs * case.outputs * sizes.predicts.predictions() / t
@@ -124,21 +120,12 @@ def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[f
       names -= set() if joined <= names else joined
   shares = {"query": sizes.heads, "key": sizes.kv_heads, "value": sizes.kv_heads, "attention_output": sizes.heads}
   share = sum(n for name, n in shares.items() if name not in names) / sum(shares.values())
-  if (sizes.attention in KERNELS or _saves_logsumexp(sizes)) and _reuses_attention(sizes, names):
+  is_kernel = sizes.attention in KERNELS
+  if is_kernel and (sizes.remat == "dots" or "context" in names):
     scores = 0
   elif "context" in names:
     scores /= 2  # the product with the values is not repeated
   return share * projections + scores, mlp / 3 * len({"mlp_gate", "mlp_up"} - names)  # not the product with `down`
-
-
-def _saves_logsumexp(sizes: ModelSizes) -> bool:
-  """Whether attention has the backward pass of `attention.blockwise`."""
-  return sizes.attention == "blockwise" and sizes.predicts.causal
-
-
-def _reuses_attention(sizes: ModelSizes, saved: Collection[str]) -> bool:
-  """Whether remat saves what the backward pass of such attention, or of a kernel, reads."""
-  return sizes.remat in ("minimal", "dots") or "context" in saved
 
 
 def _computed(sizes: ModelSizes) -> float:

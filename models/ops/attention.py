@@ -7,8 +7,7 @@ scores of all pairs of positions in memory.
 
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from errors import ConfigError
 from models.dimensions import Sharding
-from models.ops.layers import with_gradient
 from models.remat import KERNEL
 from models.sizes import ModelSizes
 
@@ -75,7 +73,7 @@ def attend(
   """What each head reads [B, T, N, H], by the implementation of this name; a kernel on each device's own part."""
   core = functools.partial(IMPLEMENTATIONS[name], causal=causal)
   if name not in KERNELS:
-    return core(q, k, v, segments=segments)
+    return checkpoint_name(core(q, k, v, segments=segments), "context")
   kernel = lambda q, k, v, *rest: core(q, k, v, segments=rest[0] if rest else None)
   heads, rest = ("batch", None, "heads", None), () if segments is None else (segments,)
   return sharding.local(kernel, q, k, v, *rest, dims=(*(heads,) * 3, ("batch", None))[: 3 + len(rest)], results=heads)
@@ -108,7 +106,7 @@ def plain(
   if visible is not True:
     scores = jnp.where(visible, scores, -jnp.inf)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  return checkpoint_name(jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(b, t, n, h), "context")
+  return jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(b, t, n, h)
 
 
 def rope_angles(coordinates: jax.Array, sizes: ModelSizes) -> jax.Array:
@@ -192,75 +190,16 @@ def with_past(
 def blockwise(
   q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None
 ) -> jax.Array:
-  """`plain` on one block of queries at a time. If causal, each block skips the keys that it cannot see.
-
-  It saves the log-sum-exp of a query's scores instead of its weights. The backward pass computes the scores again, and
-  with them the weights. It reads each block once: the gradient of softmax needs no sum over the keys, because that sum
-  is the product of what the query has read and its gradient (arXiv:2205.14135).
-  """
+  """`plain` on one block of queries at a time. If causal, each block skips the keys that it cannot see."""
   if not causal:
     return plain(q, k, v, causal=False, segments=segments)
-  return with_gradient(_read_blocks, _gradients_of_blocks, q, k, v, segments)
 
+  def row(start: int) -> jax.Array:
+    stop = start + QUERY_BLOCK
+    seen = None if segments is None else segments[:, :stop]
+    return plain(q[:, start:stop], k[:, :stop], v[:, :stop], causal=True, offset=start, segments=seen)
 
-def _read_blocks(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> tuple[jax.Array, Any]:
-  keys, values, read, logsumexp = k.swapaxes(1, 2), v.swapaxes(1, 2), [], []
-  for start, scores in _scores(q, keys, segments):
-    largest = jnp.max(scores, axis=-1, keepdims=True)
-    exponentials = jnp.exp(scores - largest)
-    total = jnp.sum(exponentials, axis=-1, keepdims=True)
-    seen = values[:, :, : start + QUERY_BLOCK]
-    summed = jnp.einsum("bkgts,bksh->bkgth", exponentials.astype(v.dtype), seen, preferred_element_type=jnp.float32)
-    read.append(summed / total)
-    logsumexp.append(largest + jnp.log(total))
-  out = checkpoint_name(_positions_first(jnp.concatenate(read, axis=3).astype(q.dtype)), KERNEL)
-  return out, (q, k, v, segments, out, checkpoint_name(jnp.concatenate(logsumexp, axis=3), KERNEL))
-
-
-def _gradients_of_blocks(given: Any, of_out: jax.Array) -> tuple[jax.Array | None, ...]:
-  q, k, v, segments, out, logsumexp = given
-  keys, values, groups = k.swapaxes(1, 2), v.swapaxes(1, 2), k.shape[2]
-  queries, of_read = _heads_first(q, groups), _heads_first(of_out, groups)
-  mean = _heads_first(jnp.sum(of_out * out, axis=-1, keepdims=True, dtype=jnp.float32), groups)
-  of_k, of_v = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32)
-  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-  add = lambda total, part: jax.lax.dynamic_update_slice(total, total[:, :, : part.shape[2]] + part, (0, 0, 0, 0))
-  scale, of_q = 1 / math.sqrt(q.shape[-1]), []
-  for start, scores in _scores(q, keys, segments):
-    rows, seen = slice(start, start + QUERY_BLOCK), slice(start + QUERY_BLOCK)
-    block = lambda x, rows=rows: x[:, :, :, rows]
-    weights = jnp.exp(scores - block(logsumexp))
-    of_weights = product("bkgth,bksh->bkgts", block(of_read), values[:, :, seen])
-    of_scores = (weights * (of_weights - block(mean)) * scale).astype(q.dtype)
-    of_q.append(product("bkgts,bksh->bkgth", of_scores, keys[:, :, seen]))
-    of_k = add(of_k, product("bkgts,bkgth->bksh", of_scores, block(queries)))
-    of_v = add(of_v, product("bkgts,bkgth->bksh", weights.astype(q.dtype), block(of_read)))
-  gradients = _positions_first(jnp.concatenate(of_q, axis=3)), of_k.swapaxes(1, 2), of_v.swapaxes(1, 2)
-  return *(g.astype(q.dtype) for g in gradients), None
-
-
-def _scores(q: jax.Array, keys: jax.Array, segments: jax.Array | None) -> Iterator[tuple[int, jax.Array]]:
-  """For each block of queries, where it starts, and its scores [B, K, G, t, s] of the keys up to its last one."""
-  queries = _heads_first((q / math.sqrt(q.shape[-1])).astype(q.dtype), keys.shape[1])
-  for start in range(0, q.shape[1], QUERY_BLOCK):
-    block, seen = queries[:, :, :, start : start + QUERY_BLOCK], keys[:, :, : start + QUERY_BLOCK]
-    visible = jnp.arange(seen.shape[2]) <= start + jnp.arange(block.shape[3])[:, None]
-    if segments is not None:
-      stop = start + QUERY_BLOCK
-      visible &= same_segment(segments[:, start:stop], segments[:, :stop])[:, None, None]
-    scores = jnp.einsum("bkgth,bksh->bkgts", block, seen, preferred_element_type=jnp.float32)
-    yield start, jnp.where(visible, scores, -jnp.inf)
-
-
-def _heads_first(x: jax.Array, groups: int) -> jax.Array:
-  """[B, T, N, H] → [B, K, N/K, T, H]."""
-  return jnp.moveaxis(x.reshape(*x.shape[:2], groups, -1, x.shape[-1]), 1, 3)
-
-
-def _positions_first(x: jax.Array) -> jax.Array:
-  """[B, K, N/K, T, H] → [B, T, N, H]."""
-  x = jnp.moveaxis(x, 3, 1)
-  return x.reshape(*x.shape[:2], -1, x.shape[-1])
+  return jnp.concatenate([row(start) for start in range(0, q.shape[1], QUERY_BLOCK)], axis=1)
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None) -> jax.Array:
