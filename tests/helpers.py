@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,10 @@ def in_full(cases: Iterable[Any], *in_each: Any) -> list[Any]:
   return [case if case in in_each else pytest.param(*values(case), marks=pytest.mark.full) for case in cases]
 
 
-def each_once(
-  first: Iterable[Any], second: Iterable[Any], *chosen: tuple[Any, Any], skip: Collection[tuple[Any, Any]] = ()
-) -> list[Any]:
+def each_once(first: Iterable[Any], second: Iterable[Any], *chosen: tuple[Any, Any]) -> list[Any]:
   """All pairs, as cases of a parametrized test. In `make test` are so few that each value is in at least one of them.
 
-  The pairs of `chosen` are among them. Each other value takes the partner that the fewest pairs have so far. Pairs of
-  `skip` are left out, except in `make test`.
+  The pairs of `chosen` are among them. Each other value takes the partner that the fewest pairs have so far.
   """
   sides, pairs = (list(first), list(second)), list(chosen)
   for side in (0, 1):
@@ -69,8 +66,7 @@ def each_once(
       if not uses(value):
         other = min(sides[1 - side], key=functools.partial(uses, side=1 - side))
         pairs.append((value, other) if side == 0 else (other, value))
-  product = ((x, y) for x in sides[0] for y in sides[1])
-  return in_full([pair for pair in product if pair in pairs or pair not in skip], *pairs)
+  return in_full([(x, y) for x in sides[0] for y in sides[1]], *pairs)
 
 
 IMAGES = {

@@ -65,10 +65,6 @@ PAIRS = each_once(
   ("data_parallel", "text"), ("fsdp", "text"), ("fsdp", CHUNKED), ("hsdp", "text"), ("zero2", "text"),
   ("zero1", WITH_ADAPTERS), ("two_d", WITH_ADAPTERS), ("pipeline", WITH_ADAPTERS), ("single", WITH_ADAPTERS),
   ("tensor_parallel", MUON), ("three_d", "text"), ("pmap_ddp", ADAFACTOR),
-  skip=[
-    *((name, "text") for name in ("single", "tensor_parallel", "two_d", "zero1")),  # `CHUNKED` has all of it and more
-    *((name, WITH_ADAPTERS) for name in ("fsdp", "tensor_parallel", "three_d")),  # `ADAPTED` has them
-  ],
 )  # fmt: skip
 
 

@@ -94,7 +94,6 @@ PAIRS = each_once(
   ("zero2", ACCUMULATION), ("two_d", ACCUMULATION), ("pipeline", ACCUMULATION), ("three_d", DOCUMENTS),
   ("hsdp", DOCUMENTS), ("fsdp", DOCUMENTS), ("zero1", "images"), ("data_parallel", DOCUMENTS),
   ("tensor_parallel", "adapters"), ("pmap_ddp", "adapters"),
-  skip=[(name, ("adapters", "images")[i % 2]) for i, name in enumerate(OTHERS)],  # each strategy has one of the two
 )  # fmt: skip
 
 
