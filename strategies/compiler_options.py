@@ -94,5 +94,6 @@ def scatters(device: jax.Device | None, layout: Layout, sizes: ModelSizes) -> bo
   libtpu all-reduces those whose pieces do not fill tiles, at twice the bytes: with 7 billion parameters on more than
   256 devices. The program then scatters them by hand, in another shape (by_hand.py).
   """
-  rows = sizes.width // layout.shards("state")
-  return device is None or device.platform != "tpu" or fills_tiles(rows, sizes.dtype)
+  pieces = layout.shards("state")
+  is_tpu = device is not None and device.platform == "tpu"
+  return not is_tpu or pieces == 1 or fills_tiles(sizes.width // pieces, sizes.dtype)

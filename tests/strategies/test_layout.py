@@ -269,6 +269,8 @@ def test_thin_pieces_are_scattered_by_hand_on_tpus(data: int, fills: bool):
     assert scatters(device("tpu", "TPU v5"), layout, sizes) == fills
     assert scatters(device("gpu", "NVIDIA H100"), layout, sizes)
     assert Transfers.of(layout, by_hand=not fills).by_hand == (() if fills else ("data",))
+  whole = strategies.layout_of("data_parallel").on(data=data)
+  assert scatters(device("tpu", "TPU v5"), whole, dataclasses.replace(sizes, width=100)), "nothing is scattered"
 
 
 @pytest.mark.full
