@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from analysis.case import Case
 from analysis.weights import Weight
-from strategies.collectives import ROWS
+from strategies.collectives import fills_tiles
 from strategies.pipeline.stage import UNROLL
 
 
@@ -137,7 +137,7 @@ class LibTpu(Compiler):
 
   def scatters_stream(self, case: Case) -> bool:
     """Only if the positions of a device fill tiles."""
-    return case.sizes.positions / case.layout.shards("sequence") * case.item % ROWS == 0
+    return fills_tiles(case.sizes.positions // case.layout.shards("sequence"), case.sizes.dtype)
 
   def scatters_adapters(self, case: Case) -> bool:
     return False

@@ -5,7 +5,6 @@ step is slower than it should be.
 """
 
 import collections
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -50,7 +49,7 @@ def excess(
 
 def _weights(case: Case, collectives: Iterable[Collective]) -> list[str]:
   """The weights whose arrays, or whose gradients, these collectives may send: those of the same size."""
-  sizes = {math.prod(shape.dims) for one in collectives for shape in one.operands}
+  sizes = {shape.size for one in collectives for shape in one.operands}
   names = []
   for weight in weights(case.sizes):
     layers = case.sizes.depth / case.layout.shards("layers") if weight.in_blocks else 1

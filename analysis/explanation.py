@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from analysis import gpus, host, memory, predict, theory
 from analysis.case import Case
+from analysis.communication import Collective
 from analysis.compiled import CompiledStep, DoesNotFit, compile_step
 from analysis.excess import excess
 from analysis.fixes import fixes
@@ -83,6 +84,7 @@ def explain(
   mesh = strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices, which a compiler needs
   links = figures and (where.links_of(mesh) if where else of_devices(figures, mesh, network))
+  sent, collectives = theory.sent(case), step.collectives() if step else []
   timed = step.overlap(figures, links) if step and figures and links and peak_flops(device, case.sizes.dtype) else None
   return {
     "strategy": name,
@@ -95,9 +97,9 @@ def explain(
     "activations": _activations(strategy, case),
     "memory": _memory(name, case, step, error, figures, device.platform == "tpu"),
     "transfers": _transfers(case),
-    "communication": _communication(step, timed) if step else None,
-    "theory": [row._asdict() for row in theory.sent(case)],
-    "excess": excess(case, step.collectives(), theory.sent(case), _has_default_options(strategy)) if step else [],
+    "communication": _communication(collectives, timed) if step else None,
+    "theory": [row._asdict() for row in sent],
+    "excess": excess(case, collectives, sent, _has_default_options(strategy)),
     "timeline": timeline(strategy.schedule) if strategy.schedule else None,
     "bubble": strategy.schedule.idle_time() if strategy.schedule else None,
     "time": _time(strategy, case, step, figures, timed) if step and figures and timed else None,
@@ -193,11 +195,11 @@ def _transfers(case: Case) -> dict[str, Any]:
   return dataclasses.asdict(case.transfers) | {"described": case.transfers.described(case.layout.mesh)}
 
 
-def _communication(step: CompiledStep, timed: Overlap | None) -> list[dict[str, Any]]:
-  """The step's collectives, grouped by kind, mesh axes, and how often they run; with seconds where they are known."""
+def _communication(collectives: list[Collective], timed: Overlap | None) -> list[dict[str, Any]]:
+  """A step's collectives, grouped by kind, mesh axes, and how often they run; with seconds where they are known."""
   seconds = {one.collective.name: one for one in timed.collectives} if timed else {}
   rows: dict[tuple, dict[str, Any]] = {}
-  for collective in step.collectives():
+  for collective in collectives:
     key = (collective.kind, collective.axes, collective.times, collective.ring)
     row = rows.setdefault(
       key,

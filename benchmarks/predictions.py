@@ -23,6 +23,7 @@ import strategies
 from analysis import memory, predict, theory
 from analysis.case import Case
 from analysis.compiled import compile_step
+from analysis.roofline import Roofline
 from analysis.topology import Machine, machine_of
 from benchmarks.pages import ROOT, cpu, rewrite, source
 from configs import base
@@ -224,14 +225,16 @@ def large(record: dict[str, Any]) -> dict[str, str]:
     if where.count < LARGE:
       continue
     case, sent = case_on(where, config(found["case"])), sum(found["sent"].values())
-    busy = max(found["flops"] / where.chip.flops / (1 - case.idle), found["traffic"] / where.chip.bandwidth)
-    step = busy + found["exposed"]["recommended"]
-    times = [found["communication"], *map(found["exposed"].get, ("default", "recommended")), step]
-    waits, exposed, best, at_best = (f"{1e3 * seconds:,.1f} ms" for seconds in times)
+    waits = found["exposed"]
+    times = Roofline(
+      found["flops"] / where.chip.flops, found["traffic"] / where.chip.bandwidth, found["communication"],
+      exposed=waits["recommended"], idle=case.idle,
+    )  # fmt: skip
+    shown = [f"{1e3 * s:,.1f} ms" for s in (times.communication, waits["default"], times.exposed, times.seconds)]
     rows.append(
       f"| {name} | {topology} ({where.count:,}) | {model}, {length}, {remat} | {sent / 1e9:.1f} GB "
-      f"| {sent / by_formula(found['case'])['sent']:.2f} | {waits} | {exposed} | {best} | {at_best} "
-      f"| {case.model_flops / step / where.chip.flops:.1%} |"
+      f"| {sent / by_formula(found['case'])['sent']:.2f} | {' | '.join(shown)} "
+      f"| {times.mfu(case.model_flops, where.chip):.1%} |"
     )
   return {f"large-{platform}": "\n".join([*rows, "", source(record)])}
 

@@ -49,7 +49,6 @@ class Collectives:
 
   def reduce_scatter(self, gradient: jax.Array, dims: Dims, axes: tuple[str, ...]) -> jax.Array:
     """Sums the gradient of such a weight over devices, and leaves each device its piece along `embed`."""
-
     n = math.prod(self.layout.mesh[axis] for axis in axes)
 
     def scatter(gradient: jax.Array, dims: Dims) -> jax.Array:

@@ -11,10 +11,9 @@ block at a time (models/transformer.py).
 Communication: each weight is all-gathered in the forward pass and again in the backward pass, and its gradient is
 reduce-scattered. Each device sends about 3·P·(n−1)/n numbers, 1.5 times as many as in data parallelism, and needs 1/n
 of the memory. Remat sends nothing more, because the backward pass gathers in any case. Exceptions: embedding and head
-are gathered once, the embedding's gradient is all-reduced, and the scales of the norms (under 1% of the bytes) stay
-replicated. With `accumulation` every part gathers and scatters again; `gather=step` does so once, and keeps whole
-weights and gradients until then. (XLA's CPU backend all-reduces each gradient, at twice the bytes, and slices: it does
-not reduce-scatter.)
+are gathered once, and the scales of the norms (under 1% of the bytes) stay replicated. With `accumulation` every part
+gathers and scatters again; `gather=step` does so once, and keeps whole weights and gradients until then. (XLA's CPU
+backend all-reduces each gradient, at twice the bytes, and slices: it does not reduce-scatter.)
 
 Use it when the state does not fit on one device and the batch has at least one example for each device. Don't use it
 when the pieces are so thin that a gather takes longer than the arithmetic that hides it; add tensor parallelism then

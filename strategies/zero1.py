@@ -11,8 +11,7 @@ state apart from the weights: `state` says where `embed` is split in Adam's mome
 Communication: gradients are reduce-scattered in the compute dtype, and new weights all-gathered in their own. In
 float32 this is 2·P·(n−1)/n numbers, as many as data_parallel's all-reduce. With bfloat16 it is 1.5 times as many bytes,
 because the new weights travel in float32. With `accumulation` each device adds up whole gradients, and they are
-scattered once a step. Exceptions: CPUs, and TPUs with `accumulation`, all-reduce the gradients and slice. TPUs
-all-reduce the embedding's too.
+scattered once a step. Exception: CPUs all-reduce the gradients and slice, if there is no `accumulation`.
 
 Use it when weights and gradients fit on one device but Adam's moments do not: they take half of the 16 bytes a
 parameter. Don't use it when the gathers at the end of a step cost more than the time that the update saves: nothing
