@@ -191,10 +191,10 @@ def test_times_and_communication_that_explain_computes_from_a_step():
   of_peak = lambda flops: pytest.approx(16 * flops / 8 / 989e12 / time["seconds"])
   assert time["mfu"] == of_peak(sizes.train_flops_per_example())
   assert time["palm_mfu"] == of_peak(sizes.palm_flops_per_example())
-  (gathers,) = (row for row in explanation._communication(step, timed) if row["axes"] == ("data",))
+  (gathers,) = (row for row in explanation._communication(step.collectives(), timed) if row["axes"] == ("data",))
   assert (gathers["count"], gathers["sent_in_step"]) == (2, 2 * 3 * array)
   assert gathers["seconds"] == gathers["exposed"] == pytest.approx(2 * 3 * array / 450e9)
-  assert [row["seconds"] for row in explanation._communication(step, None)] == [None, None]  # unknown devices
+  assert [row["seconds"] for row in explanation._communication(step.collectives(), None)] == [None, None]  # unknown devices
 
 
 @pytest.mark.parametrize("capacity, fits", [(99, False), (100, True)])
