@@ -5,6 +5,7 @@ nothing.
 """
 
 import functools
+from collections.abc import Collection
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ from analysis.roofline import Roofline
 from analysis.saved import block_values
 from analysis.weights import trained, weights
 from models import lora
-from models.ops.attention import KERNELS, QUERY_BLOCK
+from models.ops.attention import KERNELS
+from models.ops.pieces import QUERY_BLOCK
 from models.sizes import ModelSizes
 from runtime.hardware import Chip
 
@@ -75,7 +77,10 @@ def _products(case: Case) -> list[Product]:
     attention_again += attention_again if case.repeats else attention_again / 2
     mlp_again *= 2
   # The backward passes of kernels compute the scores again; splash attention in both its kernels, and another product.
+  # So does `blockwise`, if remat has not done so just before.
   attention_again += {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(sizes.attention, 0.0)
+  if _saves_logsumexp(sizes) and _reuses_attention(sizes, case.saved_names):
+    attention_again += scores / 2
   attention_again += COMPILERS[case.compiler].attention_again(case) * (projections + scores)
   (inputs, _), head = sizes.predicts.head()
   head_flops = 2 * inputs * case.outputs * sizes.predicts.predictions() / t
@@ -120,12 +125,21 @@ def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[f
       names -= set() if joined <= names else joined
   shares = {"query": sizes.heads, "key": sizes.kv_heads, "value": sizes.kv_heads, "attention_output": sizes.heads}
   share = sum(n for name, n in shares.items() if name not in names) / sum(shares.values())
-  is_kernel = sizes.attention in KERNELS
-  if is_kernel and (sizes.remat == "dots" or "context" in names):
+  if (sizes.attention in KERNELS or _saves_logsumexp(sizes)) and _reuses_attention(sizes, names):
     scores = 0
-  elif "context" in names:
+  elif "attended" in names:
     scores /= 2  # the product with the values is not repeated
   return share * projections + scores, mlp / 3 * len({"mlp_gate", "mlp_up"} - names)  # not the product with `down`
+
+
+def _saves_logsumexp(sizes: ModelSizes) -> bool:
+  """Whether attention has the backward pass of `attention.blockwise`."""
+  return sizes.attention == "blockwise" and sizes.predicts.causal
+
+
+def _reuses_attention(sizes: ModelSizes, saved: Collection[str]) -> bool:
+  """Whether remat saves what the backward pass of such attention, or of a kernel, reads."""
+  return sizes.remat in ("minimal", "dots") or "attended" in saved
 
 
 def _computed(sizes: ModelSizes) -> float:
@@ -174,7 +188,7 @@ def _splash_bytes(case: Case) -> float:
   """What the kernels of splash attention read and write for one example in a block."""
   sizes, rows = case.sizes, case.sizes.heads / case.layout.shards("heads")
   kernels = ["fwd", "dq", "dkv"] + ["fwd"] * (
-    case.repeats and "context" not in case.saved_names
+    case.repeats and "attended" not in case.saved_names
   )  # the forward pass again
   of = functools.partial(
     splash.work, length=sizes.positions, head=sizes.head_dim, item=case.item, causal=sizes.predicts.causal

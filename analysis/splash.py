@@ -7,7 +7,7 @@ for those of keys and values. Both compute the scores and the gradients of the w
 
 from typing import NamedTuple
 
-from models.ops.attention import splash_block
+from models.ops.pieces import splash_block
 
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # matrix products of a kernel for each pair of blocks
 

@@ -31,7 +31,9 @@ VERSION = 4  # the version of the record's format
 Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what `Checkpoints.save` adds
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 # The fields of config.model that a resumed run may change.
-FREE_TO_CHANGE = ("attention", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std")
+FREE_TO_CHANGE = (
+  "attention", "attention_context", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std",
+)  # fmt: skip
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
     "name", "path", "validation_path", "text_field", "label_field", "prompt_field", "completion_field", "tokenizer",

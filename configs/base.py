@@ -75,10 +75,12 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "lora_alpha": 16.0,  # what adapters add is multiplied by lora_alpha / lora_rank
         "lora_targets": "query,key,value,out,gate,up,down",  # the weights that have one
         "attention": "auto",  # "plain", "blockwise" (CPU), "cudnn" (NVIDIA), "splash" (TPU); "auto": the best
+        # How attention reads positions of other devices, if a mesh axis splits them: "gather", "exchange", "ring" or "auto"
+        "attention_context": "auto",
         # What the backward pass computes again: "minimal" (if cheap), "dots" (all but products), "full", or "offload"
         # (as "full", but what is saved is in the host's memory).
         "remat": "minimal",
-        "saved": "",  # more values to save, by name and with commas, such as "context,mlp_up" (docs/memory.md)
+        "saved": "",  # more values to save, by name and with commas, such as "attended,mlp_up" (docs/memory.md)
         "loss_chunk": 0,  # tokens whose logits a device has at a time, at most; 0: automatic
         "dtype": "auto",  # of the computation: "auto" (float32 on CPU, bfloat16 elsewhere), "float32" or "bfloat16"
         "param_dtype": "float32",  # of the master weights

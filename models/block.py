@@ -64,7 +64,7 @@ class Attention(nnx.Module):
     self.lora = Adapters(
       sizes, rngs, query=(self.query, 1), key=(self.key, 1), value=(self.value, 1), out=(self.out, 2)
     )
-    self.core = functools.partial(attend, sizes.attention, causal=sizes.predicts.causal)
+    self.core = functools.partial(attend, sizes)
 
   @jax.named_scope("attention")
   def __call__(

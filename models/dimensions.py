@@ -5,6 +5,7 @@ activations have separate names, so that `embed` (weights) can be split over the
 (activations):
 
     batch      activations: the examples
+    positions  activations: the positions, everywhere and also in attention (ops/context.py)
     sequence   activations: the positions of the residual stream, between products
     embed      weights: the model width; gathered just before use
     heads      weights and activations: query and key-value heads
@@ -19,8 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
-DIMENSIONS = ("batch", "sequence", "embed", "heads", "mlp", "vocab", "layers")
+DIMENSIONS = ("batch", "positions", "sequence", "embed", "heads", "mlp", "vocab", "layers")
 
 T = TypeVar("T")
 
@@ -45,7 +47,10 @@ class Sharding:
   """
 
   def shards(self, dim: str) -> int:
-    """The number of pieces a dimension is split into. "gradients": in which the compiler leaves those of weights."""
+    """The number of pieces a dimension is split into. "gradients": in which the compiler leaves those of weights.
+
+    If "positions" has several, a device computes with its own positions only, in the order of `ops.positions.own`.
+    """
     return 1
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
@@ -86,8 +91,12 @@ class Sharding:
     """
     return kernel(*arrays)
 
+  def index(self, dim: str) -> jax.Array:
+    """In a kernel of `local`, and for "positions": the number of the piece that this device has of a dimension."""
+    return jnp.zeros((), jnp.int32)
+
   def across(self, collective: Callable[..., jax.Array], x: jax.Array, dim: str) -> jax.Array:
-    """In a kernel of `local`: `jax.lax.psum` or `pmax` of x, over the devices that split a dimension."""
+    """There, too: a collective such as `jax.lax.psum` of x, over the devices that split a dimension."""
     return x
 
   def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:

@@ -13,6 +13,7 @@ import numpy as np
 
 from errors import ConfigError, positive
 from models.dimensions import Dims, Sharding
+from models.ops.positions import own
 
 if TYPE_CHECKING:
   from models.sizes import ModelSizes
@@ -103,7 +104,7 @@ class Tokens(Input):
   def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     # Pinning the table also pins its gradient, so each device sums the gradient over its own examples. Otherwise the
     # compiler may send the activations' gradients to where the table is stored.
-    return sharding.split_sequence(sharding.lookup(sharding.activation(table, "vocab", None), x))
+    return sharding.split_sequence(sharding.lookup(sharding.activation(table, "vocab", None), own(x, sharding)))
 
   def locate(self, index: jax.Array) -> jax.Array:
     return index[..., None]
@@ -157,7 +158,7 @@ class Images(Input):
 
   def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     # Each device embeds its own positions. So this is not a `linear`, which would join batch and positions.
-    flat = patches(x, self.sizes.patch_size).astype(table.dtype)
+    flat = own(patches(x, self.sizes.patch_size), sharding).astype(table.dtype)
     return sharding.activation(flat @ table, "batch", "sequence", None)
 
   def locate(self, index: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ import numpy as np
 from errors import ConfigError
 from models.dimensions import Dims, Sharding
 from models.inputs import Field, Shapes, check_known
+from models.ops import positions
 from models.ops.layers import linear
 from models.ops.loss import Sums, Targets, next_token, of_logits
 
@@ -56,6 +57,9 @@ class Objective(Protocol):
     """
     return mask
 
+  def own(self, targets: Targets, sharding: Sharding) -> Targets:
+    """The targets of a device's own positions, if devices share the positions of an example."""
+
   def predictions(self) -> int:
     """The number of predictions for an example."""
 
@@ -97,6 +101,9 @@ class NextToken(Objective):
     counted = mask[:, None] & (here == after) & (after > 0)  # the last token of a document predicts nothing
     return counted if completions is None else counted & completions[:, 1:]
 
+  def own(self, targets: Targets, sharding: Sharding) -> Targets:
+    return Targets(*(positions.own(x, sharding) for x in targets))
+
   def predictions(self) -> int:
     return self.sizes.positions
 
@@ -128,6 +135,10 @@ class Class(Objective):
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
     return batch["label"]
 
+  def own(self, targets: Targets, sharding: Sharding) -> Targets:
+    """All devices of an example compute its prediction. It counts on the first."""
+    return targets._replace(counted=targets.counted & (sharding.index("positions") == 0))
+
   def predictions(self) -> int:
     return 1
 
@@ -138,12 +149,13 @@ class Class(Objective):
     return "float32"  # the product with a few classes is so small that full precision costs nothing
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
+    summed = lambda x: sharding.across(jax.lax.psum, jnp.sum(x, axis=1, dtype=jnp.float32), "positions")
     if segments is None:
-      return linear(jnp.mean(x, axis=1, dtype=jnp.float32), head)
+      return linear(summed(x) / (x.shape[1] * sharding.shards("positions")), head)
     # Pinned as a whole and in parts. Otherwise the compiler might split what attention reads, and gather it there.
     is_text = sharding.activation(segments, "batch", None)[..., None] > 0  # [B, T, 1]
-    own = sharding.activation(segments, "batch", "sequence")[..., None] > 0
-    total = jnp.sum(jnp.where(own, x, 0), axis=1, dtype=jnp.float32)
+    is_own_text = sharding.activation(positions.own(segments, sharding), "batch", "sequence")[..., None] > 0
+    total = summed(jnp.where(is_own_text, x, 0))
     return linear(total / jnp.maximum(jnp.sum(is_text, axis=1), 1), head)  # an empty text has a mean of 0
 
 

@@ -14,7 +14,7 @@ import jax
 from errors import one_of
 
 CUDNN = "dot_product_attention_fwd_wrapper"  # the primitive whose results cuDNN's backward pass reads again
-KERNEL = "attention kernel"  # the name of what splash attention's backward pass reads again
+KERNEL = "attention kernel"  # the name of what the backward passes of splash attention and of `blockwise` read again
 
 ADAPTER = "adapter"  # the name of the values between the halves of an adapter that writes to the residual stream
 
@@ -24,7 +24,7 @@ NAMES = {
   "query": "rotated queries [T, N, H]",
   "key": "rotated keys [T, K, H]",
   "value": "values [T, K, H]",
-  "context": "what each head has read [T, N, H]; of kernels, all that their backward passes read",
+  "attended": "what each head has read [T, N, H]; of kernels and `blockwise`, all that their backward passes read",
   "attention_output": "what attention adds to the residual stream [T, D]",
   "mlp_gate": "the product with `gate` [T, F]",
   "mlp_up": "the product with `up` [T, F]",
@@ -56,8 +56,8 @@ def save_all_but(primitives: frozenset[str]) -> Policy:
 
 
 # What a block's backward pass reuses from the forward pass. "minimal" recomputes only what is cheap: gathers and
-# elementwise operations. "dots" saves only the results of matrix products and of attention kernels. "full" saves only
-# the block's input, and "offload" too, but in the host's memory.
+# elementwise operations. "dots" saves only the results of matrix products, of attention kernels and of `blockwise`.
+# "full" saves only the block's input, and "offload" too, but in the host's memory.
 REMAT_POLICIES: dict[str, Policy] = {
   "minimal": save_all_but(VIEWS | ELEMENTWISE),
   "dots": lambda primitive, *given, **named: (
@@ -100,7 +100,7 @@ def policy_of(remat: str, saved: str = "", rank: int = 0) -> Policy:
     rank: the rank of adapters. Their large results are never saved: such small products cost little to repeat.
   """
   names, others = names_of(saved), REMAT_POLICIES[remat]
-  names |= {KERNEL} if "context" in names else set()
+  names |= {KERNEL} if "attended" in names else set()
   named = jax.checkpoint_policies.save_only_these_names(*names)
   if remat == "offload":
     names |= {"block_input"}
@@ -112,7 +112,7 @@ def policy_of(remat: str, saved: str = "", rank: int = 0) -> Policy:
     )
 
   def policy(primitive: Any, *args: Any, **given: Any) -> Any:
-    if primitive.name == CUDNN and "context" in names:
+    if primitive.name == CUDNN and "attended" in names:
       return True  # its results have no names, without which they cannot be offloaded
     if rank and primitive.name == "dot_general" and _contracted(*args, **given) == rank:
       return False

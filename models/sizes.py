@@ -11,6 +11,7 @@ from errors import ConfigError, above_zero, not_negative, one_of, positive
 from models.inputs import INPUTS, Field, Input, Shapes
 from models.lora import TARGETS, targets_of
 from models.objectives import OBJECTIVES, Objective
+from models.ops.context import WAYS
 from models.remat import names_of
 
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
@@ -44,6 +45,7 @@ class ModelSizes:
   lora_targets: str  # names (lora.py), with commas
   norm_eps: float
   attention: str
+  attention_context: str  # one of ops.context.WAYS
   remat: str
   saved: str  # names (remat.py), with commas
   loss_chunk: int  # 0: automatic (ops/loss.py)
@@ -58,6 +60,7 @@ class ModelSizes:
   segments: bool  # whether a batch has the field `segments` (`example_shapes`)
   completions: bool  # whether a batch has the field `completions` (`example_shapes`)
   attention_why: str = dataclasses.field(default="", compare=False)  # why `attention` is not the platform's best
+  context_why: str = dataclasses.field(default="", compare=False)  # why `attention_context` was chosen
 
   def __post_init__(self) -> None:
     for name in ("rope_scaling", "pixel_mean", "pixel_std"):
@@ -65,6 +68,7 @@ class ModelSizes:
     one_of("model.inputs", self.inputs, INPUTS)
     one_of("model.objective", self.objective, OBJECTIVES)
     one_of("model.attention", self.attention, ATTENTION)
+    one_of("model.attention_context", self.attention_context, WAYS)
     one_of("model.remat", self.remat, REMAT)
     names_of(self.saved)
     not_negative("model.lora_rank", self.lora_rank, "use 0 to train all weights")

@@ -20,6 +20,7 @@ from models.dimensions import UNSHARDED, Sharding
 from models.ops.attention import Cache, rope_angles
 from models.ops.layers import RMSNorm, fold_in, linear_by_rows, weight
 from models.ops.loss import Sums, Targets
+from models.ops.positions import own
 from models.remat import Policy, policy_of
 from models.sizes import ModelSizes
 
@@ -95,7 +96,7 @@ class Transformer(nnx.Module):
     self,
     x: jax.Array,  # [B, T, D]
     *,
-    segments: jax.Array | None = None,  # [B, T]
+    segments: jax.Array | None = None,  # [B, T], of all positions, also where x has a device's own
     keys: jax.Array | None = None,  # [B]
     sharding: Sharding = UNSHARDED,
     cache: Cache | None = None,  # stacked, [L, B, K, S, H] each
@@ -118,10 +119,11 @@ class Transformer(nnx.Module):
     graph, stacked = nnx.split(self.blocks)
     depth = jax.tree.leaves(stacked)[0].shape[0]
     if segments is None:
-      positions = jnp.expand_dims(start, -1) + jnp.arange(length or x.shape[1])  # [T] or [B, T]
+      length = length or x.shape[1] * sharding.shards("positions")
+      positions = jnp.expand_dims(start, -1) + own(jnp.arange(length)[None], sharding)[0]  # [T] or [B, T]
     else:
       segments = sharding.activation(segments, "batch", None)
-      positions = sharding.activation(positions_in(segments), "batch", None)  # [B, T]
+      positions = own(sharding.activation(positions_in(segments), "batch", None), sharding)  # [B, T]
     coordinates = self.sizes.reads.locate(positions)
     angles = rope_angles(coordinates, self.sizes)
 

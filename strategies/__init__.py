@@ -18,6 +18,8 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from errors import ConfigError, one_of
+from models.ops.context import choose
+from models.ops.positions import chunks
 from models.sizes import ModelSizes
 from strategies.base import Strategy
 from strategies.by_hand import ByHand
@@ -74,6 +76,7 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
   choice = one_of("compiler_options", config["compiler_options"], CHOICES)
   layout = layout.for_positions(program.sizes.positions, config["sequence_parallel"])
   layout.check_divides(program.sizes.shardable())
+  program = dataclasses.replace(program, sizes=with_way(program.sizes, layout))
   if layout.axes("layers"):
     check_fields(**pipeline)
   found = limits(name, layout, program.sizes, program.optimizer)
@@ -95,6 +98,29 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
 def limits(name: str, layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
   """What this strategy cannot do of such a program, under this layout."""
   return runner_kind(name, layout).limits(layout, sizes, optimizer)
+
+
+def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:
+  """The model with the way in which attention reads positions of other devices (models/ops/context.py).
+
+  Raises ConfigError if its positions or heads do not split as this layout asks.
+  """
+  count = layout.shards("positions")
+  if count == 1:
+    return sizes
+  unit = chunks(count)
+  if sizes.positions % unit:
+    fields = " × ".join(f"mesh.{axis}={layout.mesh[axis]}" for axis in layout.axes("positions"))
+    better = -(-sizes.positions // unit) * unit
+    fix = f"model.seq_len={better}" if sizes.inputs == "tokens" else "fewer devices along it"
+    raise ConfigError(
+      f"{fields} gives each device two equal pieces of an example, but its {sizes.positions} positions are not a "
+      f"multiple of {unit}; use {fix}"
+    )
+  heads = layout.shards("heads")
+  own_heads, in_stages = (sizes.heads // heads, sizes.kv_heads // heads), layout.shards("layers") > 1
+  chosen = choose(sizes.attention_context, count, sizes.positions, *own_heads, permutes=not in_stages)
+  return dataclasses.replace(sizes, attention_context=chosen.name, context_why=chosen.why)
 
 
 def runner_kind(name: str, layout: Layout) -> type[Runner]:

@@ -9,6 +9,7 @@ axis. Gradients that each part must scatter are scattered by hand, too, if the c
 import functools
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims
@@ -25,6 +26,16 @@ class ByHand(Runner):
 
   def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
     return self.summed(self.program.gradient_sums, params, batch, step)
+
+  def eval_sums(self, params: Params, batch: Batch) -> Sums:
+    if self.layout.shards("positions") == 1:
+      return super().eval_sums(params, batch)
+
+    def sums(params: Params, batch: Batch, step: jax.Array | None, sharding: Constraints) -> tuple[Sums, Params]:
+      unused = jax.tree.map(jnp.zeros_like, self.program.trained(params))
+      return self.program.loss_sums(params, batch, step, sharding)[1], unused
+
+    return self.summed(sums, params, batch, None)[0]
 
   def arranged(self, blocks: Params, step: jax.Array | None) -> Params:
     """The blocks' weights, moved between devices before they are gathered. It must be linear."""

@@ -32,15 +32,17 @@ class Constraints(Sharding):
     layout: the places on the mesh axes that are left to the compiler. Inside a `shard_map` these are not all axes.
       `gradients` is where the compiler leaves gradients after each part of the batch.
     by_hand: the collectives by which weights are gathered; None if the compiler gathers them.
+    own: the places on the axes that are not left to the compiler. Outside a `shard_map`, every position is there.
   """
 
   layout: Layout
   by_hand: Collectives | None = None
+  own: Layout = Layout({})
 
   @staticmethod
   def outside(layout: Layout, transfers: Transfers) -> "Constraints":
     """The operations for code outside a `shard_map`."""
-    scattered = place_of(transfers.scattered_each_part)
+    scattered, layout = place_of(transfers.scattered_each_part), layout.place(positions=None)
     return Constraints(layout if transfers.by_hand else layout.place(gradients=scattered))
 
   @staticmethod
@@ -49,7 +51,8 @@ class Constraints(Sharding):
     rest = layout.restricted_to([axis for axis in layout.mesh if axis not in transfers.by_hand])
     rest = rest.place(gradients=place_of(tuple(axis for axis in transfers.scattered_each_part if axis in rest.mesh)))
     gathers = set(transfers.gathered_each_part) & set(transfers.by_hand)
-    return Constraints(rest, Collectives(layout.restricted_to(transfers.by_hand), rest) if gathers else None)
+    own = layout.restricted_to(transfers.by_hand)
+    return Constraints(rest, Collectives(own, rest) if gathers else None, own)
 
   def place(self, **places: Place) -> "Constraints":
     """The same operations with some dimensions placed elsewhere."""
@@ -59,7 +62,11 @@ class Constraints(Sharding):
     return x if self.layout.device_count == 1 else constrain(x, self.layout.spec(dims))
 
   def shards(self, dim: str) -> int:
-    return self.layout.shards(dim)
+    return self._of(dim).shards(dim)
+
+  def _of(self, dim: str) -> Layout:
+    """The layout that says how a dimension is split. Only positions are split by hand in the model's sight."""
+    return self.own if dim == "positions" else self.layout
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """All-gathers a weight along `embed`. Its gradient is reduce-scattered to where sums of gradients are stored."""
@@ -130,8 +137,11 @@ class Constraints(Sharding):
   def local(self, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
     return on_own_parts(self.layout, kernel, *arrays, dims=dims, results=results)
 
+  def index(self, dim: str) -> jax.Array:
+    return jax.lax.axis_index(self._of(dim).axes(dim)) if self.shards(dim) > 1 else super().index(dim)
+
   def across(self, collective: Callable[..., jax.Array], x: jax.Array, dim: str) -> jax.Array:
-    return collective(x, self.layout.axes(dim)) if self.layout.shards(dim) > 1 else x
+    return collective(x, self._of(dim).axes(dim)) if self.shards(dim) > 1 else x
 
   def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
     # First along the mesh axes that split the gradient of `dims`, so that along the others only pieces are sent. They

@@ -1,6 +1,6 @@
 """Layout: which logical dimension is sharded over which mesh axis.
 
-A strategy is a Layout: the sizes of a device mesh, and for each of the model's seven logical dimensions
+A strategy is a Layout: the sizes of a device mesh, and for each of the model's eight logical dimensions
 (models/dimensions.py) the mesh axis that splits it, or none. Two more places say where `embed` is split in the sums of
 gradients and in the optimizer's state, if not as in the weights. Two layouts join with `|`: 2D is FSDP | tensor
 parallelism. This file holds the value and its algebra. Next: mesh.py (sizes and devices), transfers.py (what a layout
@@ -19,7 +19,7 @@ from models.dimensions import DIMENSIONS
 
 # Canonical mesh axes, the outermost (slowest links) first. Strategies compose because they agree on these names.
 # A layout may add axes of its own; they come after these, in the order given.
-MESH_AXES = ("replica", "stage", "data", "model")
+MESH_AXES = ("replica", "stage", "data", "context", "model")
 
 # What may be split along `embed` into more pieces than the weights, each with what it follows if it has no place.
 FOLLOWS = {"gradients": "embed", "state": "gradients"}
@@ -34,7 +34,7 @@ class Layout:
 
   Attributes:
     mesh: the size of each mesh axis; -1 takes the devices that are left.
-    batch, sequence, embed, heads, mlp, vocab, layers: the mesh axis or axes that split this dimension; None if not
+    batch, positions, sequence, embed, heads, mlp, vocab, layers: the mesh axis or axes that split this dimension; None if not
       split.
     gradients: those that split `embed` in sums of gradients, while the parts of a batch run; None: as in the weights.
     state: those that split `embed` in the optimizer's state; None: as in the sums of gradients.
@@ -42,6 +42,7 @@ class Layout:
 
   mesh: Mapping[str, int]
   batch: Place = None
+  positions: Place = None
   sequence: Place = None
   embed: Place = None
   heads: Place = None
@@ -82,7 +83,7 @@ class Layout:
 
   def for_positions(self, count: int, sequence_parallel: bool = True) -> "Layout":
     """The same layout for this number of positions: they stay whole if they do not split evenly, or must not split."""
-    splits = sequence_parallel and count % self.shards("sequence") == 0
+    splits = sequence_parallel and count % (self.shards("positions") * self.shards("sequence")) == 0
     return self if splits else self.place(sequence=None)
 
   def stored_as(self, what: str) -> "Layout":

@@ -47,6 +47,9 @@ class Transfers:
     They cannot wait if each part scatters its gradients over all axes of the batch. And by hand, no part can scatter
     the gradients of whole weights: JAX has no gradient that is smaller than its weight.
 
+    Devices that share the positions of a text sum gradients like devices of the batch, and always by hand: left to the
+    compiler, attention would send far more than it says (models/ops/context.py).
+
     Args:
       parts: accumulation parts × microbatches.
       gather: whether weights that the batch's devices share in pieces are gathered, and their gradients scattered, for
@@ -54,11 +57,13 @@ class Transfers:
       by_hand: whether gradients are summed by hand even if there is only one part.
     """
     stages = tuple(axis for axis in layout.axes("layers") if layout.mesh[axis] > 1)
-    batch = tuple(axis for axis, size in layout.mesh.items() if size > 1 and axis in layout.axes("batch"))
+    positions = tuple(axis for axis in layout.axes("positions") if layout.mesh[axis] > 1)
+    shared = (*layout.axes("batch"), *positions)
+    batch = tuple(axis for axis, size in layout.mesh.items() if size > 1 and axis in shared)
     embed, state = layout.axes("embed"), layout.axes("state")
     once = gather == "step" or bool(stages)
     possible, waits = once or layout.axes("gradients") == embed, once or set(batch) - set(embed)
-    manual = batch if possible and (by_hand or (waits and parts > 1) or stages) else ()
+    manual = batch if positions or (possible and (by_hand or (waits and parts > 1) or stages)) else ()
     within = lambda axes: tuple(axis for axis in axes if axis in manual)
 
     gathered_once = within(embed) if once else ()

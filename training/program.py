@@ -110,7 +110,7 @@ class Program:
     self, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED
   ) -> tuple[jax.Array, Sums]:
     """The loss summed over the batch's predictions, and all sums. `step` is None in evaluation."""
-    model, targets = bind(self.sizes, params), self.targets(batch)
+    model, targets = bind(self.sizes, params), self.targets(batch, sharding)
     inputs, segments = self.inputs(batch, step, sharding), self.segments(batch)
     keys, count = self.dropout_keys(batch, step), jnp.sum(targets.counted)
     inputs = sharding.in_order(count, inputs)  # the only sum over devices that needs no result of the model
@@ -124,14 +124,14 @@ class Program:
       x = crop_and_flip(x, self._example_keys(batch["id"], step, Purpose.AUGMENTATION))
     return self.sizes.reads.prepare(x, sharding)
 
-  def targets(self, batch: Batch) -> Targets:
+  def targets(self, batch: Batch, sharding: Sharding = UNSHARDED) -> Targets:
     """What is to be predicted: for each position the next token, or for each example a label."""
     values = self.sizes.predicts.targets(batch)
     segments = batch["segments"] if self.sizes.segments else None
     completions = batch["completions"] if self.sizes.completions else None
     counted = self.sizes.predicts.counted(batch["mask"], segments, completions)
     counted = counted.reshape(*counted.shape, *(1,) * (values.ndim - counted.ndim))
-    return Targets(values, jnp.broadcast_to(counted, values.shape))
+    return self.sizes.predicts.own(Targets(values, jnp.broadcast_to(counted, values.shape)), sharding)
 
   def segments(self, batch: Batch) -> jax.Array | None:
     """The segments of the input's tokens [B, T]; None if the model has none."""

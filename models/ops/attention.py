@@ -7,7 +7,7 @@ scores of all pairs of positions in memory.
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from errors import ConfigError
 from models.dimensions import Sharding
+from models.ops import context
+from models.ops.layers import with_gradient
+from models.ops.pieces import BLOCKWISE, CUDNN, SPLASH, TILE, Read, same_segment, splash_block
 from models.remat import KERNEL
 from models.sizes import ModelSizes
 
-QUERY_BLOCK = 64  # queries that `blockwise` processes at a time
-TILE = 128  # positions; splash attention works on multiples of it
-BLOCKS = (512, 384, 256, 128)  # positions that splash attention processes at a time: the largest that divides the text
 CUDNN_HEAD = 128  # the largest head that cuDNN's backward pass supports on every GPU since A100
 
 
@@ -61,20 +61,25 @@ def _obstacle(name: str, sizes: ModelSizes, platform: str) -> str:
 
 
 def attend(
-  name: str,
+  sizes: ModelSizes,
   q: jax.Array,  # [B, T, N, H]
   k: jax.Array,  # [B, T, K, H]
   v: jax.Array,
-  segments: jax.Array | None,  # [B, T]
+  segments: jax.Array | None,  # [B, T]; of all positions, where q, k and v have a device's own
   sharding: Sharding,
-  *,
-  causal: bool,
 ) -> jax.Array:
-  """What each head reads [B, T, N, H], by the implementation of this name; a kernel on each device's own part."""
-  core = functools.partial(IMPLEMENTATIONS[name], causal=causal)
-  if name not in KERNELS:
-    return checkpoint_name(core(q, k, v, segments=segments), "context")
-  kernel = lambda q, k, v, *rest: core(q, k, v, segments=rest[0] if rest else None)
+  """What each head reads [B, T, N, H], by the model's implementation; a kernel on each device's own part."""
+  name, causal = sizes.attention, sizes.predicts.causal
+  core, splits = functools.partial(IMPLEMENTATIONS[name], causal=causal), sharding.shards("positions") > 1
+  if name not in KERNELS and not splits:
+    return core(q, k, v, segments=segments)
+
+  def kernel(q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array) -> jax.Array:
+    segments = rest[0] if rest else None
+    if splits:
+      return context.attend(sizes.attention_context, core, PIECES[name], q, k, v, segments, sharding, causal)
+    return core(q, k, v, segments=segments)
+
   heads, rest = ("batch", None, "heads", None), () if segments is None else (segments,)
   return sharding.local(kernel, q, k, v, *rest, dims=(*(heads,) * 3, ("batch", None))[: 3 + len(rest)], results=heads)
 
@@ -106,7 +111,7 @@ def plain(
   if visible is not True:
     scores = jnp.where(visible, scores, -jnp.inf)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  return jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(b, t, n, h)
+  return checkpoint_name(jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(b, t, n, h), "attended")
 
 
 def rope_angles(coordinates: jax.Array, sizes: ModelSizes) -> jax.Array:
@@ -190,16 +195,24 @@ def with_past(
 def blockwise(
   q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None
 ) -> jax.Array:
-  """`plain` on one block of queries at a time. If causal, each block skips the keys that it cannot see."""
+  """`plain` on one block of queries at a time. If causal, each block skips the keys that it cannot see.
+
+  It saves the log-sum-exp of a query's scores instead of its weights.
+  """
   if not causal:
     return plain(q, k, v, causal=False, segments=segments)
 
-  def row(start: int) -> jax.Array:
-    stop = start + QUERY_BLOCK
-    seen = None if segments is None else segments[:, :stop]
-    return plain(q[:, start:stop], k[:, :stop], v[:, :stop], causal=True, offset=start, segments=seen)
+  def forward(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> tuple[jax.Array, Any]:
+    own = None if segments is None else (segments, segments)
+    read = Read(*(checkpoint_name(x, KERNEL) for x in BLOCKWISE.forward(q, k, v, own, True)))
+    return read.out, (q, k, v, own, read)
 
-  return jnp.concatenate([row(start) for start in range(0, q.shape[1], QUERY_BLOCK)], axis=1)
+  def backward(given: Any, of_out: jax.Array) -> tuple[jax.Array | None, ...]:
+    q, k, v, own, read = given
+    gradients = BLOCKWISE.backward(q, k, v, own, True, read, of_out)
+    return *(g.astype(q.dtype) for g in gradients), None
+
+  return with_gradient(forward, backward, q, k, v, segments)
 
 
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None) -> jax.Array:
@@ -252,12 +265,6 @@ def splash(
   return attended.swapaxes(1, 2)[:, :t]
 
 
-def splash_block(length: int) -> int:
-  """How many positions of a text of this length splash attention processes at a time."""
-  padded = length + -length % TILE
-  return next(size for size in BLOCKS if padded % size == 0)
-
-
 def padded(segments: jax.Array | None, q: jax.Array, more: int, causal: bool) -> jax.Array | None:
   """The segments of a text with so many positions of padding: a segment of its own, unless a causal mask hides it."""
   if segments is None and (causal or not more):
@@ -266,11 +273,7 @@ def padded(segments: jax.Array | None, q: jax.Array, more: int, causal: bool) ->
   return jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
 
 
-def same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
-  """Whether a query and a key are in the same segment: [B, T] and [B, S] → [B, T, S]."""
-  return queries[:, :, None] == keys[:, None, :]
-
-
 IMPLEMENTATIONS = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn, "splash": splash}
+PIECES = {"plain": BLOCKWISE, "blockwise": BLOCKWISE, "cudnn": CUDNN, "splash": SPLASH}  # the same for pieces of texts
 KERNELS = frozenset({"cudnn", "splash"})  # the compiler cannot split them
 BEST = {"cpu": "blockwise", "gpu": "cudnn", "tpu": "splash"}

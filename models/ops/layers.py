@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models.dimensions import Dims, Sharding
+from models.ops.positions import own
 
 if TYPE_CHECKING:
   from models.sizes import ModelSizes
@@ -121,7 +122,8 @@ def dropout(x: jax.Array, rate: float, keys: jax.Array | None, sharding: Shardin
   """
   if keys is None or rate == 0:
     return x
-  keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[1:]))(keys)
+  shape = x.shape[1] * sharding.shards("positions"), x.shape[2]
+  keep = own(jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, shape))(keys), sharding)
   keep = sharding.activation(keep, "batch", "sequence", None)
   return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
 

@@ -203,7 +203,7 @@ class Stage:
 
   def loss(self, edges: Params, y: jax.Array, row: Row) -> tuple[jax.Array, Sums]:
     program, microbatch = self.program, self.microbatch(row)
-    targets, segments = program.targets(microbatch), program.segments(microbatch)
+    targets, segments = program.targets(microbatch, self.sharding), program.segments(microbatch)
     return self.model(edges, self.weights(row)).head_loss_sums(y, targets, self.sharding, segments)
 
   @property
@@ -246,7 +246,8 @@ class Stage:
     every tick.
     """
     sizes = self.program.sizes
-    return self.pin(x) if x.ndim == 4 and x.shape[2:] == (sizes.positions, sizes.width) else x
+    stream = sizes.positions // self.sharding.shards("positions"), sizes.width
+    return self.pin(x) if x.ndim == 4 and x.shape[2:] == stream else x
 
   def pin(self, x: jax.Array) -> jax.Array:
     """Constrains the sharding of activations [..., b, T, D]."""

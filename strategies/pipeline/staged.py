@@ -89,10 +89,14 @@ class Staged(ByHand):
       why = "the stages of a pipeline keep what they save in slots on the device"
       found.append(Limit("model.remat", "offload", why, "'full'"))
     # The mesh axes along which devices share a stage and an example.
-    shared = [axis for axis, size in layout.mesh.items() if size > 1 and axis not in ("stage", *layout.axes("batch"))]
+    by_hand = ("stage", *layout.axes("batch"), *layout.axes("positions"))
+    shared = [axis for axis, size in layout.mesh.items() if size > 1 and axis not in by_hand]
     if sizes.attention == "splash" and shared and jax.__version_info__ < (0, 12):
       why = f"the TPU compiler of jax {jax.__version__} aborts on kernels in a stage that mesh.{shared[0]} splits"
       found.append(Limit("model.attention", "splash", why, "Python 3.12 or later", instead="plain"))
+    if sizes.attention_context == "ring" and layout.shards("positions") > 1:
+      why = "stages run different units at the same time, and XLA's permutes wait for all devices"
+      found.append(Limit("model.attention_context", "ring", why, "'gather'", instead="gather"))
     return found
 
   def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:

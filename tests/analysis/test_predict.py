@@ -162,13 +162,9 @@ def test_what_remat_keeps():
   offload = program("offload").sizes
   assert bytes_per_example(offload, 1, 1, 1, 4, host=True) == stream
   assert bytes_per_example(offload, 1, 1, 1, 4) == kept["full"] - stream
-  products = 4 * 256 * 4 * (256 * 3 + 256 + 2 * 768)  # query, key, value; attention's output; gate and up
-  assert kept["dots"] == pytest.approx(stream + products, rel=0.02)
-  # Twice the stream; query, and attention's output; gate and up; the keys and values that a block of 64 queries sees,
-  # and attention's weights. And once, not for each layer, which of these it must not see.
-  seen = 64 + 128 + 192 + 256
-  values = 4 * 4 * (256 * (256 * 2 + 2 * 768) + seen * 256 * 2 + 8 * 64 * seen) + 8 * 64 * seen * 5
-  assert kept["minimal"] == pytest.approx(2 * stream + values, rel=0.02)
+  # Query, key, value; what the heads read, and the log-sum-exp of each; attention's output; gate and up.
+  assert kept["dots"] == stream + 4 * 256 * 4 * (256 * 3 + 256 + 8 + 256 + 2 * 768)
+  assert kept["minimal"] == kept["dots"] + 4 * 256 * 4 * 4  # and four numbers of two norms
 
 
 def test_a_device_with_a_part_of_the_heads_keeps_a_part():

@@ -74,7 +74,7 @@ def run(model: dict) -> record.Record:
   return {"version": 1, "config": {"model": model, "data": {"on_change": "refuse"}}, "data": data}
 
 
-@pytest.mark.parametrize("field, value", [("loss_chunk", 64), ("saved", "context"), ("remat", "full"), ("depth", 8)])
+@pytest.mark.parametrize("field, value", [("loss_chunk", 64), ("saved", "attended"), ("remat", "full"), ("depth", 8)])
 def test_a_resumed_run_may_change_how_the_model_is_computed_but_not_what_it_is(field: str, value: object):
   fields = {"depth": 4, "remat": "minimal", "saved": "", "loss_chunk": 0}
   with one_sentence(f"model.{field}") if field == "depth" else contextlib.nullcontext():

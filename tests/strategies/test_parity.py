@@ -34,7 +34,7 @@ DOCUMENTS = "documents with prompts, tied, remat dots"
 FAMILIES = {"model__qkv_bias": True, "model__qk_norm": True, "model__rope_scaling": (8.0, 0.01, 1.0, 16)}
 ACCUMULATED = {"accumulation": 2, "model__remat": "full", "model__loss_chunk": 5}
 # What is kept on the host, and what is saved by name.
-KEPT = {"optimizer__on_host": True, "model__remat": "offload", "model__saved": "query,context,mlp_up"}
+KEPT = {"optimizer__on_host": True, "model__remat": "offload", "model__saved": "query,attended,mlp_up"}
 ADAPTERS = {"model__lora_rank": 4, "init_from": "a model"}
 # Every option is in some variant: dropout, accumulation, remat, packed documents, prompts, a tied embedding,
 # augmentation, the host's memory, biases. Tests of other promises use one of them.

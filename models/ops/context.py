@@ -1,0 +1,284 @@
+"""Attention over a text whose positions several devices share: how queries read the keys of other devices.
+
+positions.py says which positions a device has. There are three ways:
+
+    gather      keys and values are all-gathered, and their gradients reduce-scattered
+    exchange    an all-to-all turns own positions of all heads into all positions of own heads, another one turns what
+                was read back (arXiv:2309.14509)
+    ring        keys and values go round; each device scores them while it passes them on, and merges what it reads
+                (arXiv:2310.01889). Their gradients go round with them in the backward pass
+
+`gather` and `ring` compute the same pieces in the same order. `gather` needs memory for all keys of the text.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from errors import ConfigError
+from models.dimensions import Sharding
+from models.ops.layers import with_gradient
+from models.ops.pieces import HIDDEN, Kernel, Read, merge
+from models.ops.positions import halves, join, of_device
+from models.ops.workarounds import sum_in_dtype
+from models.remat import KERNEL
+
+WAYS = ("auto", "gather", "exchange", "ring")
+# From so many positions of a device on, times the query heads of a key head, scores take longer than the permutes of a
+# ring: 2·t·N/K operations for each byte in 16 bits, and accelerators do about 5,000 while a link sends one.
+RING = 8192
+
+
+class Choice(NamedTuple):
+  """A way, and why `auto` chose it ("" if it was named)."""
+
+  name: str
+  why: str = ""
+
+
+def choose(way: str, devices: int, positions: int, heads: int, kv_heads: int, permutes: bool = True) -> Choice:
+  """The way for so many devices that share the positions of a text, with these heads each.
+
+  Args:
+    permutes: whether devices can send to a neighbour at any time, as a ring needs.
+
+  Raises ConfigError if the one named does not fit.
+  """
+  groups, splits = heads // kv_heads, heads % devices == 0 and (kv_heads % devices == 0 or devices % kv_heads == 0)
+  if way == "exchange" and not splits:
+    raise ConfigError(
+      f"model.attention_context='exchange' gives each of mesh.context={devices} devices whole heads, but a device has "
+      f"{heads} query heads and {kv_heads} key heads; use 'gather' or 'ring'"
+    )
+  if way != "auto":
+    return Choice(way)
+  own = positions // devices
+  if permutes and own * groups >= RING:
+    return Choice("ring", f"scores of {own} positions take longer than their keys need to arrive")
+  sent = (groups + max(1, devices / kv_heads)) / devices  # by exchange, of what gather sends
+  if splits and sent <= 1:
+    return Choice("exchange", f"it sends {sent:.2g} times what 'gather' sends")
+  why = f"'exchange' would send {sent:.2g} times as much" if splits else "the heads do not split over these devices"
+  return Choice("gather", why)
+
+
+def attend(
+  way: str,
+  core: Callable[..., jax.Array],
+  kernel: Kernel,
+  q: jax.Array,  # [B, t, N, H], own positions
+  k: jax.Array,  # [B, t, K, H]
+  v: jax.Array,
+  segments: jax.Array | None,  # [B, T], of all positions
+  sharding: Sharding,
+  causal: bool,
+) -> jax.Array:
+  """What each head reads [B, t, N, H]; called on a device's own heads.
+
+  Args:
+    core: (q, k, v, segments of all) → what is read, of whole texts.
+    kernel: the same for pieces.
+  """
+  peers = Peers(sharding)
+  if way == "exchange":
+    return _exchange(peers, core, q, k, v, segments)
+  forward = functools.partial(_forward, way, peers, kernel, causal)
+  return with_gradient(forward, functools.partial(_backward, way, peers, kernel, causal), q, k, v, segments)
+
+
+@dataclasses.dataclass(frozen=True)
+class Peers:
+  """The devices that share the positions of a text."""
+
+  sharding: Sharding
+
+  @property
+  def count(self) -> int:
+    return self.sharding.shards("positions")
+
+  @property
+  def index(self) -> jax.Array:
+    return self.sharding.index("positions")
+
+  def owner(self, i: jax.Array | int) -> jax.Array:
+    """The device whose keys this one reads in step i of a ring; 0 are its own."""
+    return (self.index - i) % self.count
+
+  def pass_on(self, x: jax.Array) -> jax.Array:
+    turn = [(i, (i + 1) % self.count) for i in range(self.count)]
+    return self._send(lambda x, axes: jax.lax.ppermute(x, axes, turn), x)
+
+  def all_gather(self, x: jax.Array) -> jax.Array:
+    """[...] → [devices, ...]."""
+    return self._send(jax.lax.all_gather, x)
+
+  def reduce_scatter(self, x: jax.Array) -> jax.Array:
+    """[devices, ...], what each device has for every other → [...], the sum of what all have for this one."""
+    return sum_in_dtype(lambda x: self._send(jax.lax.psum_scatter, x), x)
+
+  def to_heads(self, x: jax.Array) -> jax.Array:
+    """Own positions of all heads [B, t, devices, M, H] → all positions, in order, of own heads [B, T, M, H]."""
+    move = functools.partial(jax.lax.all_to_all, split_axis=2, concat_axis=1, tiled=True)
+    x = self._send(move, x)[:, :, 0]
+    chunks = x.reshape(len(x), self.count, 2, -1, *x.shape[2:])
+    return join(chunks[:, :, 0], chunks[:, ::-1, 1]).reshape(x.shape)
+
+  def to_positions(self, x: jax.Array) -> jax.Array:
+    """The way back: [B, T, M, H] → [B, t, devices · M, H]."""
+    early, late = halves(x.reshape(len(x), 2 * self.count, -1, *x.shape[2:]))
+    chunks = jnp.stack([early, late[:, ::-1]], axis=2).reshape(x.shape)
+    return self._send(functools.partial(jax.lax.all_to_all, split_axis=1, concat_axis=2, tiled=True), chunks)
+
+  def _send(self, collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+    return self.sharding.across(collective, x, "positions")
+
+
+def _exchange(
+  peers: Peers, core: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None
+) -> jax.Array:
+  n = peers.count
+  repeat = max(1, n // k.shape[2])  # devices that share a key head have a copy of it each
+  by_device = lambda x: x.reshape(*x.shape[:2], n, -1, x.shape[-1])
+  parts = [by_device(x) for x in (q, jnp.repeat(k, repeat, axis=2), jnp.repeat(v, repeat, axis=2))]
+  queries, keys = parts[0].shape[3], parts[1].shape[3]
+  moved = peers.to_heads(jnp.concatenate(parts, axis=3))  # sent as one
+  q, k, v = jnp.split(moved, (queries, queries + keys), axis=2)
+  return peers.to_positions(core(q, k, v, segments=segments))
+
+
+def _forward(
+  way: str,
+  peers: Peers,
+  kernel: Kernel,
+  causal: bool,
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  segments: jax.Array | None,
+) -> tuple[jax.Array, Any]:
+  def step(i: jax.Array | int, read: Read, kv: jax.Array) -> Read:
+    pairs = Pairs(causal, peers.owner(i) < peers.index)
+    found = kernel.forward(pairs.queries(q), *map(pairs.keys, kv), pairs.segments(segments, peers, i), False)
+    return functools.reduce(merge, pairs.spread(found), read)
+
+  kv = jnp.stack([k, v])  # sent as one
+  others = _others(way, peers, kv)
+  out, logsumexp = kernel.forward(q, k, v, _both(segments, peers.index, peers.index, peers.count), causal)
+  read = others(step, Read(out.astype(jnp.float32), logsumexp))
+  read = Read(*(checkpoint_name(x, KERNEL) for x in (read.out.astype(q.dtype), read.logsumexp)))
+  return read.out, (q, k, v, segments, read)
+
+
+def _backward(
+  way: str, peers: Peers, kernel: Kernel, causal: bool, given: Any, of_out: jax.Array
+) -> tuple[jax.Array | None, ...]:
+  q, k, v, segments, read = given
+
+  def step(i: jax.Array | int, gradients: tuple[jax.Array, jax.Array], kv: jax.Array) -> tuple[jax.Array, jax.Array]:
+    of_q, of_kv = gradients
+    pairs = Pairs(causal, peers.owner(i) < peers.index)
+    own = pairs.queries(q), *map(pairs.keys, kv), pairs.segments(segments, peers, i), False
+    new_q, *new_kv = kernel.backward(*own, Read(*map(pairs.queries, read)), pairs.queries(of_out))
+    return of_q + pairs.to_queries(new_q), collect(i, of_kv, jnp.stack([pairs.to_keys(x) for x in new_kv]))
+
+  def collect(i: jax.Array | int, total: jax.Array, new: jax.Array) -> jax.Array:
+    if way == "ring":
+      return peers.pass_on(total) + new
+    return jax.lax.dynamic_update_index_in_dim(total, new.astype(total.dtype), peers.owner(i), axis=0)
+
+  kv = jnp.stack([k, v])
+  others = _others(way, peers, kv)
+  own = _both(segments, peers.index, peers.index, peers.count)
+  of_q, *new = kernel.backward(q, k, v, own, causal, read, of_out)
+  of_kv = jnp.stack(new).astype(jnp.float32)
+  if way == "gather":
+    of_kv = collect(0, jnp.zeros((peers.count, *kv.shape), kv.dtype), of_kv)
+  of_q, of_kv = others(step, (of_q.astype(jnp.float32), of_kv))
+  of_k, of_v = peers.pass_on(of_kv) if way == "ring" else peers.reduce_scatter(of_kv)
+  return *(g.astype(q.dtype) for g in (of_q, of_k, of_v)), None
+
+
+def _others(way: str, peers: Peers, kv: jax.Array) -> Callable[[Callable, Any], Any]:
+  """Begins to send keys and values [2, B, t, K, H]. Returns (step, carry) → carry, after a step for each other device.
+
+  A step is given its number, the carry, and the keys and values of the device `owner(number)`.
+  """
+  if way == "gather":
+    everyone = peers.all_gather(kv)
+
+    def gathered(step: Callable, carry: Any) -> Any:
+      one = lambda carry, i: (step(i, carry, everyone[peers.owner(i)]), None)
+      return jax.lax.scan(one, carry, jnp.arange(1, peers.count))[0]
+
+    return gathered
+  first = peers.pass_on(kv)
+
+  def passed_on(step: Callable, carry: Any) -> Any:
+    def one(state: Any, i: jax.Array) -> tuple[Any, None]:
+      carry, kv = jax.lax.optimization_barrier(state)  # so that the next keys travel during a step, not before it
+      following = peers.pass_on(kv)
+      return (step(i, carry, kv), following), None
+
+    state, _ = jax.lax.scan(one, (carry, first), jnp.arange(1, peers.count - 1))
+    return step(peers.count - 1, *jax.lax.optimization_barrier(state))
+
+  return passed_on
+
+
+class Pairs(NamedTuple):
+  """Which own queries and keys of another device see each other: without a causal mask all, else two pairs of chunks.
+
+  Late queries see early keys. Besides, early queries see early keys if the other device comes before this one, and
+  else late queries see late keys. The two pairs are stacked as examples, because all four chunks are equally long.
+  """
+
+  causal: bool
+  before: jax.Array  # whether the other device comes before this one
+
+  def queries(self, x: jax.Array) -> jax.Array:
+    """Values of own positions [B, t, ...] → of the queries [2·B, t/2, ...]."""
+    early, late = halves(x)
+    return jnp.concatenate([late, jnp.where(self.before, early, late)]) if self.causal else x
+
+  def keys(self, x: jax.Array) -> jax.Array:
+    early, late = halves(x)
+    return jnp.concatenate([early, jnp.where(self.before, early, late)]) if self.causal else x
+
+  def segments(self, x: jax.Array | None, peers: Peers, i: jax.Array | int) -> tuple[jax.Array, jax.Array] | None:
+    """The segments of the queries and of the keys in step i."""
+    found = _both(x, peers.index, peers.owner(i), peers.count)
+    return found and (self.queries(found[0]), self.keys(found[1]))
+
+  def spread(self, found: Read) -> list[Read]:
+    """What the queries read [2·B, t/2, ...] → as two results of own positions, to merge."""
+    if not self.causal:
+      return [found]
+    (out, out_2), (logsumexp, logsumexp_2) = (jnp.split(x, 2) for x in found)
+    hide = lambda hidden: jnp.where(hidden, HIDDEN, logsumexp_2)
+    return [
+      Read(join(out, out), join(jnp.full_like(logsumexp, HIDDEN), logsumexp)),
+      Read(join(out_2, out_2), join(hide(~self.before), hide(self.before))),
+    ]
+
+  def to_queries(self, x: jax.Array) -> jax.Array:
+    """Adds up gradients of the queries [2·B, t/2, ...] → of own positions [B, t, ...], in float32."""
+    if not self.causal:
+      return x.astype(jnp.float32)
+    late, other = jnp.split(x.astype(jnp.float32), 2)
+    return join(jnp.where(self.before, other, 0), late + jnp.where(self.before, 0, other))
+
+  def to_keys(self, x: jax.Array) -> jax.Array:
+    if not self.causal:
+      return x.astype(jnp.float32)
+    early, other = jnp.split(x.astype(jnp.float32), 2)
+    return join(early + jnp.where(self.before, other, 0), jnp.where(self.before, 0, other))
+
+
+def _both(x: jax.Array | None, mine: jax.Array, other: jax.Array, count: int) -> tuple[jax.Array, jax.Array] | None:
+  """The segments of the positions of two devices."""
+  return None if x is None else (of_device(x, mine, count), of_device(x, other, count))

@@ -1,0 +1,239 @@
+"""Attention of some queries to some keys of a text, so that what they read of several pieces can be merged.
+
+A kernel returns, beside what each query reads of a piece, the log-sum-exp of its scores. `merge` joins the results of
+two pieces with these. The backward pass is given what the queries read of *all* pieces, and the log-sum-exp of all
+scores. From them it makes the true weights of a piece again, and the gradients of the pieces add up: the gradient of
+softmax needs no sum over keys, because that sum is the product of what the query has read and its gradient
+(arXiv:2205.14135).
+
+What JAX ships for TPUs and GPUs can do this, but not through public functions. The private ones are called here only.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+QUERY_BLOCK = 64  # queries that `BLOCKWISE` processes at a time
+TILE = 128  # positions; splash attention works on multiples of it
+BLOCKS = (512, 384, 256, 128)  # positions that splash attention processes at a time: the largest that divides the text
+HIDDEN = -1e30  # the score of a key that a query does not see. It is finite, for queries that see none in a piece
+UNSEEN = -1  # the segment of padding that a kernel adds; no query is in it
+
+Segments = tuple[jax.Array, jax.Array] | None  # those of the queries [B, T] and of the keys [B, S]; None: all are one
+
+
+class Read(NamedTuple):
+  """What queries read: `out` [B, T, N, H], and the log-sum-exp of their scores [B, T, N], float32."""
+
+  out: jax.Array
+  logsumexp: jax.Array
+
+
+class Kernel(NamedTuple):
+  """An implementation for a platform.
+
+  Attributes:
+    forward: (q [B, T, N, H], k [B, S, K, H], v, segments, causal) → Read. If `causal`, queries and keys are the same
+      positions, in order.
+    backward: (q, k, v, segments, causal, Read of all pieces, gradient of its `out`) → the gradients of q, k and v that
+      come from this piece.
+  """
+
+  forward: Callable[..., Read]
+  backward: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
+
+
+def merge(a: Read, b: Read) -> Read:
+  """What queries read of two pieces. A query that sees no key in one of them has a log-sum-exp of about `HIDDEN`."""
+  total = jnp.logaddexp(a.logsumexp, b.logsumexp)
+  share = lambda part: part.out * jnp.exp(part.logsumexp - total)[..., None]
+  return Read(share(a) + share(b), total)
+
+
+def same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
+  """Whether a query and a key are in the same segment: [B, T] and [B, S] → [B, T, S]."""
+  return queries[:, :, None] == keys[:, None, :]
+
+
+def splash_block(length: int) -> int:
+  """How many positions of a text of this length splash attention processes at a time."""
+  padded = length + -length % TILE
+  return next(size for size in BLOCKS if padded % size == 0)
+
+
+def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool) -> Read:
+  keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
+  read, logsumexp = [], []
+  for rows, scores in _scores(q, keys, segments, causal):
+    largest = jnp.max(scores, axis=-1, keepdims=True)
+    exponentials = jnp.exp(scores - largest)
+    total = jnp.sum(exponentials, axis=-1, keepdims=True)
+    seen = values[:, :, : scores.shape[-1]]
+    summed = jnp.einsum("bkgts,bksh->bkgth", exponentials.astype(v.dtype), seen, preferred_element_type=jnp.float32)
+    read.append(summed / total)
+    logsumexp.append(largest + jnp.log(total))
+  out, logsumexp = (_positions_first(jnp.concatenate(parts, axis=3)) for parts in (read, logsumexp))
+  return Read(out.astype(q.dtype), logsumexp[..., 0])
+
+
+def _blockwise_backward(
+  q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, read: Read, of_out: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  keys, values, groups = k.swapaxes(1, 2), v.swapaxes(1, 2), k.shape[2]
+  queries, of_read, logsumexp = (_heads_first(x, groups) for x in (q, of_out, read.logsumexp[..., None]))
+  mean = _heads_first(jnp.sum(of_out * read.out, axis=-1, keepdims=True, dtype=jnp.float32), groups)
+  of_k, of_v = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32)
+  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  add = lambda total, part: jax.lax.dynamic_update_slice(total, total[:, :, : part.shape[2]] + part, (0, 0, 0, 0))
+  scale, of_q = 1 / math.sqrt(q.shape[-1]), []
+  for rows, scores in _scores(q, keys, segments, causal):
+    seen = slice(scores.shape[-1])
+    block = lambda x, rows=rows: x[:, :, :, rows]
+    weights = jnp.exp(scores - block(logsumexp))
+    of_weights = product("bkgth,bksh->bkgts", block(of_read), values[:, :, seen])
+    of_scores = (weights * (of_weights - block(mean)) * scale).astype(q.dtype)
+    of_q.append(product("bkgts,bksh->bkgth", of_scores, keys[:, :, seen]))
+    of_k = add(of_k, product("bkgts,bkgth->bksh", of_scores, block(queries)))
+    of_v = add(of_v, product("bkgts,bkgth->bksh", weights.astype(q.dtype), block(of_read)))
+  return _positions_first(jnp.concatenate(of_q, axis=3)), of_k.swapaxes(1, 2), of_v.swapaxes(1, 2)
+
+
+def _scores(q: jax.Array, keys: jax.Array, segments: Segments, causal: bool) -> Iterator[tuple[slice, jax.Array]]:
+  """For each block of queries, its rows, and its scores [B, K, G, t, s]; if causal, of the keys up to its last one."""
+  queries = _heads_first((q / math.sqrt(q.shape[-1])).astype(q.dtype), keys.shape[1])
+  for start in range(0, q.shape[1], QUERY_BLOCK):
+    rows, stop = slice(start, start + QUERY_BLOCK), start + QUERY_BLOCK if causal else keys.shape[2]
+    block, seen = queries[:, :, :, rows], keys[:, :, :stop]
+    visible: Any = True
+    if causal:
+      visible = jnp.arange(seen.shape[2]) <= start + jnp.arange(block.shape[3])[:, None]
+    if segments is not None:
+      visible &= same_segment(segments[0][:, rows], segments[1][:, :stop])[:, None, None]
+    scores = jnp.einsum("bkgth,bksh->bkgts", block, seen, preferred_element_type=jnp.float32)
+    yield rows, scores if visible is True else jnp.where(visible, scores, HIDDEN)
+
+
+def _heads_first(x: jax.Array, groups: int) -> jax.Array:
+  """[B, T, N, H] → [B, K, N/K, T, H]."""
+  return jnp.moveaxis(x.reshape(*x.shape[:2], groups, -1, x.shape[-1]), 1, 3)
+
+
+def _positions_first(x: jax.Array) -> jax.Array:
+  """[B, K, N/K, T, H] → [B, T, N, H]."""
+  x = jnp.moveaxis(x, 3, 1)
+  return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
+def _with_padding(segments: Segments, q: jax.Array, k: jax.Array, queries: int, keys: int, causal: bool) -> Segments:
+  """The segments of queries and keys that are padded by so many positions. No query sees padding.
+
+  None if that needs no segments: a causal mask hides the padding, which comes last.
+  """
+  if segments is None and (causal or not keys):
+    return None
+  own = segments or tuple(jnp.zeros(x.shape[:2], jnp.int32) for x in (q, k))
+  add = lambda x, more: jnp.pad(x, ((0, 0), (0, more)), constant_values=UNSEEN)
+  return jnp.pad(own[0], ((0, 0), (0, queries))), add(own[1], keys)
+
+
+class _Splash(NamedTuple):
+  """Splash attention's kernels for a piece of these sizes."""
+
+  queries: int
+  keys: int
+  heads: int
+  causal: bool
+  interpret: bool
+
+  def kernel(self, save_residuals: bool) -> Any:
+    from jax.experimental.pallas.ops.tpu import splash_attention as pallas  # only here, as it takes long to import
+
+    shape, (q, k) = (self.queries, self.keys), map(splash_block, (self.queries, self.keys))
+    mask = pallas.CausalMask(shape) if self.causal else pallas.FullMask(shape)
+    return pallas.make_splash_mha(
+      pallas.MultiHeadMask([mask] * self.heads),
+      block_sizes=pallas.BlockSizes(q, k, k, q, k, k, q, k),  # forward; of keys; of queries
+      head_shards=1,
+      q_seq_shards=1,
+      save_residuals=save_residuals,
+      interpret=self.interpret,
+    )
+
+  def ids(self, segments: Segments) -> Any:
+    from jax.experimental.pallas.ops.tpu import splash_attention as pallas
+
+    return None if segments is None else pallas.SegmentIds(*segments)
+
+  def forward(self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> Any:
+    """Of one example: [N, T, H] and [K, S, H] → what is read, and ((log-sum-exp,),)."""
+    with jax.named_scope("causal" if self.causal else "full"):  # so that a reader of the program knows
+      return self.kernel(True)(q, k, v, self.ids(segments))
+
+  def backward(self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, *read: jax.Array) -> Any:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as rules
+
+    kernel, (out, logsumexp, of_out) = self.kernel(False), read
+    residuals = (q, k, v, self.ids(segments), None, out, logsumexp, kernel.dq_mask_info, kernel.dkv_mask_info)
+    with jax.named_scope("causal" if self.causal else "full"):
+      return rules._splash_attention_bwd(**kernel.kwargs, res=residuals, do=of_out)[3:6]
+
+
+def _splash(
+  q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, *read: jax.Array, interpret: bool = False
+) -> Any:
+  """One direction of splash attention. `read`: for the backward pass, `out`, the log-sum-exp, and the gradient."""
+  (t, s), h = (x.shape[1] for x in (q, k)), q.shape[-1]
+  queries, keys = -t % TILE, -s % TILE
+  segments = _with_padding(segments, q, k, queries, keys, causal)
+  rows = lambda x, more: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))).swapaxes(1, 2)  # [B, N, T, ...]
+  kernels = _Splash(t + queries, s + keys, q.shape[2], causal, interpret)
+  given = rows((q / math.sqrt(h)).astype(q.dtype), queries), rows(k, keys), rows(v, keys), segments
+  if not read:
+    out, (logsumexp,) = jax.vmap(kernels.forward)(*given)
+    return Read(out.swapaxes(1, 2)[:, :t], logsumexp.swapaxes(1, 2)[:, :t])
+  found = jax.vmap(kernels.backward)(*given, *(rows(x, queries) for x in read))
+  of_q, of_k, of_v = (x.swapaxes(1, 2) for x in found)
+  return of_q[:, :t] / math.sqrt(h), of_k[:, :s], of_v[:, :s]
+
+
+def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, *read: jax.Array) -> Any:
+  """One direction of cuDNN's fused attention, which needs even lengths, and heads of a multiple of 8."""
+  from jax._src.cudnn import fused_attention_stablehlo as fused
+
+  (t, s), h = (x.shape[1] for x in (q, k)), q.shape[-1]
+  queries, keys = t % 2, s % 2
+  segments = _with_padding(segments, q, k, queries, keys, causal)
+  rows = lambda x, more: jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, -x.shape[-1] % 8)))
+  none = jnp.zeros(0, q.dtype)
+  # As JAX itself does: a bias that is far below all scores.
+  bias = none if segments is None else jnp.where(same_segment(*segments), 0, jnp.finfo(q.dtype).min / 2).astype(q.dtype)
+  options: dict[str, Any] = {
+    "scale": 1 / math.sqrt(h),
+    "seed": 42,
+    "dropout_rate": 0.0,
+    "variadic_args": (segments is not None, False),  # has a bias, which has no gradient
+    "mask_type": fused.MaskType.CAUSAL if causal else fused.MaskType.NO_MASK,
+    "layout": fused.AttentionLayout.BTNH.value,
+    "sliding_window_length": None,
+  } | ({"score_mod": None} if jax.__version_info__ >= (0, 12) else {})
+  given = rows(q, queries), rows(k, keys), rows(v, keys), bias if segments is None else bias[:, None], *(none,) * 6
+  if not read:
+    out, logsumexp = fused._dot_product_attention_fwd_p_wrapper.bind(*given, **options, is_training=True)
+    return Read(out[:, :t, :, :h], logsumexp.swapaxes(1, 2)[:, :t])
+  out, logsumexp, of_out = read
+  saved = jnp.pad(logsumexp, ((0, 0), (0, queries), (0, 0))).swapaxes(1, 2), rows(out, queries), rows(of_out, queries)
+  of_q, of_k, of_v = fused._dot_product_attention_bwd_p_wrapper.bind(*given, *saved, **options)[:3]
+  return of_q[:, :t, :, :h], of_k[:, :s, :, :h], of_v[:, :s, :, :h]
+
+
+def _kernel(run: Callable[..., Any]) -> Kernel:
+  """The kernel of a function of both directions."""
+  return Kernel(run, lambda q, k, v, segments, causal, read, of_out: run(q, k, v, segments, causal, *read, of_out))
+
+
+BLOCKWISE, CUDNN = Kernel(_blockwise, _blockwise_backward), _kernel(_cudnn)
+SPLASH, SPLASH_INTERPRETED = _kernel(_splash), _kernel(functools.partial(_splash, interpret=True))
