@@ -75,7 +75,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "lora_alpha": 16.0,  # what adapters add is multiplied by lora_alpha / lora_rank
         "lora_targets": "query,key,value,out,gate,up,down",  # the weights that have one
         "attention": "auto",  # "plain", "blockwise" (CPU), "cudnn" (NVIDIA), "splash" (TPU); "auto": the best
-        # How attention reads positions of other devices, if a mesh axis splits them: "gather", "exchange", "ring" or "auto"
+        # How attention reads positions of other devices, if they share them: "gather", "exchange", "ring" or "auto"
         "attention_context": "auto",
         # What the backward pass computes again: "minimal" (if cheap), "dots" (all but products), "full", or "offload"
         # (as "full", but what is saved is in the host's memory).

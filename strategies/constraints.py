@@ -22,6 +22,7 @@ from strategies.layout import Layout, Place, axes_of, place_of
 from strategies.transfers import Transfers
 
 T = TypeVar("T")
+NOTHING = Layout({})  # splits nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Constraints(Sharding):
 
   layout: Layout
   by_hand: Collectives | None = None
-  own: Layout = Layout({})
+  own: Layout = NOTHING
 
   @staticmethod
   def outside(layout: Layout, transfers: Transfers) -> "Constraints":

@@ -34,8 +34,8 @@ class Layout:
 
   Attributes:
     mesh: the size of each mesh axis; -1 takes the devices that are left.
-    batch, positions, sequence, embed, heads, mlp, vocab, layers: the mesh axis or axes that split this dimension; None if not
-      split.
+    batch, positions, sequence, embed, heads, mlp, vocab, layers: the mesh axis or axes that split this dimension; None
+      if not split.
     gradients: those that split `embed` in sums of gradients, while the parts of a batch run; None: as in the weights.
     state: those that split `embed` in the optimizer's state; None: as in the sums of gradients.
   """

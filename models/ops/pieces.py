@@ -68,7 +68,7 @@ def splash_block(length: int) -> int:
 def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool) -> Read:
   keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
   read, logsumexp = [], []
-  for rows, scores in _scores(q, keys, segments, causal):
+  for _, scores in _scores(q, keys, segments, causal):
     largest = jnp.max(scores, axis=-1, keepdims=True)
     exponentials = jnp.exp(scores - largest)
     total = jnp.sum(exponentials, axis=-1, keepdims=True)
@@ -76,8 +76,8 @@ def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, cau
     summed = jnp.einsum("bkgts,bksh->bkgth", exponentials.astype(v.dtype), seen, preferred_element_type=jnp.float32)
     read.append(summed / total)
     logsumexp.append(largest + jnp.log(total))
-  out, logsumexp = (_positions_first(jnp.concatenate(parts, axis=3)) for parts in (read, logsumexp))
-  return Read(out.astype(q.dtype), logsumexp[..., 0])
+  joined = lambda parts: _positions_first(jnp.concatenate(parts, axis=3))
+  return Read(joined(read).astype(q.dtype), joined(logsumexp)[..., 0])
 
 
 def _blockwise_backward(
