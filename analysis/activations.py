@@ -43,7 +43,49 @@ def activations(case: Case) -> list[Sent]:
     _waits(case, "all-gather", "sequence", gathers * stream, "activations: positions for products"),
     _waits(case, "all-reduce", "vocab", loss, "loss"),
     _waits(case, "all-reduce", "sequence", mean, "mean over positions"),
+    *_positions(case),
   ]
+
+
+def _positions(case: Case) -> list[Sent]:
+  """What attention sends if devices share the positions of an example (models/ops/context.py).
+
+  Keys and values go to all other devices in the forward and in the backward pass; their gradients come back. The ring
+  adds these up in float32 on their way, which is one permute longer. If remat repeats the forward pass, then it all but
+  the first and the last permute, which the backward pass needs anyway. `exchange` moves queries and what was read, too,
+  and moves them again unless everything is saved.
+  For a class, the sum over the positions and its gradient are all-reduced.
+  """
+  sizes, n, axes = case.sizes, case.sharers, case.axes("positions")
+  if n == 1:
+    return []
+  layers, heads = sizes.depth / case.layout.shards("layers"), case.layout.shards("heads")
+  numbers = case.examples * sizes.positions * sizes.head_dim * layers * case.batch_parts  # of one head
+  queries, keys = sizes.heads / heads * numbers, sizes.kv_heads / heads * numbers
+  sent = lambda kind, size, what, waits=True: Sent(kind, axes, size, what, waits=waits)
+  rows = []
+  if sizes.attention_context == "exchange":
+    copies = max(1.0, n * heads / sizes.kv_heads)
+    times = 2 if sizes.remat == "minimal" else 3
+    size = times * 2 * (queries + copies * keys) * case.item * ring_share(n)
+    rows.append(sent("all-to-all", size, "attention: positions for heads, and back"))
+  elif sizes.attention_context == "ring":
+    again = 0 if _saves_read(case) else max(n - 2, 0)
+    size = 2 * keys * ((2 * (n - 1) + again) * case.item + n * 4)
+    rows.append(sent("collective-permute", size, "attention: a ring of keys, values and their gradients", waits=False))
+  else:
+    size = 2 * keys * case.item * (n - 1)
+    rows.append(sent("all-gather", 2 * size, "attention: keys and values"))
+    rows.append(sent("reduce-scatter", size, "attention: gradients of keys and values"))
+  if sizes.predicts.predictions() == 1:
+    mean = 2 * case.examples * n * sizes.width * 4 * case.batch_parts
+    rows.append(sent("all-reduce", 2 * ring_share(n) * mean, "mean over positions"))
+  return rows
+
+
+def _saves_read(case: Case) -> bool:
+  """Whether remat saves what a kernel's backward pass reads."""
+  return case.sizes.remat in ("minimal", "dots") or "attended" in case.saved_names
 
 
 def adapters(case: Case) -> list[Sent]:

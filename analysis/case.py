@@ -99,8 +99,13 @@ class Case:
 
   @property
   def examples(self) -> float:
-    """Examples of one part on one device."""
-    return self.batch_size / self.batch_parts / self.layout.shards("batch")
+    """Examples of one part on one device. Of an example whose positions devices share, each has a part."""
+    return self.batch_size / self.batch_parts / (self.layout.shards("batch") * self.sharers)
+
+  @property
+  def sharers(self) -> int:
+    """The number of devices that share the positions of an example (models/ops/context.py)."""
+    return self.layout.shards("positions")
 
   @property
   def model_flops(self) -> float:

@@ -10,7 +10,9 @@ IN_FLIGHT = 2  # the blocks whose offloaded values are on the device: the one at
 
 def offloaded(case: Case, layers: int) -> int:
   """Bytes of one example that so many blocks of a device move to its host."""
-  return bytes_per_example(case.sizes, *case.pieces, layers, host=True) if case.sizes.remat == "offload" else 0
+  if case.sizes.remat != "offload":
+    return 0
+  return bytes_per_example(case.sizes, *case.pieces, layers, host=True, sharers=case.sharers)
 
 
 def to_host(case: Case) -> tuple[float, float]:

@@ -76,10 +76,11 @@ def _saved(case: Case) -> float:
   """Bytes of one example that the blocks save for the backward pass."""
   schedule, layers = case.schedule, case.sizes.depth // case.layout.shards("layers")
   if not schedule:
-    return bytes_per_example(case.sizes, *case.pieces, layers) + IN_FLIGHT * offloaded(case, 1)
+    return bytes_per_example(case.sizes, *case.pieces, layers, sharers=case.sharers) + IN_FLIGHT * offloaded(case, 1)
   in_unit = layers // schedule.chunks
   copies = 2 if in_unit > UNROLL else 1  # a scan stacks its residuals before they are copied to their slot
-  saved = (schedule.slots["residuals"] + copies) * bytes_per_example(case.sizes, *case.pieces, in_unit)
+  of_unit = bytes_per_example(case.sizes, *case.pieces, in_unit, sharers=case.sharers)
+  saved = (schedule.slots["residuals"] + copies) * of_unit
   return saved + (copies + schedule.slots["kept"]) * in_unit * cotangents(case) * schedule.splits
 
 
@@ -92,7 +93,7 @@ def _block(case: Case) -> float:
     copies += 1.0 if layers // case.schedule.chunks > UNROLL else 0.6
   if layout.shards("heads") > 1 and not splits_positions and case.repeats:
     copies += fitted.sums  # an all-reduced activation exists twice: before and after the all-reduce
-  values, scores = block_values(sizes, *case.pieces)
+  values, scores = block_values(sizes, *case.pieces, case.sharers)
   total = case.examples * (copies * values + (fitted.scores or copies) * scores)
   if splits_positions:
     total += fitted.whole * case.examples * sizes.positions * sizes.width * case.item

@@ -55,7 +55,7 @@ def repeated_flops(case: Case) -> float:
   layout, positions = case.layout, case.examples * case.batch_parts * case.sizes.positions
   repeated = update.repeated_flops(case)
   for product in _products(case):
-    axes = {axis for dim in ("batch", "layers", *product.dims) for axis in layout.axes(dim)}
+    axes = {axis for dim in ("batch", "positions", "layers", *product.dims) for axis in layout.axes(dim)}
     copies = layout.device_count / case.devices(tuple(axes))
     repeated += positions * product.flops * (1 - 1 / copies)
   return repeated
@@ -70,17 +70,20 @@ def _products(case: Case) -> list[Product]:
   t, d = sizes.positions, sizes.width
   layers, each = sizes.depth / layout.shards("layers"), 2 if sizes.lora_rank else 3
   projections = 2 * d * sizes.head_dim * (2 * sizes.heads + 2 * sizes.kv_heads) / layout.shards("heads")
-  scores = 4 * t * sizes.heads * sizes.head_dim / layout.shards("heads") * _computed(sizes)
+  per_pair = 4 * sizes.heads * sizes.head_dim / layout.shards("heads") / t
+  scores, of_others = per_pair * computed(case), per_pair * computed_of_others(case)
   mlp = 6 * d * sizes.mlp_width / layout.shards("mlp")
   attention_again, mlp_again = _again(case, projections, scores, mlp)
   if case.schedule and case.schedule.splits:  # backward and weight units both compute again what they read
     attention_again += attention_again if case.repeats else attention_again / 2
     mlp_again *= 2
   # The backward passes of kernels compute the scores again; splash attention in both its kernels, and another product.
-  # So does `blockwise`, if remat has not done so just before.
+  # So does `blockwise`, if remat has not done so just before. Scores of other devices' keys are in a loop of their own.
   attention_again += {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(sizes.attention, 0.0)
-  if _saves_logsumexp(sizes) and _reuses_attention(sizes, case.saved_names):
+  if _saves_logsumexp(case) and _reuses_attention(sizes, case.saved_names):
     attention_again += scores / 2
+  elif _saves_logsumexp(case):
+    attention_again += of_others / 2
   attention_again += COMPILERS[case.compiler].attention_again(case) * (projections + scores)
   (inputs, _), head = sizes.predicts.head()
   head_flops = 2 * inputs * case.outputs * sizes.predicts.predictions() / t
@@ -89,7 +92,11 @@ def _products(case: Case) -> list[Product]:
     Product(layers * (each * mlp + mlp_again), ("mlp",)),
     # The input has no gradient, so the embedding's product has no second backward product.
     Product((each - 1) * 2 * sizes.reads.embedding_products() / layout.shards("sequence"), ("sequence",)),
-    Product(each * head_flops, tuple(dim for dim in head if dim == "vocab")),
+    # All devices that share an example compute the class that it has.
+    Product(
+      each * head_flops * (case.sharers if sizes.predicts.predictions() == 1 else 1),
+      tuple(dim for dim in head if dim == "vocab"),
+    ),
     *_adapters(case, layers),
   ]
 
@@ -125,16 +132,18 @@ def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[f
       names -= set() if joined <= names else joined
   shares = {"query": sizes.heads, "key": sizes.kv_heads, "value": sizes.kv_heads, "attention_output": sizes.heads}
   share = sum(n for name, n in shares.items() if name not in names) / sum(shares.values())
-  if (sizes.attention in KERNELS or _saves_logsumexp(sizes)) and _reuses_attention(sizes, names):
+  if (sizes.attention in KERNELS or _saves_logsumexp(case)) and _reuses_attention(sizes, names):
     scores = 0
   elif "attended" in names:
     scores /= 2  # the product with the values is not repeated
   return share * projections + scores, mlp / 3 * len({"mlp_gate", "mlp_up"} - names)  # not the product with `down`
 
 
-def _saves_logsumexp(sizes: ModelSizes) -> bool:
-  """Whether attention has the backward pass of `attention.blockwise`."""
-  return sizes.attention == "blockwise" and sizes.predicts.causal
+def _saves_logsumexp(case: Case) -> bool:
+  """Whether attention has the backward pass of `pieces.BLOCKWISE`."""
+  if in_pieces(case):
+    return case.sizes.attention not in KERNELS
+  return case.sizes.attention == "blockwise" and case.sizes.predicts.causal
 
 
 def _reuses_attention(sizes: ModelSizes, saved: Collection[str]) -> bool:
@@ -142,17 +151,36 @@ def _reuses_attention(sizes: ModelSizes, saved: Collection[str]) -> bool:
   return sizes.remat in ("minimal", "dots") or "attended" in saved
 
 
-def _computed(sizes: ModelSizes) -> float:
-  """The share of all pairs of positions that attention computes."""
-  t = sizes.positions
+def in_pieces(case: Case) -> bool:
+  """Whether attention reads a text in pieces, those of each device in turn (models/ops/context.py)."""
+  return case.sharers > 1 and case.sizes.attention_context != "exchange"
+
+
+def computed(case: Case) -> float:
+  """The pairs of positions that attention computes for an example; if devices share it, all of them together."""
+  own = case.sizes.positions // (case.sharers if in_pieces(case) else 1)
+  of_own = _pairs(case.sizes, own, case.sizes.predicts.causal) * (case.sizes.positions // own)
+  return of_own + computed_of_others(case)
+
+
+def computed_of_others(case: Case) -> float:
+  """Those of them whose keys are another device's: of each other device all pairs, or with a causal mask two chunks."""
+  if not in_pieces(case):
+    return 0.0
+  sizes, own = case.sizes, case.sizes.positions // case.sharers
+  of_one = 2 * _pairs(sizes, own // 2, False) if sizes.predicts.causal else _pairs(sizes, own, False)
+  return case.sharers * (case.sharers - 1) * of_one
+
+
+def _pairs(sizes: ModelSizes, t: int, causal: bool) -> float:
+  """Those of so many queries and as many keys."""
   if sizes.attention == "splash":
-    return splash.pairs(t, sizes.predicts.causal) / t**2
-  if not sizes.predicts.causal or sizes.attention == "plain":
-    return 1.0
+    return splash.pairs(t, causal)
+  if not causal or (sizes.attention == "plain" and t == sizes.positions):
+    return t**2
   if sizes.attention == "cudnn":
-    return sizes.pairs / t**2  # skips every masked pair, as calls.py counts it
-  starts = range(0, t, QUERY_BLOCK)
-  return sum(min(QUERY_BLOCK, t - start) * min(start + QUERY_BLOCK, t) for start in starts) / t**2
+    return t * (t + 1) / 2  # skips every masked pair, as calls.py counts it
+  return sum(min(QUERY_BLOCK, t - start) * min(start + QUERY_BLOCK, t) for start in range(0, t, QUERY_BLOCK))
 
 
 def traffic(case: Case) -> float:
@@ -165,7 +193,7 @@ def traffic(case: Case) -> float:
   param = jnp.dtype(sizes.param_dtype).itemsize
   layers = sizes.depth // layout.shards("layers")
   fitted = COMPILERS[case.compiler].fitted
-  values, scores = block_values(sizes, *case.pieces)
+  values, scores = block_values(sizes, *case.pieces, case.sharers)
   passes = fitted.passes[case.policy]
   block = passes * values + (fitted.score_passes or passes) * scores
   whole = fitted.whole_passes * sizes.positions * sizes.width * case.item if layout.shards("sequence") > 1 else 0
@@ -176,6 +204,8 @@ def traffic(case: Case) -> float:
   activations = case.examples * (layers * (block + whole) + 6 * logits)
   if sizes.attention == "splash":
     activations += case.examples * layers * _splash_bytes(case)
+  if in_pieces(case):
+    activations += case.examples * layers * _merged_bytes(case)
   if case.schedule and case.schedule.splits:  # what is kept is written, put into its slot, taken out of it, and read
     activations += case.examples * 4 * layers * cotangents(case)
   state = update.state_bytes(case)
@@ -194,6 +224,17 @@ def _splash_bytes(case: Case) -> float:
     splash.work, length=sizes.positions, head=sizes.head_dim, item=case.item, causal=sizes.predicts.causal
   )
   return sum(of(kernel, rows).bytes for kernel in kernels)
+
+
+def _merged_bytes(case: Case) -> float:
+  """What is read and written for one example in a block to add what each other device's keys give, in float32.
+
+  To what queries have read in the forward pass, and to the gradients of queries, keys and values in the backward pass.
+  """
+  sizes, both = case.sizes, 2 * (4 + case.item)  # a sum is read and written, and what is added, too
+  forward, backward = sizes.heads, sizes.heads + 2 * sizes.kv_heads
+  numbers = sizes.positions * sizes.head_dim * (forward + backward) / case.layout.shards("heads")
+  return (case.sharers - 1) * both * numbers
 
 
 def times(case: Case, chip: Chip, links: Links) -> Roofline:

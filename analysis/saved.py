@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,11 +26,26 @@ GATHER = "pad"  # the primitive of `OwnPositions.whole_sequence`; no block uses 
 SAVE_ALL = save_all_but(VIEWS)  # every value of a block
 
 
-class OwnPositions(Sharding):
-  """The shapes that one of `parts` devices sees: its own positions of the stream, and all of them in products."""
+SHARERS = "positions"  # the axis of devices that share the positions of an example, in a trace
 
-  def __init__(self, parts: int):
-    self.parts = parts
+
+class OwnPositions(Sharding):
+  """The shapes that one of `parts` devices sees: its own positions of the stream, and all of them in products.
+
+  If `sharers` devices share the positions, these are all of its share, and attention sends the others.
+  """
+
+  def __init__(self, parts: int, sharers: int = 1):
+    self.parts, self.sharers = parts, sharers
+
+  def shards(self, dim: str) -> int:
+    return self.sharers if dim == "positions" else 1
+
+  def index(self, dim: str) -> jax.Array:
+    return jax.lax.axis_index(SHARERS)
+
+  def across(self, collective: Callable[..., jax.Array], x: jax.Array, dim: str) -> jax.Array:
+    return collective(x, SHARERS) if self.shards(dim) > 1 else x
 
   def whole_sequence(self, x: jax.Array) -> jax.Array:
     others = (self.parts - 1) * x.shape[1]
@@ -40,7 +56,14 @@ class OwnPositions(Sharding):
 
 
 def bytes_per_example(
-  sizes: ModelSizes, heads: int, mlp: int, sequence: int, layers: int, remat: str | None = None, host: bool = False
+  sizes: ModelSizes,
+  heads: int,
+  mlp: int,
+  sequence: int,
+  layers: int,
+  remat: str | None = None,
+  host: bool = False,
+  sharers: int = 1,
 ) -> int:
   """Bytes that `layers` blocks save for one example on a device; with `host`, in the memory of its host.
 
@@ -49,9 +72,11 @@ def bytes_per_example(
 
   Args:
     remat: the remat policy; the model's if None. "all" counts all values of a block.
+    sharers: how many devices share the positions of an example. The bytes are those of all of them.
   """
-  traced_here = lambda **shards: traced(sizes, remat or sizes.remat, **shards)[host]
-  splits = {"heads": (sizes.kv_heads, heads), "mlp": (sizes.mlp_width, mlp), "sequence": (sizes.positions, sequence)}
+  traced_here = lambda **shards: traced(sizes, remat or sizes.remat, **shards, sharers=sharers)[host]
+  own = sizes.positions // sharers
+  splits = {"heads": (sizes.kv_heads, heads), "mlp": (sizes.mlp_width, mlp), "sequence": (own, sequence)}
 
   def by(layers: int) -> int:
     whole = found = traced_here(layers=layers)
@@ -65,18 +90,20 @@ def bytes_per_example(
   return by(1) + (layers - 1) * (by(2) - by(1)) if layers > 1 else by(1)
 
 
-def block_values(sizes: ModelSizes, heads: int, mlp: int, sequence: int) -> tuple[int, int]:
+def block_values(sizes: ModelSizes, heads: int, mlp: int, sequence: int, sharers: int = 1) -> tuple[int, int]:
   """Bytes of all values that a block computes for one example on a device, and of the scores of `plain` attention."""
-  of = functools.partial(bytes_per_example, heads=heads, mlp=mlp, sequence=sequence, layers=1, remat="all")
+  of = functools.partial(
+    bytes_per_example, heads=heads, mlp=mlp, sequence=sequence, layers=1, remat="all", sharers=sharers
+  )
   values = of(sizes)
-  if sizes.attention != "plain":
+  if sizes.attention != "plain" or sharers > 1:
     return values, 0
   others = of(dataclasses.replace(sizes, attention="splash"))  # a kernel, whose scores never leave it
   return min(values, others), max(values - others, 0)
 
 
 def traced(
-  sizes: ModelSizes, remat: str, heads: int = 1, mlp: int = 1, sequence: int = 1, layers: int = 1
+  sizes: ModelSizes, remat: str, heads: int = 1, mlp: int = 1, sequence: int = 1, layers: int = 1, sharers: int = 1
 ) -> tuple[int, int]:
   """`bytes_per_example` without and with `host`, from a single trace of the model in exactly these sizes."""
   part = dataclasses.replace(
@@ -90,26 +117,26 @@ def traced(
     remat="minimal",
     loss_chunk=0,
   )
-  return _traced(part, remat, sequence)
+  return _traced(part, remat, sequence, sharers)
 
 
 @functools.cache
-def _traced(sizes: ModelSizes, remat: str, sequence: int) -> tuple[int, int]:
+def _traced(sizes: ModelSizes, remat: str, sequence: int, sharers: int) -> tuple[int, int]:
   chosen = SAVE_ALL if remat == "all" else policy_of(remat, sizes.saved, sizes.lora_rank)
   policy = lambda primitive, *given, **named: primitive.name != GATHER and chosen(primitive, *given, **named)
-  sharding = OwnPositions(sequence)
+  sharding = OwnPositions(sequence, sharers)
   examples = _prime_above(2 * max(sizes.positions, sizes.width, sizes.mlp_width, sizes.heads * sizes.head_dim))
 
   def blocks(params: Any, x: jax.Array, given: dict[str, Any]) -> jax.Array:
     run = bind(sizes, params).run_blocks
     return run(x, **given, sharding=sharding, policy=policy, length=sizes.positions)[0]
 
-  x = jax.ShapeDtypeStruct((examples, sizes.positions // sequence, sizes.width), sizes.dtype)
+  x = jax.ShapeDtypeStruct((examples, sizes.positions // sharers // sequence, sizes.width), sizes.dtype)
   keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), examples)) if sizes.dropout else None
   segments = jax.ShapeDtypeStruct((examples, sizes.positions), "int32") if sizes.segments else None
   vjp = lambda params, x, given: jax.vjp(functools.partial(blocks, given=given), params, x)[1]
   with gpus.assumed():
-    leaves = jax.make_jaxpr(lambda *given: jax.tree.leaves(vjp(*given)))(
+    leaves = jax.make_jaxpr(lambda *given: jax.tree.leaves(vjp(*given)), axis_env=[(SHARERS, sharers)])(
       nnx.to_pure_dict(definition(sizes)[1]), x, {"keys": keys, "segments": segments}
     ).out_avals
   device = host = 0
@@ -118,7 +145,7 @@ def _traced(sizes: ModelSizes, remat: str, sequence: int) -> tuple[int, int]:
       size = leaf.size // examples * leaf.dtype.itemsize
       is_host = leaf.memory_space == jax.memory.Space.Host
       device, host = device + size * (not is_host), host + size * is_host
-  return device, host
+  return device * sharers, host * sharers
 
 
 def _prime_above(number: int) -> int:
