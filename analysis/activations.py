@@ -51,7 +51,7 @@ def _positions(case: Case) -> list[Sent]:
   """What attention sends if devices share the positions of an example (models/ops/context.py).
 
   Keys and values go to all other devices in the forward and in the backward pass; their gradients come back. The ring
-  adds these up in float32 on their way, which is one permute longer. If remat repeats the forward pass, then it all but
+  adds these up in float32 on their way, and then sends them home. If remat repeats the forward pass, then it all but
   the first and the last permute, which the backward pass needs anyway. `exchange` moves queries and what was read, too,
   and moves them again unless everything is saved.
   For a class, the sum over the positions and its gradient are all-reduced.
@@ -71,7 +71,7 @@ def _positions(case: Case) -> list[Sent]:
     rows.append(sent("all-to-all", size, "attention: positions for heads, and back"))
   elif sizes.attention_context == "ring":
     again = 0 if _saves_read(case) else max(n - 2, 0)
-    size = 2 * keys * ((2 * (n - 1) + again) * case.item + n * 4)
+    size = 2 * keys * ((2 * n - 1 + again) * case.item + (n - 1) * 4)
     rows.append(sent("collective-permute", size, "attention: a ring of keys, values and their gradients", waits=False))
   else:
     size = 2 * keys * case.item * (n - 1)

@@ -143,8 +143,8 @@ class Case:
     return self.ordered(self.layout.axes(dim))
 
   def ordered(self, axes: Collection[str]) -> tuple[str, ...]:
-    """These mesh axes, outermost first."""
-    return tuple(axis for axis in self.layout.mesh if axis in axes)
+    """Those of these mesh axes that have several devices, outermost first."""
+    return tuple(axis for axis, size in self.layout.mesh.items() if axis in axes and size > 1)
 
   def devices(self, axes: tuple[str, ...]) -> int:
     """The number of devices along these mesh axes."""

@@ -17,6 +17,7 @@ from analysis.case import ADAMW, Case
 from analysis.roofline import Roofline
 from analysis.topology import Machine
 from errors import ConfigError
+from models.ops.context import WAYS
 from models.sizes import REMAT, ModelSizes
 from strategies.layout import PLACES, Layout
 from strategies.pipeline import orders
@@ -84,10 +85,14 @@ def search(
   """
   found = []
   for name, layout in _layouts(names or strategies.names(), sizes, where.count, sequence_parallel):
-    for remat in REMAT:
-      chosen = dataclasses.replace(sizes, remat=remat)
+    shares = sizes.attention_context == "auto" and layout.shards("positions") > 1
+    for remat, way in itertools.product(REMAT, WAYS[1:] if shares else [sizes.attention_context]):
+      chosen = dataclasses.replace(sizes, remat=remat, attention_context=way)
       try:
-        chosen = strategies.within_limits(chosen, strategies.limits(name, layout, chosen, optimizer))
+        limits = strategies.limits(name, layout, chosen, optimizer)
+        if way in {limit.value for limit in limits}:
+          continue  # it would run as another way
+        chosen = strategies.within_limits(strategies.with_way(chosen, layout), limits)
       except ConfigError:
         continue
       for case, pipeline in _cases(Case(layout, chosen, batch_size, compiler=where.platform, optimizer=optimizer)):
@@ -182,6 +187,8 @@ def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, 
   """A case with its predictions."""
   fields: dict[str, object] = {f"mesh.{axis}": size for axis, size in case.layout.mesh.items()}
   fields |= {"model.remat": case.sizes.remat}
+  if case.sharers > 1:
+    fields["model.attention_context"] = case.sizes.attention_context
   if case.accumulation > 1:
     fields["accumulation"] = case.accumulation
   if case.gather == "step":

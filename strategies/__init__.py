@@ -34,7 +34,7 @@ from training.program import Program
 
 __all__ = [
   "Layout", "Limit", "OnMesh", "Strategy", "Transfers", "build", "create", "layout_of", "limits", "names",
-  "within_limits",
+  "with_way", "within_limits",
 ]  # fmt: skip
 
 

@@ -142,6 +142,10 @@ class Strategy:
       return name if name == "single" else f"{name} on one device: nothing to split, so this is the single-device run"
     mesh = " × ".join(f"{axis}={size}" for axis, size in self.layout.mesh.items())
     line = f"{name} on mesh {mesh}; {', '.join(self.layout.placed(' × '))}"
+    if self.layout.shards("positions") > 1:
+      sizes = self.program.sizes
+      line += f"; attention reads other positions by {sizes.attention_context}"
+      line += f", because {sizes.context_why}" if sizes.context_why else ""
     return f"{line}; {self.runner.described}" if self.runner.described else line
 
   def check_batch(self, field: str, batch_size: int, accumulation: int = 1) -> None:

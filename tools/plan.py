@@ -61,7 +61,14 @@ def rows_of(found: list[Candidate], sizes: ModelSizes, where: Machine, batch_siz
   return rows
 
 
-PARTS = ("accumulation", "gather", "pipeline.schedule", "pipeline.microbatches", "pipeline.chunks")
+PARTS = (
+  "model.attention_context",
+  "accumulation",
+  "gather",
+  "pipeline.schedule",
+  "pipeline.microbatches",
+  "pipeline.chunks",
+)
 
 
 def changed(config: Any) -> dict[str, Any]:

@@ -170,16 +170,14 @@ class _Splash(NamedTuple):
 
   def forward(self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> Any:
     """Of one example: [N, T, H] and [K, S, H] → what is read, and ((log-sum-exp,),)."""
-    with jax.named_scope("causal" if self.causal else "full"):  # so that a reader of the program knows
-      return self.kernel(True)(q, k, v, self.ids(segments))
+    return self.kernel(True)(q, k, v, self.ids(segments))
 
   def backward(self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, *read: jax.Array) -> Any:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as rules
 
     kernel, (out, logsumexp, of_out) = self.kernel(False), read
     residuals = (q, k, v, self.ids(segments), None, out, logsumexp, kernel.dq_mask_info, kernel.dkv_mask_info)
-    with jax.named_scope("causal" if self.causal else "full"):
-      return rules._splash_attention_bwd(**kernel.kwargs, res=residuals, do=of_out)[3:6]
+    return rules._splash_attention_bwd(**kernel.kwargs, res=residuals, do=of_out)[3:6]
 
 
 def _splash(
@@ -192,10 +190,11 @@ def _splash(
   rows = lambda x, more: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))).swapaxes(1, 2)  # [B, N, T, ...]
   kernels = _Splash(t + queries, s + keys, q.shape[2], causal, interpret)
   given = rows((q / math.sqrt(h)).astype(q.dtype), queries), rows(k, keys), rows(v, keys), segments
-  if not read:
-    out, (logsumexp,) = jax.vmap(kernels.forward)(*given)
-    return Read(out.swapaxes(1, 2)[:, :t], logsumexp.swapaxes(1, 2)[:, :t])
-  found = jax.vmap(kernels.backward)(*given, *(rows(x, queries) for x in read))
+  with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (analysis/calls.py)
+    if not read:
+      out, (logsumexp,) = jax.vmap(kernels.forward)(*given)
+      return Read(out.swapaxes(1, 2)[:, :t], logsumexp.swapaxes(1, 2)[:, :t])
+    found = jax.vmap(kernels.backward)(*given, *(rows(x, queries) for x in read))
   of_q, of_k, of_v = (x.swapaxes(1, 2) for x in found)
   return of_q[:, :t] / math.sqrt(h), of_k[:, :s], of_v[:, :s]
 
