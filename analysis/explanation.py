@@ -28,7 +28,7 @@ from models.dimensions import Dims, Sharding
 from runtime.hardware import Chip, chip, peak_flops
 from strategies.base import Strategy
 from strategies.compiler_options import options
-from strategies.layout import Layout
+from strategies.layout import Layout, axes_of
 
 WHOLE_STREAM = ("batch", None, None)  # recorded where a layout splits it elsewhere
 
@@ -43,6 +43,7 @@ ACTIVATIONS = {
   ("batch", None, "mlp"): "hidden units of the MLP",
   ("vocab", None): "embedding table for lookup",
 }
+OF_POSITIONS = (WHOLE_STREAM, ("batch", None, "heads", None), ("batch", None, "mlp"))
 
 
 class Recorder(Sharding):
@@ -146,23 +147,30 @@ def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   batch = {name: jax.ShapeDtypeStruct((size, *field.shape), field.dtype) for name, field in fields.items()}
   state = jax.eval_shape(program.init, jax.random.key(0))
   jax.eval_shape(lambda state, batch: program.loss_sums(state.params, batch, state.step, recorder), state, batch)
+  shown = {dims: _with_positions(layout, dims) for _, _, dims in recorder.seen}
   return [
     {
       "what": "dropout" if dtype == "bool" else ACTIVATIONS.get(dims, ""),
       "shape": shape,
       "dtype": dtype,
-      "dims": dims,
-      "spec": tuple(layout.spec(dims)),
-      "bytes": math.prod(shape) * jnp.dtype(dtype).itemsize // _shards(layout, dims),
+      "dims": shown[dims],
+      "spec": tuple(layout.spec(shown[dims])),
+      "bytes": math.prod(shape) * jnp.dtype(dtype).itemsize // _shards(layout, shown[dims]),
     }
     for shape, dtype, dims in recorder.seen
     if dims != WHOLE_STREAM or layout.shards("sequence") > 1
   ]
 
 
+def _with_positions(layout: Layout, dims: Dims) -> Dims:
+  """The dimensions of an activation, where devices share positions. The model constrains own positions, or all."""
+  own = layout.shards("positions") > 1 and dims in OF_POSITIONS
+  return (dims[0], "positions", *dims[2:]) if own else dims
+
+
 def _shards(layout: Layout, dims: Dims) -> int:
   """The number of pieces of an array with these dimensions."""
-  return math.prod(layout.shards(dim) for dim in dims if dim)
+  return math.prod(layout.mesh[axis] for place in layout.spec(dims) for axis in axes_of(place))
 
 
 def _memory(

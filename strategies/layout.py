@@ -119,8 +119,9 @@ class Layout:
     return [f"{mark}{shown}{mark} over {between.join(self.axes(name))}" for name, shown in names]
 
   def spec(self, dims: Iterable[str | None]) -> P:
-    """The PartitionSpec of an array whose dimensions carry these names."""
-    places = [getattr(self, dim) if dim else None for dim in dims]
+    """The PartitionSpec of an array whose dimensions have these names. `sequence` splits what `positions` has split."""
+    place = lambda dim: place_of(self.axes("positions") + self.axes(dim)) if dim == "sequence" else getattr(self, dim)
+    places = [place(dim) if dim else None for dim in dims]
     used = [axis for place in places for axis in axes_of(place)]
     if len(used) != len(set(used)):
       raise ValueError(f"{tuple(dims)} would split two dimensions of one array over the same mesh axis: {places}")
