@@ -132,9 +132,9 @@ def cluster(name: str, network: str | None = None) -> Cluster:
   return found
 
 
-def on_gpus(network: str | None = None, names: tuple[str, ...] = ()) -> list[search.Candidate]:
+def on_gpus(network: str) -> list[search.Candidate]:
   """Plans for 7 B parameters and few sequences, so that the gathers of weights are long beside the kernels."""
-  return search.search(model(7e9, 512, "gpu"), 64, cluster(CLUSTER, network), names)
+  return search.search(model(7e9, 512, "gpu"), 64, cluster(CLUSTER, network))
 
 
 def test_tensor_parallelism_stays_inside_a_host():
