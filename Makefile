@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 INSTALLED := $(VENV)/.installed
 COMPILERS := $(VENV)/.compilers
-PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile -q
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist worksteal -q
 TRAIN := train.py --config=configs/fsdp.py
 
 .PHONY: train test test-all test-topology test-cluster accelerator site lint format lock clean

@@ -25,7 +25,6 @@ from analysis.hlo import Module
 from configs import base
 from data.batches import HostBatch, id_words
 from errors import ConfigError
-from models.parameters import frozen, joined, trained
 from models.sizes import ModelSizes
 from reporting import metrics
 from runtime import command_line
@@ -88,19 +87,29 @@ def strategy(name: str, program: Program, devices: int = 8, **fields: Any) -> st
 
 
 def initial_state(runner: strategies.Strategy, seed: int = 1) -> TrainState:
-  """The state of `runner.init(seed)`, without compiling it for each strategy. test_parity.py tests `init` itself."""
-  params = _initial(runner.program.sizes, seed)
-  opt_state = runner.program.rule.transform.init(runner.program.trained(params))
+  """A state like that of `runner.init(seed)`, drawn without a program. test_parity.py tests `init` itself."""
+  params, rule = random_params(runner.program.sizes, seed), runner.program.rule
+  shapes = jax.eval_shape(rule.transform.init, runner.program.trained(params))
+  opt_state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
   return jax.device_put(TrainState(np.zeros((), np.int32), params, opt_state), runner.state_sharding)
 
 
+def params_of(sizes: ModelSizes) -> Params:
+  """`random_params` on the default device."""
+  return jax.device_put(random_params(sizes))
+
+
 @functools.cache
-def _initial(sizes: ModelSizes, seed: int) -> Params:
-  some, random = dataclasses.replace(program(), sizes=sizes), np.random.default_rng(seed)
-  params = jax.device_get(jax.jit(lambda key: some.init(key).params)(jax.random.key(seed)))
-  # Without this, the gradients of one half of the adapters would be zero.
-  filled = lambda w: w if w.any() else 0.1 * random.standard_normal(w.shape).astype(w.dtype)
-  return joined(frozen(sizes, params), jax.tree.map(filled, trained(sizes, params))) if sizes.lora_rank else params
+def random_params(sizes: ModelSizes, seed: int = 1) -> Params:
+  """Parameters as large as initial ones. Biases and adapters are not zero, because that would hide their gradients."""
+  random, initial = np.random.default_rng(seed), dataclasses.replace(program(), sizes=sizes).init
+
+  def draw(path: tuple[Any, ...], w: jax.ShapeDtypeStruct) -> np.ndarray:
+    name = path[-1].key
+    std = {"scale": 0.0, "embedding": sizes.reads.embedding()[2], "b": 0.1}.get(name, sizes.width**-0.5)
+    return ((name == "scale") + std * random.standard_normal(w.shape)).astype(w.dtype)
+
+  return jax.tree.map_with_path(draw, jax.eval_shape(lambda: initial(jax.random.key(0)).params))
 
 
 def measured(workdir: Path) -> list[dict[str, Any]]:

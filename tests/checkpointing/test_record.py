@@ -13,7 +13,7 @@ from checkpointing import record
 
 
 def digest(x: np.ndarray) -> int:
-  return int(record.digest(jnp.asarray(x)))
+  return int(record._digest(jnp.asarray(x)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])

@@ -76,8 +76,9 @@ def test_loss_and_gradients_are_those_of_merged_weights(targets: str):
 def test_at_first_adapters_change_nothing():
   found = program(**MODEL)
   params, batch = jax.jit(functools.partial(init_params, found.sizes))(jax.random.key(0)), random_batch(found, 4)
-  plain = bind(program(**MODEL | {"model__lora_rank": 0}).sizes, frozen(found.sizes, params))
-  np.testing.assert_array_equal(bind(found.sizes, params)(batch["tokens"]), plain(batch["tokens"]))
+  plain, without = program(**MODEL | {"model__lora_rank": 0}).sizes, frozen(found.sizes, params)
+  run = jax.jit(lambda tokens: (bind(found.sizes, params)(tokens), bind(plain, without)(tokens)))
+  np.testing.assert_array_equal(*run(batch["tokens"]))
 
 
 @pytest.mark.full

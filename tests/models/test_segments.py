@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import model_sizes, program, random_batch, random_segments, relative_difference
+from helpers import model_sizes, params_of, program, random_batch, random_segments, relative_difference
 
 from analysis import gpus
 from models import parameters, transformer
 from models.ops import attention
 from models.sizes import ModelSizes
-from training.program import Params, Program
+from training.program import Program
 
 Core = Callable[..., jax.Array]
 
@@ -28,15 +28,21 @@ def alone(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, segments: np.n
   return jnp.concatenate(rows)
 
 
+def heads_of(rows: int, length: int, size: int) -> tuple[np.ndarray, ...]:
+  """Random queries, keys and values."""
+  random = np.random.default_rng(0)
+  return tuple(random.standard_normal((rows, length, heads, size), np.float32) for heads in (4, 2, 2))
+
+
 @functools.cache
 def with_gradients(core: Core, causal: bool) -> tuple[jax.Array, ...]:
   """Attention over rows of several documents, and its gradients."""
-  segments = random_segments(np.random.default_rng(0), 4, 150)
+  segments = random_segments(np.random.default_rng(0), 3, 150)
+  assert segments[1].max() > 2
   segments[-1] = 0
   run = functools.partial(core, causal=causal, segments=segments)
   gradients = jax.grad(lambda *arrays: jnp.sum(jnp.sin(run(*arrays))), argnums=(0, 1, 2))
-  arrays = (jax.random.normal(jax.random.key(i), (4, 150, heads, 8)) for i, heads in enumerate((4, 2, 2)))
-  return jax.jit(lambda *arrays: (run(*arrays), *gradients(*arrays)))(*arrays)
+  return jax.jit(lambda *arrays: (run(*arrays), *gradients(*arrays)))(*heads_of(3, 150, 8))
 
 
 interpreted = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
@@ -53,16 +59,11 @@ def test_attention_stays_in_its_segment(core: Core, causal: bool):
 
 
 def test_positions_restart_in_each_segment():
-  segments = jnp.array([[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 2, 0, 0, 3]])
+  segments = np.array([[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 2, 0, 0, 3]])
   np.testing.assert_array_equal(
-    transformer.positions_in(segments),
+    jax.jit(transformer.positions_in)(segments),
     [[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 0, 1, 0, 0, 1, 0]],
   )
-
-
-@functools.cache
-def params_of(sizes: ModelSizes) -> Params:
-  return jax.jit(functools.partial(parameters.init_params, sizes))(jax.random.key(0))
 
 
 @functools.cache
@@ -83,7 +84,7 @@ def test_a_document_has_the_same_logits_anywhere_in_a_row():
   for row, start in enumerate(starts):
     tokens[row, start : start + 7] = document
     segments[row] += (np.arange(32) >= start) * (start > 0) + (np.arange(32) >= start + 7)
-  found = logits(tokens, segments)
+  found = np.asarray(logits(tokens, segments))
   for row, start in enumerate(starts):
     assert relative_difference(found[row, start : start + 7], found[0, :7]) < 1e-5
 
@@ -97,7 +98,7 @@ def test_a_prediction_counts_if_the_next_token_is_of_the_same_document():
   }
   expected = np.zeros((4, 8), bool)
   expected[0, [0, 1, 4]] = expected[1] = True
-  np.testing.assert_array_equal(p.targets(batch).counted, expected)
+  np.testing.assert_array_equal(jax.jit(p.targets)(batch).counted, expected)
 
 
 def test_with_prompts_a_prediction_counts_if_the_next_token_is_of_a_completion():
@@ -110,7 +111,7 @@ def test_with_prompts_a_prediction_counts_if_the_next_token_is_of_a_completion()
   }
   expected = np.zeros((2, 8), bool)
   expected[0, [1, 2, 4, 5]] = expected[1, [6, 7]] = True  # not 3: document 2 has no prompt, so nothing comes before it
-  np.testing.assert_array_equal(p.targets(batch).counted, expected)
+  np.testing.assert_array_equal(jax.jit(p.targets)(batch).counted, expected)
 
 
 def test_padding_changes_neither_loss_nor_gradient():
@@ -138,8 +139,8 @@ def test_the_class_of_a_text_does_not_depend_on_padding(length: int):
   tokens = random.integers(0, 256, (2, 16))
   tokens[1, :length] = tokens[0, :length]
   segments = np.tile(np.arange(16) < length, (2, 1)).astype(np.int32)
-  expected = logits(tokens[:1, :length])[0]
-  for found in logits(tokens, segments):
+  expected = np.asarray(logits(tokens[:1, :length]))[0]
+  for found in np.asarray(logits(tokens, segments)):
     assert relative_difference(found, expected) < 1e-5
 
 
@@ -157,10 +158,10 @@ def test_the_class_of_an_empty_text_is_finite():
 def test_cudnn_gets_even_lengths_and_heads_of_eight(causal: bool, documents: bool, monkeypatch: pytest.MonkeyPatch):
   """Its own kernel needs a GPU. Here XLA computes what cuDNN is asked for, after JAX has checked it for training."""
   segments, given = random_segments(np.random.default_rng(0), 4, 33) if documents else None, []
-  q, k, v = (jax.random.normal(jax.random.key(i), (4, 33, heads, 12)) for i, heads in enumerate((4, 2, 2)))
+  q, k, v = heads_of(4, 33, 12)
   with gpus.assumed():
     loss = lambda *arrays: jnp.sum(attention.cudnn(*arrays, causal=causal, segments=segments))
-    jax.eval_shape(jax.grad(loss), *(array.astype("bfloat16") for array in (q, k, v)))
+    jax.eval_shape(jax.grad(loss), *(array.astype(jnp.bfloat16) for array in (q, k, v)))
 
   def compute(*arrays: jax.Array, implementation: str, **options: object) -> jax.Array:
     given.extend(array.shape for array in arrays)

@@ -7,7 +7,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import IMAGES, each_once, equations, in_full, model_sizes, one_sentence, program, relative_difference
+from helpers import (
+  IMAGES,
+  each_once,
+  equations,
+  in_full,
+  model_sizes,
+  one_sentence,
+  params_of,
+  program,
+  relative_difference,
+)
 
 from models import parameters
 from models.dimensions import UNSHARDED
@@ -15,12 +25,6 @@ from models.generate import Sampling, Writer, generate, text_keys
 from models.inputs import patches
 from models.ops import attention, layers
 from models.sizes import ModelSizes
-from training.program import Params
-
-
-@functools.cache
-def params_of(sizes: ModelSizes) -> Params:
-  return jax.jit(functools.partial(parameters.init_params, sizes))(jax.random.key(0))
 
 
 def apply(sizes: ModelSizes, inputs: jax.Array) -> jax.Array:
@@ -39,10 +43,18 @@ def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -
   return out
 
 
-def heads(length: int) -> tuple[jax.Array, ...]:
+def normal(*shape: int, seed: int = 1) -> np.ndarray:
+  """Random numbers from NumPy, because those of JAX are a program for each shape."""
+  return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def random_tokens(*shape: int) -> np.ndarray:
+  return np.random.default_rng(1).integers(0, 256, shape, np.int32)
+
+
+def heads(length: int) -> tuple[np.ndarray, ...]:
   """Random queries, keys and values."""
-  shapes = [(2, length, count, 8) for count in (4, 2, 2)]
-  return tuple(jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(shapes))
+  return tuple(normal(2, length, count, 8, seed=i) for i, count in enumerate((4, 2, 2)))
 
 
 @functools.cache
@@ -70,31 +82,32 @@ def test_attention_equals_the_definition(core: Callable[..., jax.Array], length:
 
 def test_rotary_scores_depend_only_on_the_distance():
   sizes = model_sizes(head_dim=16)
-  q, k = (jax.random.normal(jax.random.key(i), (1, 1, 1, 16)) for i in range(2))
+  q, k = (normal(1, 1, 1, 16, seed=i) for i in range(2))
 
-  def score(query_at: int, key_at: int) -> float:
+  @jax.jit
+  def score(query_at: int, key_at: int) -> jax.Array:
     angles = [attention.rope_angles(jnp.array([[p]]), sizes) for p in (query_at, key_at)]
-    return float(jnp.sum(attention.rotate(q, angles[0]) * attention.rotate(k, angles[1])))
+    return jnp.sum(attention.rotate(q, angles[0]) * attention.rotate(k, angles[1]))
 
-  assert score(3, 1) == pytest.approx(score(12, 10), rel=1e-4)
-  assert score(3, 1) != pytest.approx(score(3, 2), rel=1e-2)
+  assert float(score(3, 1)) == pytest.approx(float(score(12, 10)), rel=1e-4)
+  assert float(score(3, 1)) != pytest.approx(float(score(3, 2)), rel=1e-2)
 
 
 def test_a_token_does_not_see_later_tokens():
   sizes = model_sizes()
-  tokens = jax.random.randint(jax.random.key(1), (2, 20), 0, 256)
-  changed = tokens.at[:, 12].add(1)
-  a, b = apply(sizes, tokens), apply(sizes, changed)
+  tokens = random_tokens(2, 20)
+  changed = tokens + (np.arange(20) == 12)
+  a, b = np.asarray(apply(sizes, np.concatenate([tokens, changed]))).reshape(2, 2, 20, -1)
   np.testing.assert_array_equal(a[:, :12], b[:, :12])
   assert (a[:, 12:] != b[:, 12:]).any()
 
 
 def test_a_prediction_sees_the_last_patch_of_its_image_only():
   sizes = program(**IMAGES).sizes
-  images = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
-  corner = images.at[0, -1, -1].add(1.0)
-  a, b = apply(sizes, images), apply(sizes, corner)
-  assert a.shape == (2, 10)
+  images = normal(2, 32, 32, 3)
+  corner = images.copy()
+  corner[0, -1, -1] += 1.0
+  a, b = np.asarray(apply(sizes, np.concatenate([images, corner]))).reshape(2, 2, 10)
   assert (a[0] != b[0]).all()
   np.testing.assert_array_equal(a[1], b[1])
 
@@ -107,27 +120,35 @@ def test_images_of_any_number_of_channels_are_normalized(mean: tuple[float, ...]
   channels = len(mean) or 2
   sizes = model_sizes(**GREY | {"channels": channels, "pixel_mean": mean, "pixel_std": std})
   images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, channels), np.uint8)
-  prepared = sizes.reads.prepare(jnp.asarray(images), UNSHARDED)
+  params = params_of(sizes)
+
+  @jax.jit
+  def run(images: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    prepared = sizes.reads.prepare(images, UNSHARDED)
+    return prepared, parameters.bind(sizes, params)(prepared)
+
+  prepared, logits = map(np.asarray, run(images))
   for c in range(channels):
     expected = (images[..., c] / 255 - (mean[c] if mean else 0)) / (std[c] if std else 1)
     np.testing.assert_allclose(prepared[..., c], expected, atol=1e-6)
   assert sizes.example_shapes()["image"] == ((8, 8, channels), np.uint8, 256)
-  assert params_of(sizes)["embedding"].shape == (4 * 4 * channels, sizes.width)
-  assert (jnp.std(apply(sizes, prepared), axis=0) > 0).all()  # the classes of two images differ
+  assert params["embedding"].shape == (4 * 4 * channels, sizes.width)
+  assert (np.std(logits, axis=0) > 0).all()  # the classes of two images differ
 
 
 def test_patches_are_squares_row_by_row():
-  image = jnp.arange(4 * 4 * 3).reshape(1, 4, 4, 3)
-  np.testing.assert_array_equal(patches(image, 2)[0, 1], image[0, :2, 2:].reshape(-1))
+  image = np.arange(4 * 4 * 3).reshape(1, 4, 4, 3)
+  found = np.asarray(jax.jit(patches, static_argnums=1)(image, 2))
+  np.testing.assert_array_equal(found[0, 1], image[0, :2, 2:].reshape(-1))
 
 
 @pytest.mark.parametrize("prompt_length", in_full([1, 7], 1))
 def test_cached_generation_equals_full_recomputation(prompt_length: int):
   sizes = model_sizes()
   params = params_of(sizes)
-  prompt = jax.random.randint(jax.random.key(1), (3, prompt_length), 0, 256)
+  prompt = random_tokens(3, prompt_length)
   writer = Writer(parameters.bind(sizes, params), Sampling(temperature=0))
-  cached = generate(writer, prompt, length=20, key=jax.random.key(0))
+  cached = jax.jit(lambda prompt, key: generate(writer, prompt, length=20, key=key))(prompt, jax.random.key(0))
 
   predict = jax.jit(lambda text: jnp.argmax(parameters.bind(sizes, params)(text), axis=-1))
   text = np.pad(prompt, ((0, 0), (0, 20)))  # with causal attention, padding changes nothing, and avoids recompiling
@@ -140,7 +161,7 @@ def test_cached_logits_equal_full_recomputation():
   """Tokens can agree by luck, so this compares the logits."""
   sizes = model_sizes()
   model = parameters.bind(sizes, params_of(sizes))
-  tokens = jax.random.randint(jax.random.key(1), (2, 24), 0, 256)
+  tokens = random_tokens(2, 24)
 
   @jax.jit
   def in_parts(tokens: jax.Array) -> jax.Array:
@@ -157,8 +178,8 @@ def test_cached_logits_equal_full_recomputation():
 def test_next_logits_are_those_of_one_position(tied: bool):
   sizes = model_sizes(tied_embedding=tied)
   model = parameters.bind(sizes, params_of(sizes))
-  x = jax.random.normal(jax.random.key(1), (3, 5, sizes.width))
-  assert relative_difference(model.next_logits(x[:, 2]), model.logits(x)[:, 2]) < 1e-5
+  both = jax.jit(lambda x: (model.next_logits(x[:, 2]), model.logits(x)[:, 2]))
+  assert relative_difference(*both(normal(3, 5, sizes.width))) < 1e-5
 
 
 @pytest.mark.full
@@ -223,11 +244,15 @@ def test_the_program_does_not_grow_with_depth(remat: str):
 
 
 def test_dropout_is_keyed_by_example():
-  x = jnp.ones((4, 16, 32))
-  keys = jax.random.split(jax.random.key(0), 4)
-  dropped = layers.dropout(x, 0.25, keys, UNSHARDED)
-  order = jnp.array([2, 0, 3, 1])
-  np.testing.assert_array_equal(layers.dropout(x, 0.25, keys[order], UNSHARDED), dropped[order])
+  order = np.array([2, 0, 3, 1])
+
+  @jax.jit
+  def both() -> tuple[jax.Array, jax.Array]:
+    x, keys = jnp.ones((4, 16, 32)), jax.random.split(jax.random.key(0), 4)
+    return layers.dropout(x, 0.25, keys, UNSHARDED), layers.dropout(x, 0.25, keys[order], UNSHARDED)
+
+  dropped, moved = map(np.asarray, both())
+  np.testing.assert_array_equal(moved, dropped[order])
   assert float((dropped == 0).mean()) == pytest.approx(0.25, abs=0.05)
   assert float(dropped.mean()) == pytest.approx(1.0, abs=0.05)
   assert (dropped[0] != dropped[1]).any()
@@ -237,11 +262,11 @@ def test_every_layer_draws_its_own_dropout():
   """If the key did not depend on the layer, all layers would drop the same elements."""
   sizes = model_sizes(dropout=0.5, depth=2)
   params = params_of(sizes)
-  same = jax.tree.map(lambda w: jnp.stack([w[0], w[0]]), params["blocks"])
+  same = jax.tree.map(lambda w: np.stack([w[0], w[0]]), jax.device_get(params["blocks"]))
   model = parameters.bind(sizes, params | {"blocks": same})
-  x = jax.random.normal(jax.random.key(1), (1, 8, sizes.width))
-  keys = jax.random.split(jax.random.key(2), 1)
-  both, later = map(jax.jit(lambda first: model.run_blocks(x, keys=keys, first_layer=first)[0]), (0, 1))
+  x, keys = normal(1, 8, sizes.width), jax.random.key(2)[None]
+  run = jax.jit(lambda first: model.run_blocks(x, keys=keys, first_layer=first)[0])
+  both, later = (np.asarray(run(first)) for first in (0, 1))
   assert (both != later).any()
 
 
@@ -249,7 +274,7 @@ def test_tied_embedding_has_no_head():
   sizes = model_sizes(tied_embedding=True)
   params = params_of(sizes)
   assert "head" not in params
-  assert apply(sizes, jnp.zeros((1, 4), jnp.int32)).shape == (1, 4, 256)
+  assert jax.eval_shape(lambda: parameters.bind(sizes, params)(jnp.zeros((1, 4), jnp.int32))).shape == (1, 4, 256)
 
 
 def test_flops_count_every_matrix_product():

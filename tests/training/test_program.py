@@ -72,7 +72,7 @@ def test_learning_rate_warms_up_and_decays_to_its_fraction():
   optimizer = program(
     steps=100, optimizer__learning_rate=1.0, optimizer__warmup=10, optimizer__final_fraction=0.1
   ).optimizer
-  rates = [float(optimizer.learning_rate_at(i)) for i in range(101)]
+  rates = jax.jit(jax.vmap(optimizer.learning_rate_at))(np.arange(101)).tolist()
   assert 0 < rates[0] < rates[5] < rates[10] == pytest.approx(1.0)
   assert rates[10] > rates[55] > rates[100] == pytest.approx(0.1)
 
@@ -115,16 +115,19 @@ def test_masked_examples_are_not_counted_as_correct():
   assert {name: float(value) for name, value in sums.items()} == {"loss": 0, "correct": 0, "count": 0}
 
 
+of_logits = jax.jit(losses.of_logits)
+
+
 def test_a_tie_is_not_counted_as_correct():
-  _, sums = losses.of_logits(jnp.zeros((4, 10)), losses.Targets(jnp.arange(4), jnp.ones(4, bool)))
+  _, sums = of_logits(np.zeros((4, 10), np.float32), losses.Targets(np.arange(4), np.ones(4, bool)))
   assert int(sums["correct"]) == 0
 
 
 def test_accuracy_counts_the_largest_logit():
-  logits = jnp.array([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 5.0]])
-  loss, sums = losses.of_logits(logits, losses.Targets(jnp.array([1, 2, 2]), jnp.array([True, True, True])))
+  logits = np.float32([[0.0, 2.0, 1.0], [3.0, 2.0, 1.0], [0.0, 0.0, 5.0]])
+  loss, sums = of_logits(logits, losses.Targets(np.array([1, 2, 2]), np.ones(3, bool)))
   assert int(sums["correct"]) == 2
-  expected = -jax.nn.log_softmax(logits)[jnp.arange(3), jnp.array([1, 2, 2])].sum()
+  expected = (np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(3), [1, 2, 2]]).sum()
   assert float(loss) == pytest.approx(float(expected), rel=1e-6)
 
 
