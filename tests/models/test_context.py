@@ -100,7 +100,7 @@ def test_the_ways_read_pieces_with_the_kernel_of_tpus(way: str, monkeypatch: pyt
     assert relative_difference(ours, expected) < EXACT
 
 
-@pytest.mark.parametrize("devices", [2, 4, 8, 64])
+@pytest.mark.parametrize("devices", [2, 8, 64])
 def test_devices_see_equally_many_pairs(devices: int):
   """Counts the keys that a causal mask shows to each device's queries.
 
