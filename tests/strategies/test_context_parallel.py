@@ -10,9 +10,11 @@ import pytest
 from helpers import IMAGES, PARITY, assert_trees_close, config, in_full, initial_state, one_sentence, random_batch
 
 import strategies
+from models import block
+from models.ops import attention
 from strategies import Strategy, layout_of
 from strategies.layout import Layout
-from strategies.mesh import abstract_mesh, make_mesh, resolve
+from strategies.mesh import abstract_mesh, make_mesh, on_mesh, resolve
 from training import settings
 from training.program import Params, Program
 
@@ -118,6 +120,24 @@ def test_losses_of_20_steps_equal_a_single_device(name: str, way: str):
   ours, alone = losses(build(LAYOUTS[name], program, **schedule_of(name))), losses(build(layout_of("single"), program))
   np.testing.assert_allclose(ours, alone, rtol=PARITY)
   assert len(set(ours)) == STEPS
+
+
+def test_training_and_evaluation_compute_with_own_positions(monkeypatch: pytest.MonkeyPatch):
+  """A device has 48 / 8 positions. Whole positions would give the same numbers, with all work on every device."""
+  lengths, rotate = [], attention.rotate
+
+  def rotated(x: jax.Array, angles: jax.Array) -> jax.Array:
+    lengths.append(x.shape[1])
+    return rotate(x, angles)
+
+  monkeypatch.setattr(block, "rotate", rotated)
+  runner = build(LAYOUTS["context-8"], program_of("ring", "documents"))
+  params, batch = runner.abstract_state().params, runner.shard(random_batch(runner.program, BATCH), BATCH)
+  with on_mesh(runner.mesh):
+    for sums in (runner.runner.eval_sums, functools.partial(runner.runner.gradient_sums, step=0)):
+      lengths.clear()
+      jax.eval_shape(sums, params, batch)
+      assert set(lengths) == {6}
 
 
 @pytest.mark.full

@@ -296,7 +296,7 @@ def evaluated(name: str) -> dict[str, np.ndarray]:
   return jax.device_get(runner.eval_step(initial_state(runner), runner.shard(batch, BATCH)))
 
 
-@pytest.mark.parametrize("name", in_full(OTHERS, "two_d"))
+@pytest.mark.parametrize("name", in_full(OTHERS, "two_d", "long_context"))
 def test_padded_evaluation_counts_each_example_once(name: str):
   ours, single = evaluated(name), evaluated("single")
   assert ours["count"] == single["count"] == 5
