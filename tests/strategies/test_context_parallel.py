@@ -86,7 +86,6 @@ CASES = [(name, WAYS[(i + j) % 3], variant) for i, name in enumerate(ALONE) for 
 ]
 SHORT = [
   ("context-4", "ring", "documents"),
-  ("hsdp", "exchange", "documents"),
   ("pipeline", "ring", "grouped keys"),  # in a pipeline, it becomes gather
 ]
 assert set(SHORT) <= set(CASES)
