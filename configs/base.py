@@ -34,7 +34,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       # once a "step" (least communication). Pipelines always do so once a step.
       "gather": "part",
       # Where to run. A mesh size that is not set is the strategy's default; -1 takes the devices that are left.
-      "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "model")},
+      "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "context", "model")},
       "sequence_parallel": True,  # where a strategy can, split the positions between products; False: keep them whole
       "simulated_devices": 8,  # CPU devices for each process if there is no accelerator; 1: a single device
       "distributed": {  # for a job of several processes; a cluster sets these itself (docs/cluster.md)

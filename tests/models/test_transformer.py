@@ -318,6 +318,7 @@ def test_flops_of_a_model_small_enough_for_paper():
     ({"param_dtype": "fp8"}, ["model.param_dtype='fp8'", "float32"]),
     ({"loss_chunk": -1}, ["model.loss_chunk=-1", "use 0"]),
     ({"attention": "flash"}, ["model.attention='flash'", "'splash'"]),
+    ({"attention_context": "rings"}, ["model.attention_context='rings'", "did you mean 'ring'"]),
     ({"inputs": "images", "image_size": 32, "channels": 3, "patch_size": 5}, ["model.patch_size=5", "32"]),
     ({"inputs": "images", "heads": 32}, ["model.heads=32", "multiple of 4"]),
     ({"inputs": "images", "channels": 3}, ["model.image_size=0", "data", "set it"]),

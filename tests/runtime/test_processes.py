@@ -40,6 +40,20 @@ def test_two_processes_go_on_where_one_stopped(tmp_path: Path, capfd: pytest.Cap
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("way", ["gather", "exchange", "ring"])
+def test_processes_share_the_positions_of_a_text(way: str, tmp_path: Path, capfd: pytest.CaptureFixture):
+  """Two processes with two devices each, and each text is on all four; compared with a single device."""
+  short = {"steps": 4, "eval_every": 2, "model.attention_context": way}
+  train.train(config("single", **TINY | short), tmp_path / "alone")
+  assert launch.launch(2, 2, flags("single", tmp_path / "run", strategy="context", **short)) == 0
+  ours, alone = (
+    {(line["split"], line["step"]): line["loss"] for line in measured(tmp_path / name)} for name in ("run", "alone")
+  )
+  assert len(ours) >= 6
+  assert ours == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.full
 def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.CaptureFixture):
   """One device writes 253 MB and 2 processes × 4 devices read it. Each process needs its half and a little more."""
   shape = {"model.depth": 32, "model.width": 256, "model.heads": 8, "model.kv_heads": 8, "model.mlp_width": 512}

@@ -128,9 +128,9 @@ PARTS, LARGE = 32, 512  # parts of a step, because a sum in bfloat16 loses more 
 
 
 @functools.cache
-def of_large_batch(name: str, dtype: str, parts: int) -> tuple[float, Params]:
+def of_large_batch(name: str, dtype: str, parts: int, way: str = "auto") -> tuple[float, Params]:
   """The loss and gradients of a batch that splits into many parts."""
-  program = make_program("text", model__dtype=dtype, accumulation=parts)
+  program = make_program("text", model__dtype=dtype, model__attention_context=way, accumulation=parts)
   runner = strategy(name, program, **MICROBATCHES)
   batch = runner.shard(random_batch(program, LARGE), LARGE)
   metrics, gradients = jax.device_get(runner.gradients(initial_state(runner), batch))
@@ -143,10 +143,13 @@ def distances(gradients: Params) -> Params:
   return jax.tree.map(apart, gradients, of_large_batch("single", "float32", 1)[1])
 
 
-@pytest.mark.parametrize("name", in_full(strategies.names(), "two_d"))
-def test_bfloat16_is_as_close_to_float32_as_on_a_single_device(name: str):
+IN_EVERY_WAY = [(name, "auto") for name in strategies.names()] + [("context", "gather"), ("context", "ring")]
+
+
+@pytest.mark.parametrize("name, way", in_full(IN_EVERY_WAY, ("two_d", "auto")))
+def test_bfloat16_is_as_close_to_float32_as_on_a_single_device(name: str, way: str):
   """The reference, a single device, takes the whole batch as one part, so it adds up no parts."""
-  (loss, ours), (_, single) = of_large_batch(name, "bfloat16", PARTS), of_large_batch("single", "bfloat16", 1)
+  (loss, ours), (_, single) = of_large_batch(name, "bfloat16", PARTS, way), of_large_batch("single", "bfloat16", 1)
   factor = JOINED_IN_BFLOAT16 if name == "tensor_parallel" else IN_BFLOAT16
   for (path, distance), own in zip(
     jax.tree.leaves_with_path(distances(ours)), jax.tree.leaves(distances(single)), strict=True
@@ -293,7 +296,7 @@ def evaluated(name: str) -> dict[str, np.ndarray]:
   return jax.device_get(runner.eval_step(initial_state(runner), runner.shard(batch, BATCH)))
 
 
-@pytest.mark.parametrize("name", in_full(OTHERS, "two_d"))
+@pytest.mark.parametrize("name", in_full(OTHERS, "two_d", "long_context"))
 def test_padded_evaluation_counts_each_example_once(name: str):
   ours, single = evaluated(name), evaluated("single")
   assert ours["count"] == single["count"] == 5

@@ -37,7 +37,7 @@ RUN = {
 
 @functools.cache
 def small(**fields: Any) -> Program:
-  shape = {"width": 32, "heads": 8, "kv_heads": 8, "mlp_width": 64, "seq_len": 8, "vocab_size": 64}
+  shape = {"width": 32, "heads": 8, "kv_heads": 8, "mlp_width": 64, "seq_len": 16, "vocab_size": 64}
   return program(**{f"model__{name}": size for name, size in shape.items()}, model__dropout=0.1, **fields)
 
 

@@ -1,0 +1,181 @@
+"""Context parallelism equals a single device: in every way, for every kind of model, alone and with other axes."""
+
+import functools
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from helpers import IMAGES, PARITY, assert_trees_close, config, in_full, initial_state, one_sentence, random_batch
+
+import strategies
+from models import block
+from models.ops import attention
+from strategies import Strategy, layout_of
+from strategies.layout import Layout
+from strategies.mesh import abstract_mesh, make_mesh, on_mesh, resolve
+from training import settings
+from training.program import Params, Program
+
+STEPS, BATCH = 20, 16
+# Without clipping, Adam's first moment after one step is (1 − b1) times the gradient.
+SMALL = {
+  "model__width": 64, "model__heads": 16, "model__kv_heads": 16, "model__mlp_width": 64, "model__vocab_size": 64,
+  "model__seq_len": 48, "optimizer__clip_norm": 0.0,
+}  # fmt: skip
+VARIANTS = {
+  "text": {},
+  "documents": {"data__packing": "documents", "data__prompt_field": "prompt", "model__remat": "dots"},
+  "grouped keys": {"model__kv_heads": 2, "model__tied_embedding": True},
+  "dropout, accumulated": {"model__dropout": 0.1, "accumulation": 2, "model__remat": "full", "model__loss_chunk": 5},
+  "images": {**IMAGES, "model__dropout": 0.1},
+  "adapters": {"model__lora_rank": 4, "init_from": "a model", "model__dropout": 0.1},
+}
+WAYS = ("gather", "exchange", "ring")
+CONTEXT = layout_of("context")
+ALONE = {f"context-{n}": CONTEXT.on(context=n) for n in (2, 4, 8)}
+LAYOUTS = ALONE | {
+  "long_context": layout_of("long_context").on(data=2, context=4),
+  "fsdp": (layout_of("fsdp") | CONTEXT).on(data=2, context=4),
+  "zero1": (layout_of("zero1") | CONTEXT).on(data=2, context=2),
+  "zero2": (layout_of("zero2") | CONTEXT).on(data=2, context=4),
+  "hsdp": (layout_of("hsdp") | CONTEXT).on(replica=2, data=2, context=2),
+  "tensor_parallel": (layout_of("tensor_parallel") | CONTEXT).on(context=4, model=2),
+  "two_d": (layout_of("two_d") | CONTEXT).on(data=2, context=2, model=2),
+  "pipeline": (layout_of("pipeline") | CONTEXT).on(stage=2, data=2, context=2),
+  "zero_bubble": (layout_of("pipeline") | CONTEXT).on(stage=2, data=1, context=4),
+  "three_d": (layout_of("three_d") | CONTEXT).on(stage=2, data=1, context=2, model=2),
+}
+
+
+def program_of(way: str, variant: str, **fields: object) -> Program:
+  asked = SMALL | VARIANTS[variant] | fields
+  return settings.program(config(steps=STEPS, model__attention_context=way, **asked), "cpu")
+
+
+def build(layout: Layout, program: Program, **fields: object) -> Strategy:
+  """A strategy that the registry need not have."""
+  layout = resolve(layout, layout.device_count)
+  mesh = make_mesh(layout, jax.devices()[: layout.device_count])
+  with warnings.catch_warnings(action="ignore"):  # a pipeline's ring falls back to gather: tested below
+    return strategies.build(config("context", **fields), layout, program, mesh)
+
+
+def gradients(runner: Strategy) -> tuple[dict[str, np.ndarray], Params, Any]:
+  """The metrics and the gradients of a step, and the sums of an evaluation of five examples and padding."""
+  program, state = runner.program, initial_state(runner)
+  batch, padded = random_batch(program, BATCH), random_batch(program, BATCH)
+  padded["mask"][5:] = False
+  found = runner.gradients(state, runner.shard(batch, BATCH))
+  evaluated = runner.eval_step(state, runner.shard(padded, BATCH))
+  return jax.device_get((*found, evaluated))
+
+
+@functools.cache
+def expected(variant: str) -> tuple[dict[str, np.ndarray], Params, Any]:
+  return gradients(build(layout_of("single"), program_of("auto", variant)))
+
+
+# Alone, each way runs each variant. With others, each layout runs half of the variants, each in another way.
+CASES = [(name, WAYS[(i + j) % 3], variant) for i, name in enumerate(ALONE) for j, variant in enumerate(VARIANTS)] + [
+  (name, WAYS[(i + j // 2) % 3], variant)
+  for i, name in enumerate(LAYOUTS)
+  for j, variant in enumerate(VARIANTS)
+  if name not in ALONE and (i + j) % 2 == 0
+]
+SHORT = [
+  ("context-4", "ring", "documents"),
+  ("pipeline", "ring", "grouped keys"),  # in a pipeline, it becomes gather
+]
+assert set(SHORT) <= set(CASES)
+
+
+def schedule_of(name: str) -> dict[str, object]:
+  return {"pipeline__schedule": "zero_bubble" if name == "zero_bubble" else "1f1b", "pipeline__microbatches": 4}
+
+
+@pytest.mark.parametrize("name, way, variant", in_full(CASES, *SHORT))
+def test_shared_positions_equal_a_single_device(name: str, way: str, variant: str):
+  """In the loss, every gradient, and the sums of an evaluation."""
+  ours = gradients(build(LAYOUTS[name], program_of(way, variant), **schedule_of(name)))
+  assert_trees_close(ours, expected(variant), PARITY)
+
+
+def losses(runner: Strategy) -> np.ndarray:
+  state, found = initial_state(runner), []
+  for step in range(STEPS):
+    batch = random_batch(runner.program, BATCH, seed=step)
+    state, metrics = runner.train_step(state, runner.shard(batch, BATCH))
+    found.append(metrics["loss"])
+  return np.array(jax.device_get(found))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name, way", [("context-4", "ring"), ("fsdp", "gather"), ("pipeline", "exchange")])
+def test_losses_of_20_steps_equal_a_single_device(name: str, way: str):
+  """test_parity.py tests the strategies of the registry, in the way that 'auto' chooses."""
+  program = program_of(way, "documents")
+  ours, alone = losses(build(LAYOUTS[name], program, **schedule_of(name))), losses(build(layout_of("single"), program))
+  np.testing.assert_allclose(ours, alone, rtol=PARITY)
+  assert len(set(ours)) == STEPS
+
+
+def test_training_and_evaluation_compute_with_own_positions(monkeypatch: pytest.MonkeyPatch):
+  """A device has 48 / 8 positions. Whole positions would give the same numbers, with all work on every device."""
+  lengths, rotate = [], attention.rotate
+
+  def rotated(x: jax.Array, angles: jax.Array) -> jax.Array:
+    lengths.append(x.shape[1])
+    return rotate(x, angles)
+
+  monkeypatch.setattr(block, "rotate", rotated)
+  runner = build(LAYOUTS["context-8"], program_of("ring", "documents"))
+  params, batch = runner.abstract_state().params, runner.shard(random_batch(runner.program, BATCH), BATCH)
+  with on_mesh(runner.mesh):
+    for sums in (runner.runner.eval_sums, functools.partial(runner.runner.gradient_sums, step=0)):
+      lengths.clear()
+      jax.eval_shape(sums, params, batch)
+      assert set(lengths) == {6}
+
+
+@pytest.mark.full
+def test_texts_of_any_length_are_scored_and_continued():
+  """Their positions stay whole."""
+  program = program_of("ring", "text")
+  tokens = np.random.default_rng(0).integers(0, 64, (8, 19), np.int32)
+  counted, found = np.ones(tokens.shape, bool), []
+  for runner in (build(LAYOUTS["fsdp"], program), build(layout_of("single"), program)):
+    params, writing = initial_state(runner).params, runner.writing
+    texts = writing.generate(params, tokens[:1, :7], length=5, seed=0, temperature=0.0)
+    found.append(jax.device_get((writing.log_likelihoods(params, tokens, counted), texts)))
+  np.testing.assert_allclose(found[0][0], found[1][0], rtol=PARITY)
+  np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+def test_a_ring_in_a_pipeline_falls_back_to_gather_and_says_so():
+  program = program_of("ring", "text")
+  with pytest.warns(UserWarning, match=r"model\.attention_context='ring'.*permutes wait for all devices.*'gather'"):
+    runner = strategies.build(config("context"), LAYOUTS["pipeline"], program, abstract_mesh(LAYOUTS["pipeline"]))
+  assert runner.program.sizes.attention_context == "gather"
+
+
+@pytest.mark.parametrize(
+  "name, fields, parts",
+  [
+    ("context", {"model__seq_len": 40}, ["mesh.context=8", "40 positions", "multiple of 16", "model.seq_len=48"]),
+    ("context", {**IMAGES, "model__image_size": 8}, ["mesh.context=8", "4 positions", "16", "fewer devices"]),
+    (
+      "context",
+      {"model__attention_context": "exchange", "model__heads": 4, "model__kv_heads": 4},
+      ["model.attention_context='exchange'", "mesh.context=8", "4 query heads", "'gather' or 'ring'"],
+    ),
+    ("context", {"model__attention_context": "rings"}, ["model.attention_context='rings'", "did you mean 'ring'"]),
+    ("fsdp", {"mesh__context": 2}, ["mesh.context=2", "no 'context' axis"]),
+    ("long_context", {"mesh__context": 3}, ["mesh.context=3", "8 devices"]),
+  ],
+)
+def test_mistakes_get_one_sentence(name: str, fields: dict, parts: list[str]):
+  with one_sentence(*parts):
+    asked = config(name, **fields)
+    strategies.create(asked, settings.program(asked, "cpu"), jax.devices())
