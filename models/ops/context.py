@@ -25,7 +25,7 @@ from models.dimensions import Sharding
 from models.ops.layers import with_gradient
 from models.ops.pieces import HIDDEN, Kernel, Read, merge
 from models.ops.positions import halves, join, of_device
-from models.ops.workarounds import sum_in_dtype
+from models.ops.workarounds import in_order, sum_in_dtype
 from models.remat import KERNEL
 
 WAYS = ("auto", "gather", "exchange", "ring")
@@ -228,6 +228,7 @@ def _others(way: str, peers: Peers, kv: jax.Array) -> Callable[[Callable, Any], 
     def one(state: Any, i: jax.Array) -> tuple[Any, None]:
       carry, kv = jax.lax.optimization_barrier(state)  # so that the next keys travel during a step, not before it
       following = peers.pass_on(kv)
+      carry = in_order(following, carry)  # a step may send, too
       return (step(i, carry, kv), following), None
 
     state, _ = jax.lax.scan(one, (carry, first), jnp.arange(1, peers.count - 1))
