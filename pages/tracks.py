@@ -11,13 +11,20 @@ WIDTH, LEFT, ROW, BAR = 1080.0, 62.0, 30.0, 24.0
 
 
 class Piece(NamedTuple):
-  """What a unit does for some time. `group` is its colour's name in the legend; `about` is shown on pointing."""
+  """What a unit does for some time.
+
+  Attributes:
+    group: its colour's name in the legend.
+    about: shown on pointing.
+    name: written in it, if any.
+  """
 
   row: str
   begin: float
   end: float
   group: str
   about: str
+  name: str = ""
 
 
 def tracks(
@@ -39,6 +46,9 @@ def tracks(
     shape = {"x": at(x), "y": at(ROW * rows.index(piece.row)), "width": at(max(across(piece.end) - x, 0.4))}
     label = f"{piece.about}: {form(piece.end - piece.begin)} from {form(piece.begin)}"
     drawn.append(tag("rect", height=at(BAR), class_=f"f{colour(groups.index(piece.group))}", data_label=label, **shape))
+    if piece.name:
+      centre, below = across((piece.begin + piece.end) / 2), ROW * rows.index(piece.row) + 16
+      drawn.append(tag("text", escape(piece.name), x=at(centre), y=at(below), class_="on"))
   drawn += [
     tag("text", escape(form(t)), x=at(across(t)), y=at(bottom + 12), text_anchor="middle") for t in across.ticks()
   ]

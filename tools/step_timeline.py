@@ -55,9 +55,11 @@ def pieces(panel: Panel) -> list[Piece]:
   """The spans of a panel as pieces: loops below kernels, and what is exposed over what is sent."""
   order = ("loop", "kernel", "sent", "exposed")
   found = []
-  for kind, begin, end, _, text in sorted(panel["spans"], key=lambda span: order.index(span[0])):
+  for kind, begin, end, times, text in sorted(panel["spans"], key=lambda span: order.index(span[0])):
     row = "links" if kind in SENT else "kernels"
-    found.append(Piece(row, 1e-6 * begin, 1e-6 * end, _group(kind, text), text))
+    is_wide = kind == "loop" and end - begin > LEAST * panel["length"]
+    name = f"{text}, {times // panel['times']} rounds" if is_wide else ""
+    found.append(Piece(row, 1e-6 * begin, 1e-6 * end, _group(kind, text), text, name))
   return found
 
 

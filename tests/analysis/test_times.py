@@ -194,7 +194,10 @@ def test_times_and_communication_that_explain_computes_from_a_step():
   (gathers,) = (row for row in explanation._communication(step.collectives(), timed) if row["axes"] == ("data",))
   assert (gathers["count"], gathers["sent_in_step"]) == (2, 2 * 3 * array)
   assert gathers["seconds"] == gathers["exposed"] == pytest.approx(2 * 3 * array / 450e9)
-  assert [row["seconds"] for row in explanation._communication(step.collectives(), None)] == [None, None]  # unknown devices
+  assert [row["seconds"] for row in explanation._communication(step.collectives(), None)] == [
+    None,
+    None,
+  ]  # unknown devices
 
 
 @pytest.mark.parametrize("capacity, fits", [(99, False), (100, True)])

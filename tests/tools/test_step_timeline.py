@@ -57,6 +57,7 @@ def test_a_made_up_step_is_drawn():
   ]
   assert "The whole step takes 17.0 ms: outside of loops, kernels run for 4.0 ms, links for 3.0 ms" in drawn
   assert "One of 3 rounds of forward takes 4.0 ms: kernels run for 4.0 ms, links for 0.0 µs" in drawn
+  assert re.findall(r'class="on">(.*?)</text>', drawn) == ["forward, 3 rounds"]
   wide = [float(width) for width in re.findall(r'<rect height="24" .*? width="([\d.]+)"', drawn)]
   assert wide[0] == pytest.approx(6 * wide[2], rel=0.01)  # twelve milliseconds, and two
 
