@@ -49,13 +49,13 @@ def test_strategies_send_what_theory_says_on_64_chips_except_where_the_page_says
 
 def test_plan_marks_times_that_it_cannot_vouch_for_and_says_why():
   where = machine_of("h100:1x8")
-  asked = config(("two_d", "h100:1x8", "1B", 2048, 8, "full", {}))
+  asked = config(("two_d", "h100:1x8", "1B", 2048, 64, "full", {}))
   sizes = settings.program(asked, "gpu").sizes
-  found = search(sizes, 8, where, ["tensor_parallel", "fsdp"])
+  found = search(sizes, 64, where, ["tensor_parallel", "fsdp"])
   marked = [one for one in found if one.doubt]
   assert {one.strategy for one in marked} >= {"tensor_parallel"}
   chosen = [next(one for one in found if not one.doubt), marked[0]]
-  times = [row[4] for row in plan.rows_of(chosen, sizes, where, 8)[1:]]
+  times = [row[4] for row in plan.rows_of(chosen, sizes, where, 64)[1:]]
   assert [plan.MARK in time for time in times] == [False, True]
   said = plan.doubts(chosen).splitlines()
   assert len(said) == 2
