@@ -8,6 +8,7 @@ Compiled programs
     communication.py  its collectives: mesh axes, counts and bytes
     compiled.py       compiles a step and collects these figures
     overlap.py        which communication is hidden behind kernels, and which is exposed
+    spans.py          what kernels and links do when, as rows to draw
     topology.py       TPU slices and GPU clusters to compile for, without having them; gpus.py: the kinds of GPUs
     links.py          how fast their devices can send to one another
 

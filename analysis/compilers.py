@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from analysis.case import Case
 from analysis.weights import Weight
+from runtime import hardware
+from runtime.hardware import Chip
 from strategies.collectives import fills_tiles
 from strategies.pipeline.stage import UNROLL
 
@@ -78,6 +80,10 @@ class Compiler:
 
   def scatters_tables(self, case: Case) -> bool:
     """Whether the gradient of an embedding table is reduced as those of other weights are, not all-reduced."""
+    return False
+
+  def beside_one(self, chip: Chip) -> bool:
+    """Whether a block's weights and gradients are each sent beside one of its products (predict.times)."""
     return False
 
   def hides(self, kind: str) -> bool:
@@ -154,6 +160,10 @@ class LibTpu(Compiler):
     """A classifier's head too: products round float32 operands to bfloat16, so it gathers them rounded."""
     return case.item
 
+  def beside_one(self, chip: Chip) -> bool:
+    """TPU7x has cores that send several at a time."""
+    return chip != hardware.chip("TPU7x")
+
   def hides(self, kind: str) -> bool:
     """It hides little of all-reduces."""
     return kind in ("all-gather", "reduce-scatter", "collective-permute")
@@ -206,7 +216,7 @@ COMPILERS: dict[str, Compiler] = {
       sums=0.0,
       whole=2.0,
       whole_passes=20.0,
-      passes={"minimal": 11.0, "dots": 9.0, "full": 7.0},
+      passes={"minimal": 8.5, "dots": 7.6, "full": 7.0},
       gathered=1.0,
       cast=0.5,
       scores=0.35,

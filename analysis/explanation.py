@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from analysis import gpus, host, memory, predict, theory
+from analysis import gpus, host, memory, predict, spans, theory
 from analysis.case import Case
 from analysis.communication import Collective
 from analysis.compiled import CompiledStep, DoesNotFit, compile_step
@@ -104,6 +104,7 @@ def explain(
     "timeline": timeline(strategy.schedule) if strategy.schedule else None,
     "bubble": strategy.schedule.idle_time() if strategy.schedule else None,
     "time": _time(strategy, case, step, figures, timed) if step and figures and timed else None,
+    "panels": spans.panels(timed) if timed else None,
     "network_known": figures is None or links is not None,
     "not_known": gpus.NOT_KNOWN if isinstance(where, Cluster) else "",
     "compile_seconds": step.seconds if step else None,

@@ -37,12 +37,40 @@ class Timed(NamedTuple):
     return self.sent - self.exposed
 
 
+class Span(NamedTuple):
+  """What a device does from one time to another.
+
+  In a loop, the first round is noted, and `times` says how often the span comes in a step.
+
+  Attributes:
+    kind: "kernel", "sent", "exposed" or "loop". While a collective is exposed, no kernel runs. A loop ends with its
+      last round.
+    begin, end: seconds since the step began.
+    name: of the instruction.
+    op_name: its origin in the Python program (`hlo.Instruction.op_name`).
+    collective: what is sent.
+    loop: the name of the innermost loop around it; "" outside of loops.
+    round: of a loop: the seconds of one round.
+  """
+
+  kind: str
+  begin: float
+  end: float
+  times: int
+  name: str
+  op_name: str = ""
+  collective: Collective | None = None
+  loop: str = ""
+  round: float = 0.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Overlap:
-  """The collectives of a step, in the order in which they start, and the seconds of all its kernels."""
+  """The collectives of a step, in the order in which they start, the seconds of all its kernels, and what runs when."""
 
   collectives: tuple[Timed, ...]
   kernels: float
+  spans: tuple[Span, ...] = ()
 
   @property
   def sent(self) -> float:
@@ -70,7 +98,7 @@ def overlap(
   follower.run(module.entry, 1)
   exposed = lambda name: min(follower.exposed[name], follower.sent[name])  # the clocks' rounding can add a little
   timed = (Timed(found, follower.sent[name], exposed(name)) for name, found in follower.found.items())
-  return Overlap(tuple(timed), follower.kernels)
+  return Overlap(tuple(timed), follower.kernels, tuple(follower.spans))
 
 
 class _Sending(NamedTuple):
@@ -93,6 +121,8 @@ class _Follower:
     links: what is on the links, one collective after another.
     ends: when a started collective has been sent, by the instruction that started it.
     found, sent, exposed: each collective, and its seconds in the step, by name.
+    spans: what ran when, so far.
+    loop: the innermost loop that is being followed.
   """
 
   module: Module
@@ -107,6 +137,8 @@ class _Follower:
   found: dict[str, Collective] = dataclasses.field(default_factory=dict)
   sent: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
   exposed: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+  spans: list[Span] = dataclasses.field(default_factory=list)
+  loop: str = ""
 
   def run(self, name: str, times: int) -> None:
     """Follows a computation that runs `times` times in the step."""
@@ -119,7 +151,7 @@ class _Follower:
     if instruction.operation == "while":
       inside = self.module.rounds(instruction, visit.computation, times, self.rounds)
       if inside:
-        self._loop(instruction.attribute("body"), inside, inside / times)
+        self._loop(instruction, inside, inside / times)
     elif instruction.operation in ("call", "conditional"):
       for name in self.module.called(instruction):
         self.run(name, times)
@@ -130,18 +162,26 @@ class _Follower:
         self._send(found, instruction.name, times)
       if not self._is_started(instruction):
         self._wait(self.ends[instruction.name])
+    elif instruction.operation == "async-start":  # of a copy or a slice
+      for name in self.module.called(instruction):
+        self.run(name, times)
     else:
       flops, traffic = work.kernel(self.module, instruction, visit.computation)
       seconds = max(flops / self.chip.flops, traffic / self.chip.bandwidth)
+      if seconds:
+        self._note("kernel", self.now, self.now + seconds, times, instruction)
       self.now += seconds
       self.kernels += times * seconds
 
-  def _loop(self, body: str, times: int, trips: float) -> None:
+  def _loop(self, loop: Instruction, times: int, trips: float) -> None:
     """Follows a loop's body once, and moves the clocks on by the other trips."""
-    began, before = self.now, self.links
-    self.run(body, times)
-    later = (trips - 1) * (self.now - began)
+    began, before, around = self.now, self.links, self.loop
+    self.loop = loop.name
+    self.run(loop.attribute("body"), times)
+    self.loop, one = around, self.now - began
+    later = (trips - 1) * one
     self.now += later
+    self._note("loop", began, self.now, times, loop, round=one)
     self.links = [
       sending if sending in before else sending._replace(begin=sending.begin + later, end=sending.end + later)
       for sending in self.links
@@ -194,12 +234,22 @@ class _Follower:
     self.ends[started_by] = begin + seconds
     self.found[name] = found
     self.sent[name] += times * seconds
+    self._note("sent", begin, begin + seconds, times, found, collective=found)
 
   def _wait(self, until: float) -> None:
     """Moves the kernels' clock on, and notes what is sent meanwhile."""
     for name, begin, end, times in self.links:
-      self.exposed[name] += times * max(0.0, min(end, until) - max(begin, self.now))
+      first, last = max(begin, self.now), min(end, until)
+      if last > first:
+        self.exposed[name] += times * (last - first)
+        self._note("exposed", first, last, times, self.found[name], collective=self.found[name])
     self.now = max(self.now, until)
+
+  def _note(
+    self, kind: str, begin: float, end: float, times: int, of: Instruction | Collective,
+    collective: Collective | None = None, round: float = 0.0,
+  ) -> None:  # fmt: skip
+    self.spans.append(Span(kind, begin, end, times, of.name, of.op_name, collective, self.loop, round))
 
 
 def _passes_on(instruction: Instruction) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from analysis import splash, theory, update
-from analysis.case import Case
+from analysis.case import Case, ring_share
 from analysis.compilers import COMPILERS
 from analysis.host import host_times, to_host
 from analysis.links import Links
@@ -241,13 +241,46 @@ def times(case: Case, chip: Chip, links: Links) -> Roofline:
   """Seconds of a step at a device's peaks.
 
   Kernels hide what the blocks' weights and gradients send, for as long as they take, if the compiler can hide this kind
-  of collective. All other communication is exposed.
+  of collective. All other communication is exposed, and so is what takes longer than the product beside it.
   """
   rows = theory.sent(case)
   compute, memory = flops(case) / chip.flops, traffic(case) / chip.bandwidth
   bandwidth = lambda row: links.bandwidth(row.kind, row.axes)
   can_hide = lambda row: not row.waits and COMPILERS[case.compiler].hides(row.kind)
   hidden = sum((row.bytes - row.edges) / bandwidth(row) for row in rows if can_hide(row))
+  hidden = max(hidden - _longer_than_products(case, chip, links), 0.0)
   sent = sum(row.bytes / bandwidth(row) for row in rows)
   exposed = sent - min(hidden, max(compute, memory))
   return Roofline(compute, memory, communication=sent, exposed=exposed, idle=case.idle, **host_times(case, chip))
+
+
+def _longer_than_products(case: Case, chip: Chip, links: Links) -> float:
+  """Seconds in which blocks wait for weights and gradients that are each sent beside one of their products.
+
+  libtpu starts nothing before a block begins. Forward, it gathers a weight beside the product with the one before, and
+  the first beside none. Backward, each weight has two products. Gradients are scattered at the end of the block, beside
+  the products of attention.
+  """
+  gathered, scattered = (
+    case.ordered(axes) for axes in (case.transfers.gathered_each_part, case.transfers.scattered_each_part)
+  )
+  if not gathered or not COMPILERS[case.compiler].beside_one(chip):
+    return 0.0
+  matrices = sorted((w for w in weights(case.sizes) if w.in_blocks and w.is_matrix), key=lambda w: "mlp/" in w.name)
+  positions = case.examples * case.sizes.positions
+  product = lambda weight: 2 * positions * case.used(weight) / chip.flops
+  send = lambda weight, kind, axes: (
+    ring_share(case.devices(axes)) * case.used(weight) * case.item / links.bandwidth(kind, axes)
+  )
+  gathers = [send(weight, "all-gather", gathered) for weight in matrices]
+  products = [product(weight) for weight in matrices]
+  beside = [0.0, *products[:-1]]
+  longer = sum(
+    max(0.0, one - product) + max(0.0, one - 2 * own)
+    for one, product, own in zip(gathers, beside, products, strict=True)
+  )
+  if scattered:
+    last = [product(weight) for weight in matrices if "attention/" in weight.name]
+    mean = sum(last) / len(last)
+    longer += sum(max(0.0, send(weight, "reduce-scatter", scattered) - mean) for weight in matrices)
+  return case.batch_parts * longer

@@ -12,18 +12,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import strategies
-from analysis import memory, predict
+from analysis import memory, predict, theory
 from analysis.case import ADAMW, Case
 from analysis.roofline import Roofline
 from analysis.topology import Machine
 from errors import ConfigError
 from models.ops.context import WAYS
 from models.sizes import REMAT, ModelSizes
+from pages.units import duration
 from strategies.layout import PLACES, Layout
 from strategies.pipeline import orders
 from strategies.pipeline.schedule import Schedule
 from training.optimizer import Optimizer
 
+DOUBT = 0.1  # the share of a step's time from which on an uncertain part of it is reported
 USABLE = 0.95  # the share of a device's memory that a step may use; the runtime needs the rest
 # Devices along axes that split these dimensions wait for each other within a step, so such axes are at most this large.
 WAITING, LARGEST = ("heads", "mlp", "vocab", "layers"), 32
@@ -36,6 +38,7 @@ class Candidate:
   Attributes:
     fields: the config fields that select it.
     memory: bytes on one device.
+    doubt: why compilers may be more than a tenth slower or faster; "" if they were not in recorded cases of this kind.
   """
 
   strategy: str
@@ -43,6 +46,7 @@ class Candidate:
   case: Case
   memory: float
   times: Roofline
+  doubt: str
 
 
 def model_of(params: float, length: int) -> dict[str, int]:
@@ -197,10 +201,27 @@ def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, 
     schedule, _, microbatches, chunks = pipeline
     fields |= {"pipeline.schedule": schedule, "pipeline.microbatches": microbatches}
     fields |= {"pipeline.chunks": chunks} if chunks > 1 else {}
+  times = predict.times(case, where.chip, where.links(case.layout.mesh))
   return Candidate(
     strategy=name,
     fields=fields,
     case=case,
     memory=memory.of(case).total,
-    times=predict.times(case, where.chip, where.links(case.layout.mesh)),
+    times=times,
+    doubt=doubt(case, times, where),
   )
+
+
+def doubt(case: Case, times: Roofline, where: Machine) -> str:
+  """Why the time of a step may be off by more than `DOUBT`; "" if nothing is known (benchmarks/planned.py)."""
+  links, split = where.links(case.layout.mesh), {*case.axes("heads"), *case.axes("mlp")}
+  rows = theory.sent(case)
+  seconds = lambda some: sum((row.bytes - row.edges) / links.bandwidth(row.kind, row.axes) for row in some)
+  if times.memory > (1 + DOUBT) * times.compute:
+    return "memory binds, and its traffic is only an estimate"
+  if (exchanged := seconds(row for row in rows if split & set(row.axes))) > DOUBT * times.seconds:
+    return f"tensor parallelism exchanges activations for {duration(exchanged)}, and compilers differ in what they hide"
+  gradients = seconds(row for row in rows if row.kind in ("reduce-scatter", "all-reduce") and not row.waits)
+  if case.compiler == "gpu" and gradients > DOUBT * times.seconds:
+    return f"XLA may wait for the gradients of each block, for up to {duration(gradients)}"
+  return ""

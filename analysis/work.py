@@ -14,7 +14,7 @@ from analysis.hlo import KERNELS, Computation, Instruction, Module, Shape
 # Instructions that move no data: they name values, group them or control the flow.
 _FREE = {
   "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "call-start",
-  "after-all", "iota", "partition-id", "replica-id", "optimization-barrier", "domain", "opt-barrier",
+  "async-start", "after-all", "iota", "partition-id", "replica-id", "optimization-barrier", "domain", "opt-barrier",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _VIEWS = {"bitcast", "reshape", "copy", "convert", "transpose"}
@@ -118,16 +118,20 @@ def _moved(module: Module, instruction: Instruction, computation: Computation) -
   if instruction.operation == "dynamic-update-slice":
     return 2 * _bytes(operands[1])
   if instruction.operation in _SLICES:
-    return 2 * _bytes(instruction.shapes)
+    return _slice(operands[0][0], instruction.shapes[0])
   if instruction.operation == "copy-start":  # result: the copy, the operand again, a flag
     return _bytes(operands[0]) + _bytes(instruction.shapes[:1])
   if instruction.operation == "slice-start":  # result: the operand again, the slice, a flag
-    source, piece = operands[0][0], instruction.shapes[1]
-    return (0 if source.on_chip else piece.bytes) + _bytes((piece,))
+    return _slice(operands[0][0], instruction.shapes[1])
   if instruction.operation.endswith("-start"):  # result: the operands again, the outputs, flags; or the outputs alone
     given = sum(map(len, operands))
     return sum(map(_bytes, operands)) + _bytes(instruction.shapes[given : 2 * given] or instruction.shapes)
   return sum(map(_bytes, operands)) + _bytes(instruction.shapes)
+
+
+def _slice(source: Shape, piece: Shape) -> int:
+  """Bytes that are read of the source and written to the piece."""
+  return (0 if source.on_chip else piece.bytes) + _bytes((piece,))
 
 
 def _moved_by_kernel(module: Module, name: str, operands: list[tuple[Shape, ...]], result: tuple[Shape, ...]) -> int:

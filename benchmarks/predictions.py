@@ -14,6 +14,7 @@ import collections
 import functools
 import json
 import os
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -121,15 +122,17 @@ def config(case: list | tuple) -> Any:
   return asked
 
 
-def measure(case: list | tuple) -> dict[str, Any]:
-  """Compiles a case. Returns the compiler's figures for one device, with the bytes sent over each mesh axis.
+def measure(case: list | tuple, choices: Sequence[str] = CHOICES) -> dict[str, Any]:
+  """Compiles a case with these choices of options, the recommended ones among them.
+
+  Returns the compiler's figures for one device, with the bytes sent over each mesh axis.
 
   `exposed` has the seconds of exposed communication, with each choice of compiler options.
   """
   asked, where = config(case), machine_of(case[1])
   program, found = settings.program(asked, where.platform), where.devices()
   steps, overlaps, options = {}, {}, {}
-  for choice in CHOICES:
+  for choice in choices:
     asked.compiler_options = choice
     runner = strategies.create(asked, program, found)
     options[choice] = runner.compiler_options

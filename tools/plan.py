@@ -50,7 +50,7 @@ def rows_of(found: list[Candidate], sizes: ModelSizes, where: Machine, batch_siz
         candidate.strategy,
         mesh,
         ", ".join(parts),
-        duration(times.seconds),
+        duration(times.seconds) + (f" {MARK}" if candidate.doubt else ""),
         f"{batch_size * items / times.seconds:,.0f}",
         f"{times.mfu(case.model_flops, where.chip):.1%}",
         f"{times.mfu(case.palm_flops, where.chip):.1%}",
@@ -61,6 +61,21 @@ def rows_of(found: list[Candidate], sizes: ModelSizes, where: Machine, batch_siz
   return rows
 
 
+def doubts(found: list[Candidate]) -> str:
+  """Below the table: why the times with a mark may be off by more than a tenth; "" if none has one."""
+  rows: dict[str, list[str]] = {}
+  for number, candidate in enumerate(found, 1):
+    if candidate.doubt:
+      rows.setdefault(candidate.doubt, []).append(f"{number}")
+  said = [f"{MARK} {', '.join(numbers)}: {reason}." for reason, numbers in rows.items()]
+  return (
+    "\n".join([f"{MARK} The compiled step may differ by more than a tenth; check it with --compile.", *said])
+    if said
+    else ""
+  )
+
+
+MARK = "?"  # beside a time that plan cannot vouch for
 PARTS = (
   "model.attention_context",
   "accumulation",
@@ -152,7 +167,7 @@ def main(asked: flags.FlagValues) -> None:
       f"splits batches of {config.batch_size}; use more devices or another batch size"
     )
   rows = rows_of(chosen, sizes, where, config.batch_size)
-  print(explain.table(rows))
+  print("\n".join(filter(None, (explain.table(rows), doubts(chosen)))))
   print(
     "\nThe times are those at the peaks, and count the communication that nothing hides. These commands train the "
     "plans; use tools.explain with the same flags and --topology for details:"
@@ -161,7 +176,7 @@ def main(asked: flags.FlagValues) -> None:
   for number, line in enumerate(commands, 1):
     print(f"{number:2d}  {line}")
   if asked.html:
-    pages.write(Path(asked.html), plan_page.page(about, found, chosen, rows, commands, where))
+    pages.write(Path(asked.html), plan_page.page(about, found, chosen, rows, doubts(chosen), commands, where))
   if asked.compile:
     print("\nBy the compiler:")
     for number, candidate in enumerate(chosen[:3], 1):

@@ -15,7 +15,7 @@ OF_EACH, DRAWN = 25, 400  # plans of each strategy that are always drawn, and ho
 
 
 def page(
-  about: str, found: Sequence[Candidate], chosen: Sequence[Candidate], rows: Sequence[Sequence[str]],
+  about: str, found: Sequence[Candidate], chosen: Sequence[Candidate], rows: Sequence[Sequence[str]], doubts: str,
   commands: Iterable[str], where: Machine,
 ) -> str:  # fmt: skip
   """The page.
@@ -25,13 +25,18 @@ def page(
     found: every plan that fits, the fastest first.
     chosen: the plans of the table.
     rows: the table that the command prints; the first row is its heading.
+    doubts: what the command prints below it: why some times are uncertain.
     commands: those that train the chosen plans.
   """
   return pages.document(
     "Plans",
     about,
     section("Step time and memory", chart(found, where), times(chosen)),
-    section("The best", card("", table(rows[0], rows[1:])), card("Commands", text("\n".join(commands)))),
+    section(
+      "The best",
+      card("", table(rows[0], rows[1:]), *([text(doubts)] if doubts else [])),
+      card("Commands", text("\n".join(commands))),
+    ),
   )
 
 

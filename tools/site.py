@@ -11,6 +11,7 @@ import argparse
 import ast
 import importlib
 import inspect
+import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -28,7 +29,7 @@ from pages.document import HERE
 from pages.element import card, tag, text, tiles
 from runtime import command_line
 from runtime.folders import writable_file
-from tools import calculator, explain, guide_pages, strategy_page
+from tools import calculator, explain, guide_pages, step_timeline, strategy_page
 
 FILE = guide_pages.DOCS / "index.html"
 PRESET, BATCH, DEVICES = "lm", 32, 8  # of the pictures
@@ -42,7 +43,8 @@ def page(choices: calculator.Choices = calculator.ALL) -> str:
     "strategies": [(f"strategy-{name}", name) for name in names],
     "guide": [(found.id, found.title.partition(":")[0]) for found in guides],
   }
-  main = [("start", "Start"), ("strategies", "Strategies"), ("calculator", "Calculator"), ("guide", "Guide")]
+  main = [("start", "Start"), ("strategies", "Strategies"), ("calculator", "Calculator")]
+  main += [("timeline", "Timeline"), ("guide", "Guide")]
   bars = [tag("div", *links(main))]
   bars += [tag("div", *links(found), class_="pages", data_group=group) for group, found in lists.items()]
   return pages.document(
@@ -52,6 +54,7 @@ def page(choices: calculator.Choices = calculator.ALL) -> str:
     view("strategies", "Strategies", comparison(names)),
     *(view(f"strategy-{name}", name, strategy(name), group="strategies") for name in names),
     view("calculator", "Calculator", calculator.view(choices)),
+    view("timeline", "Timeline of a step", timeline()),
     view("guide", "Guide", guide_pages.contents()),
     *(view(found.id, found.title, found.content, group="guide") for found in guides),
     navigation=tag("a", "Skip to the content", href="#main", class_="skip")
@@ -75,7 +78,7 @@ def links(found: Iterable[tuple[str, str]]) -> list[str]:
 def start() -> str:
   """What Meshwright is, and where to go."""
   return guide_pages.rendered(
-    START, guide_pages.ROOT, links={name: f"#{name}" for name in ("strategies", "calculator", "guide")}
+    START, guide_pages.ROOT, links={name: f"#{name}" for name in ("strategies", "calculator", "timeline", "guide")}
   )
 
 
@@ -88,9 +91,31 @@ as a single device, and that it sends what the formulas here say.
 - [Strategies](strategies): which device holds which piece of each array, how much memory that takes, what is sent, and
   when each stage of a pipeline works
 - [Calculator](calculator): the same numbers for large models on TPUs and GPUs, and the time of a step
+- [Timeline](timeline): when the kernels and links of a step work on 64 TPUs, with the recommended compiler options and
+  without
 - [Guide](guide): all pages of the documentation, beginning with a [tour](docs/tour.md) of sharding in JAX
 - [README](README.md): how to install it and train a first model in about a minute
 - [Map of the code](WORKSPACE.md): what to read first
+"""
+
+
+def timeline() -> str:
+  """The recorded timeline: what it shows, and its pictures."""
+  record = json.loads((guide_pages.ROOT / "benchmarks" / "results" / "timeline.json").read_text())
+  name, topology, model, length, batch_size, _, _ = record["case"]
+  versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
+  about = TIMELINE.format(**locals(), command=record["command"])
+  return guide_pages.rendered(about, guide_pages.DOCS) + step_timeline.view(record)
+
+
+TIMELINE = """
+What one device does in a step of `{name}` with {model} parameters on `{topology}`: batches of {batch_size} sequences of
+{length} tokens. The first picture of each pair is compiled with the compiler's default options, the second with the
+recommended ones ([what a thousand chips do](thousand-chips.md)). Both have one scale. The upper row shows kernels, and
+the lower row shows what is on the links. Where kernels wait for the links, the upper row is empty.
+
+The times come from the compiled program, at the peaks of the device. Nothing has run. `{command}` makes the record
+({versions}).
 """
 
 

@@ -12,6 +12,7 @@ from pages.element import card, section, table, text, tiles
 from pages.schedule import schedule
 from pages.units import amount, duration, mfu
 from strategies.base import Strategy
+from tools.step_timeline import figures
 
 
 def page(found: Mapping[str, Any], strategy: Strategy) -> str:
@@ -44,6 +45,7 @@ def sections(found: Mapping[str, Any], strategy: Strategy) -> list[str]:
   return [
     section("Where everything lies", lies(found, strategy)),
     section("Memory, communication and time", memory_bar(found), by_axes(found), times(found), stages(found, strategy)),
+    section("Kernels and links, side by side", figures({"as compiled": found["panels"]}) if found["panels"] else ""),
     section("Messages", *tables(found)),
   ]
 

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from analysis import calls, communication, hlo, work
+from analysis import calls, communication, hlo, overlap, work
+from runtime.hardware import Chip
 
 HEAD = "HloModule m\n\n"
 
@@ -236,15 +237,34 @@ ENTRY %main (a: f32[1000,64], n: s32[]) -> f32[1,64] {{
   assert work.traffic(hlo.parse(text)) == 2 * 64 * 4 + 4  # the row, read and written, and its number
 
 
-def test_traffic_of_an_asynchronous_slice_is_the_slice():
-  """It is read from memory, and written to a memory on the chip."""
-  text = f"""{HEAD}ENTRY %main (a: s8[4096]) -> s8[512] {{
+SLICE = "s8[512]{0:S(1)}"
+SLICED = f"""%sliced (a: s8[4096]) -> s8[512] {{
   %a = s8[4096] parameter(0)
-  %begun = (s8[4096], s8[512]{{0:S(1)}}, s32[]{{:S(2)}}) slice-start(%a), slice={{[0:512]}}
-  ROOT %done = s8[512]{{0:S(1)}} slice-done(%begun)
+  ROOT %piece = {SLICE} slice(%a), slice={{[0:512]}}
+}}
+
+"""
+
+
+@pytest.mark.parametrize(
+  "before, begins, ends",
+  [
+    ("", "slice-start(%a), slice={[0:512]}", "slice-done"),
+    (SLICED, "async-start(%a), calls=%sliced", "async-done"),  # as libtpu dumps it
+  ],
+)
+def test_traffic_of_an_asynchronous_slice_is_the_slice(before: str, begins: str, ends: str):
+  """It is read from memory, and written to a memory on the chip."""
+  text = f"""{HEAD}{before}ENTRY %main (a: s8[4096]) -> s8[512] {{
+  %a = s8[4096] parameter(0)
+  %begun = (s8[4096], {SLICE}, s32[]{{:S(2)}}) {begins}
+  ROOT %done = {SLICE} {ends}(%begun)
 }}
 """
-  assert work.traffic(hlo.parse(text)) == 512
+  module = hlo.parse(text)
+  assert work.traffic(module) == 512
+  chip = Chip(flops=1.0, memory=1e9, bandwidth=1.0, link=1.0)
+  assert overlap.overlap(module, {"data": 2}, {}, chip, lambda found: 0.0).kernels == 512  # seconds
 
 
 def test_the_lines_of_a_kernels_metadata_belong_to_its_instruction():

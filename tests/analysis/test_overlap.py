@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 from helpers import program, strategy
 
-from analysis import hlo, overlap
+from analysis import hlo, overlap, spans
 from analysis.compiled import compile_step
 from analysis.overlap import Overlap
 from runtime.hardware import Chip
@@ -83,7 +83,18 @@ def follow(*lines: str, before: str = "", rounds: Mapping[str, int] | None = Non
   text = (
     f"HloModule m\n\n{before}ENTRY %main (a: f32[10,10]) -> {PASSED} {{\n{PARAMETERS}{body}  ROOT {EVERYTHING}\n}}\n"
   )
-  return overlap.overlap(hlo.parse(text), {"data": 2}, rounds or {}, chip, lambda found: found.sent / chip.link)
+  found = overlap.overlap(hlo.parse(text), {"data": 2}, rounds or {}, chip, lambda found: found.sent / chip.link)
+  noted_in_full(found)
+  return found
+
+
+def noted_in_full(found: Overlap) -> None:
+  """The spans, and what pictures make of them, take the seconds that the overlap gives. No test is without it."""
+  drawn = spans.panels(found)
+  for kind, whole in (("kernel", found.kernels), ("sent", found.sent), ("exposed", found.exposed)):
+    noted = sum(span.times * (span.end - span.begin) for span in found.spans if span.kind == kind)
+    assert noted == pytest.approx(whole)
+    assert spans.seconds(drawn, kind) == pytest.approx(whole)
 
 
 def times(found: Overlap) -> dict[str, tuple[float, float]]:
@@ -136,6 +147,25 @@ def test_a_loop_multiplies_the_times_of_its_body():
   found = follow(gather("x"), *loop("body", 5), before=CONDITION + body)
   assert times(found) == {"x": (1, 1), "y": (5 * 3, 5 * 1)}
   assert found.kernels == pytest.approx(5 * 2)
+
+
+def test_a_loop_is_one_span_of_the_step_and_its_first_round_is_noted():
+  body = computation("body", start("y"), product("p"), done("y"))
+  step, loop_ = spans.panels(follow(gather("x"), *loop("body", 5, "forward"), product("q"), before=CONDITION + body))
+  of = lambda panel: [(kind, begin / 1e6, end / 1e6, times) for kind, begin, end, times, _ in panel["spans"]]
+  assert (step["name"], step["times"], step["length"]) == ("step", 1, 18e6)
+  assert of(step) == [("kernel", 16, 18, 1), ("sent", 0, 1, 1), ("exposed", 0, 1, 1), ("loop", 1, 16, 5)]
+  assert (loop_["name"], loop_["times"], loop_["length"]) == ("forward", 5, 3e6)
+  assert of(loop_) == [("kernel", 0, 2, 5), ("sent", 0, 3, 5), ("exposed", 2, 3, 5)]
+  assert loop_["spans"][1][4] == "all-gather over data, 300 B"
+
+
+def test_neighbours_are_joined_if_they_are_the_same_or_short():
+  """1,000 kernels of 2 seconds become one span: all have the name of their instruction."""
+  step = spans.panels(follow(*(product(f"p.{i}") for i in range(1000)), gather("y")))[0]
+  assert [(kind, end - begin) for kind, begin, end, *_ in step["spans"]] == [
+    ("kernel", 2000e6), ("sent", 3e6), ("exposed", 3e6),
+  ]  # fmt: skip
 
 
 def test_nested_loops_multiply():

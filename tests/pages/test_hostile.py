@@ -76,7 +76,7 @@ def of_plan(folder: Path) -> str:
   found = search.search(sizes, 16, where, ["data_parallel"])[:3]
   found = [dataclasses.replace(one, strategy=EVIL) for one in found]
   rows = hostile(plan.rows_of(found, sizes, where, 16))
-  return plan_page.page(EVIL, found, found, rows, [EVIL], where)
+  return plan_page.page(EVIL, found, found, rows, EVIL, [EVIL], where)
 
 
 def of_the_calculator(folder: Path) -> str:

@@ -16,6 +16,7 @@ from pages.element import card, figure, section, table, tag, tiles
 from pages.lines import Line, lines, strip, thinned
 from pages.scatter import Point, scatter
 from pages.schedule import schedule
+from pages.tracks import Piece, tracks
 
 EVIL = "<script>alert('x')</script> & \"quoted\""
 
@@ -29,6 +30,7 @@ def test_text_never_becomes_markup():
     scatter(EVIL, [Point(1, 2, EVIL, EVIL)], EVIL, EVIL, EVIL, limit=(EVIL, 3.0)),
     placement(EVIL, {"data": 2}, [0, 1], [Array(EVIL, EVIL, (4,), (EVIL,), ("data",), EVIL)]),
     schedule(EVIL, [[[("forward", EVIL)]]], EVIL),
+    tracks(EVIL, [Piece(EVIL, 0.0, 1.0, EVIL, EVIL)], [EVIL], 1.0, EVIL, lambda _: EVIL),
     section(EVIL, card(EVIL, table((EVIL,), [(EVIL,)])), tiles([(EVIL, EVIL)]), figure(EVIL, "", EVIL), about=EVIL),
   ]
   assert all("<script" not in part and "alert" in part for part in parts)

@@ -293,7 +293,8 @@ def test_the_command_prints_ten_commands_that_train_its_plans(
 def test_the_page_draws_the_plans_where_they_are(found: list[search.Candidate], browser: Browser, tmp_path: Path):
   """Every strategy's fastest plan is a point, further right if it is slower and higher if it needs more memory."""
   chosen = search.best(found, 3)
-  page = plan_page.page("7 B", found, chosen, [("", "strategy"), ("1", "fsdp")], ["python train.py"], machine_of(SLICE))
+  rows = [("", "strategy"), ("1", "fsdp")]
+  page = plan_page.page("7 B", found, chosen, rows, "", ["python train.py"], machine_of(SLICE))
   pages.write(tmp_path / "page.html", page)
 
   def act(shown: Any) -> dict[str, list[float]]:

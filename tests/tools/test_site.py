@@ -100,6 +100,14 @@ def test_every_strategy_has_its_pictures(content: str):
     assert ("Sent by a device in a step" in view) == (name != "single")
 
 
+def test_the_recorded_timeline_is_drawn(content: str):
+  """The whole step, and a round of each long loop, with the default options and with the recommended ones."""
+  view = content.partition('<section id="timeline"')[2].partition("<section id=")[0]
+  assert len(re.findall("<h3>[^<]*, default options</h3>", view)) == 3
+  assert len(re.findall("<h3>[^<]*, recommended options</h3>", view)) == 3
+  assert "sent while kernels wait" in view
+
+
 @pytest.mark.parametrize("width", [360, 1440])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_view_overflows_and_nothing_leaves_the_file(width: int, scheme: str, file: Path, browser: Browser):

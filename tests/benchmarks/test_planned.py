@@ -1,0 +1,63 @@
+"""Plan beside the compiled step, from the record: close, or marked."""
+
+import json
+
+import pytest
+
+from analysis.search import DOUBT, search
+from analysis.topology import machine_of
+from benchmarks import planned
+from benchmarks.predictions import by_formula, config
+from tools import plan
+from training import settings
+
+RECORDED = {name: json.loads(file.read_text()) for name, file in planned.RECORDS.items()}
+PLANS = [found for record in RECORDED.values() for found in record["plans"]]
+name_of = lambda found: "-".join(map(str, found["case"][:2] + found["case"][5:6]))
+
+
+@pytest.mark.parametrize("found", PLANS, ids=name_of)
+def test_plans_step_is_within_a_tenth_of_the_compiled_one_or_marked(found: dict):
+  ours, theirs, reason = planned.beside(found)
+  assert reason or ours == pytest.approx(theirs, rel=DOUBT)
+
+
+def test_tensor_parallelism_and_gpus_of_many_hosts_are_marked_and_slices_are_not():
+  marked = {found["case"][1]: bool(planned.beside(found)[2]) for found in PLANS}
+  assert marked == {"v5p:4x4x4": False, "v5p:8x8x16": False, "v6e:8x8": False, "h100:32x8": True}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("topology", [name for names in planned.MACHINES.values() for name in names])
+def test_the_record_has_the_rows_that_plan_prints(topology: str):
+  assert [found["case"] for found in PLANS if found["case"][1] == topology] == [
+    list(case) for case in planned.plans(topology)
+  ]
+
+
+def test_strategies_send_what_theory_says_on_64_chips_except_where_the_page_says_why():
+  """docs/thousand-chips.md."""
+  sent = {
+    (name, topology): sum(found["sent"].values()) / by_formula(found["case"])["sent"]
+    for found in RECORDED["tpu"]["bytes"]
+    for name, topology in [found["case"][:2]]
+  }
+  more = {what for what, ratio in sent.items() if ratio > 1.1}
+  assert more == {("hsdp", "tpu7x:4x4x4"), ("two_d", "v6e:8x8")}
+  assert all(0.99 < ratio < 1.4 for ratio in sent.values())
+
+
+def test_plan_marks_times_that_it_cannot_vouch_for_and_says_why():
+  where = machine_of("h100:1x8")
+  asked = config(("two_d", "h100:1x8", "1B", 2048, 64, "full", {}))
+  sizes = settings.program(asked, "gpu").sizes
+  found = search(sizes, 64, where, ["tensor_parallel", "fsdp"])
+  marked = [one for one in found if one.doubt]
+  assert {one.strategy for one in marked} >= {"tensor_parallel"}
+  chosen = [next(one for one in found if not one.doubt), marked[0]]
+  times = [row[4] for row in plan.rows_of(chosen, sizes, where, 64)[1:]]
+  assert [plan.MARK in time for time in times] == [False, True]
+  said = plan.doubts(chosen).splitlines()
+  assert len(said) == 2
+  assert said[1] == f"{plan.MARK} 2: {marked[0].doubt}."
+  assert plan.doubts(chosen[:1]) == ""
