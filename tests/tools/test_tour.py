@@ -182,12 +182,12 @@ def test_pmap_and_jit_take_the_same_steps_and_send_the_same(shown: Shown):
 
 
 def test_a_ring_equals_plain_attention_and_passes_on_each_piece_but_the_last(shown: Shown):
-  data = shown["ring"].data
+  data = shown["keys_go_round"].data
   assert relative_difference(data["y"], data["expected"]) < PARITY
   assert [(one.kind, one.axes, one.times) for one in data["sent"]] == [("collective-permute", ("context",), 1)] * 3
   keys_and_values = 2 * data["y"].size * data["y"].dtype.itemsize
   assert sum(one.sent_in_step for one in data["sent"]) == 3 / 4 * keys_and_values
-  assert "largest difference from one device: 0.00000" in shown["ring"].output
+  assert "largest difference from one device: 0.00000" in shown["keys_go_round"].output
 
 
 def test_devices_with_an_early_and_a_late_chunk_need_equally_many_scores(shown: Shown):

@@ -36,7 +36,7 @@ def on_the_ring(q, k, v):
   return read
 
 
-def ring():
+def keys_go_round():
   """1. Keys go round
 
   A text may be too long for one device. Then devices share its positions, along an axis that we call `context`. Most of
@@ -86,4 +86,4 @@ def balanced():
   return {"in_order": in_order, "early_and_late": early_and_late}
 
 
-STEPS = (ring, balanced)
+STEPS = (keys_go_round, balanced)

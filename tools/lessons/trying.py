@@ -205,7 +205,7 @@ sent = print_sent(strategy.lower_train_step(batch_size=16).compile(), strategy.m
     ('"data_parallel"', '"fsdp"'),
     "all-gather over data",
   ),
-  "ring": Try(
+  "keys_go_round": Try(
     "Let eight devices share the text. The pieces are half as large, and there are more of them. How much more does "
     "each device send?",
     """\
