@@ -181,6 +181,22 @@ def test_pmap_and_jit_take_the_same_steps_and_send_the_same(shown: Shown):
   assert parameters < in_all[0] == in_all[1] < parameters + 16  # and the sums of loss and counts
 
 
+def test_a_ring_equals_plain_attention_and_passes_on_each_piece_but_the_last(shown: Shown):
+  data = shown["keys_go_round"].data
+  assert relative_difference(data["y"], data["expected"]) < PARITY
+  assert [(one.kind, one.axes, one.times) for one in data["sent"]] == [("collective-permute", ("context",), 1)] * 3
+  keys_and_values = 2 * data["y"].size * data["y"].dtype.itemsize
+  assert sum(one.sent_in_step for one in data["sent"]) == 3 / 4 * keys_and_values
+  assert "largest difference from one device: 0.00000" in shown["keys_go_round"].output
+
+
+def test_devices_with_an_early_and_a_late_chunk_need_equally_many_scores(shown: Shown):
+  data, seen = shown["balanced"].data, np.tri(256).sum(axis=1)
+  assert data["in_order"].tolist() == seen.reshape(4, -1).sum(axis=1).tolist()
+  assert len(set(data["early_and_late"])) == 1
+  assert sum(data["early_and_late"]) == sum(data["in_order"]) == seen.sum()
+
+
 def test_a_layout_turns_names_into_specs(shown: Shown):
   assert {name: tuple(sharding.spec) for name, sharding in shown["layouts"].data.items()} == {
     "data_parallel": (None, None, None), "fsdp": (None, "data", None),

@@ -21,6 +21,7 @@ from tools.lessons import (
   migrating,
   placing,
   pmap_here,
+  ring,
   three_ways,
   train_step,
 )
@@ -56,7 +57,7 @@ python -m tools.tour
 You need no accelerator, because the CPU simulates eight devices. To experiment, open the same tour as a notebook
 ([tour.ipynb](tour.ipynb)): it has a cell to change after each step. Or change a step in `tools/lessons` and run it
 alone, by the name of its function: `python -m tools.tour --steps=specs`.""",
-  (devices_and_meshes, placing, four_ways, train_step, memory),
+  (devices_and_meshes, placing, four_ways, train_step, ring, memory),
   """\
 You have now seen everything that the strategies are made of. Next, read `strategies/layout.py` and
 `strategies/fsdp.py`. Then train with one: `python train.py --config=configs/fsdp.py:tiny`.""",

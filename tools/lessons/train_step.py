@@ -1,6 +1,6 @@
 """A training step: where its communication comes from, and the same step with the old API and the new one.
 
-The fourth lesson of the tour. Next: memory.py.
+The fourth lesson of the tour. Next: ring.py.
 """
 
 import jax

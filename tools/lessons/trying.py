@@ -205,6 +205,29 @@ sent = print_sent(strategy.lower_train_step(batch_size=16).compile(), strategy.m
     ('"data_parallel"', '"fsdp"'),
     "all-gather over data",
   ),
+  "keys_go_round": Try(
+    "Let eight devices share the text. The pieces are half as large, and there are more of them. How much more does "
+    "each device send?",
+    """\
+devices = 4
+mesh = jax.make_mesh((devices,), ("context",), devices=jax.devices()[:devices])
+whole = jax.random.normal(jax.random.key(0), (3, 256, 16))
+q, k, v = (jax.device_put(x, NamedSharding(mesh, P("context"))) for x in whole)
+layer = jax.shard_map(on_the_ring, mesh=mesh, in_specs=P("context"), out_specs=P("context"))
+sent = print_sent(jax.jit(layer).lower(q, k, v).compile(), mesh)
+print(f"{devices} devices: each sends {sum(one.sent_in_step for one in sent):,.0f} bytes")""",
+    ("devices = 4", "devices = 8"),
+    "8 devices: each sends 28,672 bytes",
+  ),
+  "balanced": Try(
+    "Let 16 devices share 4,096 positions. How many times as many scores does the last one need as the first?",
+    """\
+devices, positions = 4, 256
+chunks = np.arange(1, positions + 1).reshape(devices, -1).sum(axis=1)
+print(f"the last of {devices} devices needs {chunks[-1] / chunks[0]:.1f} times as many scores as the first")""",
+    ("4, 256", "16, 4096"),
+    "the last of 16 devices needs 30.9 times as many scores as the first",
+  ),
   "layouts": Try(
     "Place another dimension, or take another strategy's layout: `three_d` also splits the layers over its stages.",
     """\
