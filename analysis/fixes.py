@@ -22,14 +22,16 @@ def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
     changes.append((name, "optimizer.on_host=True", dataclasses.replace(case, optimizer=on_host)))
   full, also = (case, "") if case.repeats else (remat("full"), "model.remat=full ")
   for parts in (2, 4, 8, 16, 32):
-    if case.examples >= parts and case.examples % parts == 0:
+    whole = case.examples * case.sharers
+    if whole >= parts and whole % parts == 0:
       accumulation = case.accumulation * parts
       changes.append((name, f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
   if case.gather == "step" and case.batch_parts > 1 and not case.schedule:
     changes.append((name, "gather=part", dataclasses.replace(case, gather="part")))
   for other, fields, layout in _layouts(name, case):
     schedule = case.schedule if layout.axes("layers") else None
-    changed = dataclasses.replace(full, layout=layout, schedule=schedule, by_hand=case.by_hand and bool(schedule))
+    sizes, by_hand = strategies.with_way(full.sizes, layout), case.by_hand and bool(schedule)
+    changed = dataclasses.replace(full, layout=layout, sizes=sizes, schedule=schedule, by_hand=by_hand)
     if full.batch_size % (layout.shards("batch") * changed.batch_parts) == 0:
       changes.append((other, f"{also}{fields}", changed))
   possible = [
@@ -56,6 +58,7 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout]]:
         layout = resolve(template, case.layout.device_count, {"model": size})
         layout = layout.for_positions(positions, sequence_parallel)
         layout.check_divides(case.sizes.shardable())
+        strategies.with_way(case.sizes, layout)
       except ConfigError:
         continue
       same_stages = other == name and layout.shards("layers") == case.layout.shards("layers")
