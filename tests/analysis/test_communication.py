@@ -258,7 +258,7 @@ def test_no_flop_is_done_twice(name: str, variant: str):
   batch_size = BATCH * (make(variant).accumulation * (2 if in_stages and "images" in variant else 1))
   case, step = compiled_case(name, variant, batch_size)
   assert step.flops() == round(predict.flops(case))  # which divides by the number of positions
-  if not in_stages and variant == "text":
+  if not in_stages and variant == "text" and not predict.in_pieces(case):
     once, sizes = step.flops() - predict.repeated_flops(case), make("text").sizes
     # Texts this short are one block of queries, so attention computes all pairs, as PaLM counts. Its backward pass
     # computes the scores again.

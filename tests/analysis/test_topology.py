@@ -83,7 +83,8 @@ def test_collectives_on_separate_cores_of_a_tpu7x_count():
 @pytest.mark.parametrize("name", SENDERS)
 def test_no_strategy_uses_all_to_all(name: str):
   """With AdamW. Muon, in the programs for images, shares layers by them, and theory says how much that sends."""
-  assert "all-to-all" not in {kind for kind, _ in grouped(name, "tokens")[0]}
+  found = {axes for kind, axes in grouped(name, "tokens")[0] if kind == "all-to-all"}
+  assert found <= {("context",)}  # where attention exchanges positions for heads
 
 
 def test_fsdp_scatters_its_gradients():
