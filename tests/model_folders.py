@@ -22,7 +22,7 @@ NAMES = sorted(path.parent.name for path in FOLDER.glob("*/expected.npz"))
 @functools.cache
 def program_of(name: str) -> Program:
   """For a golden folder, and sequences of 39 tokens."""
-  return settings.program(pretrained.adopt(config(init_from=str(FOLDER / name), model__seq_len=39)), "cpu")
+  return settings.program(pretrained.adopt(config(init_from=str(FOLDER / name), model__seq_len=48)), "cpu")
 
 
 def loaded(name: str, under: str = "single") -> tuple[Strategy, Params]:
