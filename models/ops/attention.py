@@ -16,19 +16,24 @@ from jax.ad_checkpoint import checkpoint_name
 from errors import ConfigError
 from models.dimensions import Sharding
 from models.ops import context
+from models.ops.context import Choice
 from models.ops.layers import with_gradient
-from models.ops.pieces import BLOCKWISE, CUDNN, SPLASH, TILE, Read, same_segment, splash_block
+from models.ops.pieces import (
+  BLOCKWISE,
+  CUDNN,
+  SPLASH,
+  TILE,
+  Read,
+  Segments,
+  same_segment,
+  segment_ids,
+  splash_kernel,
+  with_padding,
+)  # fmt: skip
 from models.remat import KERNEL
 from models.sizes import ModelSizes
 
 CUDNN_HEAD = 128  # the largest head that cuDNN's backward pass supports on every GPU since A100
-
-
-class Choice(NamedTuple):
-  """An implementation, and why it is not the platform's best ("" if it is)."""
-
-  name: str
-  why: str = ""
 
 
 def choose(sizes: ModelSizes, platform: str) -> Choice:
@@ -203,7 +208,7 @@ def blockwise(
     return plain(q, k, v, causal=False, segments=segments)
 
   def forward(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> tuple[jax.Array, Any]:
-    own = None if segments is None else (segments, segments)
+    own = _both(segments)
     read = Read(*(checkpoint_name(x, KERNEL) for x in BLOCKWISE.forward(q, k, v, own, True)))
     return read.out, (q, k, v, own, read)
 
@@ -222,8 +227,8 @@ def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: j
   """
   (_, t, _, h), scale = q.shape, 1 / math.sqrt(q.shape[-1])
   more = t % 2
-  segments = padded(segments, q, more, causal)
-  mask = None if segments is None else same_segment(segments, segments)[:, None]
+  both = with_padding(_both(segments), q, k, more, more, causal)
+  mask = None if both is None else same_segment(*both)[:, None]
   q, k, v = (jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, -h % 8))) for x in (q, k, v))
   out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, is_causal=causal, implementation="cudnn")
   return out[:, :t, :, :h]
@@ -245,32 +250,18 @@ def splash(
   Args:
     interpret: run the kernel step by step, on any platform; for tests.
   """
-  from jax.experimental.pallas.ops.tpu import splash_attention as pallas  # only here, as it takes long to import
-
   (_, t, n, h), more = q.shape, -q.shape[1] % TILE
-  segments = padded(segments, q, more, causal)
-  ids = None if segments is None else pallas.SegmentIds(segments, segments)
+  ids = segment_ids(with_padding(_both(segments), q, k, more, more, causal))
   rows = lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))).swapaxes(1, 2)  # [B, N, T, H]
-  mask, block = (pallas.CausalMask if causal else pallas.FullMask)((t + more, t + more)), splash_block(t)
-  kernel = pallas.make_splash_mha(
-    pallas.MultiHeadMask([mask] * n),
-    block_sizes=pallas.BlockSizes(*(block,) * 3, *(block,) * 3, *(block,) * 2),  # forward; of keys; of queries
-    head_shards=1,
-    q_seq_shards=1,
-    residual_checkpoint_name=KERNEL,
-    interpret=interpret,
-  )
+  kernel = splash_kernel(t + more, t + more, n, causal, residual_checkpoint_name=KERNEL, interpret=interpret)
   with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (analysis/calls.py)
     attended = jax.vmap(kernel)(rows((q / math.sqrt(h)).astype(q.dtype)), rows(k), rows(v), ids)
   return attended.swapaxes(1, 2)[:, :t]
 
 
-def padded(segments: jax.Array | None, q: jax.Array, more: int, causal: bool) -> jax.Array | None:
-  """The segments of a text with so many positions of padding: a segment of its own, unless a causal mask hides it."""
-  if segments is None and (causal or not more):
-    return None
-  segments = jnp.zeros(q.shape[:2], jnp.int32) if segments is None else segments
-  return jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
+def _both(segments: jax.Array | None) -> Segments:
+  """The segments of the queries and of the keys of whole texts."""
+  return None if segments is None else (segments, segments)
 
 
 IMPLEMENTATIONS = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn, "splash": splash}

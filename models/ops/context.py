@@ -35,7 +35,7 @@ RING = 8192
 
 
 class Choice(NamedTuple):
-  """A way, and why `auto` chose it ("" if it was named)."""
+  """One of several ways to compute the same, and why it was chosen ("" if that needs no reason)."""
 
   name: str
   why: str = ""

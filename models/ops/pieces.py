@@ -21,7 +21,7 @@ QUERY_BLOCK = 64  # queries that `BLOCKWISE` processes at a time
 TILE = 128  # positions; splash attention works on multiples of it
 BLOCKS = (512, 384, 256, 128)  # positions that splash attention processes at a time: the largest that divides the text
 HIDDEN = -1e30  # the score of a key that a query does not see. It is finite, for queries that see none in a piece
-UNSEEN = -1  # the segment of padding that a kernel adds; no query is in it
+PADDING = -1  # the segment of padding that a kernel adds
 
 Segments = tuple[jax.Array, jax.Array] | None  # those of the queries [B, T] and of the keys [B, S]; None: all are one
 
@@ -128,56 +128,37 @@ def _positions_first(x: jax.Array) -> jax.Array:
   return x.reshape(*x.shape[:2], -1, x.shape[-1])
 
 
-def _with_padding(segments: Segments, q: jax.Array, k: jax.Array, queries: int, keys: int, causal: bool) -> Segments:
-  """The segments of queries and keys that are padded by so many positions. No query sees padding.
+def with_padding(segments: Segments, q: jax.Array, k: jax.Array, queries: int, keys: int, causal: bool) -> Segments:
+  """The segments of queries and keys that are padded by so many positions: padding is a segment of its own.
 
   None if that needs no segments: a causal mask hides the padding, which comes last.
   """
   if segments is None and (causal or not keys):
     return None
   own = segments or tuple(jnp.zeros(x.shape[:2], jnp.int32) for x in (q, k))
-  add = lambda x, more: jnp.pad(x, ((0, 0), (0, more)), constant_values=UNSEEN)
-  return jnp.pad(own[0], ((0, 0), (0, queries))), add(own[1], keys)
+  add = lambda x, more: jnp.pad(x, ((0, 0), (0, more)), constant_values=PADDING)
+  return add(own[0], queries), add(own[1], keys)
 
 
-class _Splash(NamedTuple):
-  """Splash attention's kernels for a piece of these sizes."""
+def splash_kernel(queries: int, keys: int, heads: int, causal: bool, **options: Any) -> Any:
+  """Splash attention of one example, for lengths that are multiples of `TILE`: a function of q, k, v and SegmentIds."""
+  from jax.experimental.pallas.ops.tpu import splash_attention as pallas  # only here, as it takes long to import
 
-  queries: int
-  keys: int
-  heads: int
-  causal: bool
-  interpret: bool
+  shape, (q, k) = (queries, keys), map(splash_block, (queries, keys))
+  return pallas.make_splash_mha(
+    pallas.MultiHeadMask([(pallas.CausalMask if causal else pallas.FullMask)(shape)] * heads),
+    block_sizes=pallas.BlockSizes(q, k, k, q, k, k, q, k),  # forward; of keys; of queries
+    head_shards=1,
+    q_seq_shards=1,
+    **options,
+  )
 
-  def kernel(self, save_residuals: bool) -> Any:
-    from jax.experimental.pallas.ops.tpu import splash_attention as pallas  # only here, as it takes long to import
 
-    shape, (q, k) = (self.queries, self.keys), map(splash_block, (self.queries, self.keys))
-    mask = pallas.CausalMask(shape) if self.causal else pallas.FullMask(shape)
-    return pallas.make_splash_mha(
-      pallas.MultiHeadMask([mask] * self.heads),
-      block_sizes=pallas.BlockSizes(q, k, k, q, k, k, q, k),  # forward; of keys; of queries
-      head_shards=1,
-      q_seq_shards=1,
-      save_residuals=save_residuals,
-      interpret=self.interpret,
-    )
+def segment_ids(segments: Segments) -> Any:
+  """The segments as splash attention takes them."""
+  from jax.experimental.pallas.ops.tpu import splash_attention as pallas
 
-  def ids(self, segments: Segments) -> Any:
-    from jax.experimental.pallas.ops.tpu import splash_attention as pallas
-
-    return None if segments is None else pallas.SegmentIds(*segments)
-
-  def forward(self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> Any:
-    """Of one example: [N, T, H] and [K, S, H] → what is read, and ((log-sum-exp,),)."""
-    return self.kernel(True)(q, k, v, self.ids(segments))
-
-  def backward(self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, *read: jax.Array) -> Any:
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as rules
-
-    kernel, (out, logsumexp, of_out) = self.kernel(False), read
-    residuals = (q, k, v, self.ids(segments), None, out, logsumexp, kernel.dq_mask_info, kernel.dkv_mask_info)
-    return rules._splash_attention_bwd(**kernel.kwargs, res=residuals, do=of_out)[3:6]
+  return None if segments is None else pallas.SegmentIds(*segments)
 
 
 def _splash(
@@ -186,17 +167,26 @@ def _splash(
   """One direction of splash attention. `read`: for the backward pass, `out`, the log-sum-exp, and the gradient."""
   (t, s), h = (x.shape[1] for x in (q, k)), q.shape[-1]
   queries, keys = -t % TILE, -s % TILE
-  segments = _with_padding(segments, q, k, queries, keys, causal)
+  ids = segment_ids(with_padding(segments, q, k, queries, keys, causal))
   rows = lambda x, more: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))).swapaxes(1, 2)  # [B, N, T, ...]
-  kernels = _Splash(t + queries, s + keys, q.shape[2], causal, interpret)
-  given = rows((q / math.sqrt(h)).astype(q.dtype), queries), rows(k, keys), rows(v, keys), segments
+  given = rows((q / math.sqrt(h)).astype(q.dtype), queries), rows(k, keys), rows(v, keys), ids
+  kernel = splash_kernel(t + queries, s + keys, q.shape[2], causal, save_residuals=not read, interpret=interpret)
   with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (analysis/calls.py)
     if not read:
-      out, (logsumexp,) = jax.vmap(kernels.forward)(*given)
+      out, (logsumexp,) = jax.vmap(kernel)(*given)
       return Read(out.swapaxes(1, 2)[:, :t], logsumexp.swapaxes(1, 2)[:, :t])
-    found = jax.vmap(kernels.backward)(*given, *(rows(x, queries) for x in read))
+    found = jax.vmap(functools.partial(_splash_backward, kernel))(*given, *(rows(x, queries) for x in read))
   of_q, of_k, of_v = (x.swapaxes(1, 2) for x in found)
   return of_q[:, :t] / math.sqrt(h), of_k[:, :s], of_v[:, :s]
+
+
+def _splash_backward(kernel: Any, q: jax.Array, k: jax.Array, v: jax.Array, ids: Any, *read: jax.Array) -> Any:
+  """The gradients of one example, [N, T, H] and [K, S, H], by the rule of the kernel."""
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as rules
+
+  out, logsumexp, of_out = read
+  residuals = (q, k, v, ids, None, out, logsumexp, kernel.dq_mask_info, kernel.dkv_mask_info)
+  return rules._splash_attention_bwd(**kernel.kwargs, res=residuals, do=of_out)[3:6]
 
 
 def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, *read: jax.Array) -> Any:
@@ -205,7 +195,7 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal:
 
   (t, s), h = (x.shape[1] for x in (q, k)), q.shape[-1]
   queries, keys = t % 2, s % 2
-  segments = _with_padding(segments, q, k, queries, keys, causal)
+  segments = with_padding(segments, q, k, queries, keys, causal)
   rows = lambda x, more: jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, -x.shape[-1] % 8)))
   none = jnp.zeros(0, q.dtype)
   # As JAX itself does: a bias that is far below all scores.
