@@ -70,7 +70,7 @@ def _positions(case: Case) -> list[Sent]:
     size = times * 2 * (queries + copies * keys) * case.item * ring_share(n)
     rows.append(sent("all-to-all", size, "attention: positions for heads, and back"))
   elif sizes.attention_context == "ring":
-    again = 0 if _saves_read(case) else max(n - 2, 0)
+    again = 0 if case.saves_attended else max(n - 2, 0)
     size = 2 * keys * ((2 * n - 1 + again) * case.item + (n - 1) * 4)
     rows.append(sent("collective-permute", size, "attention: a ring of keys, values and their gradients", waits=False))
   else:
@@ -81,11 +81,6 @@ def _positions(case: Case) -> list[Sent]:
     mean = 2 * case.examples * n * sizes.width * 4 * case.batch_parts
     rows.append(sent("all-reduce", 2 * ring_share(n) * mean, "mean over positions"))
   return rows
-
-
-def _saves_read(case: Case) -> bool:
-  """Whether remat saves what a kernel's backward pass reads."""
-  return case.sizes.remat in ("minimal", "dots") or "attended" in case.saved_names
 
 
 def adapters(case: Case) -> list[Sent]:

@@ -78,6 +78,11 @@ class Case:
     return remat.saved_names(self.sizes.remat, self.sizes.saved)
 
   @property
+  def saves_attended(self) -> bool:
+    """Whether remat saves what the backward pass of a kernel, or of `blockwise`, reads of the forward pass."""
+    return self.sizes.remat in ("minimal", "dots") or "attended" in self.saved_names
+
+  @property
   def repeats(self) -> bool:
     """Whether the backward pass repeats the forward pass, except for what has a name and is saved."""
     return self.sizes.remat in ("full", "offload")

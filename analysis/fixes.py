@@ -8,7 +8,7 @@ import strategies
 from analysis import memory
 from analysis.case import Case
 from errors import ConfigError
-from models.sizes import REMAT
+from models.sizes import REMAT, ModelSizes
 from strategies.layout import Layout
 from strategies.mesh import resolve
 
@@ -28,9 +28,9 @@ def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
       changes.append((name, f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
   if case.gather == "step" and case.batch_parts > 1 and not case.schedule:
     changes.append((name, "gather=part", dataclasses.replace(case, gather="part")))
-  for other, fields, layout in _layouts(name, case):
+  for other, fields, layout, sizes in _layouts(name, full):
     schedule = case.schedule if layout.axes("layers") else None
-    sizes, by_hand = strategies.with_way(full.sizes, layout), case.by_hand and bool(schedule)
+    by_hand = case.by_hand and bool(schedule)
     changed = dataclasses.replace(full, layout=layout, sizes=sizes, schedule=schedule, by_hand=by_hand)
     if full.batch_size % (layout.shards("batch") * changed.batch_parts) == 0:
       changes.append((other, f"{also}{fields}", changed))
@@ -42,8 +42,8 @@ def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
   return [{"change": change, "total": total} for change, total in possible if total <= capacity]
 
 
-def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout]]:
-  """Other layouts of the same devices, each with its strategy and the config fields that select it.
+def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout, ModelSizes]]:
+  """Other layouts of the same devices, each with its strategy, the config fields that select it, and the model there.
 
   They are this strategy on its default mesh or with another size of `model`, and other strategies without stages.
   """
@@ -58,7 +58,7 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout]]:
         layout = resolve(template, case.layout.device_count, {"model": size})
         layout = layout.for_positions(positions, sequence_parallel)
         layout.check_divides(case.sizes.shardable())
-        strategies.with_way(case.sizes, layout)
+        sizes = strategies.with_way(case.sizes, layout)
       except ConfigError:
         continue
       same_stages = other == name and layout.shards("layers") == case.layout.shards("layers")
@@ -69,4 +69,4 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout]]:
           fields = [f"mesh.{axis}={n}" for axis, n in layout.mesh.items() if n != case.layout.mesh.get(axis)]
         else:
           fields = [f"strategy={other}", *([f"mesh.model={size}"] if size else [])]
-        yield other, " ".join(fields), layout
+        yield other, " ".join(fields), layout, sizes

@@ -5,7 +5,6 @@ nothing.
 """
 
 import functools
-from collections.abc import Collection
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -80,7 +79,7 @@ def _products(case: Case) -> list[Product]:
   # The backward passes of kernels compute the scores again; splash attention in both its kernels, and another product.
   # So does `blockwise`, if remat has not done so just before. Scores of other devices' keys are in a loop of their own.
   attention_again += {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(sizes.attention, 0.0)
-  if _saves_logsumexp(case) and _reuses_attention(sizes, case.saved_names):
+  if _saves_logsumexp(case) and case.saves_attended:
     attention_again += scores / 2
   elif _saves_logsumexp(case):
     attention_again += of_others / 2
@@ -132,7 +131,7 @@ def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[f
       names -= set() if joined <= names else joined
   shares = {"query": sizes.heads, "key": sizes.kv_heads, "value": sizes.kv_heads, "attention_output": sizes.heads}
   share = sum(n for name, n in shares.items() if name not in names) / sum(shares.values())
-  if (sizes.attention in KERNELS or _saves_logsumexp(case)) and _reuses_attention(sizes, names):
+  if (sizes.attention in KERNELS or _saves_logsumexp(case)) and case.saves_attended:
     scores = 0
   elif "attended" in names:
     scores /= 2  # the product with the values is not repeated
@@ -144,11 +143,6 @@ def _saves_logsumexp(case: Case) -> bool:
   if in_pieces(case):
     return case.sizes.attention not in KERNELS
   return case.sizes.attention == "blockwise" and case.sizes.predicts.causal
-
-
-def _reuses_attention(sizes: ModelSizes, saved: Collection[str]) -> bool:
-  """Whether remat saves what the backward pass of such attention, or of a kernel, reads."""
-  return sizes.remat in ("minimal", "dots") or "attended" in saved
 
 
 def in_pieces(case: Case) -> bool:
@@ -217,9 +211,7 @@ def traffic(case: Case) -> float:
 def _splash_bytes(case: Case) -> float:
   """What the kernels of splash attention read and write for one example in a block."""
   sizes, rows = case.sizes, case.sizes.heads / case.layout.shards("heads")
-  kernels = ["fwd", "dq", "dkv"] + ["fwd"] * (
-    case.repeats and "attended" not in case.saved_names
-  )  # the forward pass again
+  kernels = ["fwd", "dq", "dkv"] + ["fwd"] * (not case.saves_attended)  # the forward pass again
   of = functools.partial(
     splash.work, length=sizes.positions, head=sizes.head_dim, item=case.item, causal=sizes.predicts.causal
   )

@@ -24,8 +24,6 @@ from models.sizes import ModelSizes
 
 GATHER = "pad"  # the primitive of `OwnPositions.whole_sequence`; no block uses it otherwise
 SAVE_ALL = save_all_but(VIEWS)  # every value of a block
-
-
 SHARERS = "positions"  # the axis of devices that share the positions of an example, in a trace
 
 

@@ -38,7 +38,7 @@ class Candidate:
   Attributes:
     fields: the config fields that select it.
     memory: bytes on one device.
-    doubt: why compilers may be more than a tenth slower or faster; "" if they were not in recorded cases of this kind.
+    where: the devices.
   """
 
   strategy: str
@@ -46,7 +46,12 @@ class Candidate:
   case: Case
   memory: float
   times: Roofline
-  doubt: str
+  where: Machine
+
+  @functools.cached_property
+  def doubt(self) -> str:
+    """Why compilers may be more than a tenth slower or faster; "" if they were not in recorded cases of this kind."""
+    return doubt(self.case, self.times, self.where)
 
 
 def model_of(params: float, length: int) -> dict[str, int]:
@@ -93,12 +98,12 @@ def search(
     for remat, way in itertools.product(REMAT, WAYS[1:] if shares else [sizes.attention_context]):
       chosen = dataclasses.replace(sizes, remat=remat, attention_context=way)
       try:
-        limits = strategies.limits(name, layout, chosen, optimizer)
-        if way in {limit.value for limit in limits}:
-          continue  # it would run as another way
-        chosen = strategies.within_limits(strategies.with_way(chosen, layout), limits)
+        chosen = strategies.within_limits(chosen, strategies.limits(name, layout, chosen, optimizer))
+        chosen = strategies.with_way(chosen, layout)
       except ConfigError:
         continue
+      if chosen.attention_context != way and shares:
+        continue  # it would run as another of these ways
       for case, pipeline in _cases(Case(layout, chosen, batch_size, compiler=where.platform, optimizer=optimizer)):
         candidate = _candidate(name, case, where, pipeline)
         if candidate.memory <= USABLE * where.chip.memory:
@@ -201,14 +206,13 @@ def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, 
     schedule, _, microbatches, chunks = pipeline
     fields |= {"pipeline.schedule": schedule, "pipeline.microbatches": microbatches}
     fields |= {"pipeline.chunks": chunks} if chunks > 1 else {}
-  times = predict.times(case, where.chip, where.links(case.layout.mesh))
   return Candidate(
     strategy=name,
     fields=fields,
     case=case,
     memory=memory.of(case).total,
-    times=times,
-    doubt=doubt(case, times, where),
+    times=predict.times(case, where.chip, where.links(case.layout.mesh)),
+    where=where,
   )
 
 
