@@ -22,8 +22,17 @@ from analysis.roofline import Roofline
 from analysis.search import Candidate, best, doubt, search
 from analysis.topology import machine_of
 from benchmarks import predictions
-from benchmarks.pages import ROOT, rewrite, source
-from benchmarks.predictions import COMPILER, LARGE_PAGE, Prediction, by_formula, case_on, config
+from benchmarks.pages import ROOT, rewrite
+from benchmarks.predictions import (
+  COMPILER,
+  LARGE_PAGE,
+  Prediction,
+  by_formula,
+  case_on,
+  config,
+  devices,
+  with_source,
+)  # fmt: skip
 from runtime import command_line
 from training import settings
 
@@ -87,34 +96,26 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
 
 def planned(record: dict[str, Any]) -> str:
   """Plan's rows beside the compiled steps."""
-  rows = [
-    "| Devices | Plan | Remat | Its step | Compiled, at best | Ratio | Marked by `plan` |",
-    "|---|---|---|---|---|---|---|",
-  ]
+  heads, rows = ("Devices", "Plan", "Remat", "Its step", "Compiled, at best", "Ratio", "Marked by `plan`"), []
   for found in record["plans"]:
     name, topology, _, _, _, remat, fields = found["case"]
     ours, theirs, reason = beside(found)
-    shown = f"{1e3 * ours:,.1f} ms | {1e3 * theirs:,.1f} ms | {ours / theirs:.2f} | {reason}"
-    rows.append(f"| {topology} ({machine_of(topology).count:,}) | {name}, {_mesh(fields)} | {remat} | {shown} |")
-  return "\n".join([*rows, "", source(record)])
+    times = f"{1e3 * ours:,.1f} ms", f"{1e3 * theirs:,.1f} ms", f"{ours / theirs:.2f}"
+    rows.append((devices(topology), f"{name}, {_mesh(fields)}", remat, *times, reason))
+  return with_source(heads, rows, record)
 
 
 def sent(record: dict[str, Any]) -> str:
   """What strategies send on 64 chips, beside theory."""
-  rows = [
-    "| Strategy | Devices | Model, remat | Sent | Of theory | Links busy | Exposed |",
-    "|---|---|---|---|---|---|---|",
-  ]
+  heads, rows = ("Strategy", "Devices", "Model, remat", "Sent", "Of theory", "Links busy", "Exposed"), []
   for found in record["bytes"]:
     name, topology, model, length, _, remat, fields = found["case"]
     size = sum(found["sent"].values())
+    sizes = f"{size / 1e9:.1f} GB", f"{size / by_formula(found['case'])['sent']:.2f}"
     times = [f"{1e3 * s:,.1f} ms" for s in (found["communication"], found["exposed"]["recommended"])]
     what = ", ".join(filter(None, (name, _mesh(fields))))
-    rows.append(
-      f"| {what} | {topology} ({machine_of(topology).count}) | {model}, {length}, {remat} "
-      f"| {size / 1e9:.1f} GB | {size / by_formula(found['case'])['sent']:.2f} | {' | '.join(times)} |"
-    )
-  return "\n".join([*rows, "", source(record)])
+    rows.append((what, devices(topology), f"{model}, {length}, {remat}", *sizes, *times))
+  return with_source(heads, rows, record)
 
 
 def _mesh(fields: dict[str, Any]) -> str:

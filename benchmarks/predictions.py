@@ -27,6 +27,7 @@ from analysis.compiled import compile_step
 from analysis.roofline import Roofline
 from analysis.topology import Machine, machine_of
 from benchmarks.pages import ROOT, cpu, rewrite, source
+from benchmarks.sections import table
 from configs import base
 from errors import ConfigError, one_of
 from runtime import command_line
@@ -219,9 +220,8 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
 def large(record: dict[str, Any]) -> dict[str, str]:
   """The generated part of docs/thousand-chips.md that comes from one record: what many devices send and wait for."""
   platform = machine_of(record["cases"][0]["case"][1]).platform
-  head = ["Strategy", "Devices", "Model, remat", "Sent", "Of theory", "Links busy", "Exposed, default", "Recommended"]
-  head += ["A step at best", "MFU at most"]
-  rows = [f"| {' | '.join(head)} |", "|" + len(head) * "---|"]
+  heads = ("Strategy", "Devices", "Model, remat", "Sent", "Of theory", "Links busy", "Exposed, default", "Recommended")
+  heads, rows = (*heads, "A step at best", "MFU at most"), []
   for found in record["cases"]:
     name, topology, model, length, _, remat, _ = found["case"]
     where = machine_of(topology)
@@ -234,12 +234,20 @@ def large(record: dict[str, Any]) -> dict[str, str]:
       exposed=waits["recommended"], idle=case.idle,
     )  # fmt: skip
     shown = [f"{1e3 * s:,.1f} ms" for s in (times.communication, waits["default"], times.exposed, times.seconds)]
-    rows.append(
-      f"| {name} | {topology} ({where.count:,}) | {model}, {length}, {remat} | {sent / 1e9:.1f} GB "
-      f"| {sent / by_formula(found['case'])['sent']:.2f} | {' | '.join(shown)} "
-      f"| {times.mfu(case.model_flops, where.chip):.1%} |"
-    )
-  return {f"large-{platform}": "\n".join([*rows, "", source(record)])}
+    size = f"{sent / 1e9:.1f} GB", f"{sent / by_formula(found['case'])['sent']:.2f}"
+    mfu = f"{times.mfu(case.model_flops, where.chip):.1%}"
+    rows.append((name, devices(topology), f"{model}, {length}, {remat}", *size, *shown, mfu))
+  return {f"large-{platform}": with_source(heads, rows, record)}
+
+
+def devices(topology: str) -> str:
+  """A machine and its number of devices."""
+  return f"{topology} ({machine_of(topology).count:,})"
+
+
+def with_source(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], record: dict[str, Any]) -> str:
+  """A table of a record, and below it where it comes from."""
+  return "\n".join([*table(heads, rows), "", source(record)])
 
 
 def compile_cases(platform: str, asked: str | None) -> None:
@@ -280,8 +288,8 @@ def main() -> None:
     with command_line.bad_input_ends_the_program():
       compile_cases(options.platform, options.cases)
   for page, made in ((PAGE, tables), (LARGE_PAGE, large)):
-    for table in rewrite(page, RECORDS[options.platform], made).values():
-      print(table)
+    for written in rewrite(page, RECORDS[options.platform], made).values():
+      print(written)
 
 
 if __name__ == "__main__":
