@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from golden import make_explain as golden
 from helpers import explained_in_8_gb, loops_beside_sends
@@ -253,7 +254,11 @@ def slow_parts(where: Machine, runner: Strategy, step: CompiledStep) -> set[str]
 ON_H100 = {case[0]: number for number, case in enumerate(predictions.GPU) if case[1] in (HOST, "h100:2x8", "h100:16x8")}
 
 
-@pytest.mark.parametrize("name", ON_H100)
+# jax 0.12 starts the gather of keys and values in the backward pass too late: 1.0 of 25 ms of this loop's gathers.
+LATE = pytest.mark.xfail(jax.__version_info__ >= (0, 12), reason="XLA of jax 0.12 starts one gather late", strict=True)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[LATE] * (name == "fsdp")) for name in ON_H100])
 def test_programs_for_h100_have_fused_attention_and_start_collectives_in_bfloat16_ahead(name: str):
   assert slow_parts(*realistic(ON_H100[name])) == set()
 

@@ -168,10 +168,10 @@ def temporary_bytes(schedule: str, microbatches: int) -> int:
 
 @pytest.mark.full
 def test_memory_of_1f1b_stays_flat_where_gpipe_grows():
-  """Goes from M = 2 S, where 1f1b holds one microbatch less than gpipe, to M = 4 S. Microbatches are the same size."""
-  (gpipe, gpipe_more), (ours, ours_more) = ([temporary_bytes(s, m) for m in (8, 16)] for s in ("gpipe", "1f1b"))
+  """Goes from M = 2 S, where 1f1b holds one microbatch less than gpipe, to M = 8 S. Microbatches are the same size."""
+  (gpipe, gpipe_more), (ours, ours_more) = ([temporary_bytes(s, m) for m in (8, 32)] for s in ("gpipe", "1f1b"))
   assert ours_more < 1.05 * ours
-  assert gpipe_more > 1.7 * gpipe
+  assert gpipe_more > 2.5 * gpipe
   assert ours < gpipe
 
 
