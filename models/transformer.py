@@ -81,10 +81,8 @@ class Transformer(nnx.Module):
     if not self.sizes.experts:
       return None
     predictions = jnp.sum(targets.counted.reshape(len(targets.counted), -1), axis=1)
-    if targets.counted.ndim > 1:  # of a text, a device has its own positions only
-      predictions = sharding.across(jax.lax.psum, predictions, "positions")
-    length = self.sizes.positions
-    tokens = jnp.ones((len(predictions), length), bool) if segments is None else segments != 0
+    predictions = sharding.across(jax.lax.psum, predictions, "positions")  # of devices that share an example
+    tokens = jnp.ones((len(predictions), self.sizes.positions), bool) if segments is None else segments != 0
     return Counted(own(tokens, sharding) & (predictions > 0)[:, None], predictions)
 
   def _before_head(
