@@ -1,6 +1,6 @@
 """Layout: which logical dimension is sharded over which mesh axis.
 
-A strategy is a Layout: the sizes of a device mesh, and for each of the model's eight logical dimensions
+A strategy is a Layout: the sizes of a device mesh, and for each of the model's nine logical dimensions
 (models/dimensions.py) the mesh axis that splits it, or none. Two more places say where `embed` is split in the sums of
 gradients and in the optimizer's state, if not as in the weights. Two layouts join with `|`: 2D is FSDP | tensor
 parallelism. This file holds the value and its algebra. Next: mesh.py (sizes and devices), transfers.py (what a layout
@@ -19,7 +19,7 @@ from models.dimensions import DIMENSIONS
 
 # Canonical mesh axes, the outermost (slowest links) first. Strategies compose because they agree on these names.
 # A layout may add axes of its own; they come after these, in the order given.
-MESH_AXES = ("replica", "stage", "data", "context", "model")
+MESH_AXES = ("replica", "stage", "data", "context", "expert", "model")
 
 # What may be split along `embed` into more pieces than the weights, each with what it follows if it has no place.
 FOLLOWS = {"gradients": "embed", "state": "gradients"}
@@ -34,8 +34,8 @@ class Layout:
 
   Attributes:
     mesh: the size of each mesh axis; -1 takes the devices that are left.
-    batch, positions, sequence, embed, heads, mlp, vocab, layers: the mesh axis or axes that split this dimension; None
-      if not split.
+    batch, positions, sequence, embed, heads, mlp, experts, vocab, layers: the mesh axis or axes that split this
+      dimension; None if not split.
     gradients: those that split `embed` in sums of gradients, while the parts of a batch run; None: as in the weights.
     state: those that split `embed` in the optimizer's state; None: as in the sums of gradients.
   """
@@ -47,6 +47,7 @@ class Layout:
   embed: Place = None
   heads: Place = None
   mlp: Place = None
+  experts: Place = None
   vocab: Place = None
   layers: Place = None
   gradients: Place = None
@@ -64,10 +65,16 @@ class Layout:
     object.__setattr__(self, "mesh", ordered)
 
   def __or__(self, other: "Layout") -> "Layout":
-    """The union of two layouts. Raises ValueError where they place the same dimension differently."""
+    """The union of two layouts. A batch is split over the axes of both.
+
+    Raises ValueError where they place another dimension differently.
+    """
     merged: dict[str, Any] = {"mesh": dict(self.mesh) | dict(other.mesh)}
     for name in PLACES:
       mine, theirs = getattr(self, name), getattr(other, name)
+      if name == "batch" and mine and theirs:
+        both = {*self.axes(name), *other.axes(name)}
+        mine = theirs = place_of(tuple(axis for axis in Layout(merged["mesh"]).mesh if axis in both))
       if mine and theirs and mine != theirs:
         raise ValueError(f"these layouts place '{name}' on both '{mine}' and '{theirs}'")
       merged[name] = mine or theirs
@@ -105,6 +112,18 @@ class Layout:
     place = getattr(self, dim)
     return axes_of(place) if place or dim not in FOLLOWS else self.axes(FOLLOWS[dim])
 
+  def axes_in(self, dims: Iterable[str | None], dim: str) -> tuple[str, ...]:
+    """The mesh axes that split a dimension of an array with these dimensions; those of `experts` split no other.
+
+    So if `embed` is split over the same axes and others, weights of experts are split over the others.
+    """
+    taken = self.axes("experts") if "experts" in dims and dim != "experts" else ()
+    return tuple(axis for axis in self.axes(dim) if axis not in taken)
+
+  def shards_in(self, dims: Iterable[str | None], dim: str) -> int:
+    """The number of pieces into which they split it."""
+    return math.prod(self.mesh[axis] for axis in self.axes_in(dims, dim))
+
   def shards(self, dim: str) -> int:
     """The number of pieces a dimension is split into."""
     return math.prod(self.mesh[axis] for axis in self.axes(dim))
@@ -120,8 +139,9 @@ class Layout:
 
   def spec(self, dims: Iterable[str | None]) -> P:
     """The PartitionSpec of an array whose dimensions have these names. `sequence` splits what `positions` has split."""
-    place = lambda dim: place_of(self.axes("positions") + self.axes(dim)) if dim == "sequence" else getattr(self, dim)
-    places = [place(dim) if dim else None for dim in dims]
+    dims = tuple(dims)
+    before = lambda dim: self.axes("positions") if dim == "sequence" else ()
+    places = [place_of(before(dim) + self.axes_in(dims, dim)) if dim else None for dim in dims]
     used = [axis for place in places for axis in axes_of(place)]
     if len(used) != len(set(used)):
       raise ValueError(f"{tuple(dims)} would split two dimensions of one array over the same mesh axis: {places}")

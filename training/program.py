@@ -22,6 +22,7 @@ from errors import ConfigError, positive
 from models.dimensions import UNSHARDED, Sharding
 from models.inputs import Field, Shapes
 from models.keys import Purpose
+from models.ops import routing
 from models.ops.loss import Sums as Sums
 from models.ops.loss import Targets
 from models.parameters import bind, frozen, init_params, joined, logical_dims, trained, used_dtypes
@@ -163,7 +164,8 @@ class Program:
     def add(total: tuple[Sums, Params], part: Batch) -> tuple[tuple[Sums, Params], None]:
       return jax.tree.map(jnp.add, total, of_part(params, part, step, sharding)), None
 
-    start = (no_sums(), jax.tree.map(lambda w: jnp.zeros(w.shape, self.sizes.param_dtype), self.trained(params)))
+    zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, self.sizes.param_dtype), self.trained(params))
+    start = no_sums(self.sizes), zeros
     return jax.lax.scan(add, start, split_batch(batch, self.accumulation, sharding))[0]
 
   def part_gradient_sums(
@@ -194,10 +196,20 @@ class Program:
       update = functools.partial(streamed, update, pieces=sharding.shards("layers"))
     params, opt_state = update(self.trained(state.params), state.opt_state, self.optimizer.clipped(grads, norm))
     params = joined(params, self.frozen(state.params))
+    if self.sizes.has_router_bias and self.sizes.experts:
+      params = self._balanced(params, jnp.where(finite, sums["load"], 0))
     metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}
     if self.sizes.predicts.counts_correct:
       metrics["accuracy"] = sums["correct"] / sums["count"]
+    if self.sizes.experts:
+      metrics |= routing.metrics(sums, self.sizes)
     return TrainState(state.step + 1, params, opt_state), metrics
+
+  def _balanced(self, params: Params, load: jax.Array) -> Params:
+    """The parameters with the biases of routers moved towards equal loads."""
+    mlp = params["blocks"]["mlp"]
+    bias = routing.balanced(mlp["bias"], load, self.sizes.router_bias_rate)
+    return params | {"blocks": params["blocks"] | {"mlp": mlp | {"bias": bias}}}
 
   def _step_key(self, step: jax.Array, purpose: Purpose) -> jax.Array:
     return jax.random.fold_in(purpose.key(jax.random.key(self.seed)), step)
@@ -208,9 +220,10 @@ class Program:
     return jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i[0]), i[1]))(ids)
 
 
-def no_sums() -> Sums:
+def no_sums(sizes: ModelSizes) -> Sums:
   """The sums over an empty batch."""
-  return {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "count": jnp.zeros((), jnp.int32)}
+  sums = {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "count": jnp.zeros((), jnp.int32)}
+  return sums | routing.no_sums(sizes)
 
 
 def split_batch(batch: Batch, parts: int, sharding: Sharding) -> Batch:
