@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from halves import LEFT
 
 FILE, STRICT = "MESHWRIGHT_SKIPPED", "MESHWRIGHT_NO_SKIPS"
 
@@ -24,6 +25,7 @@ class Skips:
   def __init__(self, config: pytest.Config) -> None:
     self.config = config
     self.found: dict[str, str] = {}
+    self.left: dict[str, str] = {}  # what this run leaves to another one (halves.py)
 
   @pytest.hookimpl(wrapper=True)
   def pytest_runtest_makereport(self) -> Iterator[None]:
@@ -43,15 +45,17 @@ class Skips:
   @pytest.hookimpl(optionalhook=True)
   def pytest_testnodedown(self, node: object) -> None:
     """Called with each worker of pytest-xdist at its end."""
-    self.found |= getattr(node, "workeroutput", {}).get("skips", {})
+    found, left = getattr(node, "workeroutput", {}).get("skips", ({}, {}))
+    self.found |= found
+    self.left |= left
 
   @pytest.hookimpl(trylast=True)
   def pytest_sessionfinish(self, session: pytest.Session) -> None:
     if hasattr(self.config, "workeroutput"):
-      self.config.workeroutput["skips"] = self.found
+      self.config.workeroutput["skips"] = self.found, self.left
       return
     if file := os.environ.get(FILE):
-      add(Path(file), self.found)
+      add(Path(file), self.left | self.found)
     if self.forbidden and session.exitstatus == pytest.ExitCode.OK:
       session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -82,6 +86,8 @@ def main(files: Sequence[str]) -> None:
   """Lists the tests that every one of these runs skipped: how many for each reason, and in which files."""
   first, *others = (read(Path(file)) for file in files)
   nowhere = {test: reason for test, reason in first.items() if all(test in found for found in others)}
+  for found in others:  # a run that left a test to another one says nothing about why that one skipped it
+    nowhere |= {test: found[test] for test, reason in nowhere.items() if reason == LEFT}
   print(f"{len(nowhere)} tests ran nowhere:" if nowhere else "every test ran")
   for reason, count in sorted(collections.Counter(nowhere.values()).items(), key=lambda item: (-item[1], item[0])):
     print(f"{count:4}  {reason}")

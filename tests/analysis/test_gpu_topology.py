@@ -255,10 +255,13 @@ ON_H100 = {case[0]: number for number, case in enumerate(predictions.GPU) if cas
 
 
 # jax 0.12 starts the gather of keys and values in the backward pass too late: 1.0 of 25 ms of this loop's gathers.
-LATE = pytest.mark.xfail(jax.__version_info__ >= (0, 12), reason="XLA of jax 0.12 starts one gather late", strict=True)
+LATE = [
+  pytest.mark.xfail(jax.__version_info__ >= (0, 12), reason="XLA of jax 0.12 starts one gather late", strict=True),
+  pytest.mark.both_stacks,
+]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[LATE] * (name == "fsdp")) for name in ON_H100])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LATE * (name == "fsdp")) for name in ON_H100])
 def test_programs_for_h100_have_fused_attention_and_start_collectives_in_bfloat16_ahead(name: str):
   assert slow_parts(*realistic(ON_H100[name])) == set()
 

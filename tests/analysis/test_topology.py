@@ -174,7 +174,10 @@ def test_the_host_holds_the_state_and_offloaded_activations():
   assert step.bytes < 1.1 * predicted.total
 
 
-@pytest.mark.parametrize("name", SENDERS)
+@pytest.mark.parametrize(
+  "name",
+  [pytest.param(name, marks=[pytest.mark.both_stacks] * golden.has_own_page(name, golden.SLICE)) for name in SENDERS],
+)
 def test_a_strategy_on_tpus_matches_its_golden_page(name: str):
   file = golden.file(name, golden.SLICE)
   if not file.exists():

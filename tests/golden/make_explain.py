@@ -82,6 +82,11 @@ def _file(name: str, topology: str | None, version: tuple[int, ...] = ()) -> Pat
   return FOLDER / f"{name}{'-tpu' if topology else ''}{suffix}.txt"
 
 
+def has_own_page(name: str, topology: str | None = None) -> bool:
+  """Whether a strategy's page differs between the versions of jax."""
+  return any(FOLDER.glob(f"{name}{'-tpu' if topology else ''}-jax*.txt"))
+
+
 def write(name: str, topology: str | None) -> None:
   """Writes the common file, or on a newer stack one of its own if it differs from the common one."""
   text, common = page(name, topology), _file(name, topology)
