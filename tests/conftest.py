@@ -17,7 +17,7 @@ from browser import browser  # noqa: F401  # a fixture of all tests
 
 from runtime.devices import give_threads
 
-pytest_plugins = ["budget", "skips", "halves"]
+pytest_plugins = ["budget", "halves", "skips"]
 
 jax.config.update("jax_num_cpu_devices", 8)
 give_threads(8)

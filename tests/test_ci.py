@@ -8,12 +8,17 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "run"
 TOOLS = ("bash", "dirname", "mkdir", "mktemp", "rm", "sort", "tail", "timeout", "tr")
-WRITES = '#!/bin/bash\necho "$(basename "$0") $* ${MESHWRIGHT_SKIPPED:+skips}" >> "$CALLS"\n'
+ASKED = "${MESHWRIGHT_SKIPPED:+skips}${MESHWRIGHT_HALF:+ half $MESHWRIGHT_HALF}"
+WRITES = f'#!/bin/bash\necho "$(basename "$0") $* {ASKED}" >> "$CALLS"\n'
 TRAIN = 'for a; do case "$a" in --workdir=*) mkdir -p "${a#*=}"; echo x > "${a#*=}/metrics.jsonl";; esac; done\n'
 
 
-def called(folder: Path, user: int = 0, apt: int | None = 0, browser: int | None = None) -> tuple[list[str], str]:
+def called(
+  folder: Path, user: int = 0, apt: int | None = 0, browser: int | None = None, newest: bool = False
+) -> tuple[list[str], str]:
   """Runs the script as this user. The numbers are the exit statuses of apt-get and of a browser; None: it is not there.
+
+  With `newest`, python3 is of the oldest stack, and there is a python3.13 too.
 
   Returns the calls of other commands, and what the script printed.
   """
@@ -30,7 +35,9 @@ def called(folder: Path, user: int = 0, apt: int | None = 0, browser: int | None
 
   command(bin / "id", f"#!/bin/bash\necho {user}\n")
   command(bin / "make", WRITES)
-  command(bin / "python3", "#!/bin/bash\nexit 0\n")  # a Python of the newest stack
+  command(bin / "python3", f"#!/bin/bash\nexit {int(newest)}\n")  # says whether it is of the newest stack
+  if newest:
+    command(bin / "python3.13", f"#!/bin/bash\necho 3.13.1 {bin}/python3.13\n")
   command(repository / ".venv" / "bin" / "python", WRITES + TRAIN)
   if apt is not None:
     command(bin / "apt-get", f"{WRITES}exit {apt}\n")
@@ -49,6 +56,14 @@ def test_ci_lints_tests_trains_and_lists_what_ran_nowhere(tmp_path: Path):
   assert calls[2].startswith("python train.py --config=configs/fsdp.py")
   assert calls[3].startswith("python tests/skips.py ")
   assert len(calls) == 4
+
+
+def test_each_of_two_stacks_runs_a_half_of_the_further_cases(tmp_path: Path):
+  calls, printed = called(tmp_path, browser=0, newest=True)
+  python = f"PYTHON={tmp_path}/bin/python3.13 VENV=.venv-3.13"
+  assert calls[:3] == ["make lint ", "make test-all skips half 1", f"make test-all {python} skips half 2"]
+  assert len(calls) == 5
+  assert "the suite again on the newest stack, with Python 3.13.1" in printed
 
 
 @pytest.mark.parametrize(

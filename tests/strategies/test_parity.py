@@ -143,10 +143,16 @@ def distances(gradients: Params) -> Params:
   return jax.tree.map(apart, gradients, of_large_batch("single", "float32", 1)[1])
 
 
-IN_EVERY_WAY = [(name, "auto") for name in strategies.names()] + [("context", "gather"), ("context", "ring")]
+OTHER_WAYS = [("context", "gather"), ("context", "ring")]
+IN_EVERY_WAY = [
+  *in_full(
+    [(name, "auto") for name in strategies.names() if name != "tensor_parallel"] + OTHER_WAYS, ("two_d", "auto")
+  ),
+  pytest.param("tensor_parallel", "auto", marks=[pytest.mark.full, pytest.mark.both_stacks]),
+]
 
 
-@pytest.mark.parametrize("name, way", in_full(IN_EVERY_WAY, ("two_d", "auto")))
+@pytest.mark.parametrize("name, way", IN_EVERY_WAY)
 def test_bfloat16_is_as_close_to_float32_as_on_a_single_device(name: str, way: str):
   """The reference, a single device, takes the whole batch as one part, so it adds up no parts."""
   (loss, ours), (_, single) = of_large_batch(name, "bfloat16", PARTS, way), of_large_batch("single", "bfloat16", 1)

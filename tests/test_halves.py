@@ -1,0 +1,79 @@
+"""Halves of `full`: together they run every case, and each runs what is on both stacks or no case of `full`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import halves
+import pytest
+import skips
+
+TESTS = """
+import pytest
+
+NAMES = ["single", "fsdp", "two_d", "pipeline"]
+
+@pytest.mark.full
+@pytest.mark.parametrize("name, variant", [(name, variant) for name in NAMES for variant in ("text", "tokens")])
+def test_of_a_table(name, variant):
+  if name == "fsdp":
+    pytest.skip("no compiler")
+
+@pytest.mark.full
+@pytest.mark.parametrize("variant", ["text", "tokens"])
+@pytest.mark.parametrize("name", NAMES)
+def test_of_the_same_cases(name, variant):
+  pass
+
+@pytest.mark.full
+@pytest.mark.parametrize("other", [object(), {"a": 1}, {"a": 2}, print])
+def test_of_other_values(other):
+  pass
+
+@pytest.mark.full
+@pytest.mark.both_stacks
+@pytest.mark.parametrize("name", NAMES)
+def test_of_both(name):
+  pass
+
+@pytest.mark.full
+def test_without_cases():
+  pass
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_make_test(name):
+  pass
+"""
+BOTH = {*(f"test_of_{of}[{name}]" for of in ("both", "make_test") for name in ("single", "fsdp", "two_d", "pipeline"))}
+
+
+def passed(folder: Path, workers: int, half: str) -> set[str]:
+  """The tests that a half passes. It writes what it skips and leaves to `folder/half`."""
+  (folder / "test_some.py").write_text(TESTS)
+  (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  full\n  both_stacks\n")
+  environment = os.environ | {halves.HALF: half, skips.FILE: str(folder / f"half{half}")}
+  environment["PYTHONPATH"] = str(Path(__file__).parent)
+  done = subprocess.run(
+    [sys.executable, "-m", "pytest", "-rp", "-p", "halves", "-p", "skips", "-n", str(workers)],
+    cwd=folder,
+    env=environment,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  return {line.partition("::")[2] for line in done.stdout.splitlines() if line.startswith("PASSED")}
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.full)])
+def test_two_halves_run_every_case_once(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture):
+  first, second, whole = (passed(tmp_path, workers, half) for half in ("1", "2", ""))
+  assert first | second == whole
+  assert first & second == BOTH | {"test_without_cases"}
+  table = {case.partition("[")[2] for case in first if case.startswith("test_of_a_table")}
+  same = {case.partition("[")[2] for case in first if case.startswith("test_of_the_same_cases")}
+  assert table <= same  # so the tests of a case share its program
+  assert len(same) == 4
+  skips.main([str(tmp_path / "half1"), str(tmp_path / "half2")])  # what one half skips and the other leaves ran nowhere
+  assert capsys.readouterr().out == "2 tests ran nowhere:\n   2  no compiler\n        test_some.py: 2\n"
