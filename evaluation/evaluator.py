@@ -63,7 +63,7 @@ class Evaluator:
     def read_oldest() -> None:
       part, sums = waiting.popleft()
       for name, value in jax.device_get(sums).items():
-        totals[part][name] += float(value)
+        totals[part][name] += np.float64(value)  # of routers, also arrays
 
     def make(item: tuple[int, int]) -> tuple[int, Batch]:
       part, number = item

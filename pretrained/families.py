@@ -117,7 +117,7 @@ def read(given: dict[str, Any], where: str) -> Shape:
   """What the content of a config.json means. Raises ConfigError, naming `where`, for what the model cannot compute."""
   name = str(given.get("model_type"))
   if name in REFUSED:
-    raise ConfigError(f"{where} is that of a {name} model, whose {REFUSED[name]} this model cannot compute; use another")
+    raise ConfigError(f"{where} names {name}, a family with {REFUSED[name]}, which is not supported; use another model")
   family = FAMILIES[one_of(f"model_type in {where}", name, FAMILIES)]
   known, required = READ | IGNORED, REQUIRED | family.experts
   if family.experts:
@@ -208,8 +208,8 @@ def of(sizes: ModelSizes) -> str:
     )
   if sizes.experts and (sizes.shared_experts or sizes.router_scale != 1):
     raise ConfigError(
-      f"model.shared_experts={sizes.shared_experts} with model.router_scale={sizes.router_scale} is no known family; use "
-      "0 and 1.0"
+      f"model.shared_experts={sizes.shared_experts} with model.router_scale={sizes.router_scale} is no known family; "
+      "use 0 and 1.0"
     )
   # Llama's classes refuse a width that heads do not divide, even if head_dim is given.
   return fitting[-1] if sizes.width % sizes.heads else fitting[0]

@@ -79,7 +79,10 @@ class Tensor:
     return tuple(math.prod(self.sizes[at] for at in group) for group in self.groups)
 
   def part(self, index: Sequence[slice]) -> tuple[slice, ...]:
-    """The rows and columns that hold a part of the weight at this place. Only the first dimension of a group may be split."""
+    """The rows and columns that hold a part of the weight at this place.
+
+    Only the first dimension of a group may be split.
+    """
     found = []
     for first, *rest in self.groups:
       start, stop, _ = index[first].indices(self.sizes[first])

@@ -4,9 +4,10 @@
     python tests/golden/pretrained/make.py [NAME ...]
 
 Each folder is a model folder, with `expected.npz`: tokens, logits, the mean loss of the next tokens, the gradient of
-each tensor, and the most likely continuations of prompts. All in float32.
+each tensor, and the most likely continuations of prompts. Of a mixture of experts also what its balance loss adds to
+the loss of the first text, if each block has one: the mean over blocks. All in float32.
 
-The folder `evaluate` holds a tokenizer, questions and texts, and in `expected.json` what the model in `llama` makes of
+The folder `evaluate` holds a tokenizer, questions and texts, and in `NAME.json` what the model in `NAME` makes of
 them: scores of the choices, as lm-evaluation-harness computes them, and the log-likelihood of each text, in pieces of
 PIECE tokens that each begin with the last token of the piece before.
 """
@@ -71,6 +72,11 @@ def make(name: str, family: str, fields: dict) -> None:
   named = revert_weight_conversion(model, {key: weight.grad for key, weight in model.named_parameters()})
   gradients = {f"gradient {key}": gradient.numpy() for key, gradient in named.items()}
   expected = {"tokens": tokens.numpy(), "logits": logits.detach().numpy(), "loss": loss.detach().numpy()}
+  if hasattr(config, "router_aux_loss_coef"):
+    scores = model(tokens[:1, :-1], output_router_logits=True).router_logits
+    of_block = sys.modules[type(model).__module__].load_balancing_loss_func
+    losses = [of_block((block,), model.num_experts, config.num_experts_per_tok).item() for block in scores]
+    expected["balance"] = np.array(config.router_aux_loss_coef * np.mean(losses))
   np.savez_compressed(FOLDER / name / "expected.npz", **expected, **gradients, **texts)
   print(name, json.dumps({"loss": float(loss), "transformers": transformers.__version__}))
 
@@ -103,10 +109,10 @@ def make_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
   return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
 
 
-def evaluate(folder: Path) -> None:
+def evaluate(folder: Path, name: str) -> None:
   folder.mkdir(exist_ok=True)
   tokenizer = make_tokenizer(folder)
-  model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER / "llama", dtype=torch.float32).eval()
+  model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=torch.float32).eval()
 
   def log_likelihoods(ids: list[int]) -> np.ndarray:
     """The log-likelihood of each token after the first."""
@@ -127,13 +133,12 @@ def evaluate(folder: Path) -> None:
   expected = {"scores": scores, "texts": [found for found, _ in texts], "tokens": [count for _, count in texts]}
   (folder / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
   (folder / "texts.jsonl").write_text("".join(json.dumps({"content": text}) + "\n" for text in TEXTS))
-  (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+  (folder / f"{name}.json").write_text(json.dumps(expected, indent=1) + "\n")
   print("evaluate", json.dumps(expected))
 
 
 if __name__ == "__main__":
-  for name in sys.argv[1:] or [*MODELS, "evaluate"]:
-    if name == "evaluate":
-      evaluate(FOLDER / name)
-    else:
-      make(name, *MODELS[name])
+  for name in sys.argv[1:] or MODELS:
+    make(name, *MODELS[name])
+    if name in ("llama", "mixtral"):
+      evaluate(FOLDER / "evaluate", name)
