@@ -63,10 +63,10 @@ def test_the_balance_loss_counts_as_in_transformers(name: str):
   """Of one text. In the library the blocks of a model have one loss together, here each has its own."""
   expected = np.load(model_folders.FOLDER / name / "expected.npz")
   runner, params = model_folders.loaded(name)
-  sizes, tokens = dataclasses.replace(runner.program.sizes, seq_len=39), jnp.asarray(expected["tokens"][:1], jnp.int32)
-  targets = Targets(tokens[:, 1:], jnp.ones((1, 39), bool))
-  found = jax.jit(lambda params: bind(sizes, params).loss_sums(tokens[:, :-1], targets)[1])(params)
-  assert penalty(found, sizes) / 39 == pytest.approx(float(expected["balance"]), rel=1e-5)
+  sizes, tokens = dataclasses.replace(runner.program.sizes, seq_len=39), expected["tokens"][:1].astype(np.int32)
+  targets = Targets(tokens[:, 1:], np.ones((1, 39), bool))
+  added = lambda params: penalty(bind(sizes, params).loss_sums(tokens[:, :-1], targets)[1], sizes)
+  assert float(jax.jit(added)(params)) / 39 == pytest.approx(float(expected["balance"]), rel=1e-5)
 
 
 @pytest.mark.parametrize(
