@@ -58,7 +58,7 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str):
   assert_trees_close(ours, theirs, TOLERANCE)
 
 
-@pytest.mark.parametrize("name", in_full(["mixtral", "qwen3_moe", "qwen3_moe_unnormed"], "mixtral"))
+@pytest.mark.parametrize("name", in_full(["mixtral", "qwen3_moe", "qwen3_moe_unnormed"], "qwen3_moe"))
 def test_the_balance_loss_counts_as_in_transformers(name: str):
   """Of one text. In the library the blocks of a model have one loss together, here each has its own."""
   expected = np.load(model_folders.FOLDER / name / "expected.npz")
