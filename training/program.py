@@ -164,7 +164,8 @@ class Program:
     def add(total: tuple[Sums, Params], part: Batch) -> tuple[tuple[Sums, Params], None]:
       return jax.tree.map(jnp.add, total, of_part(params, part, step, sharding)), None
 
-    start = (no_sums(self.sizes), jax.tree.map(lambda w: jnp.zeros(w.shape, self.sizes.param_dtype), self.trained(params)))
+    zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, self.sizes.param_dtype), self.trained(params))
+    start = no_sums(self.sizes), zeros
     return jax.lax.scan(add, start, split_batch(batch, self.accumulation, sharding))[0]
 
   def part_gradient_sums(
