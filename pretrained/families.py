@@ -119,7 +119,7 @@ def read(given: dict[str, Any], where: str) -> Shape:
   if name in REFUSED:
     raise ConfigError(f"{where} names {name}, a family with {REFUSED[name]}, which is not supported; use another model")
   family = FAMILIES[one_of(f"model_type in {where}", name, FAMILIES)]
-  known, required = READ | IGNORED, REQUIRED | family.experts
+  known, required = READ | IGNORED, {**REQUIRED, **family.experts}
   if family.experts:
     known |= {*family.experts, *READ_OF_EXPERTS}
   if "num_experts" in family.experts:  # newer files call it num_local_experts
@@ -233,7 +233,7 @@ def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> d
   scaling = (
     {"rope_type": "llama3", **dict(zip(LLAMA3, sizes.rope_scaling, strict=True))} if sizes.rope_scaling else None
   )
-  mixture = {}
+  mixture: dict[str, Any] = {}
   if sizes.experts:
     mixture["router_aux_loss_coef"] = float(f"{sizes.router_aux * _aux_unit(dataclasses.asdict(sizes)):.12g}")
   if len(family.routers) > 1:
@@ -241,7 +241,7 @@ def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> d
   return {
     "architectures": [family.architecture],
     "model_type": name,
-    **{theirs: getattr(sizes, ours) for theirs, ours in (REQUIRED | family.experts).items()},
+    **{theirs: getattr(sizes, ours) for theirs, ours in {**REQUIRED, **family.experts}.items()},
     "num_key_value_heads": sizes.kv_heads,
     "head_dim": sizes.head_dim,
     "hidden_act": "silu",
