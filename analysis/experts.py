@@ -28,7 +28,7 @@ def _always(case: Case) -> list[Sent]:
   """Gradients of tokens' weights, of which devices that share hidden units have parts; and the sums of routers."""
   sizes, layout = case.sizes, case.layout
   numbers = case.tokens * sizes.experts_per_token * sizes.depth / layout.shards("layers")
-  loads = (sizes.depth * sizes.experts + 3) * INDEX
+  loads = sizes.depth * sizes.experts + 3
   batch = case.ordered((*layout.axes("batch"), *layout.axes("positions"), *case.transfers.by_hand))
   parts = 1 if case.transfers.by_hand else case.batch_parts
   of_texts = case.examples * case.sharers * (sizes.depth / layout.shards("layers") * sizes.experts + 1)
