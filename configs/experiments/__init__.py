@@ -13,5 +13,7 @@ from configs.experiments.tiny import tiny
 
 PRESETS = {
   preset.__name__: preset
-  for preset in (lm, lm_1b, cifar10, cifar10_gpu, images, finetune, lora, moe, moe_tiny, tiny, throughput, throughput_gpu)
-}
+  for preset in (
+    lm, lm_1b, cifar10, cifar10_gpu, images, finetune, lora, moe, moe_tiny, tiny, throughput, throughput_gpu,
+  )
+}  # fmt: skip
