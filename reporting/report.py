@@ -4,6 +4,7 @@ Every number comes from the files of a workdir, so a page can be made again at a
 """
 
 import collections
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ CHARTS = (
   ("epochs", "Epochs of each part of the mixture", ""),
 )
 RESULTS = ("loss", "bits_per_byte", "accuracy", "mfu", "palm_mfu", "memory_peak_gib")
-AT = "loss_at/"  # before the position, in the names of losses by position
+AT = re.compile(r"loss_at/([1-9][0-9]{,11})")  # the name of a loss by position
 SPEEDS = ("tokens_per_second", "images_per_second")
 
 
@@ -138,7 +139,7 @@ def _by_position(runs: Sequence[Recorded]) -> list[Line]:
   found = []
   for run in runs:
     evaluations = [
-      (step, [(float(key[len(AT) :]), y) for key, y in values.items() if key.startswith(AT)])
+      (step, [(float(at[1]), y) for key, y in values.items() if (at := AT.fullmatch(key))])
       for step, values in run.lines.get("validation", [])
     ]
     with_positions = [(step, points) for step, points in evaluations if points]

@@ -54,7 +54,7 @@ def chunk_count(tokens: int, width: int, vocab: int, chunk: int = 0) -> int:
 @jax.named_scope("loss")
 def of_logits(logits: jax.Array, targets: Targets) -> tuple[jax.Array, Sums]:
   """Cross-entropy of logits [B, V] against targets [B], and all sums."""
-  values, counted = targets
+  values, counted = targets.values, targets.counted
   is_target = values[:, None] == jnp.arange(logits.shape[-1])
   target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
   loss = jnp.sum(jnp.where(counted, jax.nn.logsumexp(logits, axis=-1) - target_logit, 0))

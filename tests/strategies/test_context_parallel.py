@@ -26,12 +26,14 @@ SMALL = {
 }  # fmt: skip
 VARIANTS = {
   "text": {},
-  "documents": {"data__packing": "documents", "data__prompt_field": "prompt", "model__remat": "dots"},
-  "grouped keys": {"model__kv_heads": 2, "model__tied_embedding": True},
+  "documents": {
+    "data__packing": "documents", "data__prompt_field": "prompt", "model__remat": "dots", "eval_by_position": True,
+  },
+  "grouped keys": {"model__kv_heads": 2, "model__tied_embedding": True, "eval_by_position": True},
   "dropout, accumulated": {"model__dropout": 0.1, "accumulation": 2, "model__remat": "full", "model__loss_chunk": 5},
   "images": {**IMAGES, "model__dropout": 0.1},
   "adapters": {"model__lora_rank": 4, "init_from": "a model", "model__dropout": 0.1},
-}
+}  # fmt: skip
 WAYS = ("gather", "exchange", "ring")
 CONTEXT = layout_of("context")
 ALONE = {f"context-{n}": CONTEXT.on(context=n) for n in (2, 4, 8)}
