@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 
 def long_texts(config: ConfigDict) -> None:
-  config.model.update(seq_len=4096, rope_scaling=(32.0, 1.0, 4.0, 128))  # 32 times the length of before, 128
+  config.model.update(seq_len=4096, rope_scaling=(32.0, 1.0, 4.0, 128), remat="full")  # 32 times the 128 of before
   config.data.packing = "documents"
   config.optimizer.update(learning_rate=1e-3, warmup=10)
   config.update(steps=60, batch_size=2, log_every=10, sample_length=0)
