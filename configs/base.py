@@ -34,7 +34,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       # once a "step" (least communication). Pipelines always do so once a step.
       "gather": "part",
       # Where to run. A mesh size that is not set is the strategy's default; -1 takes the devices that are left.
-      "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "context", "model")},
+      "mesh": {axis: placeholder(int) for axis in ("replica", "stage", "data", "context", "expert", "model")},
       "sequence_parallel": True,  # where a strategy can, split the positions between products; False: keep them whole
       "simulated_devices": 8,  # CPU devices for each process if there is no accelerator; 1: a single device
       "distributed": {  # for a job of several processes; a cluster sets these itself (docs/cluster.md)
@@ -60,6 +60,18 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "kv_heads": 8,  # key-value heads, each shared by heads / kv_heads query heads
         "head_dim": 0,  # size of a head; 0: width / heads
         "mlp_width": 384,  # hidden units of the gated MLP
+        # A mixture of experts in place of the MLP (docs/experts.md)
+        "experts": 0,  # of each block; 0: none
+        "experts_per_token": 2,  # how many work on a token
+        "expert_width": 0,  # hidden units of an expert; 0: mlp_width
+        "shared_experts": 0,  # experts that work on every token, besides
+        "router": "softmax_topk",  # how experts are chosen and weighed: also "topk_softmax", "sigmoid_bias"
+        "router_scale": 1.0,  # the weights of a token's experts are multiplied by this
+        "router_aux": 0.01,  # what the balance loss of each block counts: it is 1 if all experts have equal loads
+        "router_z": 0.0,  # what the squared logarithm of the scores' normalizer counts
+        "router_bias_rate": 0.001,  # "sigmoid_bias": how much a bias changes in a step
+        # How tokens get to experts on other devices: "gather", "exchange", "ragged" or "auto"
+        "expert_transport": "auto",
         "seq_len": 128,  # tokens of a training example
         "vocab_size": 256,  # 256 for bytes; a BPE is trained to this size; 0: that of the data's tokenizer
         "tied_embedding": False,  # the head is the embedding, transposed

@@ -1,4 +1,4 @@
-"""A block of the Transformer: attention, then a gated MLP, each added to the residual stream.
+"""A block of the Transformer: attention, then a gated MLP or experts, each added to the residual stream.
 
 How products and attention's core are computed is in ops/.
 """
@@ -11,9 +11,13 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from models.dimensions import Sharding
+from models.experts import Experts
 from models.lora import Adapters
+from models.mlp import SwiGLU
 from models.ops.attention import Cache, attend, rotate, with_past
 from models.ops.layers import RMSNorm, dropout, fold_in, linear, linears, weight
+from models.ops.loss import Sums
+from models.ops.routing import Counted
 from models.sizes import ModelSizes
 
 
@@ -24,7 +28,7 @@ class Block(nnx.Module):
     self.attention_norm = RMSNorm(sizes.width, sizes)
     self.attention = Attention(sizes, rngs)
     self.mlp_norm = RMSNorm(sizes.width, sizes)
-    self.mlp = SwiGLU(sizes, rngs)
+    self.mlp = Experts(sizes, rngs) if sizes.experts else SwiGLU(sizes, rngs)
     self.dropout = sizes.dropout
 
   def __call__(
@@ -36,14 +40,20 @@ class Block(nnx.Module):
     sharding: Sharding,
     cache: Cache | None = None,
     start: jax.Array | int = 0,
-  ) -> tuple[jax.Array, Cache | None]:
+    counted: Counted | None = None,
+  ) -> tuple[jax.Array, Cache | None, Sums]:
+    """Returns [B, T, D]; what `Attention` returns; and the sums of a router."""
     attended, cache = self.attention(self.attention_norm(x), angles, segments, sharding, cache, start)
     # Pinned, so that a gradient that goes both to a sum and into a product is gathered for the product alone. XLA's GPU
     # compiler turns a gather that is sliced again into a permute without pairs, which returns zeros (jax 0.10.2).
     stream = lambda x: sharding.activation(x, "batch", "sequence", None)
     x = stream(x + dropout(attended, self.dropout, fold_in(keys, 0), sharding))
-    x = stream(x + dropout(self.mlp(self.mlp_norm(x), sharding), self.dropout, fold_in(keys, 1), sharding))
-    return x, cache
+    normed, routed = self.mlp_norm(x), {}
+    if isinstance(self.mlp, Experts):
+      out, routed = self.mlp(normed, counted, sharding)
+    else:
+      out = self.mlp(normed, sharding)
+    return stream(x + dropout(out, self.dropout, fold_in(keys, 1), sharding)), cache, routed
 
 
 class Attention(nnx.Module):
@@ -107,25 +117,3 @@ class Attention(nnx.Module):
     """Arrays [..., N, H], [..., K, H] and [..., K, H] → [..., K, (N/K + 2)·H]: for each key head what belongs to it."""
     groups = arrays[1].shape[-2]
     return jnp.concatenate([a.reshape(*a.shape[:-2], groups, -1) for a in arrays], axis=-1)
-
-
-class SwiGLU(nnx.Module):
-  """The gated MLP: down(silu(gate(x)) · up(x)) (arXiv:2002.05202)."""
-
-  def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
-    d, f, dtype = sizes.width, sizes.mlp_width, sizes.param_dtype
-    self.gate = weight(rngs.weights, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
-    self.up = weight(rngs.weights, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
-    self.down = weight(rngs.weights, (f, d), ("mlp", "embed"), std=(2 * sizes.depth * f) ** -0.5, dtype=dtype)
-    self.lora = Adapters(sizes, rngs, gate=(self.gate, 1), up=(self.up, 1), down=(self.down, 1))
-
-  @jax.named_scope("mlp")
-  def __call__(self, x: jax.Array, sharding: Sharding) -> jax.Array:  # [B, T, D] → [B, T, D]
-    whole = sharding.whole_sequence(x)
-    gate, up = linears(whole, (self.gate[...], self.up[...]), functools.partial(jnp.stack, axis=-2), sharding)
-    gate, up = self.lora.after_stream({"gate": gate, "up": up}, x, sharding)
-    gate, up = checkpoint_name(gate, "mlp_gate"), checkpoint_name(up, "mlp_up")
-    h = jax.nn.silu(gate) * up
-    h = checkpoint_name(sharding.activation(h, "batch", None, "mlp"), "mlp_hidden")  # [B, T, F]
-    out = sharding.split_sequence(linear(h, self.down[...], flat=False))
-    return self.lora.into_stream("down", out, h, sharding)

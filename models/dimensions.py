@@ -9,7 +9,8 @@ activations have separate names, so that `embed` (weights) can be split over the
     sequence   activations: the positions of the residual stream, between products
     embed      weights: the model width; gathered just before use
     heads      weights and activations: query and key-value heads
-    mlp        weights and activations: the hidden width of the MLP
+    mlp        weights and activations: the hidden width of the MLP, or of each expert
+    experts    weights: the experts of a block (ops/experts.py)
     vocab      weights and activations: the vocabulary of the embedding, the head and the logits
     layers     weights: the stacked blocks
 
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-DIMENSIONS = ("batch", "positions", "sequence", "embed", "heads", "mlp", "vocab", "layers")
+DIMENSIONS = ("batch", "positions", "sequence", "embed", "heads", "mlp", "experts", "vocab", "layers")
 
 T = TypeVar("T")
 

@@ -144,7 +144,7 @@ class Writer(NamedTuple):
   def _run(self, x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache | None]:
     if self.run_blocks:
       return self.run_blocks(x, cache, start)
-    return self.model.run_blocks(x, sharding=self.sharding, cache=cache, start=start)
+    return self.model.run_blocks(x, sharding=self.sharding, cache=cache, start=start)[:2]
 
 
 def generate(writer: Writer, prompt: jax.Array, *, length: int, key: jax.Array) -> jax.Array:

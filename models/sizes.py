@@ -11,13 +11,16 @@ from errors import ConfigError, above_zero, not_negative, one_of, positive
 from models.inputs import INPUTS, Field, Input, Shapes
 from models.lora import TARGETS, targets_of
 from models.objectives import OBJECTIVES, Objective
+from models.ops import experts
 from models.ops.context import WAYS
+from models.ops.routing import ROUTERS
 from models.remat import names_of
 
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # in the order of what they keep on the device
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 PACKINGS = ("windows", "documents")
+EXPERT_WEIGHTS = ("gate", "up", "down")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,16 @@ class ModelSizes:
   kv_heads: int
   head_dim: int  # 0 becomes width / heads
   mlp_width: int
+  experts: int  # 0: none
+  experts_per_token: int
+  expert_width: int  # 0 becomes mlp_width
+  shared_experts: int
+  router: str  # one of ops.routing.ROUTERS
+  router_scale: float
+  router_aux: float
+  router_z: float
+  router_bias_rate: float
+  expert_transport: str  # one of ops.experts.WAYS
   seq_len: int
   vocab_size: int
   tied_embedding: bool
@@ -107,8 +120,41 @@ class ModelSizes:
         f"model.head_dim={self.head_dim} (model.width={self.width} / model.heads={self.heads} if not set) must be a "
         f"multiple of {even}, as rotary embedding of {self.inputs} needs; use other sizes"
       )
+    self._check_experts()
     self.reads.check()
     self.predicts.check()
+
+  def _check_experts(self) -> None:
+    """Fills in the width of experts, and raises ConfigError unless the fields of a mixture fit each other."""
+    one_of("model.router", self.router, ROUTERS)
+    one_of("model.expert_transport", self.expert_transport, experts.WAYS)
+    for name in ("experts", "expert_width", "shared_experts", "router_aux", "router_z", "router_bias_rate"):
+      not_negative(f"model.{name}", getattr(self, name))
+    above_zero("model.router_scale", self.router_scale, "1")
+    if not self.experts:
+      if self.shared_experts:
+        raise ConfigError(
+          f"model.shared_experts={self.shared_experts} needs other experts beside them, but model.experts=0; set "
+          "model.experts, or use model.mlp_width for a dense model"
+        )
+      return
+    if not 1 <= self.experts_per_token <= self.experts:
+      raise ConfigError(
+        f"model.experts_per_token={self.experts_per_token} must be from 1 to model.experts={self.experts}; use "
+        f"{min(2, self.experts)}"
+      )
+    wide = [name for name in targets_of(self.lora_targets) if name in EXPERT_WEIGHTS] if self.lora_rank else []
+    if wide:
+      raise ConfigError(
+        f"model.lora_targets names {', '.join(wide)}, but experts (model.experts={self.experts}) have no adapters; use "
+        "'query,key,value,out'"
+      )
+    object.__setattr__(self, "expert_width", self.expert_width or self.mlp_width)
+
+  @property
+  def has_router_bias(self) -> bool:
+    """Whether a bias is added to choose experts."""
+    return self.router == "sigmoid_bias"
 
   @property
   def reads(self) -> Input:
@@ -160,9 +206,11 @@ class ModelSizes:
       ("embed", "model.width", self.width),
       ("heads", "model.heads", self.heads),
       ("heads", "model.kv_heads", self.kv_heads),
-      ("mlp", "model.mlp_width", self.mlp_width),
+      ("mlp", "model.expert_width" if self.experts else "model.mlp_width", self.expert_width or self.mlp_width),
       ("layers", "model.depth", self.depth),
     ]
+    if self.experts:
+      found.append(("experts", "model.experts", self.experts))
     has_vocab = "vocab" in (*self.reads.embedding()[1], *self.predicts.head()[1])
     return [*found, ("vocab", "model.vocab_size", self.vocab_size)] if has_vocab else found
 
@@ -180,7 +228,7 @@ class ModelSizes:
 
     They are 6 for each weight of a matrix product at each position, and 12 · heads · head_dim for each of the `pairs`
     in each block. A weight that is not trained counts 4. An embedding of patches counts 4, or 2 if it is not trained,
-    because pixels need no gradient. Recomputation by remat is not counted: that would give hardware FLOPs utilization.
+    because pixels need no gradient. Of experts, those count that work on a token. Recomputation by remat is not counted: that would give hardware FLOPs utilization.
     """
     return self._train_flops(self.pairs, pixels=-2)
 
@@ -194,7 +242,10 @@ class ModelSizes:
   def _train_flops(self, pairs: float, pixels: int) -> float:
     """The count for this many pairs, with `pixels` added for each weight of an embedding of patches that is trained."""
     t = self.positions
-    block = 2 * self.width * self.head_dim * (self.heads + self.kv_heads) + 3 * self.width * self.mlp_width
+    hidden = self.mlp_width  # of the experts, those that work on a token
+    if self.experts:
+      hidden = (self.experts_per_token + self.shared_experts) * self.expert_width
+    block = self.width * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * hidden + self.experts)
     head = math.prod(self.predicts.head()[0]) * self.predicts.predictions() / t
     each, patches = (4, 2) if self.lora_rank else (6, 6 + pixels)
     weights = each * (self.depth * block + head) + patches * self.reads.embedding_products()

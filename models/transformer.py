@@ -21,6 +21,7 @@ from models.ops.attention import Cache, rope_angles
 from models.ops.layers import RMSNorm, fold_in, linear_by_rows, weight
 from models.ops.loss import Sums, Targets
 from models.ops.positions import own
+from models.ops.routing import Counted, of_layers, penalty
 from models.remat import Policy, policy_of
 from models.sizes import ModelSizes
 
@@ -58,7 +59,7 @@ class Transformer(nnx.Module):
       segments: [B, T], the document of each token (`ModelSizes.example_shapes`); without them a row is one document.
       keys: [B], a dropout key for each example; without them nothing is dropped.
     """
-    x, table = self._before_head(inputs, segments, keys, sharding)
+    x, table, _ = self._before_head(inputs, segments, keys, sharding)
     return self.logits(x, sharding, segments, table)
 
   def loss_sums(
@@ -70,18 +71,33 @@ class Transformer(nnx.Module):
     keys: jax.Array | None = None,
     sharding: Sharding = UNSHARDED,
   ) -> tuple[jax.Array, Sums]:
-    """The forward pass and the loss: `head_loss_sums` of it."""
-    x, table = self._before_head(inputs, segments, keys, sharding)
-    return self.head_loss_sums(x, targets, sharding, segments, table)
+    """The forward pass, and the loss: that of `head_loss_sums` and of routers. The sums have `loss` without routers."""
+    x, table, routed = self._before_head(inputs, segments, keys, sharding, self.counted(targets, segments, sharding))
+    loss, sums = self.head_loss_sums(x, targets, sharding, segments, table)
+    return loss + penalty(routed, self.sizes), sums | routed
+
+  def counted(self, targets: Targets, segments: jax.Array | None, sharding: Sharding) -> Counted | None:
+    """What counts for routers; None without experts."""
+    if not self.sizes.experts:
+      return None
+    predictions = jnp.sum(targets.counted.reshape(len(targets.counted), -1), axis=1)
+    predictions = sharding.across(jax.lax.psum, predictions, "positions")  # of devices that share an example
+    tokens = jnp.ones((len(predictions), self.sizes.positions), bool) if segments is None else segments != 0
+    return Counted(own(tokens, sharding) & (predictions > 0)[:, None], predictions)
 
   def _before_head(
-    self, inputs: jax.Array, segments: jax.Array | None, keys: jax.Array | None, sharding: Sharding
-  ) -> tuple[jax.Array, jax.Array | None]:
-    """What the head reads, and the gathered embedding if it is the head, too."""
+    self,
+    inputs: jax.Array,
+    segments: jax.Array | None,
+    keys: jax.Array | None,
+    sharding: Sharding,
+    counted: Counted | None = None,
+  ) -> tuple[jax.Array, jax.Array | None, Sums]:
+    """What the head reads; the gathered embedding if it is the head, too; and the sums of routers."""
     table = self._cast_and_gathered(self.embedding, sharding)
     x = self.embed(inputs, sharding, table)
-    x, _ = self.run_blocks(x, segments=segments, keys=keys, sharding=sharding)
-    return x, table if self.sizes.tied_embedding else None
+    x, _, routed = self.run_blocks(x, segments=segments, keys=keys, sharding=sharding, counted=counted)
+    return x, table if self.sizes.tied_embedding else None, routed
 
   @jax.named_scope("embed")
   def embed(self, inputs: jax.Array, sharding: Sharding = UNSHARDED, table: jax.Array | None = None) -> jax.Array:
@@ -105,8 +121,9 @@ class Transformer(nnx.Module):
     unroll: int = 1,
     policy: Policy | None = None,
     length: int | None = None,
-  ) -> tuple[jax.Array, Cache | None]:
-    """Runs the stacked blocks.
+    counted: Counted | None = None,
+  ) -> tuple[jax.Array, Cache | None, Sums]:
+    """Runs the stacked blocks. Also returns the sums of their routers (ops/routing.py), those of `load` by layer.
 
     Args:
       cache: keys and values of earlier positions.
@@ -115,6 +132,7 @@ class Transformer(nnx.Module):
       unroll: how many blocks one iteration of the scan runs.
       policy: what the backward pass may reuse; by default the policy of `model.remat` and `model.saved`.
       length: the number of positions, if x holds only a device's own.
+      counted: what counts for routers; without it nothing does, and there are no sums.
     """
     graph, stacked = nnx.split(self.blocks)
     depth = jax.tree.leaves(stacked)[0].shape[0]
@@ -127,16 +145,18 @@ class Transformer(nnx.Module):
     coordinates = self.sizes.reads.locate(positions)
     angles = rope_angles(coordinates, self.sizes)
 
-    def body(x: jax.Array, layer: tuple[nnx.State, jax.Array, Cache | None]) -> tuple[jax.Array, Cache | None]:
+    def body(x: jax.Array, layer: tuple[nnx.State, jax.Array, Cache | None]) -> tuple[jax.Array, Any]:
       x, (weights, number, cache) = checkpoint_name(x, "block_input"), layer
       weights = jax.tree.map(lambda w: self._cast_and_gathered(w, sharding), weights, is_leaf=is_param)
-      return nnx.merge(graph, weights)(x, angles, segments, fold_in(keys, number), sharding, cache, start)
+      block = nnx.merge(graph, weights)
+      x, *found = block(x, angles, segments, fold_in(keys, number), sharding, cache, start, counted)
+      return x, found
 
-    c = self.sizes
+    c, numbers = self.sizes, first_layer + jnp.arange(depth)
     body = jax.checkpoint(body, policy=policy or policy_of(c.remat, c.saved, c.lora_rank), prevent_cse=False)
-    x, new = jax.lax.scan(body, x, (stacked, first_layer + jnp.arange(depth), cache), unroll=unroll)
+    x, (new, routed) = jax.lax.scan(body, x, (stacked, numbers, cache), unroll=unroll)
     # Written once for all blocks: a scan that returned the cache would copy it.
-    return x, None if cache is None else cache.add(new, start)
+    return x, None if cache is None else cache.add(new, start), of_layers(routed, numbers, c)
 
   @jax.named_scope("head")
   def logits(
@@ -188,8 +208,8 @@ class Transformer(nnx.Module):
 
     Casting first sends fewer bytes. The scales of norms stay as they are, because norms are computed in float32.
     """
-    is_scale = not any(w.dims)
-    return w[...] if is_scale else sharding.gather(w[...].astype(dtype or self.sizes.dtype), w.dims)
+    is_scale, dtype = not any(w.dims), dtype or getattr(w, "used", self.sizes.dtype)
+    return w[...] if is_scale else sharding.gather(w[...].astype(dtype), w.dims)
 
 
 def positions_in(segments: jax.Array) -> jax.Array:

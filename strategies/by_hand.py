@@ -28,7 +28,7 @@ class ByHand(Runner):
     return self.summed(self.program.gradient_sums, params, batch, step)
 
   def eval_sums(self, params: Params, batch: Batch) -> Sums:
-    if self.layout.shards("positions") == 1:
+    if self.layout.shards("positions") == self.layout.shards("experts") == 1:
       return super().eval_sums(params, batch)
 
     def sums(params: Params, batch: Batch, step: jax.Array | None, sharding: Constraints) -> tuple[Sums, Params]:

@@ -80,15 +80,20 @@ def fills_tiles(rows: int, dtype: Any) -> bool:
   return rows * jnp.dtype(dtype).itemsize % ROWS == 0
 
 
+def leading(dims: Dims) -> int:
+  """How many dimensions of a weight come before its matrices: layers, experts, and what is before them."""
+  return 1 + max((dims.index(name) for name in ("layers", "experts") if name in dims), default=-1)
+
+
 def as_matrices(scatter: Callable[[jax.Array, int], jax.Array], gradient: jax.Array, dims: Dims) -> jax.Array:
-  """Scatters a gradient along `embed` in the shape of matrices, [D, columns] or [..., layers, D, columns].
+  """Scatters a gradient along `embed` in the shape of matrices: [D, columns], or several of them, by layer and expert.
 
   The TPU compiler all-reduces other shapes if a piece does not fill its tiles.
 
   Args:
     scatter: is given the matrices, and the number of the dimension `embed` in them.
   """
-  at, lead = dims.index("embed"), dims.index("layers") + 1 if "layers" in dims else 0
+  at, lead = dims.index("embed"), leading(dims)
   first = jnp.moveaxis(gradient, at, lead)
   pieces = scatter(first.reshape(*first.shape[: lead + 1], -1), lead)
   return jnp.moveaxis(pieces.reshape(*pieces.shape[: lead + 1], *first.shape[lead + 1 :]), lead, at)

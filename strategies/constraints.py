@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims, Sharding
 from models.ops.workarounds import cast_before_sending, in_order
-from strategies.collectives import Collectives, as_matrices, by_layer, on_own_parts, with_transpose
+from strategies.collectives import Collectives, as_matrices, by_layer, leading, on_own_parts, with_transpose
 from strategies.layout import Layout, Place, axes_of, place_of
 from strategies.transfers import Transfers
 
@@ -66,8 +66,9 @@ class Constraints(Sharding):
     return self._of(dim).shards(dim)
 
   def _of(self, dim: str) -> Layout:
-    """The layout that says how a dimension is split. Only positions are split by hand in the model's sight."""
-    return self.own if dim == "positions" else self.layout
+    """The layout that says how a dimension is split. Positions, and experts in training, are split by hand."""
+    by_hand = dim == "positions" or (dim == "experts" and self.own.shards("experts") > 1)
+    return self.own if by_hand else self.layout
 
   def gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """All-gathers a weight along `embed`. Its gradient is reduce-scattered to where sums of gradients are stored."""
@@ -90,7 +91,8 @@ class Constraints(Sharding):
       # The compiler would split the product over the idle axis and then move the gradient by a collective-permute,
       # which a single stage of a pipeline cannot do. All-reduce the gradient instead; such weights are small.
       gradient = constrain(gradient, gathered)
-    matrix = layout.spec(("embed", *(dim for dim in dims if dim not in (None, "embed"))))
+    lead = leading(dims)
+    matrix = layout.spec((*dims[:lead], "embed", *(dim for dim in dims[lead:] if dim not in (None, "embed"))))
     return constrain(as_matrices(lambda x, _: constrain(x, matrix), gradient, dims), layout.spec(dims))
 
   def by_layer(self, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:

@@ -1,6 +1,6 @@
 """Layout: which logical dimension is sharded over which mesh axis.
 
-A strategy is a Layout: the sizes of a device mesh, and for each of the model's eight logical dimensions
+A strategy is a Layout: the sizes of a device mesh, and for each of the model's nine logical dimensions
 (models/dimensions.py) the mesh axis that splits it, or none. Two more places say where `embed` is split in the sums of
 gradients and in the optimizer's state, if not as in the weights. Two layouts join with `|`: 2D is FSDP | tensor
 parallelism. This file holds the value and its algebra. Next: mesh.py (sizes and devices), transfers.py (what a layout
@@ -19,7 +19,7 @@ from models.dimensions import DIMENSIONS
 
 # Canonical mesh axes, the outermost (slowest links) first. Strategies compose because they agree on these names.
 # A layout may add axes of its own; they come after these, in the order given.
-MESH_AXES = ("replica", "stage", "data", "context", "model")
+MESH_AXES = ("replica", "stage", "data", "context", "expert", "model")
 
 # What may be split along `embed` into more pieces than the weights, each with what it follows if it has no place.
 FOLLOWS = {"gradients": "embed", "state": "gradients"}
@@ -34,7 +34,7 @@ class Layout:
 
   Attributes:
     mesh: the size of each mesh axis; -1 takes the devices that are left.
-    batch, positions, sequence, embed, heads, mlp, vocab, layers: the mesh axis or axes that split this dimension; None
+    batch, positions, sequence, embed, heads, mlp, experts, vocab, layers: the mesh axis or axes that split this dimension; None
       if not split.
     gradients: those that split `embed` in sums of gradients, while the parts of a batch run; None: as in the weights.
     state: those that split `embed` in the optimizer's state; None: as in the sums of gradients.
@@ -47,6 +47,7 @@ class Layout:
   embed: Place = None
   heads: Place = None
   mlp: Place = None
+  experts: Place = None
   vocab: Place = None
   layers: Place = None
   gradients: Place = None
@@ -64,10 +65,16 @@ class Layout:
     object.__setattr__(self, "mesh", ordered)
 
   def __or__(self, other: "Layout") -> "Layout":
-    """The union of two layouts. Raises ValueError where they place the same dimension differently."""
+    """The union of two layouts. A batch is split over the axes of both.
+
+    Raises ValueError where they place another dimension differently.
+    """
     merged: dict[str, Any] = {"mesh": dict(self.mesh) | dict(other.mesh)}
     for name in PLACES:
       mine, theirs = getattr(self, name), getattr(other, name)
+      if name == "batch" and mine and theirs:
+        both = {*self.axes(name), *other.axes(name)}
+        mine = theirs = place_of(tuple(axis for axis in Layout(merged["mesh"]).mesh if axis in both))
       if mine and theirs and mine != theirs:
         raise ValueError(f"these layouts place '{name}' on both '{mine}' and '{theirs}'")
       merged[name] = mine or theirs

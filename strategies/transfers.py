@@ -48,7 +48,8 @@ class Transfers:
     the gradients of whole weights: JAX has no gradient that is smaller than its weight.
 
     Devices that share the positions of a text sum gradients like devices of the batch, and always by hand: left to the
-    compiler, attention would send far more than it says (models/ops/context.py).
+    compiler, attention would send far more than it says (models/ops/context.py). So do devices that share experts: the
+    gradients of an expert are summed over the others only, the gradients of all other weights over these, too.
 
     Args:
       parts: accumulation parts × microbatches.
@@ -58,12 +59,13 @@ class Transfers:
     """
     stages = tuple(axis for axis in layout.axes("layers") if layout.mesh[axis] > 1)
     positions = tuple(axis for axis in layout.axes("positions") if layout.mesh[axis] > 1)
+    experts = layout.shards("experts") > 1
     shared = (*layout.axes("batch"), *positions)
     batch = tuple(axis for axis, size in layout.mesh.items() if size > 1 and axis in shared)
     embed, state = layout.axes("embed"), layout.axes("state")
     once = gather == "step" or bool(stages)
     possible, waits = once or layout.axes("gradients") == embed, once or set(batch) - set(embed)
-    manual = batch if positions or (possible and (by_hand or (waits and parts > 1) or stages)) else ()
+    manual = batch if positions or experts or (possible and (by_hand or (waits and parts > 1) or stages)) else ()
     within = lambda axes: tuple(axis for axis in axes if axis in manual)
 
     gathered_once = within(embed) if once else ()

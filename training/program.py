@@ -22,6 +22,7 @@ from errors import ConfigError, positive
 from models.dimensions import UNSHARDED, Sharding
 from models.inputs import Field, Shapes
 from models.keys import Purpose
+from models.ops import routing
 from models.ops.loss import BY_POSITION, Targets, buckets
 from models.ops.loss import Sums as Sums
 from models.parameters import bind, frozen, init_params, joined, logical_dims, trained, used_dtypes
@@ -156,6 +157,7 @@ class Program:
   def no_sums(self, step: jax.Array | None) -> Sums:
     """The sums over an empty batch; `step` is None in evaluation."""
     sums = {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "count": jnp.zeros((), jnp.int32)}
+    sums |= routing.no_sums(self.sizes)
     if self.by_position and step is None:
       room = len(buckets(self.sizes.positions))
       sums |= {f"{name}_by_position": jnp.zeros(room, sums[name].dtype) for name in BY_POSITION}
@@ -214,10 +216,20 @@ class Program:
       update = functools.partial(streamed, update, pieces=sharding.shards("layers"))
     params, opt_state = update(self.trained(state.params), state.opt_state, self.optimizer.clipped(grads, norm))
     params = joined(params, self.frozen(state.params))
+    if self.sizes.has_router_bias and self.sizes.experts:
+      params = self._balanced(params, jnp.where(finite, sums["load"], 0))
     metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}
     if self.sizes.predicts.counts_correct:
       metrics["accuracy"] = sums["correct"] / sums["count"]
+    if self.sizes.experts:
+      metrics |= routing.metrics(sums, self.sizes)
     return TrainState(state.step + 1, params, opt_state), metrics
+
+  def _balanced(self, params: Params, load: jax.Array) -> Params:
+    """The parameters with the biases of routers moved towards equal loads."""
+    mlp = params["blocks"]["mlp"]
+    bias = routing.balanced(mlp["bias"], load, self.sizes.router_bias_rate)
+    return params | {"blocks": params["blocks"] | {"mlp": mlp | {"bias": bias}}}
 
   def _step_key(self, step: jax.Array, purpose: Purpose) -> jax.Array:
     return jax.random.fold_in(purpose.key(jax.random.key(self.seed)), step)

@@ -15,11 +15,18 @@ if TYPE_CHECKING:
   from models.sizes import ModelSizes
 
 
-def weight(keys: nnx.RngStream, shape: tuple[int, ...], dims: Dims, *, std: float, dtype: str) -> nnx.Param:
-  """A weight drawn from a normal distribution with the next of the keys; `dims` names its dimensions."""
+def weight(
+  keys: nnx.RngStream, shape: tuple[int, ...], dims: Dims, *, std: float, dtype: str, used: str | None = None
+) -> nnx.Param:
+  """A weight drawn from a normal distribution with the next of the keys; `dims` names its dimensions.
+
+  Args:
+    dtype: in which it is stored.
+    used: the dtype in which the model uses it; None: the compute dtype.
+  """
   assert len(shape) == len(dims)
   value = std * jax.random.normal(keys(), shape, jnp.float32)
-  return nnx.Param(value.astype(dtype), dims=dims)
+  return nnx.Param(value.astype(dtype), dims=dims, **({"used": used} if used else {}))
 
 
 def with_gradient(forward: Callable, backward: Callable, *args: Any) -> Any:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from models.dimensions import Dims, map_dims
+from models.ops.routing import penalty
 from models.ops.workarounds import in_order
 from models.parameters import bind, joined
 from models.transformer import Transformer
@@ -110,7 +111,7 @@ class Stage:
     x = jax.eval_shape(self.embed, self.edges, row)
     residuals, kept, pullback = [], None, Pullback()
     if self.step is not None:
-      _, residuals, whole = jax.eval_shape(self.linearize, x, row)
+      _, _, residuals, whole = jax.eval_shape(self.linearize, x, row)
       pullback = Pullback(whole)
       if self.schedule.splits:
         pullback = Pullback(whole, *split_backward(whole, (residuals, self.weights(row)), x))
@@ -135,11 +136,12 @@ class Stage:
       self.is_first(row), lambda: self.embed(self.edges, row), lambda: self.pin(carry.activation[row["activation"]])
     )
     if self.step is None:
-      carry = carry._replace(to_next=self.run_chunk(self.weights(row), x, row))
+      y, _, routed = self.run_chunk(self.weights(row), x, row)
     else:
-      y, residuals, _ = self.linearize(x, row)
+      y, routed, residuals, _ = self.linearize(x, row)
       stores = [put(store, row["residuals"], r) for store, r in zip(carry.residuals, residuals, strict=True)]
-      carry = carry._replace(to_next=y, residuals=stores)
+      carry = carry._replace(residuals=stores)
+    carry = carry._replace(to_next=y, sums=carry.sums | add({name: carry.sums[name] for name in routed}, routed))
     if not self.schedule.phases[number].finishes:
       return carry
     is_last = (self.index == self.schedule.stages - 1) & (row["chunk"] == self.schedule.chunks - 1)
@@ -148,11 +150,12 @@ class Stage:
   def finish(self, row: Row, carry: Carry) -> Carry:
     """Final norm, head and loss of a microbatch that has passed all blocks; in training also their gradients."""
     if self.step is None:
-      return carry._replace(sums=add(carry.sums, self.loss(self.edges, carry.to_next, row)[1]))
+      sums = self.loss(self.edges, carry.to_next, row)[1]
+      return carry._replace(sums=carry.sums | add({name: carry.sums[name] for name in sums}, sums))
     gradient = jax.grad(self.loss, argnums=(0, 1), has_aux=True)
     (edges, cotangent), sums = gradient(self.edges, carry.to_next, row)
     return carry._replace(
-      sums=add(carry.sums, sums),
+      sums=carry.sums | add({name: carry.sums[name] for name in sums}, sums),
       cotangent=put(carry.cotangent, row["cotangent"], cotangent),
       gradients=carry.gradients | add(edges_of(carry.gradients), edges),
     )
@@ -192,14 +195,17 @@ class Stage:
     inputs = self.program.inputs(self.microbatch(row), self.step, self.sharding)
     return self.model(edges, self.weights(row)).embed(inputs, self.sharding)
 
-  def run_chunk(self, weights: Params, x: jax.Array, row: Row) -> jax.Array:
+  def run_chunk(self, weights: Params, x: jax.Array, row: Row) -> tuple[jax.Array, jax.Array, Sums]:
+    """A chunk's output, what its routers add to the loss, and their sums."""
     depth = jax.tree.leaves(weights)[0].shape[0]
     first_layer = (row["chunk"] * self.schedule.stages + self.index) * depth
     microbatch, model = self.microbatch(row), self.model(self.edges, weights)
     segments, keys = self.program.segments(microbatch), self.program.dropout_keys(microbatch, self.step)
-    return model.run_blocks(
-      x, segments=segments, keys=keys, sharding=self.sharding, first_layer=first_layer, unroll=UNROLL
-    )[0]
+    counted = model.counted(self.program.targets(microbatch, self.sharding), segments, self.sharding)
+    y, _, routed = model.run_blocks(
+      x, segments=segments, keys=keys, sharding=self.sharding, first_layer=first_layer, unroll=UNROLL, counted=counted
+    )
+    return y, jnp.asarray(penalty(routed, self.program.sizes), jnp.float32), routed
 
   def loss(self, edges: Params, y: jax.Array, row: Row) -> tuple[jax.Array, Sums]:
     program, microbatch = self.program, self.microbatch(row)
@@ -223,21 +229,27 @@ class Stage:
   def is_first(self, row: Row) -> jax.Array:
     return (self.index == 0) & (row["chunk"] == 0)
 
-  def linearize(self, x: jax.Array, row: Row) -> tuple[jax.Array, list[jax.Array], Callable]:
-    """A chunk's output, its residuals without the weights, and `Pullback.whole`."""
+  def linearize(self, x: jax.Array, row: Row) -> tuple[jax.Array, Sums, list[jax.Array], Callable]:
+    """A chunk's output, the sums of its routers, its residuals without the weights, and `Pullback.whole`."""
     weights = self.weights(row)
     trained, others = self.program.trained(weights), self.program.frozen(weights)
-    y, vjp = jax.vjp(lambda trained, x: self.run_chunk(joined(trained, others), x, row), trained, x)
+
+    def run(trained: Params, x: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Sums]:
+      y, added, routed = self.run_chunk(joined(trained, others), x, row)
+      return (y, added), routed
+
+    (y, _), vjp, routed = jax.vjp(run, trained, x, has_aux=True)
     leaves, tree = jax.tree.flatten(vjp)
     number = {id(w): i for i, w in enumerate(jax.tree.leaves(weights))}
     sources = [number.get(id(leaf)) for leaf in leaves]  # the number of the weight that a leaf is; None for a residual
 
     def whole(fixed: Fixed, cotangent: jax.Array) -> tuple[Params, jax.Array]:
       rest, given = iter(fixed[0]), jax.tree.leaves(fixed[1])
-      return jax.tree.unflatten(tree, [next(rest) if i is None else given[i] for i in sources])(cotangent)
+      pull = jax.tree.unflatten(tree, [next(rest) if i is None else given[i] for i in sources])
+      return pull((cotangent, jnp.ones(())))  # what routers add to the loss counts as it is
 
     residuals = [self.pinned(leaf) for leaf, i in zip(leaves, sources, strict=True) if i is None]
-    return y, residuals, jax.tree_util.Partial(whole)
+    return y, routed, residuals, jax.tree_util.Partial(whole)
 
   def pinned(self, x: jax.Array) -> jax.Array:
     """Pins a value of the residual stream, [layers, b, T, D], before it is stored.

@@ -128,7 +128,7 @@ class Staged(ByHand):
         model = bind(self.program.sizes, params | {"blocks": blocks})
 
         def work(start: jax.Array, carry: tuple) -> tuple:
-          return model.run_blocks(carry[0], sharding=sharding.place(layers=None), cache=carry[1], start=start)
+          return model.run_blocks(carry[0], sharding=sharding.place(layers=None), cache=carry[1], start=start)[:2]
 
         def turn(i: jax.Array, carry: tuple) -> tuple:
           x, cache = once("turn", index == i, work, start, carry)

@@ -1,0 +1,46 @@
+"""A mixture of experts: MLPs of which a router chooses a few for each token. No token is dropped.
+
+ops/routing.py says how experts are chosen, and ops/experts.py how devices share them.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from models.dimensions import Sharding
+from models.mlp import SwiGLU
+from models.ops.experts import mix
+from models.ops.layers import weight
+from models.ops.loss import Sums
+from models.ops.routing import Counted, route, sums
+from models.sizes import ModelSizes
+
+
+class Experts(nnx.Module):
+  """The sum of what the chosen experts make of a token, each times its weight, and of the shared experts' results."""
+
+  def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
+    e, d, f, dtype = sizes.experts, sizes.width, sizes.expert_width, sizes.param_dtype
+    out_std = (2 * sizes.depth * f) ** -0.5
+    # Used in float32, because rounded scores would choose other experts.
+    self.router = weight(rngs.weights, (d, e), ("embed", None), std=d**-0.5, dtype=dtype, used="float32")
+    self.gate = weight(rngs.weights, (e, d, f), ("experts", "embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.up = weight(rngs.weights, (e, d, f), ("experts", "embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.down = weight(rngs.weights, (e, f, d), ("experts", "mlp", "embed"), std=out_std, dtype=dtype)
+    if sizes.has_router_bias:
+      self.bias = nnx.Param(jnp.zeros(e, dtype), dims=(None,))
+    if sizes.shared_experts:
+      self.shared = SwiGLU(sizes, rngs, sizes.shared_experts * f)
+    self.sizes = sizes
+
+  @jax.named_scope("experts")
+  def __call__(self, x: jax.Array, counted: Counted | None, sharding: Sharding) -> tuple[jax.Array, Sums]:
+    """[B, T, D] → [B, T, D], and the sums of the router; {} if nothing is counted."""
+    c, whole = self.sizes, sharding.whole_sequence(x)
+    scores = jnp.einsum("btd,de->bte", whole.astype(jnp.float32), self.router[...], precision="highest")
+    routes = route(scores, self.bias[...].astype(jnp.float32) if c.has_router_bias else None, c)
+    weights = self.gate[...], self.up[...], self.down[...]
+    out = sharding.split_sequence(mix(whole, routes.experts, routes.weights, weights, sharding, c.expert_transport))
+    if c.shared_experts:
+      out += self.shared(x, sharding)
+    return out, sums(routes, counted, c, sharding) if counted else {}

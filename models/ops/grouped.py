@@ -1,0 +1,136 @@
+"""The gated MLPs of several experts, for rows that are sorted by expert.
+
+Each row belongs to one expert, and experts have different numbers of rows. Only the needed products are computed:
+
+    cpu, gpu    a loop over blocks of rows. All rows of a block belong to one expert, so the last block of an expert has
+                fewer rows than the others, and computes with zeros in their place
+    tpu         `lax.ragged_dot`, of which the TPU compiler makes kernels
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+BLOCKS = "blocks"  # the scope of the loop over blocks in a program
+OF_EXPERT = 8  # blocks, if all experts have equally many rows; so about a sixteenth of the products are with zeros
+LEAST, MOST = 8, 512  # rows of a block
+
+Weights = tuple[jax.Array, jax.Array, jax.Array]  # gate and up [e, D, F], down [e, F, D]
+
+
+class Rows(NamedTuple):
+  """Rows sorted by expert: first all of expert 0. Those after the last expert's belong to none."""
+
+  x: jax.Array  # [R, D]
+  scales: jax.Array  # [R], float32: what a row's hidden units are multiplied by
+  counts: jax.Array  # [e], how many rows each expert has
+
+
+def forward(rows: Rows, weights: Weights) -> jax.Array:
+  """down(scale · silu(gate(x)) · up(x)) of each row [R, D]; 0 for rows that belong to no expert."""
+  return jax.lax.platform_dependent(rows, weights, tpu=_ragged, default=_in_blocks)
+
+
+def backward(rows: Rows, weights: Weights, of_out: jax.Array) -> tuple[jax.Array, jax.Array, Weights]:
+  """The gradients of rows [R, D] and scales [R], and those of the weights in float32. Computes hidden units again."""
+  return jax.lax.platform_dependent(rows, weights, of_out, tpu=_ragged_backward, default=_in_blocks_backward)
+
+
+def block_size(rows: int, experts: int) -> int:
+  """The rows of a block, if so many rows belong to so many experts."""
+  size = LEAST
+  while size < MOST and 2 * size * OF_EXPERT * experts <= rows:
+    size *= 2
+  return min(size, rows)
+
+
+class Block(NamedTuple):
+  """Some rows of one expert. Near the end of an expert's rows, rows of others are between `live` ones or follow them."""
+
+  expert: jax.Array
+  start: jax.Array
+  live: jax.Array  # [b], which of the rows from `start` on are in the block
+
+  def of(self, x: jax.Array) -> jax.Array:
+    """The block's rows of x [R, ...]: [b, ...], with zeros in place of the others."""
+    return self._choose(self._slice(x), jnp.zeros((), x.dtype))
+
+  def put(self, out: jax.Array, new: jax.Array) -> jax.Array:
+    """`out` [R, ...] with these values in the block's rows."""
+    new = self._choose(new.astype(out.dtype), self._slice(out))
+    return jax.lax.dynamic_update_slice_in_dim(out, new, self.start, axis=0)
+
+  def weights_of(self, weights: Weights) -> Weights:
+    gate, up, down = (jax.lax.dynamic_index_in_dim(w, self.expert, keepdims=False) for w in weights)
+    return gate, up, down
+
+  def _slice(self, x: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(x, self.start, len(self.live))
+
+  def _choose(self, live: jax.Array, others: jax.Array) -> jax.Array:
+    return jnp.where(self.live.reshape(-1, *(1,) * (live.ndim - 1)), live, others)
+
+
+def _each_block(rows: Rows, one: Callable[[Block, Any], Any], carry: Any) -> Any:
+  """Calls `one` for each block, in the order of rows."""
+  size = block_size(len(rows.x), len(rows.counts))
+  ends, blocks = jnp.cumsum(rows.counts), -(-rows.counts // size)
+  last = jnp.cumsum(blocks)
+
+  def step(i: jax.Array, carry: Any) -> Any:
+    expert = jnp.sum(last <= i)
+    first = ends[expert] - rows.counts[expert] + size * (i - last[expert] + blocks[expert])
+    start = jnp.minimum(first, len(rows.x) - size)
+    at = start + jnp.arange(size)
+    return one(Block(expert, start, (at >= first) & (at < ends[expert])), carry)
+
+  with jax.named_scope(BLOCKS):
+    return jax.lax.fori_loop(0, last[-1], step, carry)
+
+
+def _in_blocks(rows: Rows, weights: Weights) -> jax.Array:
+  def one(block: Block, out: jax.Array) -> jax.Array:
+    x, scales, (gate, up, down) = block.of(rows.x), block.of(rows.scales), block.weights_of(weights)
+    return block.put(out, (scales[:, None].astype(x.dtype) * jax.nn.silu(x @ gate) * (x @ up)) @ down)
+
+  return _each_block(rows, one, jnp.zeros_like(rows.x))
+
+
+def _in_blocks_backward(rows: Rows, weights: Weights, of_out: jax.Array) -> tuple[jax.Array, jax.Array, Weights]:
+  product = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
+
+  def one(block: Block, carry: Any) -> Any:
+    of_x, of_scales, of_weights = carry
+    x, g, scales = block.of(rows.x), block.of(of_out), block.of(rows.scales)[:, None].astype(rows.x.dtype)
+    gate, up, down = block.weights_of(weights)
+    hidden, pull = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, x @ gate, x @ up)
+    of_hidden = g @ down.T
+    of_gate, of_up = pull(scales * of_hidden)
+    pairs = zip(of_weights, (x, x, scales * hidden), (of_gate, of_up, g), strict=True)
+    of_weights = tuple(total.at[block.expert].add(product(a.T, b)) for total, a, b in pairs)
+    of_scales = block.put(of_scales, jnp.sum((hidden * of_hidden).astype(jnp.float32), axis=1))
+    return block.put(of_x, of_gate @ gate.T + of_up @ up.T), of_scales, of_weights
+
+  zeros = tuple(jnp.zeros(w.shape, jnp.float32) for w in weights)
+  return _each_block(rows, one, (jnp.zeros_like(rows.x), jnp.zeros_like(rows.scales), zeros))
+
+
+def _ragged(rows: Rows, weights: Weights) -> jax.Array:
+  live = (jnp.arange(len(rows.x)) < jnp.sum(rows.counts))[:, None]  # ragged_dot does not define the other rows
+
+  def product(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.ragged_dot(x, w, rows.counts)
+
+  x, (gate, up, down) = jnp.where(live, rows.x, 0), weights
+  hidden = rows.scales[:, None].astype(x.dtype) * jax.nn.silu(product(x, gate)) * product(x, up)
+  return jnp.where(live, product(hidden, down), 0)
+
+
+def _ragged_backward(rows: Rows, weights: Weights, of_out: jax.Array) -> tuple[jax.Array, jax.Array, Weights]:
+  run = lambda x, scales, weights: _ragged(Rows(x, scales, rows.counts), weights)
+  of_x, of_scales, of_weights = jax.vjp(run, rows.x, rows.scales, weights)[1](of_out)
+  gate, up, down = (g.astype(jnp.float32) for g in of_weights)
+  return of_x, of_scales, (gate, up, down)
