@@ -6,6 +6,7 @@ Next: theory.py and predict.py, which predict what such a step sends, stores and
 import dataclasses
 import math
 from collections.abc import Collection
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
@@ -53,7 +54,7 @@ class Case:
     object.__setattr__(self, "transfers", transfers)
 
   @staticmethod
-  def of(strategy: Strategy, batch_size: int, platform: str) -> "Case":
+  def of(strategy: Strategy, batch_size: int, platform: str = "cpu") -> "Case":
     program, transfers = strategy.program, strategy.transfers
     return Case(
       strategy.layout,
@@ -106,6 +107,11 @@ class Case:
   def examples(self) -> float:
     """Examples of one part on one device. Of an example whose positions devices share, each has a part."""
     return self.batch_size / self.batch_parts / (self.layout.shards("batch") * self.sharers)
+
+  @property
+  def tokens(self) -> float:
+    """Positions of one part on one device."""
+    return self.examples * self.sizes.positions
 
   @property
   def sharers(self) -> int:
@@ -165,15 +171,23 @@ class Case:
 
   def held(self, weight: Weight) -> float:
     """Elements of a weight that one device stores."""
-    return weight.size / math.prod(self.layout.shards(dim) for dim in weight.dims if dim)
+    return weight.size / math.prod(self.layout.shards_in(weight.dims, dim) for dim in weight.dims if dim)
 
   def used(self, weight: Weight) -> float:
     """Elements of a weight that one device computes with: gathered along `embed`."""
-    return self.held(weight) * (self.layout.shards("embed") if "embed" in weight.dims else 1)
+    return self.held(weight) * (self.layout.shards_in(weight.dims, "embed") if "embed" in weight.dims else 1)
+
+  def along(self, weight: Weight, axes: Collection[str]) -> tuple[str, ...]:
+    """Those of these mesh axes along which pieces of a weight may lie, outermost first."""
+    return tuple(axis for axis in self.ordered(axes) if "embed" in weight.dims and axis not in self.own_axes(weight))
+
+  def own_axes(self, weight: Weight) -> tuple[str, ...]:
+    """The mesh axes along which devices have other experts."""
+    return self.axes("experts") if "experts" in weight.dims else ()
 
   def resident(self, weight: Weight) -> float:
     """Elements of a weight that one device keeps from one part of the batch to the next."""
-    return self.held(weight) * (self.devices(self.transfers.gathered_once) if "embed" in weight.dims else 1)
+    return self.held(weight) * self.devices(self.along(weight, self.transfers.gathered_once))
 
   def summed(self, weight: Weight) -> float:
     """Elements of a weight's gradient that one device keeps from one part of the batch to the next."""
@@ -186,7 +200,19 @@ class Case:
 
   def _in_pieces(self, weight: Weight, axes: tuple[str, ...]) -> float:
     """Elements of a weight on one device if these mesh axes split `embed`."""
-    return self.used(weight) / (self.devices(axes) if "embed" in weight.dims else 1)
+    return self.used(weight) / self.devices(self.along(weight, axes))
+
+
+class Product(NamedTuple):
+  """Matrix products of a step.
+
+  Attributes:
+    flops: FLOPs of one device for each position.
+    dims: the dimensions besides `batch` and `layers` whose sharding splits the products.
+  """
+
+  flops: float
+  dims: tuple[str, ...]
 
 
 def ring_share(n: int) -> float:

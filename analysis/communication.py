@@ -13,7 +13,7 @@ import numpy as np
 from analysis.hlo import Computation, Instruction, Module, Shape, Visit
 
 BESIDE = "async_collective_fusion"  # how the names of kernels begin that run a part of a collective beside a product
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,13 @@ class Collective:
 
   @property
   def sent(self) -> float:
-    """Bytes that a device sends each time it runs."""
+    """Bytes that a device sends each time it runs; for a ragged all-to-all, if it sends equally much to all.
+
+    That reads rows of its first array and writes rows of the second. One of both may be a buffer for more rows.
+    """
     n = self.devices
+    if self.kind == "ragged-all-to-all":
+      return min(shape.bytes for shape in self.operands[:2]) * (n - 1) / n
     per_byte = {
       "all-gather": n - 1,
       "all-reduce": 2 * (n - 1) / n,

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from analysis import calls, communication, gpus, hlo, overlap, work
+from analysis import calls, communication, experts, gpus, hlo, overlap, work
+from analysis.case import Case
 from analysis.links import Links
 from analysis.timeline import unit_rounds
 from runtime.hardware import Chip
@@ -29,7 +30,8 @@ class CompiledStep:
     temporary: additional bytes at the worst moment.
     seconds: time that the compiler took.
     mesh: the size of each mesh axis.
-    rounds: how often each loop of a pipeline's units runs (`timeline.unit_rounds`).
+    rounds: how often loops run whose trip count is not in the program: a pipeline's units (`timeline.unit_rounds`), and
+      those of experts, if all have equal loads (`experts.loops`).
     host: bytes in the host's memory: of the state, and of activations at the worst moment. 0 for CPUs.
   """
 
@@ -106,7 +108,7 @@ def compile_step(strategy: Strategy, batch_size: int) -> CompiledStep:
     temporary=sizes["total"] - sizes["argument"],
     seconds=seconds,
     mesh=strategy.layout.mesh,
-    rounds=unit_rounds(strategy),
+    rounds=unit_rounds(strategy) | experts.loops(Case.of(strategy, batch_size)),
     host=sizes["host"],
   )
 

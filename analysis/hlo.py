@@ -92,6 +92,10 @@ class Visit(NamedTuple):
   fused: bool
 
 
+class Each(int):
+  """How many rounds a loop has each time that it runs."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Module:
   """A compiled program of one device: computations by name, and the name of the first one."""
@@ -104,7 +108,7 @@ class Module:
 
     Args:
       rounds: for loops whose trip count is not in the program, such as a pipeline's units: name of the loop's scope →
-        rounds in the whole program.
+        rounds in the whole program, or `Each` time.
     """
     yield from self._walk(self.entry, 1, False, rounds or {})
 
@@ -150,7 +154,8 @@ class Module:
     if trips is not None:
       return None if outside is None else outside * trips
     path = loop.op_name.split("/")  # ends with the loop itself
-    return rounds.get(path[-2]) if len(path) > 1 else None
+    found = rounds.get(path[-2]) if len(path) > 1 else None
+    return found if not isinstance(found, Each) else None if outside is None else found * outside
 
   def _trips(self, loop: Instruction, around: Computation) -> int | None:
     """How often a loop runs: the compiler's annotation, or else computed from a counter with constant bounds."""

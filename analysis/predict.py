@@ -5,12 +5,11 @@ nothing.
 """
 
 import functools
-from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from analysis import splash, theory, update
-from analysis.case import Case, ring_share
+from analysis import experts, splash, theory, update
+from analysis.case import Case, Product, ring_share
 from analysis.compilers import COMPILERS
 from analysis.host import host_times, to_host
 from analysis.links import Links
@@ -23,18 +22,6 @@ from models.ops.attention import KERNELS
 from models.ops.pieces import QUERY_BLOCK
 from models.sizes import ModelSizes
 from runtime.hardware import Chip
-
-
-class Product(NamedTuple):
-  """Matrix products of a step.
-
-  Attributes:
-    flops: FLOPs of one device for each position.
-    dims: the dimensions besides `batch` and `layers` whose sharding splits the products.
-  """
-
-  flops: float
-  dims: tuple[str, ...]
 
 
 def flops(case: Case) -> float:
@@ -71,7 +58,8 @@ def _products(case: Case) -> list[Product]:
   projections = 2 * d * sizes.head_dim * (2 * sizes.heads + 2 * sizes.kv_heads) / layout.shards("heads")
   per_pair = 4 * sizes.heads * sizes.head_dim / layout.shards("heads") / t
   scores, of_others = per_pair * computed(case), per_pair * computed_of_others(case)
-  mlp = 6 * d * sizes.mlp_width / layout.shards("mlp")
+  dense = sizes.shared_experts * sizes.expert_width if sizes.experts else sizes.mlp_width
+  mlp = 6 * d * dense / layout.shards("mlp")
   attention_again, mlp_again = _again(case, projections, scores, mlp)
   if case.schedule and case.schedule.splits:  # backward and weight units both compute again what they read
     attention_again += attention_again if case.repeats else attention_again / 2
@@ -89,6 +77,7 @@ def _products(case: Case) -> list[Product]:
   return [
     Product(layers * (each * projections + 3 * scores + attention_again), ("heads",)),
     Product(layers * (each * mlp + mlp_again), ("mlp",)),
+    *([Product(layers * product.flops, product.dims) for product in experts.products(case)] if sizes.experts else []),
     # The input has no gradient, so the embedding's product has no second backward product.
     Product((each - 1) * 2 * sizes.reads.embedding_products() / layout.shards("sequence"), ("sequence",)),
     # All devices that share an example compute the class that it has.

@@ -74,7 +74,11 @@ def bytes_per_example(
   """
   traced_here = lambda **shards: traced(sizes, remat or sizes.remat, **shards, sharers=sharers)[host]
   own = sizes.positions // sharers
-  splits = {"heads": (sizes.kv_heads, heads), "mlp": (sizes.mlp_width, mlp), "sequence": (own, sequence)}
+  splits = {
+    "heads": (sizes.kv_heads, heads),
+    "mlp": (sizes.expert_width if sizes.experts else sizes.mlp_width, mlp),
+    "sequence": (own, sequence),
+  }
 
   def by(layers: int) -> int:
     whole = found = traced_here(layers=layers)
@@ -109,6 +113,7 @@ def traced(
     heads=sizes.heads // heads,
     kv_heads=sizes.kv_heads // heads,
     mlp_width=sizes.mlp_width // mlp,
+    expert_width=sizes.expert_width // mlp,
     depth=layers,
     # The blocks do not see these. So models that differ in nothing else share a trace.
     vocab_size=1,
@@ -123,7 +128,9 @@ def _traced(sizes: ModelSizes, remat: str, sequence: int, sharers: int) -> tuple
   chosen = SAVE_ALL if remat == "all" else policy_of(remat, sizes.saved, sizes.lora_rank)
   policy = lambda primitive, *given, **named: primitive.name != GATHER and chosen(primitive, *given, **named)
   sharding = OwnPositions(sequence, sharers)
-  examples = _prime_above(2 * max(sizes.positions, sizes.width, sizes.mlp_width, sizes.heads * sizes.head_dim))
+  examples = _prime_above(
+    2 * max(sizes.positions, sizes.width, sizes.mlp_width, sizes.experts, sizes.heads * sizes.head_dim)
+  )
 
   def blocks(params: Any, x: jax.Array, given: dict[str, Any]) -> jax.Array:
     run = bind(sizes, params).run_blocks

@@ -10,7 +10,7 @@ import functools
 
 import jax.numpy as jnp
 
-from analysis import update
+from analysis import experts, update
 from analysis.activations import activations, adapters
 from analysis.case import Case, ring_share
 from analysis.compilers import COMPILERS
@@ -21,34 +21,39 @@ from strategies.pipeline.schedule import BACKWARD, FORWARD
 
 def sent(case: Case) -> list[Sent]:
   """Every collective that the layout makes necessary, with the bytes that each device sends in a step."""
-  by_purpose = (_weights, _updates, _update, _gradients, _table_gradients, activations, adapters, _stages)
+  by_purpose = (_weights, _updates, _update, _gradients, _table_gradients, activations, adapters, experts.sent, _stages)
   return [row for find in by_purpose for row in find(case) if row.bytes]
 
 
 def _weights(case: Case) -> list[Sent]:
   """Gathers along `embed`. Weights are cast before they are gathered."""
   compiler, matrices = COMPILERS[case.compiler], [weight for weight in weights(case.sizes) if weight.is_matrix]
-  each, once = case.ordered(case.transfers.gathered_each_part), case.ordered(case.transfers.gathered_once)
   times = lambda weight: 2 * case.batch_parts if weight.in_blocks else compiler.edge_gathers(case)
   item = functools.partial(compiler.gathered_item, case)
-  numbers = lambda some: sum(times(weight) * case.used(weight) * item(weight) for weight in some)
-  of = lambda some: ring_share(case.devices(each)) * numbers(some)
-  edges = of(weight for weight in matrices if not weight.in_blocks)
-  for_step = ring_share(case.devices(once)) * sum(case.resident(weight) * item(weight) for weight in matrices)
-  return [
-    Sent("all-gather", each, of(matrices), "weights, for the forward and for the backward pass", edges=edges),
-    Sent("all-gather", once, for_step, "weights, once a step", edges=for_step),
+  of_part, edges, of_step = (collections.Counter[tuple[str, ...]]() for _ in range(3))
+  for weight in matrices:
+    each, once = (
+      case.along(weight, axes) for axes in (case.transfers.gathered_each_part, case.transfers.gathered_once)
+    )
+    size = ring_share(case.devices(each)) * times(weight) * case.used(weight) * item(weight)
+    of_part[each] += size
+    edges[each] += 0 if weight.in_blocks else size
+    of_step[once] += ring_share(case.devices(once)) * case.resident(weight) * item(weight)
+  both = "weights, for the forward and for the backward pass"
+  return [Sent("all-gather", axes, size, both, edges=edges[axes]) for axes, size in of_part.items()] + [
+    Sent("all-gather", axes, size, "weights, once a step", edges=size) for axes, size in of_step.items()
   ]
 
 
 def _updates(case: Case) -> list[Sent]:
   """Gathers of the new weights, in the dtype in which they are stored, where a device updates only a piece of them."""
-  axes = case.ordered(case.transfers.gathered_updated)
   item = jnp.dtype(case.sizes.param_dtype).itemsize
-  size = (
-    ring_share(case.devices(axes)) * item * sum(case.held(weight) for weight in trained(case.sizes) if weight.is_matrix)
-  )
-  return [Sent("all-gather", axes, size, "new weights, from the pieces that devices update", waits=True, edges=size)]
+  sizes: collections.Counter[tuple[str, ...]] = collections.Counter()
+  for weight in trained(case.sizes):
+    axes = case.along(weight, case.transfers.gathered_updated)
+    sizes[axes] += ring_share(case.devices(axes)) * item * case.held(weight)
+  what = "new weights, from the pieces that devices update"
+  return [Sent("all-gather", axes, size, what, waits=True, edges=size) for axes, size in sizes.items()]
 
 
 def _update(case: Case) -> list[Sent]:
@@ -143,14 +148,15 @@ def _sums_by_hand(case: Case) -> list[Sent]:
     edges[kind, axes, what] += 0 if weight.in_blocks and axes == each_part else size
 
   for weight in trained(case.sizes):
-    size, split = case.held(weight) * case.item_of(weight), "embed" in weight.dims
-    size *= case.devices((*each_part, *transfers.gathered_once)) if split else 1  # before it is scattered
-    for axes, times in ((each_part, case.batch_parts), (once, 1)) if split else ():
-      n = case.devices(axes)
+    size = case.held(weight) * case.item_of(weight)
+    size *= case.devices(case.along(weight, (*each_part, *transfers.gathered_once)))  # before it is scattered
+    pieces: tuple[str, ...] = ()
+    for axes, times in ((case.along(weight, each_part), case.batch_parts), (case.along(weight, once), 1)):
+      n, pieces = case.devices(axes), (*pieces, *axes)
       add(weight, "reduce-scatter", axes, times * size * ring_share(n), "gradients, to the weight shards")
       size /= n
-    pieces, rest = (*each_part, *once) if split else (), () if weight.in_blocks else stages
-    whole = case.ordered([*rest, *(axis for axis in transfers.by_hand if axis not in (*pieces, *stages))])
+    rest, own = () if weight.in_blocks else stages, case.own_axes(weight)
+    whole = case.ordered([*rest, *(axis for axis in transfers.by_hand if axis not in (*pieces, *stages, *own))])
     add(weight, "all-reduce", whole, 2 * size * ring_share(case.devices(whole)), "gradients, once a step")
   return [Sent(*row[:2], total[row], row[2], edges=edges[row]) for row in total]
 

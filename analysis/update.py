@@ -51,7 +51,8 @@ def flops(case: Case) -> float:
   """FLOPs of one device for the matrices that the optimizer needs whole. Other updates have no products."""
   one = lambda shape, dims: (math.prod(shape[at] for at in side) for side in sides(dims) or ())
   work = rule(case.sizes, case.optimizer).flops
-  return sum(_share(case, weight).layers * work(*one(weight.shape, weight.dims)) for weight in whole(case))
+  matrices = lambda weight: _share(case, weight).layers * math.prod(_experts(case, weight))
+  return sum(matrices(weight) * work(*one(weight.shape, weight.dims)) for weight in whole(case))
 
 
 def repeated_flops(case: Case) -> float:
@@ -74,7 +75,8 @@ def shared(case: Case) -> dict[tuple[str, tuple[str, ...]], float]:
   sent: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
   for weight in whole(case):
     found = _share(case, weight)
-    size = found.layers * case.devices(found.copies) * math.prod(weight.shape[1:]) * case.item
+    own = math.prod(weight.shape[1:]) / case.devices(case.own_axes(weight))
+    size = found.layers * case.devices(found.copies) * own * case.item
     for axes in (case.ordered(axes) for _, axes in found.pieces):
       sent["all-to-all", axes] += 2 * ring_share(case.devices(axes)) * size
     sent["all-gather", found.copies] += ring_share(case.devices(found.copies)) * size
@@ -87,7 +89,7 @@ def summed(case: Case) -> dict[tuple[str, ...], float]:
   for weight in weights(case.sizes):
     for kept, gone in rule(case.sizes, case.optimizer).sums(weight.dims):
       size = 4 * math.prod(weight.shape[at] for at in kept) / _pieces(case, [weight.dims[at] for at in kept])
-      axes = case.ordered([axis for at in gone if (dim := weight.dims[at]) for axis in case.axes(_in_state(dim))])
+      axes = case.ordered([axis for at in gone if (dim := weight.dims[at]) for axis in _axes(case, weight.dims, dim)])
       sent[axes] += 2 * ring_share(case.devices(axes)) * size
   return sent
 
@@ -98,8 +100,16 @@ def _share(case: Case, weight: Weight) -> Share:
 
 def _pieces(case: Case, dims: Iterable[str | None]) -> int:
   """The number of pieces of an array of the state with these dimensions."""
-  return math.prod(case.devices(case.axes(_in_state(dim))) for dim in dims if dim)
+  dims = tuple(dims)
+  return math.prod(case.devices(_axes(case, dims, dim)) for dim in dims if dim)
 
 
-def _in_state(dim: str) -> str:
-  return "state" if dim == "embed" else dim
+def _axes(case: Case, dims: Iterable[str | None], dim: str) -> tuple[str, ...]:
+  """The mesh axes that split a dimension of such an array of the state."""
+  return case.ordered(case.layout.axes_in(dims, "state" if dim == "embed" else dim))
+
+
+def _experts(case: Case, weight: Weight) -> list[int]:
+  """How many experts of a weight a device has: [] if it has no such dimension."""
+  sizes = zip(weight.shape, weight.dims, strict=True)
+  return [size // case.devices(case.own_axes(weight)) for size, dim in sizes if dim == "experts"]

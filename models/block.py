@@ -48,7 +48,8 @@ class Block(nnx.Module):
     # compiler turns a gather that is sliced again into a permute without pairs, which returns zeros (jax 0.10.2).
     stream = lambda x: sharding.activation(x, "batch", "sequence", None)
     x = stream(x + dropout(attended, self.dropout, fold_in(keys, 0), sharding))
-    normed, routed = self.mlp_norm(x), {}
+    normed = self.mlp_norm(x)
+    routed: Sums = {}
     if isinstance(self.mlp, Experts):
       out, routed = self.mlp(normed, counted, sharding)
     else:

@@ -12,7 +12,7 @@ from models.mlp import SwiGLU
 from models.ops.experts import mix
 from models.ops.layers import weight
 from models.ops.loss import Sums
-from models.ops.routing import Counted, route, sums
+from models.ops.routing import TOKENS, Counted, route, sums
 from models.sizes import ModelSizes
 
 
@@ -38,7 +38,8 @@ class Experts(nnx.Module):
     """[B, T, D] → [B, T, D], and the sums of the router; {} if nothing is counted."""
     c, whole = self.sizes, sharding.whole_sequence(x)
     scores = jnp.einsum("btd,de->bte", whole.astype(jnp.float32), self.router[...], precision="highest")
-    routes = route(scores, self.bias[...].astype(jnp.float32) if c.has_router_bias else None, c)
+    scores = sharding.activation(scores, *TOKENS)  # or devices that share tokens share this product, too, and send more
+    routes = route(scores, self.bias[...].astype(jnp.float32) if c.has_router_bias else None, c, sharding)
     weights = self.gate[...], self.up[...], self.down[...]
     out = sharding.split_sequence(mix(whole, routes.experts, routes.weights, weights, sharding, c.expert_transport))
     if c.shared_experts:

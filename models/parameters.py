@@ -34,7 +34,7 @@ def used_dtypes(sizes: ModelSizes) -> dict[str, Any]:
   def dtype(top: str, param: nnx.Param) -> str:
     if not any(param.dims):
       return sizes.param_dtype  # the scale of a norm, because norms are computed in float32
-    return sizes.predicts.head_dtype() if top == "head" else getattr(param, "used", sizes.dtype)
+    return sizes.predicts.head_dtype() if top == "head" else getattr(param, "used", None) or sizes.dtype
 
   return _of_each(sizes, dtype)
 

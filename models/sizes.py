@@ -228,7 +228,8 @@ class ModelSizes:
 
     They are 6 for each weight of a matrix product at each position, and 12 · heads · head_dim for each of the `pairs`
     in each block. A weight that is not trained counts 4. An embedding of patches counts 4, or 2 if it is not trained,
-    because pixels need no gradient. Of experts, those count that work on a token. Recomputation by remat is not counted: that would give hardware FLOPs utilization.
+    because pixels need no gradient. Of experts, those count that work on a token. Recomputation by remat is not
+    counted: that would give hardware FLOPs utilization.
     """
     return self._train_flops(self.pairs, pixels=-2)
 

@@ -208,7 +208,7 @@ class Transformer(nnx.Module):
 
     Casting first sends fewer bytes. The scales of norms stay as they are, because norms are computed in float32.
     """
-    is_scale, dtype = not any(w.dims), dtype or getattr(w, "used", self.sizes.dtype)
+    is_scale, dtype = not any(w.dims), dtype or getattr(w, "used", None) or self.sizes.dtype
     return w[...] if is_scale else sharding.gather(w[...].astype(dtype), w.dims)
 
 

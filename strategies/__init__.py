@@ -18,6 +18,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from errors import ConfigError, one_of
+from models.ops import experts
 from models.ops.context import choose
 from models.ops.positions import chunks
 from models.sizes import ModelSizes
@@ -102,10 +103,13 @@ def limits(name: str, layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -
 
 
 def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:
-  """The model with the way in which attention reads positions of other devices (models/ops/context.py).
+  """The model with the ways in which it reads positions and experts of other devices (models/ops/).
 
   Raises ConfigError if its positions or heads do not split as this layout asks.
   """
+  if sizes.experts:
+    transport = experts.choose(sizes.expert_transport, layout.shards("experts"), sizes.experts_per_token)
+    sizes = dataclasses.replace(sizes, expert_transport=transport)
   count = layout.shards("positions")
   if count == 1:
     return sizes

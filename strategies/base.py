@@ -146,6 +146,8 @@ class Strategy:
       sizes = self.program.sizes
       line += f"; attention reads other positions by {sizes.attention_context}"
       line += f", because {sizes.context_why}" if sizes.context_why else ""
+    if self.layout.shards("experts") > 1 and self.program.sizes.experts:
+      line += f"; tokens get to experts by {self.program.sizes.expert_transport}"
     return f"{line}; {self.runner.described}" if self.runner.described else line
 
   def check_batch(self, field: str, batch_size: int, accumulation: int = 1) -> None:

@@ -56,13 +56,14 @@ class ByHand(Runner):
     specs = lambda layout, params, dims: jax.tree.map(lambda _, names: layout.spec(names), params, dims)
 
     def total(gradient: jax.Array, names: Dims, dtype: str) -> jax.Array:
-      gradient = collectives.reduce_scatter(gradient.astype(dtype), names, transfers.scattered_once)
-      split = {axis for dim in names if dim for axis in result.axes(dim)}
+      split = {axis for dim in names if dim for axis in result.axes_in(names, dim)}
+      scattered = tuple(axis for axis in transfers.scattered_once if axis in split)
+      gradient = collectives.reduce_scatter(gradient.astype(dtype), names, scattered)
       rest = tuple(axis for axis in layout.mesh if axis not in split)  # along which devices hold the same weight
       return sum_in_dtype(functools.partial(jax.lax.psum, axis_name=rest), gradient) if rest else gradient
 
     def piece(w: jax.Array, names: Dims) -> jax.ShapeDtypeStruct:
-      n = result.shards("embed") // layout.shards("embed")
+      n = result.shards_in(names, "embed") // layout.shards_in(names, "embed")
       shape = (size // n if name == "embed" else size for size, name in zip(w.shape, names, strict=True))
       return jax.ShapeDtypeStruct(tuple(shape), w.dtype)
 

@@ -38,12 +38,12 @@ class Collectives:
 
   def gathered(self, w: jax.Array, dims: Dims) -> jax.Array:
     """A weight gathered along `embed`. Its gradient is reduce-scattered to the pieces that devices hold."""
-    scatter = functools.partial(self.reduce_scatter, dims=dims, axes=self.layout.axes("embed"))
+    scatter = functools.partial(self.reduce_scatter, dims=dims, axes=self.layout.axes_in(dims, "embed"))
     return with_transpose(lambda w: self.all_gather(w, dims), scatter, w)
 
   def all_gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """Gathers a weight along `embed`. `dims` names its last dimensions."""
-    axes = self.layout.axes("embed")
+    axes = self.layout.axes_in(dims, "embed")
     gather = lambda w, dims: jax.lax.all_gather(w, axes, axis=dims.index("embed"), tiled=True)
     return self._along_embed(gather, cast_before_sending(w), dims) if "embed" in dims and axes else w
 
@@ -114,7 +114,7 @@ def on_own_parts(layout: Layout, kernel: Callable[..., T], *arrays: jax.Array, d
     return kernel(*arrays)
   ins = tuple(map(layout.spec, dims))
   outs = map_dims(layout.spec, results)
-  split = {axis for array in dims for dim in array if dim for axis in layout.axes(dim)}
+  split = {axis for array in dims for dim in array if dim for axis in layout.axes_in(array, dim)}
   same = {axis for axis in axes - split if mesh.shape[axis] > 1}
   on_parts = jax.shard_map(kernel, in_specs=ins, out_specs=outs, axis_names=axes - same, check_vma=False)
   return jax.shard_map(on_parts, in_specs=P(), out_specs=P(), axis_names=same)(*arrays) if same else on_parts(*arrays)
@@ -143,8 +143,9 @@ class Share(NamedTuple):
 
 def share(layout: Layout, dims: Dims, depth: int) -> Share:
   """How devices share a weight of so many layers, stored as this layout says."""
-  pieces = [(at, axes) for at, dim in enumerate(dims) if at and dim and (axes := layout.axes(dim))]
-  used = {axis for dim in dims if dim for axis in layout.axes(dim)}
+  found = [(at, layout.axes_in(dims, dim)) for at, dim in enumerate(dims) if at and dim and dim != "experts"]
+  pieces = [(at, axes) for at, axes in found if axes]  # each expert is a matrix of its own, so experts stay in pieces
+  used = {axis for dim in dims if dim for axis in layout.axes_in(dims, dim)}
   exchange = math.prod(layout.mesh[axis] for _, axes in pieces for axis in axes)
   layers = math.ceil(depth / layout.shards("layers") / exchange)
   copies: tuple[str, ...] = ()

@@ -152,7 +152,7 @@ class Constraints(Sharding):
     gradient = self.layout.stored_as("gradients")
     left = [axis for axis in self.layout.axes(dim) if self.layout.mesh[axis] > 1]
     parts = parts.reshape(*(self.layout.mesh[axis] for axis in left), *parts.shape[1:])
-    split = {axis for name in dims if name for axis in gradient.axes(name)}
+    split = {axis for name in dims if name for axis in gradient.axes_in(dims, name)}
     add = lambda x: jax.lax.reduce(x, np.zeros((), x.dtype), jax.lax.add, (0,))
     for axis in sorted(left, key=lambda axis: axis not in split):
       parts = jnp.moveaxis(parts, left.index(axis), 0)

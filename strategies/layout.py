@@ -34,8 +34,8 @@ class Layout:
 
   Attributes:
     mesh: the size of each mesh axis; -1 takes the devices that are left.
-    batch, positions, sequence, embed, heads, mlp, experts, vocab, layers: the mesh axis or axes that split this dimension; None
-      if not split.
+    batch, positions, sequence, embed, heads, mlp, experts, vocab, layers: the mesh axis or axes that split this
+      dimension; None if not split.
     gradients: those that split `embed` in sums of gradients, while the parts of a batch run; None: as in the weights.
     state: those that split `embed` in the optimizer's state; None: as in the sums of gradients.
   """
@@ -112,6 +112,18 @@ class Layout:
     place = getattr(self, dim)
     return axes_of(place) if place or dim not in FOLLOWS else self.axes(FOLLOWS[dim])
 
+  def axes_in(self, dims: Iterable[str | None], dim: str) -> tuple[str, ...]:
+    """The mesh axes that split a dimension of an array with these dimensions; those of `experts` split no other.
+
+    So if `embed` is split over the same axes and others, weights of experts are split over the others.
+    """
+    taken = self.axes("experts") if "experts" in dims and dim != "experts" else ()
+    return tuple(axis for axis in self.axes(dim) if axis not in taken)
+
+  def shards_in(self, dims: Iterable[str | None], dim: str) -> int:
+    """The number of pieces into which they split it."""
+    return math.prod(self.mesh[axis] for axis in self.axes_in(dims, dim))
+
   def shards(self, dim: str) -> int:
     """The number of pieces a dimension is split into."""
     return math.prod(self.mesh[axis] for axis in self.axes(dim))
@@ -131,8 +143,9 @@ class Layout:
 
   def spec(self, dims: Iterable[str | None]) -> P:
     """The PartitionSpec of an array whose dimensions have these names. `sequence` splits what `positions` has split."""
-    place = lambda dim: place_of(self.axes("positions") + self.axes(dim)) if dim == "sequence" else getattr(self, dim)
-    places = [place(dim) if dim else None for dim in dims]
+    dims = tuple(dims)
+    before = lambda dim: self.axes("positions") if dim == "sequence" else ()
+    places = [place_of(before(dim) + self.axes_in(dims, dim)) if dim else None for dim in dims]
     used = [axis for place in places for axis in axes_of(place)]
     if len(used) != len(set(used)):
       raise ValueError(f"{tuple(dims)} would split two dimensions of one array over the same mesh axis: {places}")

@@ -29,26 +29,32 @@ class Rows(NamedTuple):
   counts: jax.Array  # [e], how many rows each expert has
 
 
-def forward(rows: Rows, weights: Weights) -> jax.Array:
-  """down(scale · silu(gate(x)) · up(x)) of each row [R, D]; 0 for rows that belong to no expert."""
-  return jax.lax.platform_dependent(rows, weights, tpu=_ragged, default=_in_blocks)
+def forward(rows: Rows, weights: Weights, likely: int) -> jax.Array:
+  """down(scale · silu(gate(x)) · up(x)) of each row [R, D]; 0 for rows that belong to no expert.
+
+  Args:
+    likely: how many rows belong to experts, if all devices and experts have equal loads.
+  """
+  in_blocks = functools.partial(_in_blocks, size=block_size(likely, len(rows.counts), len(rows.x)))
+  return jax.lax.platform_dependent(rows, weights, tpu=_ragged, default=in_blocks)
 
 
-def backward(rows: Rows, weights: Weights, of_out: jax.Array) -> tuple[jax.Array, jax.Array, Weights]:
+def backward(rows: Rows, weights: Weights, of_out: jax.Array, likely: int) -> tuple[jax.Array, jax.Array, Weights]:
   """The gradients of rows [R, D] and scales [R], and those of the weights in float32. Computes hidden units again."""
-  return jax.lax.platform_dependent(rows, weights, of_out, tpu=_ragged_backward, default=_in_blocks_backward)
+  in_blocks = functools.partial(_in_blocks_backward, size=block_size(likely, len(rows.counts), len(rows.x)))
+  return jax.lax.platform_dependent(rows, weights, of_out, tpu=_ragged_backward, default=in_blocks)
 
 
-def block_size(rows: int, experts: int) -> int:
-  """The rows of a block, if so many rows belong to so many experts."""
+def block_size(likely: int, experts: int, most: int) -> int:
+  """The rows of a block, if so many rows are likely to belong to so many experts, and there are `most`."""
   size = LEAST
-  while size < MOST and 2 * size * OF_EXPERT * experts <= rows:
+  while size < MOST and 2 * size * OF_EXPERT * experts <= likely:
     size *= 2
-  return min(size, rows)
+  return min(size, most)
 
 
 class Block(NamedTuple):
-  """Some rows of one expert. Near the end of an expert's rows, rows of others are between `live` ones or follow them."""
+  """Some rows of one expert, and at the end of an expert's rows others, which are not `live`."""
 
   expert: jax.Array
   start: jax.Array
@@ -74,9 +80,8 @@ class Block(NamedTuple):
     return jnp.where(self.live.reshape(-1, *(1,) * (live.ndim - 1)), live, others)
 
 
-def _each_block(rows: Rows, one: Callable[[Block, Any], Any], carry: Any) -> Any:
-  """Calls `one` for each block, in the order of rows."""
-  size = block_size(len(rows.x), len(rows.counts))
+def _each_block(rows: Rows, size: int, one: Callable[[Block, Any], Any], carry: Any) -> Any:
+  """Calls `one` for each block of so many rows, in their order."""
   ends, blocks = jnp.cumsum(rows.counts), -(-rows.counts // size)
   last = jnp.cumsum(blocks)
 
@@ -91,15 +96,17 @@ def _each_block(rows: Rows, one: Callable[[Block, Any], Any], carry: Any) -> Any
     return jax.lax.fori_loop(0, last[-1], step, carry)
 
 
-def _in_blocks(rows: Rows, weights: Weights) -> jax.Array:
+def _in_blocks(rows: Rows, weights: Weights, *, size: int) -> jax.Array:
   def one(block: Block, out: jax.Array) -> jax.Array:
     x, scales, (gate, up, down) = block.of(rows.x), block.of(rows.scales), block.weights_of(weights)
     return block.put(out, (scales[:, None].astype(x.dtype) * jax.nn.silu(x @ gate) * (x @ up)) @ down)
 
-  return _each_block(rows, one, jnp.zeros_like(rows.x))
+  return _each_block(rows, size, one, jnp.zeros_like(rows.x))
 
 
-def _in_blocks_backward(rows: Rows, weights: Weights, of_out: jax.Array) -> tuple[jax.Array, jax.Array, Weights]:
+def _in_blocks_backward(
+  rows: Rows, weights: Weights, of_out: jax.Array, *, size: int
+) -> tuple[jax.Array, jax.Array, Weights]:
   product = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
 
   def one(block: Block, carry: Any) -> Any:
@@ -115,7 +122,7 @@ def _in_blocks_backward(rows: Rows, weights: Weights, of_out: jax.Array) -> tupl
     return block.put(of_x, of_gate @ gate.T + of_up @ up.T), of_scales, of_weights
 
   zeros = tuple(jnp.zeros(w.shape, jnp.float32) for w in weights)
-  return _each_block(rows, one, (jnp.zeros_like(rows.x), jnp.zeros_like(rows.scales), zeros))
+  return _each_block(rows, size, one, (jnp.zeros_like(rows.x), jnp.zeros_like(rows.scales), zeros))
 
 
 def _ragged(rows: Rows, weights: Weights) -> jax.Array:

@@ -26,7 +26,7 @@ def weight(
   """
   assert len(shape) == len(dims)
   value = std * jax.random.normal(keys(), shape, jnp.float32)
-  return nnx.Param(value.astype(dtype), dims=dims, **({"used": used} if used else {}))
+  return nnx.Param(value.astype(dtype), dims=dims, used=used)
 
 
 def with_gradient(forward: Callable, backward: Callable, *args: Any) -> Any:

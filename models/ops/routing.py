@@ -5,8 +5,8 @@ A router scores all experts. The best of them work on the token, and its result 
 
     softmax_topk    probabilities of the chosen ones among the chosen (Mixtral, arXiv:2401.04088)
     topk_softmax    probabilities of the chosen ones among all, so their sum is below 1 (OLMoE, arXiv:2409.02060)
-    sigmoid_bias    sigmoids of the chosen ones, divided by their sum. A bias is added to choose, and not to weigh. After
-                    each step it grows for experts with a low load, without a gradient (arXiv:2408.15664)
+    sigmoid_bias    sigmoids of the chosen ones, divided by their sum. A bias is added only to choose. After each
+                    step it grows for experts with a low load, without a gradient (arXiv:2408.15664)
 
 Two losses can be added, each with a weight: one is least if the loads are equal, one keeps scores small. Both are sums
 over sequences, each of which counts as often as its predictions. So they are the same number on any devices and in any
@@ -14,18 +14,18 @@ parts of a batch. The usual loss for a whole batch is not such a sum: before the
 all parts, that is, one more forward pass.
 """
 
-import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from models.dimensions import Sharding
+from models.dimensions import Dims, Sharding
 from models.ops.loss import Sums
 
 if TYPE_CHECKING:
   from models.sizes import ModelSizes
 
+TOKENS: Dims = ("batch", None, None)
 ROUTERS = ("softmax_topk", "topk_softmax", "sigmoid_bias")
 
 
@@ -45,7 +45,7 @@ class Routes(NamedTuple):
   normalizer: jax.Array  # [B, T], the logarithm of the sum of the exponentials of the scores
 
 
-def route(scores: jax.Array, bias: jax.Array | None, sizes: "ModelSizes") -> Routes:
+def route(scores: jax.Array, bias: jax.Array | None, sizes: "ModelSizes", sharding: Sharding) -> Routes:
   """Chooses experts by scores [B, T, E] in float32. Of equal ones, the first is chosen, so that all devices agree.
 
   Args:
@@ -53,7 +53,9 @@ def route(scores: jax.Array, bias: jax.Array | None, sizes: "ModelSizes") -> Rou
   """
   sigmoids = jax.nn.sigmoid(scores)
   by = scores if bias is None else sigmoids + bias
-  chosen = jax.lax.top_k(jax.lax.stop_gradient(by), sizes.experts_per_token)[1]
+  best = lambda x: jax.lax.top_k(x, sizes.experts_per_token)[1]
+  # Each device for its own tokens: compilers do not split it, and gather all scores.
+  chosen = sharding.local(best, jax.lax.stop_gradient(by), dims=[TOKENS], results=TOKENS)
   of_chosen = lambda x: jnp.sum(jnp.where(one_hot(chosen, sizes.experts), x[..., None, :], 0), axis=-1)
   share = lambda x: x / jnp.sum(x, axis=-1, keepdims=True)
   probabilities = jax.nn.softmax(scores)
@@ -79,9 +81,9 @@ def sums(routes: Routes, counted: Counted, sizes: "ModelSizes", sharding: Shardi
   of_text = sharding.across(jax.lax.psum, load, "positions")  # [B, E]
   each = counted.predictions / jnp.maximum(jnp.sum(of_text, axis=1) / k, 1)  # [B], how often a token counts
   share = of_text / jnp.maximum(jnp.sum(of_text, axis=1, keepdims=True), 1)
-  among = functools.partial(jnp.where, tokens)
-  likely = jnp.sum(among(routes.probabilities, 0), axis=1)  # [B, E]
-  entropy = -jnp.sum(among(routes.probabilities * jnp.log(routes.probabilities + 1e-30), 0))
+  among = lambda x: jnp.where(tokens, x, 0)
+  likely = jnp.sum(among(routes.probabilities), axis=1)  # [B, E]
+  entropy = -jnp.sum(among(routes.probabilities * jnp.log(routes.probabilities + 1e-30)))
   return {
     "balance": sizes.experts * jnp.sum(each[:, None] * share * likely),
     "router_z": jnp.sum(each * jnp.sum(jnp.where(counted.tokens, routes.normalizer**2, 0), axis=1)),
@@ -132,5 +134,7 @@ def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
 
 
 def balanced(bias: jax.Array, load: jax.Array, rate: float) -> jax.Array:
-  """The biases [L, E] of the router "sigmoid_bias" after a step with these loads [L, E]."""
-  return bias + rate * jnp.sign(jnp.mean(load, axis=1, keepdims=True) - load).astype(bias.dtype)
+  """The biases [L, E] of the router "sigmoid_bias" after a step with these loads [L, E]: up where they are too low."""
+  total, experts = jnp.sum(load, axis=1, keepdims=True), load.shape[1]
+  is_low, is_high = load < -(-total // experts), load > total // experts  # than the mean, which need not be whole
+  return bias + rate * (is_low.astype(bias.dtype) - is_high.astype(bias.dtype))

@@ -54,6 +54,11 @@ class Staged(ByHand):
           f"{2 * stages}",
           stacklevel=2,
         )
+    if schedule == "zero_bubble" and program.sizes.experts:
+      raise ConfigError(
+        "pipeline.schedule='zero_bubble' computes the gradients of weights later, but those of experts (model.experts="
+        f"{program.sizes.experts}) exist only together with those of their tokens; use '1f1b'"
+      )
     if depth % (stages * chunks):
       raise ConfigError(
         f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide model.depth={depth}; "

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from models.dimensions import Dims, map_dims
-from training.optimizers.rule import Rule, Tree, sides
+from training.optimizers.rule import STACKED, Rule, Tree, sides
 
 if TYPE_CHECKING:
   from training.optimizer import Optimizer
@@ -64,8 +64,8 @@ def _kept(dims: Dims) -> dict[str, tuple[int, ...]]:
 
 
 def _lead(dims: Dims) -> tuple[int, ...]:
-  """The dimension of layers, if there is one."""
-  return (0,) if "layers" in dims else ()
+  """The dimensions of layers and of experts, if there are any."""
+  return tuple(at for at, dim in enumerate(dims) if dim in STACKED)
 
 
 def _others(dims: Dims, kept: tuple[int, ...]) -> tuple[int, ...]:
@@ -73,7 +73,7 @@ def _others(dims: Dims, kept: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _scaled(g: jax.Array, dims: Dims, moments: dict[str, jax.Array]) -> jax.Array:
-  """A gradient divided by the root of its second moment, and made smaller if it is too large, in each layer apart."""
+  """A gradient divided by the root of its second moment, and made smaller if it is too large, in each matrix apart."""
   kept, lead = _kept(dims), _lead(dims)
   whole = {name: jnp.expand_dims(moment, _others(dims, kept[name])) for name, moment in moments.items()}
   if "all" in whole:

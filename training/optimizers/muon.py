@@ -64,7 +64,7 @@ def _chosen(dims: Tree, wanted: bool, tree: Tree) -> Tree:
 
 
 def orthogonal(x: jax.Array, dims: Dims, dtype: str, sharding: Sharding) -> jax.Array:
-  """Makes each layer's matrix of a stacked weight orthogonal, and gives it the size of AdamW's updates.
+  """Makes each matrix of a stacked weight orthogonal, and gives it the size of AdamW's updates.
 
   Devices hold pieces of matrices. They exchange them, and compute, in `dtype`.
   """
@@ -78,8 +78,8 @@ def _sizes(x: jax.Array, dims: Dims) -> tuple[int, ...]:
 
 
 def _newton_schulz(x: jax.Array, dims: Dims) -> jax.Array:
-  """The Newton-Schulz iteration on whole stacked matrices [L, ...]: all singular values become about 1."""
-  m = x.reshape(len(x), *_sizes(x, dims))
+  """The Newton-Schulz iteration on stacked matrices, [L, ...] or [L, E, ...]: singular values become about 1."""
+  m = x.reshape(-1, *_sizes(x, dims))
   is_tall = m.shape[1] > m.shape[2]
   m = m.swapaxes(1, 2) if is_tall else m  # products of the shorter side cost less
   size = jnp.linalg.norm(m.astype(jnp.float32), axis=(1, 2), keepdims=True)

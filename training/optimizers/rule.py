@@ -31,8 +31,11 @@ class Rule(NamedTuple):
   sums: Callable[[Dims], Sequence[tuple[tuple[int, ...], tuple[int, ...]]]] = lambda dims: ()
 
 
+STACKED = ("layers", "experts")  # the dimensions along which a weight is several matrices
+
+
 class Sides(NamedTuple):
-  """A weight as a matrix, or as one matrix for each layer: the numbers of the dimensions that make each of its sides.
+  """A weight as a matrix, or one for each layer and expert: the numbers of the dimensions that make each of its sides.
 
   One side is the width of the model, `embed`. The other is everything else, such as heads and their size.
   """
@@ -43,7 +46,7 @@ class Sides(NamedTuple):
 
 def sides(dims: Dims) -> Sides | None:
   """The sides of a weight; None for the scale of a norm, which has no `embed`."""
-  rest = tuple(at for at, dim in enumerate(dims) if dim not in ("layers", "embed"))
+  rest = tuple(at for at, dim in enumerate(dims) if dim not in (*STACKED, "embed"))
   if "embed" not in dims or not rest:
     return None
   embed = (dims.index("embed"),)

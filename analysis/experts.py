@@ -1,0 +1,128 @@
+"""What a mixture of experts sends, computes and needs, if all experts have equal loads (models/ops/experts.py).
+
+With unequal loads, the busiest device has more to do, and `exchange` needs more rounds: a device sends at most as many
+rows as it has tokens, times the experts of each, and so does each round send as many rows as all others.
+"""
+
+import math
+
+from analysis.case import Case, Product, ring_share
+from analysis.hlo import Each
+from analysis.sent import Sent
+from analysis.weights import weights
+from models.ops.grouped import BLOCKS, block_size
+from models.ops.transports import ROUNDS, capacity
+
+INDEX = 4  # bytes of a number of an expert, of a count of rows, and of a scale
+
+
+def sent(case: Case) -> list[Sent]:
+  """What devices that share experts send: tokens and results, and in the backward pass tokens again, and gradients.
+
+  `gather` sends them to all, and `exchange` and `ragged` a row for each of a token's experts.
+  """
+  return [*_always(case), *_shared(case)] if case.sizes.experts else []
+
+
+def _always(case: Case) -> list[Sent]:
+  """Gradients of tokens' weights, of which devices that share hidden units have parts; and the sums of routers."""
+  sizes, layout = case.sizes, case.layout
+  numbers = case.tokens * sizes.experts_per_token * sizes.depth / layout.shards("layers")
+  loads = sizes.depth * sizes.experts + 3
+  batch = case.ordered((*layout.axes("batch"), *layout.axes("positions"), *case.transfers.by_hand))
+  parts = 1 if case.transfers.by_hand else case.batch_parts
+  of_texts = case.examples * case.sharers * (sizes.depth / layout.shards("layers") * sizes.experts + 1)
+  summed = lambda axes, size, what, **more: Sent(
+    "all-reduce", axes, 2 * ring_share(case.devices(axes)) * size * INDEX, f"experts: {what}", **more
+  )
+  return [
+    summed(case.axes("mlp"), case.batch_parts * numbers, "gradients of weights", waits=True),
+    summed(case.axes("positions"), case.batch_parts * of_texts, "loads of texts", waits=True),
+    summed(batch, parts * loads, "loads"),
+  ]
+
+
+def _shared(case: Case) -> list[Sent]:
+  sizes, m, axes = case.sizes, case.layout.shards("experts"), case.axes("experts")
+  if m == 1:
+    return []
+  times, k = case.batch_parts * sizes.depth / case.layout.shards("layers"), sizes.experts_per_token
+  token, counts = sizes.width * case.item, sizes.experts * INDEX * ring_share(m)
+  send = lambda kind, size, what: Sent(kind, axes, times * size, f"experts: {what}", waits=True)
+  if sizes.expert_transport == "gather":
+    to_all = (m - 1) * case.tokens
+    return [
+      send("all-gather", to_all * (3 * token + 4 * k * INDEX), "tokens and gradients, to all"),
+      send("reduce-scatter", to_all * (2 * token + k * INDEX), "sums of results and gradients"),
+    ]
+  if sizes.expert_transport == "ragged":
+    rows, kind = case.tokens * k * ring_share(m), "ragged-all-to-all"
+    again = [send("all-gather", 2 * (m - 1) * sizes.experts * INDEX, "how many rows go where")]
+  else:
+    rows, kind = rounds(case) * (m - 1) * _capacity(case), "all-to-all"
+    again = [
+      send("all-to-all", 2 * counts, "how many rows go where"),
+      send("all-reduce", 2 * 2 * INDEX * ring_share(m), "how many rounds there are"),
+    ]
+  return [send(kind, rows * (5 * token + 3 * INDEX), "rows, results and gradients"), *again]
+
+
+def _capacity(case: Case) -> int:
+  return capacity(int(case.tokens), case.sizes.experts_per_token, case.layout.shards("experts"))
+
+
+def rounds(case: Case) -> int:
+  """The rounds of `exchange`."""
+  return math.ceil(_rows(case) / case.layout.shards("experts") / _capacity(case))
+
+
+def _rows(case: Case) -> int:
+  """The rows that experts of a device work on."""
+  return int(case.tokens * case.sizes.experts_per_token)
+
+
+def blocks(case: Case) -> tuple[int, int]:
+  """The blocks of rows in a layer, and the rows of each; not on TPUs."""
+  own = case.sizes.experts // case.layout.shards("experts")
+  size = block_size(_rows(case), own, _rows(case))
+  return own * math.ceil(_rows(case) / own / size), size
+
+
+def loops(case: Case) -> dict[str, int]:
+  """How many rounds the loops of experts have, by the name of their scope."""
+  if not case.sizes.experts:
+    return {}
+  return {ROUNDS: Each(rounds(case)), BLOCKS: Each(blocks(case)[0])}
+
+
+def products(case: Case) -> list[Product]:
+  """The products of a block's experts and of its router, of one device.
+
+  The backward pass has two for each of the forward pass, and computes hidden units again. Blocks that are not full
+  count as full.
+  """
+  sizes, (count, size) = case.sizes, blocks(case)
+  padded = 1.0 if case.compiler == "tpu" else count * size / _rows(case)
+  forward = 6 * sizes.width * sizes.experts_per_token * sizes.expert_width / case.layout.shards("mlp")
+  router = 2 * sizes.width * sizes.experts
+  return [Product(padded * (3 + 2 / 3) * forward, ("mlp",)), Product((3 + case.repeats) * router, ())]
+
+
+def working(case: Case) -> float:
+  """Bytes of the experts of a block in its backward pass: rows, what is gathered, and gradients in float32.
+
+  How often each exists is fitted to the compiler's figures (tests/analysis/test_experts.py).
+  """
+  sizes, m = case.sizes, case.layout.shards("experts")
+  if not sizes.experts:
+    return 0.0
+  token, k = sizes.width * case.item, sizes.experts_per_token
+  rows, most = case.tokens * k * token, m * case.tokens * min(k, sizes.experts // m) * token
+  if m == 1:
+    found = 5 * rows
+  elif sizes.expert_transport == "gather":
+    found = 3 * most + 1.5 * m * case.tokens * token
+  else:
+    found = 5 * (rows + (most if sizes.expert_transport == "ragged" else m * _capacity(case) * token))
+  own = sum(case.used(weight) for weight in weights(sizes) if "experts" in weight.dims)
+  return found + 2.9 * 4 * own / sizes.depth * case.layout.shards("layers")

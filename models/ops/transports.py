@@ -1,0 +1,300 @@
+"""How tokens get to experts on other devices, and back: `gather`, `exchange` and `ragged` (experts.py).
+
+The code here runs on each device, for its own tokens and its own experts.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from models.dimensions import Sharding
+from models.ops import grouped
+from models.ops.grouped import Rows, Weights
+from models.ops.workarounds import in_order, sum_in_dtype
+
+ROOM = 1.25  # rows that a pair of devices exchanges in a round, relative to those of an equal load
+ROUNDS = "rounds"  # the scope of the loop over rounds in a program
+
+
+def capacity(tokens: int, chosen: int, devices: int) -> int:
+  """The rows that a device sends to each other one in a round of `exchange`."""
+  return min(math.ceil(ROOM * tokens * chosen / devices), tokens * chosen)
+
+
+@dataclasses.dataclass(frozen=True)
+class Peers:
+  """The devices that share the experts. On CPUs their collectives run in the order of the calls."""
+
+  sharding: Sharding
+
+  @property
+  def count(self) -> int:
+    return self.sharding.shards("experts")
+
+  @property
+  def index(self) -> jax.Array:
+    return self.sharding.index("experts")
+
+  def all_gather(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """[n, ...] each → [m · n, ...] each."""
+    return self._each(functools.partial(jax.lax.all_gather, tiled=True), *arrays)
+
+  def reduce_scatter(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """[m · n, ...] each, what a device has for every other → [n, ...] each, the sum of what all have for this one."""
+    scatter = functools.partial(jax.lax.psum_scatter, tiled=True)
+    return self._each(lambda x, axes: sum_in_dtype(lambda x: scatter(x, axes), x), *arrays)
+
+  def all_to_all(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """[m · c, ...] each, c rows for every device → c rows from every device."""
+    return self._each(functools.partial(jax.lax.all_to_all, split_axis=0, concat_axis=0, tiled=True), *arrays)
+
+  def ragged_all_to_all(
+    self, arrays: Sequence[jax.Array], empty: Sequence[jax.Array], *moves: jax.Array
+  ) -> tuple[jax.Array, ...]:
+    """Writes rows of arrays to other devices' `empty` ones.
+
+    `moves` say for each device: where its rows start here, how many they are, where they start there, and how many come
+    from it.
+    """
+
+    def send(x: jax.Array, axes: Any, out: jax.Array) -> jax.Array:
+      ragged = functools.partial(jax.lax.ragged_all_to_all, axis_name=axes)
+      return jax.lax.platform_dependent(x, out, *moves, cpu=functools.partial(_emulated, self), default=ragged)
+
+    return self._each(send, *arrays, more=[(x,) for x in empty])
+
+  def largest(self, x: jax.Array) -> jax.Array:
+    return self.sharding.across(jax.lax.pmax, x, "experts")
+
+  def _each(
+    self, collective: Callable[..., jax.Array], *arrays: jax.Array, more: Sequence[tuple] | None = None
+  ) -> tuple[jax.Array, ...]:
+    """The collective of each array. `more` are further arguments for each."""
+    done: list[jax.Array] = []
+    for x, given in zip(arrays, more or [()] * len(arrays), strict=True):
+      x = in_order(done[-1], x) if done and self.count > 1 else x
+      done.append(self.sharding.across(lambda x, axes, given=given: collective(x, axes, *given), x, "experts"))
+    return tuple(done)
+
+
+def _emulated(peers: Peers, rows: jax.Array, out: jax.Array, *moves: jax.Array) -> jax.Array:
+  """`lax.ragged_all_to_all`, which XLA's CPU backend lacks, by an all-gather of everything."""
+  rows, starts, sizes, ends, _ = peers.all_gather(rows[None], *(x[None] for x in moves))  # moves [from, to]
+  at = jnp.arange(rows.shape[1])
+  for sender in range(peers.count):
+    start, size, end = (x[sender, peers.index] for x in (starts, sizes, ends))
+    place = jnp.where(at < size, end + at, len(out))
+    out = out.at[place].set(rows[sender].at[start + at].get(mode="clip"), mode="drop")
+  return out
+
+
+class Transport(NamedTuple):
+  """A way, called with tokens [n, D], their experts and scales [n, k], the weights of own experts, and the peers.
+
+  Attributes:
+    forward: → [n, D].
+    backward: with the gradient of that → the gradients of tokens, scales and weights.
+  """
+
+  forward: Callable[..., jax.Array]
+  backward: Callable[..., tuple[jax.Array, jax.Array, Weights]]
+
+
+class Order(NamedTuple):
+  """The rows of some tokens, one for each of a token's experts, sorted by expert.
+
+  Attributes:
+    token: [R], that of each row. There may be fewer rows than tokens × k.
+    scales: [R].
+    counts: how many rows each expert has.
+    place: [N, k], where the rows of each token are.
+  """
+
+  token: jax.Array
+  scales: jax.Array
+  counts: jax.Array
+  place: jax.Array
+
+  @staticmethod
+  def of(chosen: jax.Array, scales: jax.Array, experts: int, most: int | None = None) -> "Order":
+    """Sorts the rows of tokens. Those of the expert number `experts` come last: they belong to none.
+
+    Args:
+      most: how many rows belong to one, at most.
+    """
+    keys, k = chosen.reshape(-1), chosen.shape[1]
+    order = jnp.argsort(keys)
+    place = jnp.zeros_like(order).at[order].set(jnp.arange(len(order))).reshape(chosen.shape)
+    counts = jnp.sum(keys[:, None] == jnp.arange(experts), axis=0)
+    order = order[:most]
+    return Order(order // k, scales.reshape(-1)[order], counts, place)
+
+  def rows(self, x: jax.Array) -> Rows:
+    return Rows(x[self.token], self.scales, self.counts)
+
+  def added_up(self, rows: jax.Array) -> jax.Array:
+    """The sum of each token's rows [R, ...] → [N, ...]. Rows that do not exist count as zeros."""
+    take = lambda at: rows.at[at].get(mode="fill", fill_value=0)
+    return functools.reduce(jnp.add, (take(self.place[:, i]) for i in range(self.place.shape[1])))
+
+  def unsorted(self, values: jax.Array) -> jax.Array:
+    """A value of each row [R] → [N, k]."""
+    return values.at[self.place].get(mode="fill", fill_value=0)
+
+
+# gather: all devices see all tokens, and each works for its own experts.
+
+
+def _own_rows(chosen: jax.Array, scales: jax.Array, experts: int, peers: Peers) -> Order:
+  """The rows of all tokens that are for the own experts. A token's experts differ, so no more than `experts` are."""
+  own = chosen - experts * peers.index
+  most = len(chosen) * min(experts, chosen.shape[1])
+  return Order.of(jnp.where((own >= 0) & (own < experts), own, experts), scales, experts, most)
+
+
+def _gather(x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: Peers) -> jax.Array:
+  likely = scales.size
+  x, chosen, scales = peers.all_gather(x, chosen, scales)
+  order = _own_rows(chosen, scales, len(weights[0]), peers)
+  return peers.reduce_scatter(order.added_up(grouped.forward(order.rows(x), weights, likely)))[0]
+
+
+def _gather_backward(
+  x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: Peers, of_out: jax.Array
+) -> tuple[jax.Array, jax.Array, Weights]:
+  likely = scales.size
+  x, chosen, scales, of_out = peers.all_gather(x, chosen, scales, of_out)
+  order = _own_rows(chosen, scales, len(weights[0]), peers)
+  of_rows, of_scales, of_weights = grouped.backward(order.rows(x), weights, of_out[order.token], likely)
+  of_x, of_scales = peers.reduce_scatter(order.added_up(of_rows), order.unsorted(of_scales))
+  return of_x, of_scales, of_weights
+
+
+# exchange and ragged: rows go to the devices of their experts, and come back.
+
+
+class Trip(NamedTuple):
+  """How some rows go to the devices of their experts and back.
+
+  Attributes:
+    there: arrays [R, ...], of which row i goes where row i of the sorted rows goes → what arrives [S, ...] of each.
+    back: arrays [R, ...], and as many arrays [S, ...] → the first, with the values that return in the rows that went.
+    experts: [S], the own expert that each arrived row is for; their number if there is no row.
+  """
+
+  there: Callable[..., tuple[jax.Array, ...]]
+  back: Callable[..., tuple[jax.Array, ...]]
+  experts: jax.Array
+
+
+# Calls `one` with a trip and the carry for each round → the carry. Given: the sorted rows, how many each expert has
+# [m, e], the peers, and the tokens and experts of each token on a device.
+Travel = Callable[["Order", jax.Array, Peers, Callable[[Trip, Any], Any], Any], Any]
+
+
+def _send(
+  travel: Travel, x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: Peers
+) -> jax.Array:
+  e = len(weights[0])
+  order = Order.of(chosen, scales, peers.count * e)
+
+  def one(trip: Trip, out: jax.Array) -> jax.Array:
+    x_here, scales_here = trip.there(rows, order.scales)
+    here = Order.of(trip.experts[:, None], scales_here[:, None], e)
+    done = here.added_up(grouped.forward(here.rows(x_here), weights, scales.size))
+    return trip.back((out,), (done,))[0]
+
+  rows = x[order.token]
+  return order.added_up(travel(order, order.counts.reshape(-1, e), peers, one, jnp.zeros_like(rows)))
+
+
+def _send_backward(
+  travel: Travel,
+  x: jax.Array,
+  chosen: jax.Array,
+  scales: jax.Array,
+  weights: Weights,
+  peers: Peers,
+  of_out: jax.Array,
+) -> tuple[jax.Array, jax.Array, Weights]:
+  e = len(weights[0])
+  order = Order.of(chosen, scales, peers.count * e)
+
+  def one(trip: Trip, carry: Any) -> Any:
+    of_rows, of_scales, of_weights = carry
+    x_here, scales_here, of_out_here = trip.there(rows, order.scales, of_out[order.token])
+    here = Order.of(trip.experts[:, None], scales_here[:, None], e)
+    of_out_here = of_out_here[here.token]
+    new_rows, new_scales, new_weights = grouped.backward(here.rows(x_here), weights, of_out_here, scales.size)
+    found = here.added_up(new_rows), here.unsorted(new_scales)[:, 0]
+    of_rows, of_scales = trip.back((of_rows, of_scales), found)
+    return of_rows, of_scales, jax.tree.map(jnp.add, of_weights, new_weights)
+
+  rows = x[order.token]
+  zeros = tuple(jnp.zeros(w.shape, jnp.float32) for w in weights)
+  start = jnp.zeros_like(rows), jnp.zeros_like(order.scales), zeros
+  of_rows, of_scales, of_weights = travel(order, order.counts.reshape(-1, e), peers, one, start)
+  return order.added_up(of_rows), order.unsorted(of_scales), of_weights
+
+
+def _in_rounds(order: Order, counts: jax.Array, peers: Peers, one: Callable[[Trip, Any], Any], carry: Any) -> Any:
+  """In rounds of an all-to-all, until all rows have been sent."""
+  (m, _), rows, (tokens, k) = counts.shape, len(order.token), order.place.shape
+  size = capacity(tokens, k, m)
+  to = jnp.sum(counts, axis=1)
+  ends = jnp.cumsum(peers.all_to_all(counts)[0], axis=1)  # [from, e]
+  most = in_order(ends, peers.largest(in_order(ends, jnp.max(to))))  # all devices must run equally many rounds
+  first = jnp.cumsum(to) - to
+  device = jnp.sum(jnp.arange(rows)[:, None] >= jnp.cumsum(to), axis=1)  # [R], where each row goes
+  number = jnp.arange(rows) - first[device]  # of a row among those that go there
+
+  def step(i: jax.Array, carry: Any) -> Any:
+    at = i * size + jnp.arange(size)
+    index = jnp.where(at < to[:, None], first[:, None] + at, rows).reshape(-1)  # [m · size]
+    returned, goes = device * size + number - i * size, number // size == i
+
+    def there(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+      return peers.all_to_all(*(x.at[index].get(mode="fill", fill_value=0) for x in arrays))
+
+    def back(out: tuple[jax.Array, ...], found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+      live = lambda x: goes.reshape(-1, *(1,) * (x.ndim - 1))
+      came = zip(out, peers.all_to_all(*found), strict=True)
+      return tuple(jnp.where(live(x), new.at[returned].get(mode="clip"), x) for x, new in came)
+
+    experts = jnp.sum(at[None, :, None] >= ends[:, None], axis=-1).reshape(-1)
+    return one(Trip(there, back, experts), carry)
+
+  with jax.named_scope(ROUNDS):
+    return jax.lax.fori_loop(0, -(-most // size), step, carry)
+
+
+def _at_once(order: Order, counts: jax.Array, peers: Peers, one: Callable[[Trip, Any], Any], carry: Any) -> Any:
+  """All rows at once, by a ragged all-to-all."""
+  (m, e), me, (tokens, k) = counts.shape, peers.index, order.place.shape
+  everyone = peers.all_gather(counts[None])[0]  # [from, to, e]
+  to = jnp.sum(everyone, axis=-1)
+  left, above = jnp.cumsum(to, axis=1) - to, jnp.cumsum(to, axis=0) - to  # where rows start at a sender, at a receiver
+  room = m * tokens * min(k, e)
+  piece = jnp.sum(jnp.arange(room)[:, None] >= jnp.cumsum(everyone[:, me].reshape(-1)), axis=1)
+
+  def there(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    empty = [jnp.zeros((room, *x.shape[1:]), x.dtype) for x in arrays]
+    return peers.ragged_all_to_all(arrays, empty, left[me], to[me], above[me], to[:, me])
+
+  def back(out: tuple[jax.Array, ...], found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    empty = [jnp.zeros_like(x) for x in out]
+    return peers.ragged_all_to_all(found, empty, above[:, me], to[:, me], left[:, me], to[me])
+
+  return one(Trip(there, back, jnp.where(piece < m * e, piece % e, e)), carry)
+
+
+TRANSPORTS = {
+  "gather": Transport(_gather, _gather_backward),
+  "exchange": Transport(functools.partial(_send, _in_rounds), functools.partial(_send_backward, _in_rounds)),
+  "ragged": Transport(functools.partial(_send, _at_once), functools.partial(_send_backward, _at_once)),
+}

@@ -1,0 +1,170 @@
+"""A mixture of experts equals the dense computation, in which every expert works on every token."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import PARITY, assert_trees_close, in_full, model_sizes, one_sentence, params_of, program, random_batch
+
+from models.dimensions import UNSHARDED
+from models.ops import experts, grouped, routing
+from models.ops.grouped import Rows
+from models.ops.routing import ROUTERS, Counted
+from models.sizes import ModelSizes
+
+E, D, F, K = 5, 16, 24, 2
+
+
+@functools.cache
+def weights() -> tuple[np.ndarray, ...]:
+  random = np.random.default_rng(0)
+  return tuple(random.standard_normal(shape).astype(np.float32) * 0.3 for shape in ((E, D, F), (E, D, F), (E, F, D)))
+
+
+def mlp(x: jax.Array, w: Any) -> jax.Array:
+  return (jax.nn.silu(x @ w[0]) * (x @ w[1])) @ w[2]
+
+
+def counts_of(case: str, rows: int) -> np.ndarray:
+  """How many rows each expert has; some are left that belong to none."""
+  found = {"equal": np.full(E, rows // E - 1), "one": np.eye(E)[3] * (rows - 2), "none": np.zeros(E)}
+  return found.get(case, np.array([rows // 2, 0, 7, 1, rows // 4])).astype(np.int32)
+
+
+@pytest.mark.parametrize("way", ["in blocks", "ragged"])
+def test_products_of_sorted_rows_are_those_of_their_experts(way: str):
+  """In the forward pass and all gradients, also with no row at all, and with all for one expert."""
+  forward, backward = {
+    "in blocks": tuple(functools.partial(f, size=8) for f in (grouped._in_blocks, grouped._in_blocks_backward)),
+    "ragged": (grouped._ragged, grouped._ragged_backward),
+  }[way]
+  random, size = np.random.default_rng(1), 45
+  x, g = (random.standard_normal((size, D)).astype(np.float32) for _ in range(2))
+  scales = random.uniform(0.5, 2, size).astype(np.float32)
+
+  def plain(x: jax.Array, scales: jax.Array, w: Any, counts: jax.Array) -> jax.Array:
+    of = jnp.sum(jnp.arange(size)[:, None] >= jnp.cumsum(counts), axis=1)  # E for rows of none
+    done = [scales[:, None] * mlp(x, [w[i][e] for i in range(3)]) for e in range(E)]
+    return sum(jnp.where((of == e)[:, None], one, 0) for e, one in enumerate(done))
+
+  @jax.jit
+  def both(counts: jax.Array) -> Any:
+    out, pull = jax.vjp(lambda x, scales, w: plain(x, scales, w, counts), x, scales, weights())
+    rows = Rows(x, scales, counts)
+    return (forward(rows, weights()), backward(rows, weights(), g)), (out, pull(g))
+
+  for case in ("equal", "one", "none", "mixed"):
+    ours, expected = jax.device_get(both(counts_of(case, size)))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+      np.testing.assert_allclose(one, other, rtol=PARITY, atol=PARITY * 10)
+
+
+def sizes_of(**fields: Any) -> ModelSizes:
+  small = {"width": D, "heads": 2, "kv_heads": 2, "mlp_width": F, "seq_len": 8, "vocab_size": 32, "depth": 2}
+  return model_sizes(**(small | {"experts": E, "experts_per_token": K, "router_z": 0.01} | fields))
+
+
+def dense(x: jax.Array, chosen: jax.Array, scales: jax.Array, w: Any) -> jax.Array:
+  """Every expert on every token."""
+  share = jnp.sum(jnp.where(chosen[..., None] == jnp.arange(E), scales[..., None], 0), axis=-2)
+  return sum(share[..., e, None] * mlp(x, [w[i][e] for i in range(3)]) for e in range(E))
+
+
+@pytest.mark.parametrize("router", in_full(ROUTERS, "sigmoid_bias"))
+def test_a_model_with_experts_equals_the_dense_computation(router: str, monkeypatch: pytest.MonkeyPatch):
+  """The loss and every gradient, that of the router included."""
+  sizes = sizes_of(router=router, shared_experts=1)
+  params, whole = params_of(sizes), dataclasses.replace(program(), sizes=sizes)
+  batch = random_batch(whole, 4)
+
+  def loss(params: Any) -> jax.Array:
+    return whole.loss_sums(params, batch, None)[0]
+
+  ours = jax.jit(jax.value_and_grad(loss))(params)
+  monkeypatch.setattr("models.experts.mix", lambda x, chosen, scales, w, sharding, way: dense(x, chosen, scales, w))
+  expected = jax.jit(jax.value_and_grad(lambda params: loss(params)))(params)
+  assert_trees_close(ours, expected, PARITY)
+  assert np.abs(ours[1]["blocks"]["mlp"]["router"]).max() > 0
+  if router == "sigmoid_bias":  # it only chooses
+    assert not ours[1]["blocks"]["mlp"]["bias"].any()
+
+
+def routed(scores: np.ndarray, bias: Any = None, **fields: Any) -> routing.Routes:
+  run = jax.jit(functools.partial(routing.route, sizes=sizes_of(**fields), sharding=UNSHARDED))
+  return jax.device_get(run(np.float32(scores), bias))
+
+
+def test_of_equal_scores_the_first_experts_are_chosen():
+  """So every device chooses the same."""
+  found = routed(np.zeros((1, 3, E)))
+  np.testing.assert_array_equal(found.experts, np.broadcast_to([0, 1], (1, 3, 2)))
+  np.testing.assert_allclose(found.weights, 0.5)
+
+
+def test_weights_of_chosen_experts():
+  scores = np.log([[[1.0, 2.0, 4.0, 8.0, 1.0]]])
+  np.testing.assert_allclose(routed(scores).weights, [[[8 / 12, 4 / 12]]], rtol=1e-6)
+  np.testing.assert_allclose(routed(scores, router="topk_softmax").weights, [[[8 / 16, 4 / 16]]], rtol=1e-6)
+  np.testing.assert_allclose(routed(scores, router_scale=2.5).weights, [[[20 / 12, 10 / 12]]], rtol=1e-6)
+  found = routed(scores, np.float32([0, 0, -9, 0, 9]), router="sigmoid_bias")
+  np.testing.assert_array_equal(found.experts, [[[4, 3]]])
+  one, other = 1 / 2, 8 / 9
+  np.testing.assert_allclose(found.weights, [[[one / (one + other), other / (one + other)]]], rtol=1e-6)
+
+
+def test_the_balance_loss_is_1_for_equal_loads_and_padding_does_not_count():
+  """Each text counts as often as its predictions."""
+  sizes, scores = sizes_of(experts=4), np.zeros((2, 4, 4))
+  for t in range(4):
+    scores[:, t, [t, (t + 1) % 4]] = 5.0
+  scores[1, :, :] = [9.0, 8.0, 0.0, 0.0]
+  tokens = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], bool)
+
+  @jax.jit
+  def run(tokens: jax.Array, predictions: jax.Array) -> dict[str, jax.Array]:
+    routes = routing.route(jnp.asarray(scores, jnp.float32), None, sizes, UNSHARDED)
+    return routing.sums(routes, Counted(tokens, predictions), sizes, UNSHARDED)
+
+  sums = lambda tokens, predictions: jax.device_get(run(tokens, np.array(predictions)))
+
+  found = sums(tokens & [[True], [False]], [3, 0])
+  np.testing.assert_allclose(found["balance"], 3.0, rtol=1e-5)
+  np.testing.assert_array_equal(found["load"], [2, 2, 2, 2])
+  skewed = sums(tokens & [[False], [True]], [0, 1])
+  probabilities = np.exp([9.0, 8.0, 0.0, 0.0]) / np.exp([9.0, 8.0, 0.0, 0.0]).sum()
+  np.testing.assert_allclose(skewed["balance"], 4 * 0.5 * (probabilities[0] + probabilities[1]), rtol=1e-5)
+  np.testing.assert_array_equal(skewed["load"], [2, 2, 0, 0])
+  both = sums(tokens, [3, 1])
+  for name in found:
+    np.testing.assert_allclose(both[name], found[name] + skewed[name], rtol=1e-5)
+
+
+def test_the_bias_of_a_router_moves_towards_equal_loads():
+  bias = jax.jit(routing.balanced)(np.zeros((2, 3)), np.array([[5, 1, 3], [2, 2, 2]]), 0.1)
+  np.testing.assert_allclose(bias, [[-0.1, 0.1, 0.0], [0.0, 0.0, 0.0]], atol=1e-7)
+
+
+def test_auto_chooses_what_sends_less():
+  assert experts.choose("auto", 8, 2) == "exchange"
+  assert experts.choose("auto", 2, 2) == "gather"
+  assert experts.choose("ragged", 2, 2) == "ragged"
+
+
+@pytest.mark.parametrize(
+  "fields, parts",
+  [
+    ({"experts_per_token": 6}, ["model.experts_per_token=6", "model.experts=5", "use 2"]),
+    ({"router": "softmax"}, ["model.router='softmax'", "topk_softmax"]),
+    ({"expert_transport": "gathers"}, ["model.expert_transport='gathers'", "'gather'"]),
+    ({"experts": 0, "shared_experts": 1}, ["model.shared_experts=1", "model.experts=0"]),
+    ({"router_aux": -1.0}, ["model.router_aux=-1.0"]),
+    ({"lora_rank": 2}, ["model.lora_targets", "gate, up, down", "query,key,value,out"]),
+  ],
+)
+def test_mistakes_get_one_sentence(fields: dict[str, Any], parts: list[str]):
+  with one_sentence(*parts):
+    sizes_of(**fields)

@@ -1,0 +1,175 @@
+"""A mixture of experts equals a single device: in every way, for every kind of model, on any mesh, for any loads."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from helpers import IMAGES, PARITY, assert_trees_close, config, in_full, initial_state, one_sentence, random_batch
+
+import strategies
+from strategies import Strategy, layout_of
+from strategies.layout import Layout
+from strategies.mesh import make_mesh, resolve
+from training import settings
+from training.program import Params, Program
+
+STEPS, BATCH = 20, 16
+SMALL = {
+  "model__width": 32, "model__heads": 4, "model__kv_heads": 2, "model__mlp_width": 32, "model__vocab_size": 64,
+  "model__seq_len": 16, "model__depth": 2, "model__experts": 8, "model__router_z": 0.01, "optimizer__clip_norm": 0.0,
+}  # fmt: skip
+VARIANTS = {
+  "text": {},
+  "documents": {"data__packing": "documents", "data__prompt_field": "prompt", "model__remat": "dots"},
+  "dropout, accumulated": {
+    "model__dropout": 0.1,
+    "accumulation": 2,
+    "model__remat": "full",
+    "model__shared_experts": 1,
+  },
+  "images": {**IMAGES, "model__router": "topk_softmax", "model__experts_per_token": 1},
+  "one has all": {"model__router": "sigmoid_bias", "model__router_scale": 2.5},
+  "one has none": {"model__router": "sigmoid_bias", "model__experts_per_token": 3},
+}
+# What is added to the scores of the first and of the last experts, in these variants.
+BIASES = {"one has all": (9.0, 0.0), "one has none": (0.0, -9.0)}
+WAYS = ("gather", "exchange", "ragged")
+EXPERT = layout_of("expert")
+ALONE = {f"expert-{n}": EXPERT.on(expert=n) for n in (2, 4, 8)}
+LAYOUTS = ALONE | {
+  "expert_fsdp": layout_of("expert_fsdp").on(data=2, expert=4),
+  "zero1": (layout_of("zero1") | EXPERT).on(data=4, expert=2),
+  "zero2": (layout_of("zero2") | EXPERT).on(data=2, expert=4),
+  "hsdp": (layout_of("hsdp") | EXPERT).on(replica=2, data=2, expert=2),
+  "tensor_parallel": (layout_of("tensor_parallel") | EXPERT).on(expert=4, model=2),
+  "two_d": (layout_of("tensor_parallel") | layout_of("expert_fsdp")).on(data=2, expert=2, model=2),
+  "context": (layout_of("context") | EXPERT).on(context=2, expert=4),
+  "pipeline": (layout_of("pipeline") | EXPERT).on(stage=2, data=2, expert=2),
+  "interleaved": (layout_of("pipeline") | EXPERT).on(stage=2, data=1, expert=4),
+  "three_d": (layout_of("three_d") | EXPERT).on(stage=2, data=1, expert=2, model=2),
+}
+# Alone, each way runs each variant. With others, each layout runs half of the variants, each in another way.
+CASES = [(name, WAYS[(i + j) % 3], variant) for i, name in enumerate(ALONE) for j, variant in enumerate(VARIANTS)] + [
+  (name, WAYS[(i + j // 2) % 3], variant)
+  for i, name in enumerate(LAYOUTS)
+  for j, variant in enumerate(VARIANTS)
+  if name not in ALONE and (i + j) % 2 == 0
+]
+SHORT = [
+  ("expert-4", "ragged", "documents"),
+  ("two_d", "exchange", "one has all"),
+  ("pipeline", "ragged", "dropout, accumulated"),
+]
+assert set(SHORT) <= set(CASES), set(SHORT) - set(CASES)
+
+
+def program_of(way: str, variant: str, **fields: object) -> Program:
+  asked = SMALL | VARIANTS[variant] | fields
+  return settings.program(config(steps=STEPS, model__expert_transport=way, **asked), "cpu")
+
+
+def build(layout: Layout, program: Program, **fields: object) -> Strategy:
+  """A strategy that the registry need not have."""
+  layout = resolve(layout, layout.device_count)
+  return strategies.build(
+    config("expert", **fields), layout, program, make_mesh(layout, jax.devices()[: layout.device_count])
+  )
+
+
+def state_of(runner: Strategy, variant: str) -> Any:
+  """An initial state; with biases in those of its routers."""
+  state = initial_state(runner)
+  if variant not in BIASES:
+    return state
+  mlp, (first, last) = state.params["blocks"]["mlp"], BIASES[variant]
+  bias = np.zeros(mlp["bias"].shape, np.float32)
+  bias[:, : runner.program.sizes.experts_per_token] += first
+  bias[:, -1] += last
+  mlp = mlp | {"bias": jax.device_put(bias, mlp["bias"].sharding)}
+  return dataclasses.replace(state, params=state.params | {"blocks": state.params["blocks"] | {"mlp": mlp}})
+
+
+def gradients(runner: Strategy, variant: str) -> tuple[dict[str, np.ndarray], Params, Any]:
+  """The metrics and the gradients of a step, and the sums of an evaluation of five examples and padding."""
+  program, state = runner.program, state_of(runner, variant)
+  batch, padded = random_batch(program, BATCH), random_batch(program, BATCH)
+  padded["mask"][5:] = False
+  found = runner.gradients(state, runner.shard(batch, BATCH))
+  evaluated = runner.eval_step(state, runner.shard(padded, BATCH))
+  return jax.device_get((*found, evaluated))
+
+
+@functools.cache
+def expected(variant: str) -> tuple[dict[str, np.ndarray], Params, Any]:
+  return gradients(build(layout_of("single"), program_of("auto", variant)), variant)
+
+
+def schedule_of(name: str) -> dict[str, object]:
+  """Two microbatches of each part of a batch."""
+  return {"pipeline__schedule": "interleaved" if name == "interleaved" else "1f1b", "pipeline__microbatches": 2}
+
+
+@pytest.mark.parametrize("name, way, variant", in_full(CASES, *SHORT))
+def test_shared_experts_equal_a_single_device(name: str, way: str, variant: str):
+  """In the loss, every gradient, and the sums of an evaluation, loads and losses of routers among them."""
+  ours = gradients(build(LAYOUTS[name], program_of(way, variant), **schedule_of(name)), variant)
+  assert_trees_close(ours, expected(variant), PARITY)
+
+
+def test_loads_are_what_the_variants_say():
+  """Else these cases would test nothing."""
+  load = expected("one has all")[2]["load"]
+  assert (load[:, :2] > 0).all()
+  assert not load[:, 2:].any()
+  load = expected("one has none")[2]["load"]
+  assert not load[:, -1].any()
+  assert load[:, :-1].any(axis=0).all()
+
+
+def losses(runner: Strategy) -> dict[str, np.ndarray]:
+  state, found = initial_state(runner), []
+  for step in range(STEPS):
+    batch = random_batch(runner.program, BATCH, seed=step)
+    state, metrics = runner.train_step(state, runner.shard(batch, BATCH))
+    found.append(jax.device_get(metrics))
+  return {name: np.array([metrics[name] for metrics in found]) for name in found[0]}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name, way", [("expert-8", "exchange"), ("expert_fsdp", "gather"), ("pipeline", "ragged")])
+def test_20_steps_equal_a_single_device(name: str, way: str):
+  """Losses and loads, with the biases that follow the loads."""
+  program = program_of(way, "documents", model__router="sigmoid_bias", model__router_bias_rate=0.01)
+  ours, alone = losses(build(LAYOUTS[name], program, **schedule_of(name))), losses(build(layout_of("single"), program))
+  for metric in ("loss", "balance_loss", "router_z_loss", "router_entropy", "load_max", "idle_experts"):
+    np.testing.assert_allclose(ours[metric], alone[metric], rtol=PARITY, err_msg=metric)
+  assert len(set(ours["loss"])) == STEPS
+
+
+@pytest.mark.full
+def test_texts_are_scored_and_continued():
+  program = program_of("exchange", "text")
+  tokens = np.random.default_rng(0).integers(0, 64, (8, 19), np.int32)
+  counted, found = np.ones(tokens.shape, bool), []
+  for runner in (build(LAYOUTS["expert_fsdp"], program), build(layout_of("single"), program)):
+    params, writing = initial_state(runner).params, runner.writing
+    texts = writing.generate(params, tokens[:1, :7], length=5, seed=0, temperature=0.0)
+    found.append(jax.device_get((writing.log_likelihoods(params, tokens, counted), texts)))
+  np.testing.assert_allclose(found[0][0], found[1][0], rtol=PARITY)
+  np.testing.assert_array_equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(
+  "name, fields, parts",
+  [
+    ("expert", {"model__experts": 6}, ["mesh.expert=8", "model.experts=6", "use 1, 2, 3 or 6"]),
+    ("fsdp", {"mesh__expert": 2}, ["mesh.expert=2", "no 'expert' axis"]),
+  ],
+)
+def test_mistakes_get_one_sentence(name: str, fields: dict, parts: list[str]):
+  with one_sentence(*parts):
+    asked = config(name, **fields)
+    strategies.create(asked, settings.program(asked, "cpu"), jax.devices())
