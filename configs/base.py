@@ -60,7 +60,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "kv_heads": 8,  # key-value heads, each shared by heads / kv_heads query heads
         "head_dim": 0,  # size of a head; 0: width / heads
         "mlp_width": 384,  # hidden units of the gated MLP
-        # A mixture of experts in place of the MLP (docs/experts.md)
+        # A mixture of experts in place of the MLP (docs/strategies.md#expert)
         "experts": 0,  # of each block; 0: none
         "experts_per_token": 2,  # how many work on a token
         "expert_width": 0,  # hidden units of an expert; 0: mlp_width

@@ -67,7 +67,7 @@ class Evaluator:
     def read_oldest() -> None:
       part, sums = waiting.popleft()
       for name, value in jax.device_get(sums).items():
-        totals[part][name] += np.asarray(value, np.float64)
+        totals[part][name] += np.float64(value)  # by position, and of routers, also arrays
 
     def make(item: tuple[int, int]) -> tuple[int, Batch]:
       part, number = item

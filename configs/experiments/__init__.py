@@ -12,7 +12,10 @@ from configs.experiments.mixture import moe, moe_tiny
 from configs.experiments.throughput import throughput, throughput_gpu
 from configs.experiments.tiny import tiny
 
-ALL = (
-  lm, lm_1b, long_texts, moe, moe_tiny, tiny, cifar10, cifar10_gpu, images, finetune, lora, throughput, throughput_gpu,
-)  # fmt: skip
-PRESETS = {preset.__name__: preset for preset in ALL}
+PRESETS = {
+  preset.__name__: preset
+  for preset in (
+    lm, lm_1b, cifar10, cifar10_gpu, images, finetune, lora, long_texts, moe, moe_tiny, tiny, throughput,
+    throughput_gpu,
+  )
+}  # fmt: skip

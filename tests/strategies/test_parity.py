@@ -29,6 +29,7 @@ SMALL = {"model__mlp_width": 64, "model__vocab_size": 64, "model__seq_len": 16, 
 MICROBATCHES = {"pipeline__microbatches": 4}
 
 ACCUMULATION = "text, accumulated, remat"
+MIXTURE = "experts"
 DOCUMENTS = "documents with prompts, tied, remat dots"
 # What Qwen's and Llama 3's models add. The rotations of 2 pairs: one that stays, and one that is slowed down in part.
 FAMILIES = {"model__qkv_bias": True, "model__qk_norm": True, "model__rope_scaling": (8.0, 0.01, 1.0, 16)}
@@ -50,6 +51,7 @@ VARIANTS = {
   },
   "adapters": {**ADAPTERS, "model__lora_alpha": 4.0, "model__dropout": 0.1},
   "images": {**IMAGES, "model__dropout": 0.1, "model__image_size": 16, "data__augment": True, **KEPT},
+  MIXTURE: {"model__experts": 8, "model__router": "sigmoid_bias", "model__shared_experts": 1, "model__router_z": 0.01},
 }
 OTHERS = [name for name in strategies.names() if name != "single"]
 OF_EACH_KIND = ("two_d", "pipeline")  # run by the compiler's sums, and in stages
@@ -94,6 +96,7 @@ PAIRS = each_once(
   ("zero2", ACCUMULATION), ("two_d", ACCUMULATION), ("pipeline", ACCUMULATION), ("three_d", DOCUMENTS),
   ("hsdp", DOCUMENTS), ("fsdp", DOCUMENTS), ("zero1", "images"), ("data_parallel", DOCUMENTS),
   ("tensor_parallel", "adapters"), ("pmap_ddp", "adapters"),
+  ("expert", MIXTURE), ("expert_fsdp", MIXTURE),
 )  # fmt: skip
 
 
