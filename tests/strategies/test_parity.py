@@ -291,9 +291,9 @@ def test_generated_text_equals_single_device(name: str):
 
 
 @functools.cache
-def evaluated(name: str) -> dict[str, np.ndarray]:
+def evaluated(name: str, **fields: object) -> dict[str, np.ndarray]:
   """The sums of an evaluation step on five examples and padding."""
-  program = settings.program(config(**IMAGES), "cpu")
+  program = settings.program(config(**fields), "cpu")
   runner, batch = strategy(name, program), random_batch(program, BATCH)
   batch["mask"][5:] = False
   return jax.device_get(runner.eval_step(initial_state(runner), runner.shard(batch, BATCH)))
@@ -301,6 +301,16 @@ def evaluated(name: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", in_full(OTHERS, "two_d", "long_context"))
 def test_padded_evaluation_counts_each_example_once(name: str):
-  ours, single = evaluated(name), evaluated("single")
+  ours, single = (evaluated(each, **IMAGES) for each in (name, "single"))
   assert ours["count"] == single["count"] == 5
   assert_trees_close(ours, single, PARITY)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OTHERS)
+def test_losses_by_position_equal_those_of_a_single_device(name: str):
+  """test_context_parallel.py has shared positions of documents."""
+  ours, single = (evaluated(each, eval_by_position=True) for each in (name, "single"))
+  assert_trees_close(ours, single, PARITY)
+  assert single["count_by_position"].tolist() == [5 * positions for positions in (1, 1, 2, 4, 8, 16)]
+  assert single["loss_by_position"].sum() == pytest.approx(single["loss"], rel=PARITY)
