@@ -104,8 +104,9 @@ class Run:
       for line in summary.part_lines(self.dataset, values):
         self.writer.say(line)
       self.writer.sync()
-    with self.clock("checkpoint"):
-      self.checkpoints.evaluated(step, values["loss"])
+    if step:  # before the first step there is no checkpoint
+      with self.clock("checkpoint"):
+        self.checkpoints.evaluated(step, values["loss"])
     self.journal.add("evaluation", step)
     self.meter.restart(step)
     return values
@@ -185,7 +186,9 @@ def loop(run: Run) -> Ended:
   plan, clock, size, state = run.plan, run.clock, run.config.batch_size, run.start.state
   first, rows = run.start.loop.step, run.strategy.rows(size)
   pending, result = None, {}
-  if plan.evaluates(first) and not run.start.loop.evaluated:  # the run was stopped before this evaluation
+  if (
+    plan.evaluates(first) and not run.start.loop.evaluated
+  ):  # stopped before this evaluation, or begun from other parameters
     result = run.evaluate(state, first)
     if not result:
       return Ended(state, {}, first, stopped=True)

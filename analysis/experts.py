@@ -28,7 +28,7 @@ def _always(case: Case) -> list[Sent]:
   """Gradients of tokens' weights, of which devices that share hidden units have parts; and the sums of routers."""
   sizes, layout = case.sizes, case.layout
   numbers = case.tokens * sizes.experts_per_token * sizes.depth / layout.shards("layers")
-  loads = (sizes.depth * sizes.experts + 3) * INDEX
+  loads = sizes.depth * sizes.experts + 3
   batch = case.ordered((*layout.axes("batch"), *layout.axes("positions"), *case.transfers.by_hand))
   parts = 1 if case.transfers.by_hand else case.batch_parts
   of_texts = case.examples * case.sharers * (sizes.depth / layout.shards("layers") * sizes.experts + 1)
@@ -82,7 +82,7 @@ def _rows(case: Case) -> int:
 
 
 def blocks(case: Case) -> tuple[int, int]:
-  """The blocks of rows in a layer, and the rows of each; not on TPUs."""
+  """The blocks of rows in a layer, and the rows of each."""
   own = case.sizes.experts // case.layout.shards("experts")
   size = block_size(_rows(case), own, _rows(case))
   return own * math.ceil(_rows(case) / own / size), size
@@ -102,7 +102,7 @@ def products(case: Case) -> list[Product]:
   count as full.
   """
   sizes, (count, size) = case.sizes, blocks(case)
-  padded = 1.0 if case.compiler == "tpu" else count * size / _rows(case)
+  padded = count * size / _rows(case)
   forward = 6 * sizes.width * sizes.experts_per_token * sizes.expert_width / case.layout.shards("mlp")
   router = 2 * sizes.width * sizes.experts
   return [Product(padded * (3 + 2 / 3) * forward, ("mlp",)), Product((3 + case.repeats) * router, ())]

@@ -1,21 +1,33 @@
-"""Compares our bounds with speeds that other projects have published: python -m benchmarks.published
+"""Compares our bounds with speeds that other projects have published.
+
+    python -m benchmarks.published              # writes its tables into docs/explain.md
+    python -m benchmarks.published --compile    # first compiles our ways to share positions for TPUs (30 minutes)
 
 Needs no devices: the bounds come from the formulas of analysis/predict.py. Each is the longest of the times that
 arithmetic, memory and communication take alone, as if a perfect program overlapped all three. So a bound below a
-published speed would be wrong. A test checks this. Writes its table into docs/explain.md.
+published speed would be wrong. A test checks this.
 """
 
+import argparse
 import dataclasses
+import json
+from importlib import metadata
 from typing import Any
 
+import jax
+
 from analysis import memory, predict
+from analysis.roofline import Roofline
 from analysis.search import model_of
 from analysis.topology import machine_of
-from benchmarks.pages import fill
-from benchmarks.predictions import MODELS, PAGE, case_on
+from benchmarks import sections
+from benchmarks.pages import ROOT, fill
+from benchmarks.predictions import MODELS, PAGE, Prediction, case_on, config, measure, with_source
 from configs import base
+from runtime import command_line
 
 TORCHTITAN = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md"
+RECORD = ROOT / "benchmarks" / "results" / "ways-tpu.json"
 MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/README.md"
 
 
@@ -118,6 +130,100 @@ def table() -> str:
   return "\n".join([*rows, "", "`python -m benchmarks.published`, by formula."])
 
 
+@dataclasses.dataclass(frozen=True)
+class Way:
+  """A way to share the positions of a text, as MaxText measured it, and the same of ours.
+
+  Attributes:
+    theirs: its name there.
+    seconds: of a step.
+    mfu: the published share of the peak, of a causal model's arithmetic; 0 if not given.
+  """
+
+  theirs: str
+  seconds: float
+  mfu: float
+  case: Prediction
+
+
+def way(theirs: str, ours: str, seconds: float, mfu: float, model: str, length: int, context: int) -> Way:
+  """On 64 chips, with 2 million tokens in a step and attention's result kept for the backward pass, as there."""
+  fields = {"model.saved": "attended", "mesh.data": 64 // context, "mesh.context": context}
+  fields["model.attention_context"] = ours
+  case: Prediction = ("long_context", "v5p:4x4x4", model, length, 2**21 // length, "full", fields)
+  return Way(theirs, seconds, mfu, case)
+
+
+WAYS = [
+  way("all-gather", "gather", 8.83, 0.529, "7B", 32_768, 16),
+  way("Ulysses", "exchange", 8.90, 0.522, "7B", 32_768, 16),
+  way("ring", "ring", 16.38, 0.285, "7B", 32_768, 16),
+  way("all-gather", "gather", 9.71, 0.0, "8B, GQA", 262_144, 64),
+  way("ring", "ring", 10.78, 0.0, "8B, GQA", 262_144, 64),
+]
+
+
+def predicted(one: Way) -> tuple[Roofline, float]:
+  """The times of our step by formula, and its MFU at most."""
+  where = machine_of(one.case[1])
+  case = case_on(where, config(one.case))
+  times = predict.times(case, where.chip, where.links(case.layout.mesh))
+  return times, times.mfu(case.model_flops, where.chip)
+
+
+def compiled(found: dict[str, Any]) -> tuple[Roofline, float]:
+  """The same of a recorded step."""
+  where = machine_of(found["case"][1])
+  case = case_on(where, config(found["case"]))
+  times = Roofline(
+    found["flops"] / where.chip.flops, found["traffic"] / where.chip.bandwidth, found["communication"],
+    exposed=found["exposed"]["recommended"],
+  )  # fmt: skip
+  return times, times.mfu(case.model_flops, where.chip)
+
+
+def ways(record: dict[str, Any]) -> str:
+  """A table of the ways to share positions, MaxText's beside ours. Times are relative to those of the all-gather."""
+  recorded = {json.dumps(found["case"]): found for found in record["cases"]}
+  heads = ("Tokens of a text", "Shared by", "MaxText", "Its MFU", "Its time", "Ours", "MFU at most, by formula", "Time")
+  heads, rows = (*heads, "MFU at most, compiled", "Time"), []
+  shown = lambda times, mfu, first: (f"{mfu:.1%}", f"{times.seconds / first[0].seconds:.2f}")
+  for one in WAYS:
+    first = next(other for other in WAYS if other.case[3] == one.case[3])  # the all-gather
+    found, of_first = (recorded.get(json.dumps(list(each.case))) for each in (one, first))
+    fields = one.case[6]
+    rows.append(
+      (
+        f"{one.case[3]:,}", str(fields["mesh.context"]),
+        one.theirs, f"{one.mfu:.1%}" if one.mfu else sections.NONE, f"{one.seconds / first.seconds:.2f}",
+        fields["model.attention_context"], *shown(*predicted(one), predicted(first)),
+        *(shown(*compiled(found), compiled(of_first)) if found and of_first else 2 * (sections.NONE,)),
+      )
+    )  # fmt: skip
+  return with_source(heads, rows, record)
+
+
+def compile_ways() -> None:
+  """Compiles our ways, and writes each into the record when it is done."""
+  versions = {"jax": jax.__version__, "libtpu": metadata.version("libtpu")}
+  cases: list[dict[str, Any]] = []
+  for one in WAYS:
+    cases.append(measure(one.case, ("recommended",)))
+    machine = f"compiled for TPUs on {' and '.join(sorted({found['machine'] for found in cases}))}"
+    record = {"command": "python -m benchmarks.published --compile", "machine": machine, "versions": versions}
+    RECORD.write_text(json.dumps(record | {"cases": cases}, indent=1) + "\n")
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--compile", action="store_true", help="compile our ways to share positions first")
+  if parser.parse_args().compile:
+    with command_line.bad_input_ends_the_program():
+      compile_ways()
+  parts = {"published": table(), "ways": ways(json.loads(RECORD.read_text()))}
+  PAGE.write_text(fill(PAGE.read_text(), parts))
+  print(*parts.values(), sep="\n\n")
+
+
 if __name__ == "__main__":
-  PAGE.write_text(fill(PAGE.read_text(), {"published": table()}))
-  print(table())
+  main()

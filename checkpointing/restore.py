@@ -32,6 +32,8 @@ class Start:
 def begin(workdir: Path, init_from: str, strategy: Strategy, run: Record, warn: Callable[[str], None]) -> Start:
   """Restores the newest checkpoint in `workdir`. Without one, starts with new parameters or those of `init_from`.
 
+  Those of `init_from` are evaluated first, in a run that evaluates as it goes: that is what training starts from.
+
   Args:
     init_from: another run's workdir or checkpoint, or a model folder; "" for new parameters.
     run: the record of this run (record.make).
@@ -61,7 +63,8 @@ def begin(workdir: Path, init_from: str, strategy: Strategy, run: Record, warn: 
   if not program.sizes.reads.is_image and 0 < given.context < length:
     lines.append(f"note      model.seq_len={length} is more than the {given.context} tokens that they were made for")
   run = run | {"context": max(length, given.context)}
-  return Start(dataclasses.replace(state, params=joined(own, given.params)), LoopState(), run, lines)
+  state = dataclasses.replace(state, params=joined(own, given.params))
+  return Start(state, LoopState(evaluated=False), run, lines)
 
 
 def restore(

@@ -60,7 +60,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "kv_heads": 8,  # key-value heads, each shared by heads / kv_heads query heads
         "head_dim": 0,  # size of a head; 0: width / heads
         "mlp_width": 384,  # hidden units of the gated MLP
-        # A mixture of experts in place of the MLP (docs/experts.md)
+        # A mixture of experts in place of the MLP (docs/strategies.md#expert)
         "experts": 0,  # of each block; 0: none
         "experts_per_token": 2,  # how many work on a token
         "expert_width": 0,  # hidden units of an expert; 0: mlp_width
@@ -153,6 +153,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "eval_every": 0,  # steps between evaluations; 0: at the end only
       "eval_batch_size": 64,
       "eval_examples": 512,  # of the validation split, picked by a fixed shuffle; 0: all
+      "eval_by_position": False,  # for text: also the loss by the position in its text, in powers of two
       "max_skipped": 20,  # the run stops after so many updates in a row with a loss or gradient that is not finite
       "sample_length": 100,  # tokens of text to generate at the end; 0: none
       "sample_prompt": "def ",

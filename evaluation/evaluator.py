@@ -2,7 +2,8 @@
 
 import collections
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -29,6 +30,9 @@ class Evaluator:
   def __call__(self, state: TrainState, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
     """Returns `loss`; for a classifier also `accuracy` and `examples`, for a text model `bits_per_byte`.
 
+    With `eval_by_position` also `loss_at/P` for P = 1, 2, 4, ...: the mean over the positions in their texts up to P,
+    from 1, that no smaller P has.
+
     `stop` is asked after each batch. If it says yes, the evaluation is given up, and nothing is returned.
 
     With several parts, these are means weighted by the parts' shares in training. The values of a part have its name
@@ -50,20 +54,20 @@ class Evaluator:
     if len(sums) > 1:
       for name, each in found.items():
         values |= {f"{name}/{part.name}": float(x) for part, x in zip(self.dataset.parts, each, strict=True)}
-    return values
+    return values | by_position(sums, self._shares)
 
-  def sums(self, state: TrainState, stop: Callable[[], bool] = lambda: False) -> list[dict[str, float]]:
+  def sums(self, state: TrainState, stop: Callable[[], bool] = lambda: False) -> list[dict[str, Any]]:
     """Sums over all batches of each part; none if it was stopped.
 
     Results are read two batches late, so that the device does not wait.
     """
-    totals: list[dict[str, float]] = [collections.defaultdict(float) for _ in self._batches]
+    totals: list[dict[str, Any]] = [collections.defaultdict(float) for _ in self._batches]
     waiting: collections.deque[tuple[int, Sums]] = collections.deque()
 
     def read_oldest() -> None:
       part, sums = waiting.popleft()
       for name, value in jax.device_get(sums).items():
-        totals[part][name] += float(value)
+        totals[part][name] += np.float64(value)  # by position, and of routers, also arrays
 
     def make(item: tuple[int, int]) -> tuple[int, Batch]:
       part, number = item
@@ -101,6 +105,18 @@ class Evaluator:
       return None
     loss = float(self._shares @ np.array([b.loss for b in found if b]))
     return Baseline(loss, loss / math.log(2) / float(self._shares @ per_token))
+
+
+def by_position(sums: Sequence[dict[str, Any]], shares: np.ndarray) -> dict[str, float]:
+  """The values `loss_at/P` of `Evaluator.__call__`, from the sums of each part; none if there are no such sums."""
+  if "loss_by_position" not in sums[0]:
+    return {}
+  counts = np.array([s["count_by_position"] for s in sums])  # [parts, buckets]
+  means = np.array([s["loss_by_position"] for s in sums]) / np.maximum(counts, 1)
+  weights = shares[:, None] * (counts > 0)  # a part without such positions has no say
+  known = weights.sum(axis=0) > 0
+  losses = (weights * means).sum(axis=0)[known] / weights.sum(axis=0)[known]
+  return {f"loss_at/{1 << i}": float(loss) for i, loss in zip(np.flatnonzero(known), losses, strict=True)}
 
 
 def rows_of_tokens(batch: dict[str, np.ndarray]) -> list[np.ndarray]:

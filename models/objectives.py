@@ -15,7 +15,7 @@ from models.dimensions import Dims, Sharding
 from models.inputs import Field, Shapes, check_known
 from models.ops import positions
 from models.ops.layers import linear
-from models.ops.loss import Sums, Targets, next_token, of_logits
+from models.ops.loss import Sums, Targets, by_position, next_token, of_logits
 
 if TYPE_CHECKING:
   from models.sizes import ModelSizes
@@ -102,7 +102,7 @@ class NextToken(Objective):
     return counted if completions is None else counted & completions[:, 1:]
 
   def own(self, targets: Targets, sharding: Sharding) -> Targets:
-    return Targets(*(positions.own(x, sharding) for x in targets))
+    return jax.tree.map(lambda x: positions.own(x, sharding), targets)
 
   def predictions(self) -> int:
     return self.sizes.positions
@@ -116,7 +116,9 @@ class NextToken(Objective):
   def loss_sums(
     self, x: jax.Array, head: jax.Array, targets: Targets, sharding: Sharding, segments: jax.Array | None
   ) -> tuple[jax.Array, Sums]:
-    return next_token(sharding.whole_sequence(x), head, targets, sharding, self.sizes.loss_chunk)
+    x = sharding.whole_sequence(x)
+    score = lambda targets: next_token(x, head, targets, sharding, self.sizes.loss_chunk)
+    return score(targets) if targets.position is None else by_position(score, targets, self.sizes.positions)
 
 
 class Class(Objective):

@@ -40,19 +40,25 @@ def thinned(points: Sequence[tuple[float, float | None]], most: int = POINTS) ->
 
 
 def lines(
-  title: str, series: Sequence[Line], unit: str = "", x: str = "step", form: Callable[[float], str] = short
+  title: str,
+  series: Sequence[Line],
+  unit: str = "",
+  x: str = "step",
+  form: Callable[[float], str] = short,
+  log: bool = False,
 ) -> str:
-  """A chart of lines; "" if none has a value. `form` writes a value as text."""
+  """A chart of lines; "" if none has a value. `form` writes a value as text. `log`: x is logarithmic."""
   drawn = [line._replace(points=thinned(line.points)) for line in series if any(y is not None for _, y in line.points)]
   if not drawn:
     return ""
   finite = [(px, py) for line in drawn for px, py in line.points if py is not None]
-  across, up = scales((px for line in drawn for px, _ in line.points), (py for _, py in finite))
+  across, up = scales((px for line in drawn for px, _ in line.points), (py for _, py in finite), log=log)
   paths = [_path(line, i, across, up) for i, line in enumerate(drawn)]
   hair = tag("path", d=f"M0 {at(up.end)}V{at(up.start)}", class_="hair", visibility="hidden")
   data = {
     "x": x,
     "box": [across.low, across.high, across.start, across.end],
+    "log": log,
     "series": [{"name": line.name, "points": line.points} for line in drawn],
     "unit": unit,
   }

@@ -6,15 +6,17 @@ const number = (x) => (x === null ? "not finite" : Math.abs(x) >= 1e5 ? x.toLoca
 
 // A line chart: a vertical line follows the pointer, and the values there are written below.
 for (const figure of document.querySelectorAll("[data-chart]")) {
-  const { x, box: [low, high, start, end], series, unit } = JSON.parse(figure.dataset.chart);
+  const { x, box: [low, high, start, end], log, series, unit } = JSON.parse(figure.dataset.chart);
+  const scaled = log ? Math.log : (value) => value;
+  const place = (step) => start + ((scaled(step) - scaled(low)) / (scaled(high) - scaled(low))) * (end - start);
   const svg = figure.querySelector("svg"), hair = figure.querySelector(".hair"), output = figure.querySelector("output");
   const steps = [...new Set(series.flatMap((line) => line.points.map((p) => p[0])))].sort((a, b) => a - b);
   const shown = new Set(series.keys());
   let here = -1;
   const show = (index) => {
     here = Math.max(0, Math.min(steps.length - 1, index));
-    const step = steps[here], at = start + ((step - low) / (high - low)) * (end - start);
-    hair.setAttribute("transform", `translate(${at} 0)`);
+    const step = steps[here];
+    hair.setAttribute("transform", `translate(${place(step)} 0)`);
     hair.setAttribute("visibility", "visible");
     const values = series.flatMap((line, i) => {
       const point = line.points.find((p) => p[0] === step);
@@ -25,8 +27,8 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
   const nearest = (event) => {
     const box = svg.getBoundingClientRect();
     const at = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
-    const step = low + ((at - start) / (end - start)) * (high - low);
-    show(steps.reduce((best, s, i) => (Math.abs(s - step) < Math.abs(steps[best] - step) ? i : best), 0));
+    const far = (step) => Math.abs(place(step) - at);
+    show(steps.reduce((best, step, i) => (far(step) < far(steps[best]) ? i : best), 0));
   };
   svg.addEventListener("pointermove", nearest);
   svg.addEventListener("pointerdown", nearest);

@@ -119,7 +119,7 @@ class _Layers:
     if self.name != tensor.weight:
       self.weight = np.zeros(0)  # frees the one before
       self.name, self.weight = tensor.weight, self.read(tensor.weight)
-    return tensor.of_weight(self.weight if tensor.layer is None else self.weight[tensor.layer])
+    return tensor.of_weight(self.weight)
 
 
 def _shards(every: Sequence[Tensor], item: int, most: int) -> Iterator[list[Tensor]]:

@@ -1,7 +1,7 @@
 """The families of models that are read and written, and what their config.json says: the fields of `config.model`.
 
-All are decoders with rotary positions, RMSNorm and a gated MLP. They differ in biases, in the norms of queries and
-keys, and in their defaults.
+All are decoders with rotary positions, RMSNorm and a gated MLP or a mixture of experts. They differ in biases, in the
+norms of queries and keys, in their defaults, and in how experts are weighed.
 """
 
 import dataclasses
@@ -19,18 +19,25 @@ REQUIRED = {
 FIXED = {
   "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "quantization_config": None, "auto_map": None,
   "rope_interleaved": False, "is_encoder_decoder": False, "add_cross_attention": False, "use_mrope": False,
+  "router_jitter_noise": 0.0, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
 READ = {
   *REQUIRED, *FIXED, "model_type", "num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings",
   "rope_theta", "rope_scaling", "rope_parameters", "sliding_window", "use_sliding_window", "layer_types",
   "max_window_layers",
 }  # fmt: skip
+READ_OF_EXPERTS = {"num_local_experts", "norm_topk_prob", "router_aux_loss_coef", "output_router_logits"}
 # What does not change what the model computes.
 IGNORED = {
   "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache", "initializer_range",
   "attention_dropout", "pretraining_tp", "max_position_embeddings", "is_llama_config", "transformers.js_config",
   "return_dict", "output_attentions", "output_hidden_states", "chunk_size_feed_forward", "id2label", "label2id",
   "problem_type", "attn_implementation", "_attn_implementation_autoset", "unsloth_version", "unsloth_fixed",
+}  # fmt: skip
+# What the models of some well-known families compute, and this model cannot.
+REFUSED = {
+  "deepseek_v2": "multi-head latent attention", "deepseek_v3": "multi-head latent attention",
+  "olmoe": "norms over all heads of queries and keys", "qwen2_moe": "a gate for the shared expert",
 }  # fmt: skip
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 
@@ -42,18 +49,23 @@ class Family:
   Attributes:
     architecture: the class in the library transformers.
     qkv_bias, qk_norm: fields of the model, the same in all models of the family.
+    experts: what a config.json calls the fields of experts; {} if the family has none.
+    routers: how experts are weighed, if the family has any: without norm_topk_prob, and with it.
     defaults: what a config.json means that leaves a field out; None for a value that follows from others.
   """
 
   architecture: str
   qkv_bias: bool = False
   qk_norm: bool = False
+  experts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  routers: tuple[str, ...] = ()
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 DEFAULTS = {
   "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
   "rope_theta": 10_000.0, "use_sliding_window": True, "sliding_window": None,
+  "norm_topk_prob": False, "router_aux_loss_coef": 0.001,
 }  # fmt: skip
 FAMILIES = {
   "llama": Family("LlamaForCausalLM"),
@@ -64,7 +76,24 @@ FAMILIES = {
     qk_norm=True,
     defaults={"num_key_value_heads": 32, "use_sliding_window": False, "head_dim": 128},
   ),
-}
+  "mixtral": Family(
+    "MixtralForCausalLM",
+    experts={
+      "num_local_experts": "experts", "num_experts_per_tok": "experts_per_token", "intermediate_size": "expert_width",
+    },
+    routers=("softmax_topk",),
+    defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+  ),
+  "qwen3_moe": Family(
+    "Qwen3MoeForCausalLM",
+    qk_norm=True,
+    experts={
+      "num_experts": "experts", "num_experts_per_tok": "experts_per_token", "moe_intermediate_size": "expert_width",
+    },
+    routers=("topk_softmax", "softmax_topk"),
+    defaults={"num_key_value_heads": 4, "use_sliding_window": False},
+  ),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,16 +115,23 @@ class Shape:
 
 def read(given: dict[str, Any], where: str) -> Shape:
   """What the content of a config.json means. Raises ConfigError, naming `where`, for what the model cannot compute."""
-  name = one_of(f"model_type in {where}", str(given.get("model_type")), FAMILIES)
-  family = FAMILIES[name]
+  name = str(given.get("model_type"))
+  if name in REFUSED:
+    raise ConfigError(f"{where} names {name}, a family with {REFUSED[name]}, which is not supported; use another model")
+  family = FAMILIES[one_of(f"model_type in {where}", name, FAMILIES)]
+  known, required = READ | IGNORED, {**REQUIRED, **family.experts}
+  if family.experts:
+    known |= {*family.experts, *READ_OF_EXPERTS}
+  if "num_experts" in family.experts:  # newer files call it num_local_experts
+    given = {"num_experts": given.get("num_local_experts"), **given}
   for key, value in given.items():
     if key in FIXED and value not in (FIXED[key], None):
       raise ConfigError(f"{where} has {key}={value!r}, which this model cannot compute; use a model without it")
-    if key not in READ | IGNORED and not key.endswith(("_token_id", "name_or_path")):
+    if key not in known and not key.endswith(("_token_id", "name_or_path")):
       raise ConfigError(
         f"{where} has the field {key!r}, which is not known here; remove it if the model computes the same without it"
       )
-  for key in REQUIRED:
+  for key in required:
     if not isinstance(given.get(key), int) or given[key] < 1:
       raise ConfigError(f"{where} has {key}={given.get(key)!r}, and needs a positive number; copy the file again")
   get = lambda key: {**DEFAULTS, **family.defaults, **given}[key]
@@ -112,9 +148,27 @@ def read(given: dict[str, Any], where: str) -> Shape:
     "rope_scaling": _scaling(rope, where),
     "qkv_bias": family.qkv_bias,
     "qk_norm": family.qk_norm,
+    "experts": 0,
+    **{ours: given[theirs] for theirs, ours in family.experts.items()},
+    "shared_experts": 0,
   }
+  if family.experts:
+    fields |= {
+      "router": family.routers[bool(get("norm_topk_prob")) and len(family.routers) > 1],
+      "router_scale": 1.0,
+      "router_aux": get("router_aux_loss_coef") / _aux_unit(fields),
+    }
   window = get("sliding_window") if _slides(given, get("use_sliding_window")) else None
   return Shape(name, fields, window, context=given.get("max_position_embeddings") or 0)
+
+
+def _aux_unit(fields: Mapping[str, Any]) -> float:
+  """Our weight of the balance loss is this part of router_aux_loss_coef.
+
+  The library's loss is that of all blocks together, and is experts_per_token if all experts have equal loads. Ours is 1
+  in each block.
+  """
+  return fields["depth"] / fields["experts_per_token"]
 
 
 def _scaling(rope: dict[str, Any], where: str) -> tuple[float, ...]:
@@ -135,6 +189,32 @@ def _slides(given: dict[str, Any], by_default: bool) -> bool:
   return by_default if layers is None else "sliding_attention" in layers
 
 
+def of(sizes: ModelSizes) -> str:
+  """The family of a model. Raises ConfigError for one of none."""
+  if sizes.qkv_bias and sizes.qk_norm:
+    raise ConfigError("model.qkv_bias=True with model.qk_norm=True is no known family; use one of them")
+  norms_and_biases = (sizes.qkv_bias, sizes.qk_norm)
+  fitting = [
+    name
+    for name, family in FAMILIES.items()
+    if (family.qkv_bias, family.qk_norm) == norms_and_biases
+    and bool(family.experts) == bool(sizes.experts)
+    and (not sizes.experts or sizes.router in family.routers)
+  ]
+  if not fitting:
+    raise ConfigError(
+      f"model.experts={sizes.experts} with model.router={sizes.router!r}, model.qk_norm={sizes.qk_norm} and "
+      f"model.qkv_bias={sizes.qkv_bias} is no known family; use model.router='softmax_topk' without biases"
+    )
+  if sizes.experts and (sizes.shared_experts or sizes.router_scale != 1):
+    raise ConfigError(
+      f"model.shared_experts={sizes.shared_experts} with model.router_scale={sizes.router_scale} is no known family; "
+      "use 0 and 1.0"
+    )
+  # Llama's classes refuse a width that heads do not divide, even if head_dim is given.
+  return fitting[-1] if sizes.width % sizes.heads else fitting[0]
+
+
 def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> dict[str, Any]:
   """The config.json of a model. Raises ConfigError for one that is none of a family.
 
@@ -148,19 +228,20 @@ def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> d
       f"model.inputs={sizes.inputs!r} with model.objective={sizes.objective!r} is no language model; only those that "
       "predict the next token have this form"
     )
-  norms_and_biases = (sizes.qkv_bias, sizes.qk_norm)
-  fitting = [name for name, family in FAMILIES.items() if (family.qkv_bias, family.qk_norm) == norms_and_biases]
-  if not fitting:
-    raise ConfigError("model.qkv_bias=True with model.qk_norm=True is no known family; use one of them")
-  # Llama's classes refuse a width that heads do not divide, even if head_dim is given.
-  name = fitting[-1] if sizes.width % sizes.heads else fitting[0]
+  name = of(sizes)
+  family = FAMILIES[name]
   scaling = (
     {"rope_type": "llama3", **dict(zip(LLAMA3, sizes.rope_scaling, strict=True))} if sizes.rope_scaling else None
   )
+  mixture: dict[str, Any] = {}
+  if sizes.experts:
+    mixture["router_aux_loss_coef"] = float(f"{sizes.router_aux * _aux_unit(dataclasses.asdict(sizes)):.12g}")
+  if len(family.routers) > 1:
+    mixture["norm_topk_prob"] = sizes.router == family.routers[1]
   return {
-    "architectures": [FAMILIES[name].architecture],
+    "architectures": [family.architecture],
     "model_type": name,
-    **{theirs: getattr(sizes, ours) for theirs, ours in REQUIRED.items()},
+    **{theirs: getattr(sizes, ours) for theirs, ours in {**REQUIRED, **family.experts}.items()},
     "num_key_value_heads": sizes.kv_heads,
     "head_dim": sizes.head_dim,
     "hidden_act": "silu",
@@ -170,6 +251,7 @@ def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> d
     "rope_scaling": scaling,
     "max_position_embeddings": max(context, sizes.seq_len),
     "sliding_window": None,
+    **mixture,
     "bos_token_id": None,
     "eos_token_id": end,
     "torch_dtype": dtype,

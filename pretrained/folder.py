@@ -122,7 +122,7 @@ class Folder:
     return sorted({found.dtype for found in self.stored.values()})
 
   def read(self, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
-    """A part of a layer's weight.
+    """A part of the weight that a tensor holds.
 
     Columns are in all pages of a file, and pages count as this process's memory while the file is open. So it is opened
     for a few rows at a time.

@@ -1,11 +1,13 @@
 """Brings the weights of a model folder to where a layout wants them.
 
-Each process reads only what its devices hold, a few layers at a time. So its memory holds its part of the model, and
-little more.
+Each process reads only what its devices hold, a few layers or experts at a time. So its memory holds its part of the
+model, and little more.
 """
 
 import collections
 import functools
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +18,7 @@ from models.sizes import ModelSizes
 from pretrained.folder import Folder
 from pretrained.tensors import Tensor, tensors
 
-PART_BYTES = 1 << 28  # of a weight, read at a time, unless a single layer is larger
+PART_BYTES = 1 << 28  # of a weight, read at a time, unless a single tensor is larger
 Params = dict[str, Any]
 Index = tuple[slice, ...]
 
@@ -24,12 +26,12 @@ Index = tuple[slice, ...]
 def load(folder: Folder, sizes: ModelSizes, abstract: Params) -> Params:
   """The weights of a folder, with the dtypes and shardings of `abstract`, which has the model's parameters."""
   folder.check(sizes)
-  layers: dict[str, list[Tensor]] = collections.defaultdict(list)
+  every: dict[str, list[Tensor]] = collections.defaultdict(list)
   for tensor in tensors(sizes):
-    layers[tensor.weight].append(tensor)
+    every[tensor.weight].append(tensor)
 
   def weight(path: tuple, wanted: jax.ShapeDtypeStruct) -> jax.Array:
-    own = layers[jax.tree_util.keystr(path, simple=True, separator="/")]
+    own = every[jax.tree_util.keystr(path, simple=True, separator="/")]
     pieces: dict[str, jax.Array] = {}  # several devices may hold the same
     arrays = []
     assert wanted.sharding is not None
@@ -48,38 +50,53 @@ def load(folder: Folder, sizes: ModelSizes, abstract: Params) -> Params:
 def read_weight(folder: Folder, sizes: ModelSizes, name: str) -> np.ndarray:
   """A whole weight of a folder, such as "blocks/mlp/up" with all layers, in float32."""
   own = [tensor for tensor in tensors(sizes) if tensor.weight == name]
-  shape = own[0].sizes if own[0].layer is None else (len(own), *own[0].sizes)
-  wanted = jax.ShapeDtypeStruct(shape, np.float32)
-  return _read(folder, own, wanted, tuple(slice(0, size) for size in shape))
+  stacked = tuple(last + 1 for last in own[-1].at)
+  wanted = jax.ShapeDtypeStruct((*stacked, *own[0].sizes), np.float32)
+  return _read(folder, own, wanted, tuple(slice(0, size) for size in wanted.shape))
 
 
-def _on_device(read: Any, layers: list[Tensor], wanted: jax.ShapeDtypeStruct, index: Index, device: Any) -> jax.Array:
+def _on_device(read: Any, own: list[Tensor], wanted: jax.ShapeDtypeStruct, index: Index, device: Any) -> jax.Array:
   """The piece of a weight that a device holds."""
-  shape = _shape(index, wanted.shape)
-  first, *rest = index
-  each = max(1, PART_BYTES // (np.dtype(wanted.dtype).itemsize * max(1, int(np.prod(shape[1:])))))
-  if layers[0].layer is None or shape[0] <= each:
+  shape, stacked = _shape(index, wanted.shape), len(own[0].at)
+  each = max(1, PART_BYTES // (np.dtype(wanted.dtype).itemsize * max(1, math.prod(shape[stacked:]))))
+  if math.prod(shape[:stacked]) <= each:
     return jax.device_put(read(index), device)
   piece = jnp.zeros(shape, wanted.dtype, device=device)
-  begin, end, _ = first.indices(wanted.shape[0])
-  for start in range(begin, end, each):
-    part = read((slice(start, min(start + each, end)), *rest))
-    piece = jax.block_until_ready(_put(piece, part, start - begin))
+  begins = [at.indices(size)[0] for at, size in zip(index, wanted.shape, strict=True)][:stacked]
+  for some in _parts(shape[:stacked], each):
+    own_part = (slice(begin + at.start, begin + at.stop) for begin, at in zip(begins, some, strict=True))
+    part = read((*own_part, *index[stacked:]))
+    piece = jax.block_until_ready(_put(piece, part, [at.start for at in some]))
   return piece
 
 
+def _parts(shape: Sequence[int], each: int) -> Iterator[Index]:
+  """Slices that make up an array of this shape, of at most `each` entries: several layers, or some experts of one."""
+  if not shape:
+    yield ()
+    return
+  first, *rest = shape
+  step = max(1, each // max(1, math.prod(rest)))
+  for start in range(0, first, step):
+    for others in _parts(rest, each):
+      yield (slice(start, min(start + step, first)), *others)
+
+
 @functools.partial(jax.jit, donate_argnums=0)
-def _put(piece: jax.Array, part: np.ndarray, start: int) -> jax.Array:
-  return jax.lax.dynamic_update_slice_in_dim(piece, part, start, axis=0)
+def _put(piece: jax.Array, part: np.ndarray, starts: Sequence[jax.Array]) -> jax.Array:
+  return jax.lax.dynamic_update_slice(piece, part, [*starts, *[0] * (piece.ndim - len(starts))])
 
 
-def _read(folder: Folder, layers: list[Tensor], wanted: jax.ShapeDtypeStruct, index: Index) -> np.ndarray:
-  """A part of a weight, whose layers are stacked unless it is outside the blocks."""
-  if layers[0].layer is None:
-    return np.ascontiguousarray(folder.read(layers[0], index), wanted.dtype)
+def _read(folder: Folder, own: list[Tensor], wanted: jax.ShapeDtypeStruct, index: Index) -> np.ndarray:
+  """A part of a weight, whose layers and experts are stacked."""
+  stacked = len(own[0].at)
+  if not stacked:
+    return np.ascontiguousarray(folder.read(own[0], index), wanted.dtype)
+  places = [range(size)[at] for at, size in zip(index[:stacked], wanted.shape[:stacked], strict=True)]
   part = np.empty(_shape(index, wanted.shape), wanted.dtype)
-  for tensor, place in zip(layers[index[0]], part, strict=True):
-    place[...] = folder.read(tensor, index[1:])
+  for to in np.ndindex(*part.shape[:stacked]):
+    at = [place[number] for place, number in zip(places, to, strict=True)]
+    part[to] = folder.read(own[np.ravel_multi_index(at, wanted.shape[:stacked])], index[stacked:])
   return part
 
 

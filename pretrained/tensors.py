@@ -1,7 +1,8 @@
 """Which tensor of a model folder is which weight, and how its rows and columns are arranged here.
 
-A folder has a tensor for each layer: a matrix [outputs, inputs] or a vector. Here layers are stacked, and heads are a
-dimension of their own: `query` is [layers, width, heads, head_dim], and in a folder [heads · head_dim, width].
+A folder has a tensor for each layer: a matrix [outputs, inputs] or a vector. Of experts it has one for each layer and
+expert. Here layers and experts are stacked, and heads are a dimension of their own: `query` is [layers, width, heads,
+head_dim], and in a folder [heads · head_dim, width].
 """
 
 import dataclasses
@@ -16,10 +17,12 @@ from flax import nnx
 
 from models.parameters import definition, trained
 from models.sizes import ModelSizes
+from pretrained import families
 
 Form = tuple[str, tuple[int, ...], tuple[int, ...]]
 LAYER = "model.layers.{}."
-# For each weight the name of its tensor, and which dimensions of a layer's weight make rows and columns.
+# For each weight the name of its tensors, with a place for each number of `Tensor.at`, and which of the dimensions that
+# a tensor has make its rows and columns.
 FORMS: dict[str, Form] = {
   "embedding": ("model.embed_tokens.weight", (0,), (1,)),
   "blocks/attention_norm/scale": (LAYER + "input_layernorm.weight", (0,), ()),
@@ -41,20 +44,33 @@ FORMS: dict[str, Form] = {
 }
 
 
+def _experts(name: str, gate: str, up: str, down: str) -> dict[str, Form]:
+  """The forms of a mixture, by the name of its module and those of the matrices of an expert."""
+  names = {"router": "gate", "gate": f"experts.{{}}.{gate}", "up": f"experts.{{}}.{up}", "down": f"experts.{{}}.{down}"}
+  return {f"blocks/mlp/{ours}": (f"{LAYER}{name}.{theirs}.weight", (1,), (0,)) for ours, theirs in names.items()}
+
+
+# Of families whose blocks have a mixture of experts.
+EXPERTS = {
+  "mixtral": _experts("block_sparse_moe", "w1", "w3", "w2"),
+  "qwen3_moe": _experts("mlp", "gate_proj", "up_proj", "down_proj"),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Tensor:
   """A tensor of a model folder.
 
   Attributes:
     weight: the name of the weight that it belongs to, such as "blocks/mlp/up".
-    layer: of the weight; None outside the blocks.
-    sizes: the shape of the weight, without layers.
+    at: its place in the weight: its layer, and its expert. Outside the blocks it is the whole weight, at ().
+    sizes: the shape of the weight at this place.
     groups: the dimensions of `sizes` that make its rows, and its columns; of a vector, only rows.
   """
 
   name: str
   weight: str
-  layer: int | None
+  at: tuple[int, ...]
   sizes: tuple[int, ...]
   groups: tuple[tuple[int, ...], ...]
 
@@ -63,7 +79,10 @@ class Tensor:
     return tuple(math.prod(self.sizes[at] for at in group) for group in self.groups)
 
   def part(self, index: Sequence[slice]) -> tuple[slice, ...]:
-    """The rows and columns that hold a part of the weight. Only the first dimension of a group may be split."""
+    """The rows and columns that hold a part of the weight at this place.
+
+    Only the first dimension of a group may be split.
+    """
     found = []
     for first, *rest in self.groups:
       start, stop, _ = index[first].indices(self.sizes[first])
@@ -78,15 +97,19 @@ class Tensor:
     return part.reshape([shape[at] for at in order]).transpose(np.argsort(order))
 
   def of_weight(self, weight: np.ndarray) -> np.ndarray:
-    """The tensor of a layer's weight."""
-    return weight.transpose([at for group in self.groups for at in group]).reshape(self.shape)
+    """The tensor, of a whole weight."""
+    return weight[self.at].transpose([at for group in self.groups for at in group]).reshape(self.shape)
 
 
 @functools.cache
 def tensors(sizes: ModelSizes) -> tuple[Tensor, ...]:
-  """The tensors of a model: those outside the blocks, and those of each layer. Adapters are not among them."""
+  """The tensors of a model: those outside the blocks, and those of each layer. Adapters are not among them.
+
+  Those of a weight follow one another, in the order of their places.
+  """
   params = nnx.to_pure_dict(definition(dataclasses.replace(sizes, lora_rank=0))[1])
-  return _made(params, sizes.depth, lambda weight: FORMS[weight])
+  forms = FORMS | EXPERTS.get(families.of(sizes), {})
+  return _made(params, lambda weight: forms[weight])
 
 
 @functools.cache
@@ -102,17 +125,16 @@ def adapter_tensors(sizes: ModelSizes) -> tuple[Tensor, ...]:
       return name, (len(inputs),), tuple(range(len(inputs)))
     return name, tuple(range(1, 1 + len(outputs))), (0,)
 
-  return _made(trained(sizes, nnx.to_pure_dict(definition(sizes)[1])), sizes.depth, form)
+  return _made(trained(sizes, nnx.to_pure_dict(definition(sizes)[1])), form)
 
 
-def _made(params: dict[str, Any], depth: int, form: Callable[[str], Form]) -> tuple[Tensor, ...]:
+def _made(params: dict[str, Any], form: Callable[[str], Form]) -> tuple[Tensor, ...]:
   """The tensors of these parameters. `form` returns the form of a weight (FORMS)."""
   made = []
   for path, param in jax.tree.leaves_with_path(params):
     weight = jax.tree_util.keystr(path, simple=True, separator="/")
     name, rows, columns = form(weight)
-    stacked = weight.startswith("blocks/")
-    sizes, groups = tuple(param.shape[stacked:]), (rows, columns) if columns else (rows,)
-    layers = range(depth) if stacked else [None]
-    made += [Tensor(name.format(layer), weight, layer, sizes, groups) for layer in layers]
+    stacked, groups = name.count("{}"), (rows, columns) if columns else (rows,)
+    sizes = tuple(param.shape[stacked:])
+    made += [Tensor(name.format(*at), weight, at, sizes, groups) for at in np.ndindex(*param.shape[:stacked])]
   return tuple(made)

@@ -4,6 +4,7 @@ Every number comes from the files of a workdir, so a page can be made again at a
 """
 
 import collections
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ CHARTS = (
   ("epochs", "Epochs of each part of the mixture", ""),
 )
 RESULTS = ("loss", "bits_per_byte", "accuracy", "mfu", "palm_mfu", "memory_peak_gib")
+AT = re.compile(r"loss_at/([1-9][0-9]{,11})")  # the name of a loss by position
 SPEEDS = ("tokens_per_second", "images_per_second")
 
 
@@ -129,6 +131,21 @@ def _charts(runs: Sequence[Recorded]) -> Iterator[str]:
           parts = (run.name if len(runs) > 1 else "", split, key.partition("/")[2])
           series.append(Line(" ".join(filter(None, parts)), run.points(split, key), dots=split == "validation"))
     yield lines(title, series, unit)
+  yield lines("Loss by position", _by_position(runs), "nats", "positions in a text up to", log=True)
+
+
+def _by_position(runs: Sequence[Recorded]) -> list[Line]:
+  """The losses of a run's first and of its last evaluation by position (`Evaluator.__call__`)."""
+  found = []
+  for run in runs:
+    evaluations = [
+      (step, [(float(at[1]), y) for key, y in values.items() if (at := AT.fullmatch(key))])
+      for step, values in run.lines.get("validation", [])
+    ]
+    with_positions = [(step, points) for step, points in evaluations if points]
+    for step, points in dict(with_positions[:1] + with_positions[-1:]).items():
+      found.append(Line(f"{run.name if len(runs) > 1 else ''} step {step:,}".strip(), sorted(points), dots=True))
+  return found
 
 
 def _events(run: Recorded) -> str:

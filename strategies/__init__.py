@@ -76,6 +76,7 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
   gather, pipeline = one_of("gather", config["gather"], GATHER), config["pipeline"]
   choice = one_of("compiler_options", config["compiler_options"], CHOICES)
   layout = layout.for_positions(program.sizes.positions, config["sequence_parallel"])
+  layout.check_used()
   layout.check_divides(program.sizes.shardable())
   program = dataclasses.replace(program, sizes=with_way(program.sizes, layout))
   if layout.axes("layers"):

@@ -78,12 +78,12 @@ TPUS: dict[str, Options] = {
 def options(choice: str, device: jax.Device, layout: Layout) -> Options:
   """The options of one of CHOICES for a device and a resolved layout.
 
-  TPUs have some for layouts that split weights or the optimizer's state: for others, nothing was gained.
+  TPUs have some for layouts that split weights, the optimizer's state or experts: for others, nothing was gained.
   """
   if choice == "recommended" and device.platform == "gpu":
     is_fsdp = layout.axes("embed") and layout.axes("embed") == layout.axes("batch") and not layout.axes("layers")
     return GPU | FEWER_COPIES if is_fsdp else GPU
-  if choice != "recommended" or layout.shards("state") == 1:
+  if choice != "recommended" or layout.shards("state") == layout.shards("experts") == 1:
     return {}
   return TPUS.get(max((kind for kind in TPUS if device.device_kind.startswith(kind)), key=len, default=""), {})
 

@@ -130,7 +130,11 @@ class Layout:
 
   def uses_every_axis(self) -> bool:
     """Whether every mesh axis splits something. The devices along an unused axis would all do the same work."""
-    return set(self.mesh) == {axis for name in PLACES for axis in self.axes(name)}
+    return not self._unused()
+
+  def _unused(self) -> list[str]:
+    used = {axis for name in PLACES for axis in self.axes(name)}
+    return [axis for axis in self.mesh if axis not in used]
 
   def placed(self, between: str, mark: str = "") -> list[str]:
     """What is split over which axes, in words. Names those of `gradients` and `state` only if they are given."""
@@ -146,6 +150,15 @@ class Layout:
     if len(used) != len(set(used)):
       raise ValueError(f"{tuple(dims)} would split two dimensions of one array over the same mesh axis: {places}")
     return P(*places)
+
+  def check_used(self) -> None:
+    """Raises ConfigError if an axis of several devices is unused."""
+    for axis in self._unused():
+      if self.mesh[axis] > 1:
+        raise ConfigError(
+          f"mesh.{axis}={self.mesh[axis]} splits nothing under this strategy, so its devices would all do the same "
+          f"work; use mesh.{axis}=1, or another strategy"
+        )
 
   def check_divides(self, sizes: Iterable[tuple[str, str, int]]) -> None:
     """Raises ConfigError unless every (logical dimension, config field, size) splits evenly."""

@@ -40,5 +40,4 @@ def weight(params: Params, name: str) -> Any:
 def of_tensors(sizes: ModelSizes, params: Params) -> dict[str, np.ndarray]:
   """The weights, or gradients of them, as the tensors of a folder."""
   host = jax.device_get(params)
-  of_layer = lambda tensor: weight(host, tensor.weight)[... if tensor.layer is None else tensor.layer]
-  return {tensor.name: tensor.of_weight(of_layer(tensor)) for tensor in tensors(sizes)}
+  return {tensor.name: tensor.of_weight(weight(host, tensor.weight)) for tensor in tensors(sizes)}

@@ -23,6 +23,7 @@ def made(workdir: Path, steps: int = 100, **config: Any) -> Path:
     lines.append({"step": step, "split": "train", **values} | ({"loss": None} if step == 30 else {}))
     if step % 20 == 0:
       several = {"loss/code": 2.5, "loss/prose": 3.5, "epochs/code": step / 50}
+      several |= {f"loss_at/{position}": 4 - position / step for position in (1, 2, 16, 4, 8)}
       lines.append({"step": step, "split": "validation", "loss": 3 + 1 / step, "bits_per_byte": 4.0, **several})
   (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
   about = {"devices": "8 × CPU device, simulated", "strategy": "fsdp on mesh data=8", "versions": {"jax": "1.2.3"}}

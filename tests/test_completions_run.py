@@ -58,12 +58,17 @@ def pieces(some: list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
   return np.array(tokens), np.array(counted)
 
 
-def written_out(program: Program, params: Params, some: list[dict[str, str]]) -> jax.Array:
-  """The mean loss over the tokens of completions, from the logits of each example alone."""
+def losses_alone(program: Program, params: Params, some: list[dict[str, str]]) -> jax.Array:
+  """The loss of each token of a completion [P, LENGTH], from the logits of each example alone; 0 for other tokens."""
   tokens, counted = pieces(some)
   logits = bind(program.sizes, params)(tokens[:, :-1])
   losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(tokens)[:, 1:, None], axis=-1)[..., 0]
-  return jnp.sum(losses * counted) / counted.sum()
+  return losses * counted
+
+
+def written_out(program: Program, params: Params, some: list[dict[str, str]]) -> jax.Array:
+  """The mean of these losses over the tokens of completions."""
+  return jnp.sum(losses_alone(program, params, some)) / pieces(some)[1].sum()
 
 
 @pytest.fixture(scope="module")
@@ -104,12 +109,17 @@ def test_what_follows_within_a_prompt_does_not_matter(whole: tuple[Program, Host
 
 
 def test_an_evaluation_is_over_the_completions(rows: Path):
-  c = of(rows, eval_batch_size=8)
+  """In all, and by the position in an example."""
+  c = of(rows, eval_batch_size=8, eval_by_position=True)
   runner = strategy("fsdp", settings.program(c, "cpu"))
   evaluator, state = Evaluator(runner, data.load(c), c), initial_state(runner)
   found = evaluator(state)
-  expected = float(jax.jit(lambda params: written_out(runner.program, params, ROWS[80:]))(jax.device_get(state.params)))
-  assert found == pytest.approx({"loss": expected, "bits_per_byte": expected / math.log(2)}, rel=1e-5)
+  alone = jax.jit(lambda params: losses_alone(runner.program, params, ROWS[80:]))(jax.device_get(state.params))
+  losses, counted = np.asarray(alone, np.float64), pieces(ROWS[80:])[1]
+  mean = lambda columns: losses[:, columns].sum() / counted[:, columns].sum()
+  expected = {"loss": mean(slice(None)), "bits_per_byte": mean(slice(None)) / math.log(2)}
+  expected |= {f"loss_at/{last}": mean(slice(last // 2, last)) for last in (1, 2, 4, 8, 16, 32, 64)}
+  assert found == pytest.approx(expected, rel=1e-5)
   assert evaluator.baseline() is None
 
 

@@ -156,6 +156,7 @@ def test_pages_show_the_predictions(platform: str):
 def test_the_explain_page_shows_published_speeds():
   page = predictions.PAGE.read_text()
   assert pages.fill(page, {"published": published.table()}) == page
+  assert pages.fill(page, {"ways": published.ways(json.loads(published.RECORD.read_text()))}) == page
 
 
 def test_the_strategies_page_shows_the_golden_pages_and_the_records():

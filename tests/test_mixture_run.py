@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import config, in_full, measured, one_sentence
 
@@ -11,7 +12,7 @@ from checkpointing import reading
 SMALL = {
   "model__depth": 1, "model__width": 32, "model__heads": 4, "model__kv_heads": 4, "model__seq_len": 8, "steps": 12,
   "batch_size": 8, "log_every": 1, "eval_every": 6, "eval_examples": 32, "eval_batch_size": 16, "sample_length": 0,
-  "simulated_devices": 8,
+  "simulated_devices": 8, "eval_by_position": True,
 }  # fmt: skip
 
 
@@ -50,6 +51,9 @@ def test_a_stopped_run_on_a_mixture_resumes_bit_for_bit(packing: str, corpora: d
     assert last[f"loss/{path}"] > 0
     assert last[f"epochs/{path}"] == pytest.approx(share * 96 / lengths(corpora, name, packing), abs=1 / 50)
   assert last["loss"] == pytest.approx(0.7 * last[f"loss/{corpora['code']}"] + 0.3 * last[f"loss/{corpora['prose']}"])
+  by_position = [last[f"loss_at/{position}"] for position in (1, 2, 4, 8)]
+  if packing == "windows":  # all positions are equally frequent
+    assert last["loss"] == pytest.approx(np.average(by_position, weights=(1, 1, 2, 4)))
 
 
 def lengths(corpora: dict[str, str], name: str, packing: str = "windows") -> int:

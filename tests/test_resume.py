@@ -207,12 +207,15 @@ def test_restarting_a_finished_run_changes_nothing(finished: Path, capsys: pytes
 
 @pytest.mark.full
 def test_init_from_starts_with_another_runs_parameters(tmp_path: Path, capsys: pytest.CaptureFixture):
-  """A learning rate near 0 keeps the parameters, so the new run's loss equals the last loss of the other run."""
+  """A learning rate near 0 keeps the parameters, so the new run's losses equal the last loss of the other run."""
   train.train(config("fsdp", **SMALL | {"steps": 10}), tmp_path / "first")
-  frozen = SMALL | {"steps": 1, "optimizer__learning_rate": 1e-30}
+  frozen = SMALL | {"steps": 1, "optimizer__learning_rate": 1e-30, "eval_every": 1}
   for init_from in (tmp_path / "first", tmp_path / "first" / "checkpoints" / "10"):
     new = train.train(config("tensor_parallel", **frozen, init_from=str(init_from)), tmp_path / init_from.name / "new")
-    assert new["loss"] == pytest.approx(measured(tmp_path / "first")[-1]["loss"], rel=1e-5)
+    last, lines = measured(tmp_path / "first")[-1]["loss"], measured(tmp_path / init_from.name / "new")
+    assert new["loss"] == pytest.approx(last, rel=1e-5)
+    assert [(line["step"], line["split"]) for line in lines] == [(0, "validation"), (1, "train"), (1, "validation")]
+    assert lines[0]["loss"] == pytest.approx(last, rel=1e-5)
     assert f"initial   parameters of {init_from}, step 10, saved by fsdp" in capsys.readouterr().out
 
 

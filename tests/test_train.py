@@ -173,6 +173,7 @@ def test_updates_that_are_not_finite_are_reported_as_skipped(tmp_path: Path, cap
     ("fsdp", {"log_every": 0}, ["log_every=0"]),
     ("fsdp", {"sample_temperature": -0.5}, ["sample_temperature=-0.5"]),
     ("fsdp", {"data__augment": True}, ["data.augment=True", "images"]),
+    ("fsdp", IMAGES | {"eval_by_position": True}, ["eval_by_position=True", "model.objective='class'", "False"]),
     ("fsdp", {"model__attention": "cudnn"}, ["model.attention='cudnn'", "'cpu'", "'auto'"]),
     ("fsdp", {"stop_after": -1}, ["stop_after=-1"]),
     ("fsdp", {"model__dtype": "float8"}, ["model.dtype='float8'"]),

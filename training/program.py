@@ -23,10 +23,11 @@ from models.dimensions import UNSHARDED, Sharding
 from models.inputs import Field, Shapes
 from models.keys import Purpose
 from models.ops import routing
+from models.ops.loss import BY_POSITION, Targets, buckets
 from models.ops.loss import Sums as Sums
-from models.ops.loss import Targets
 from models.parameters import bind, frozen, init_params, joined, logical_dims, trained, used_dtypes
 from models.sizes import ModelSizes
+from models.transformer import positions_in
 from training.optimizer import Optimizer
 from training.optimizers import Rule
 from training.streaming import streamed
@@ -59,9 +60,14 @@ class Program:
   seed: int
   accumulation: int
   augment: bool
+  by_position: bool = False  # whether an evaluation also sums the loss by position
 
   def __post_init__(self) -> None:
     positive("accumulation", self.accumulation)
+    if self.by_position and self.sizes.predicts.counts_correct:
+      raise ConfigError(
+        f"eval_by_position=True is for the next token, but model.objective={self.sizes.objective!r}; set it to False"
+      )
     if self.sizes.lora_rank and self.optimizer.name == "muon":
       raise ConfigError(
         f"optimizer.name='muon' is for whole weights, but model.lora_rank={self.sizes.lora_rank} trains adapters; use "
@@ -111,7 +117,7 @@ class Program:
     self, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED
   ) -> tuple[jax.Array, Sums]:
     """The loss summed over the batch's predictions, and all sums. `step` is None in evaluation."""
-    model, targets = bind(self.sizes, params), self.targets(batch, sharding)
+    model, targets = bind(self.sizes, params), self.targets(batch, sharding, step)
     inputs, segments = self.inputs(batch, step, sharding), self.segments(batch)
     keys, count = self.dropout_keys(batch, step), jnp.sum(targets.counted)
     inputs = sharding.in_order(count, inputs)  # the only sum over devices that needs no result of the model
@@ -125,14 +131,20 @@ class Program:
       x = crop_and_flip(x, self._example_keys(batch["id"], step, Purpose.AUGMENTATION))
     return self.sizes.reads.prepare(x, sharding)
 
-  def targets(self, batch: Batch, sharding: Sharding = UNSHARDED) -> Targets:
-    """What is to be predicted: for each position the next token, or for each example a label."""
-    values = self.sizes.predicts.targets(batch)
+  def targets(self, batch: Batch, sharding: Sharding = UNSHARDED, step: jax.Array | int | None = 0) -> Targets:
+    """What is to be predicted: for each position the next token, or for each example a label.
+
+    `step` is None in evaluation. Only there can losses be wanted by position.
+    """
+    values, position = self.sizes.predicts.targets(batch), None
     segments = batch["segments"] if self.sizes.segments else None
+    if self.by_position and step is None:
+      inputs = self.segments(batch)
+      position = 1 + positions_in(jnp.ones_like(values) if inputs is None else inputs)
     completions = batch["completions"] if self.sizes.completions else None
     counted = self.sizes.predicts.counted(batch["mask"], segments, completions)
     counted = counted.reshape(*counted.shape, *(1,) * (values.ndim - counted.ndim))
-    return self.sizes.predicts.own(Targets(values, jnp.broadcast_to(counted, values.shape)), sharding)
+    return self.sizes.predicts.own(Targets(values, jnp.broadcast_to(counted, values.shape), position), sharding)
 
   def segments(self, batch: Batch) -> jax.Array | None:
     """The segments of the input's tokens [B, T]; None if the model has none."""
@@ -141,6 +153,15 @@ class Program:
   def dropout_keys(self, batch: Batch, step: jax.Array | None) -> jax.Array | None:
     """A key for each example [B]; None if nothing is dropped."""
     return self._example_keys(batch["id"], step, Purpose.DROPOUT) if self.sizes.dropout and step is not None else None
+
+  def no_sums(self, step: jax.Array | None) -> Sums:
+    """The sums over an empty batch; `step` is None in evaluation."""
+    sums = {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "count": jnp.zeros((), jnp.int32)}
+    sums |= routing.no_sums(self.sizes)
+    if self.by_position and step is None:
+      room = len(buckets(self.sizes.positions))
+      sums |= {f"{name}_by_position": jnp.zeros(room, sums[name].dtype) for name in BY_POSITION}
+    return sums
 
   def gradient_sums(
     self,
@@ -165,8 +186,7 @@ class Program:
       return jax.tree.map(jnp.add, total, of_part(params, part, step, sharding)), None
 
     zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, self.sizes.param_dtype), self.trained(params))
-    start = no_sums(self.sizes), zeros
-    return jax.lax.scan(add, start, split_batch(batch, self.accumulation, sharding))[0]
+    return jax.lax.scan(add, (self.no_sums(step), zeros), split_batch(batch, self.accumulation, sharding))[0]
 
   def part_gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
@@ -218,12 +238,6 @@ class Program:
     """A key for each example [B], from its id [B, 2], the step and the purpose; the same on every device."""
     key = self._step_key(step, purpose)
     return jax.vmap(lambda i: jax.random.fold_in(jax.random.fold_in(key, i[0]), i[1]))(ids)
-
-
-def no_sums(sizes: ModelSizes) -> Sums:
-  """The sums over an empty batch."""
-  sums = {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "count": jnp.zeros((), jnp.int32)}
-  return sums | routing.no_sums(sizes)
 
 
 def split_batch(batch: Batch, parts: int, sharding: Sharding) -> Batch:

@@ -34,4 +34,5 @@ def program(config: ConfigDict, platform: str) -> Program:
     seed=config.seed,
     accumulation=config.accumulation,
     augment=config.data.augment,
+    by_position=config.eval_by_position,
   )

@@ -1,10 +1,11 @@
 """The gated MLPs of several experts, for rows that are sorted by expert.
 
-Each row belongs to one expert, and experts have different numbers of rows. Only the needed products are computed:
+Each row belongs to one expert, and experts have different numbers of rows. A loop over blocks of rows computes only the
+needed products. All rows of a block belong to one expert. So an expert's last block has fewer rows than the others, and
+computes with zeros in their place.
 
-    cpu, gpu    a loop over blocks of rows. All rows of a block belong to one expert, so the last block of an expert has
-                fewer rows than the others, and computes with zeros in their place
-    tpu         `lax.ragged_dot`, of which the TPU compiler makes kernels
+`lax.ragged_dot` has the same purpose. But XLA multiplies every row with every expert on CPUs and GPUs, and for the
+gradients of weights also on TPUs (libtpu 0.0.42).
 """
 
 import functools
@@ -35,14 +36,32 @@ def forward(rows: Rows, weights: Weights, likely: int) -> jax.Array:
   Args:
     likely: how many rows belong to experts, if all devices and experts have equal loads.
   """
-  in_blocks = functools.partial(_in_blocks, size=block_size(likely, len(rows.counts), len(rows.x)))
-  return jax.lax.platform_dependent(rows, weights, tpu=_ragged, default=in_blocks)
+
+  def one(block: Block, out: jax.Array) -> jax.Array:
+    x, scales, (gate, up, down) = block.of(rows.x), block.of(rows.scales), block.weights_of(weights)
+    return block.put(out, (scales[:, None].astype(x.dtype) * jax.nn.silu(x @ gate) * (x @ up)) @ down)
+
+  return _each_block(rows, likely, one, jnp.zeros_like(rows.x))
 
 
 def backward(rows: Rows, weights: Weights, of_out: jax.Array, likely: int) -> tuple[jax.Array, jax.Array, Weights]:
   """The gradients of rows [R, D] and scales [R], and those of the weights in float32. Computes hidden units again."""
-  in_blocks = functools.partial(_in_blocks_backward, size=block_size(likely, len(rows.counts), len(rows.x)))
-  return jax.lax.platform_dependent(rows, weights, of_out, tpu=_ragged_backward, default=in_blocks)
+  product = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
+
+  def one(block: Block, carry: Any) -> Any:
+    of_x, of_scales, of_weights = carry
+    x, g, scales = block.of(rows.x), block.of(of_out), block.of(rows.scales)[:, None].astype(rows.x.dtype)
+    gate, up, down = block.weights_of(weights)
+    hidden, pull = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, x @ gate, x @ up)
+    of_hidden = g @ down.T
+    of_gate, of_up = pull(scales * of_hidden)
+    pairs = zip(of_weights, (x, x, scales * hidden), (of_gate, of_up, g), strict=True)
+    of_weights = tuple(total.at[block.expert].add(product(a.T, b)) for total, a, b in pairs)
+    of_scales = block.put(of_scales, jnp.sum((hidden * of_hidden).astype(jnp.float32), axis=1))
+    return block.put(of_x, of_gate @ gate.T + of_up @ up.T), of_scales, of_weights
+
+  zeros = tuple(jnp.zeros(w.shape, jnp.float32) for w in weights)
+  return _each_block(rows, likely, one, (jnp.zeros_like(rows.x), jnp.zeros_like(rows.scales), zeros))
 
 
 def block_size(likely: int, experts: int, most: int) -> int:
@@ -80,8 +99,9 @@ class Block(NamedTuple):
     return jnp.where(self.live.reshape(-1, *(1,) * (live.ndim - 1)), live, others)
 
 
-def _each_block(rows: Rows, size: int, one: Callable[[Block, Any], Any], carry: Any) -> Any:
-  """Calls `one` for each block of so many rows, in their order."""
+def _each_block(rows: Rows, likely: int, one: Callable[[Block, Any], Any], carry: Any) -> Any:
+  """Calls `one` for each block, in the order of rows."""
+  size = block_size(likely, len(rows.counts), len(rows.x))
   ends, blocks = jnp.cumsum(rows.counts), -(-rows.counts // size)
   last = jnp.cumsum(blocks)
 
@@ -94,50 +114,3 @@ def _each_block(rows: Rows, size: int, one: Callable[[Block, Any], Any], carry: 
 
   with jax.named_scope(BLOCKS):
     return jax.lax.fori_loop(0, last[-1], step, carry)
-
-
-def _in_blocks(rows: Rows, weights: Weights, *, size: int) -> jax.Array:
-  def one(block: Block, out: jax.Array) -> jax.Array:
-    x, scales, (gate, up, down) = block.of(rows.x), block.of(rows.scales), block.weights_of(weights)
-    return block.put(out, (scales[:, None].astype(x.dtype) * jax.nn.silu(x @ gate) * (x @ up)) @ down)
-
-  return _each_block(rows, size, one, jnp.zeros_like(rows.x))
-
-
-def _in_blocks_backward(
-  rows: Rows, weights: Weights, of_out: jax.Array, *, size: int
-) -> tuple[jax.Array, jax.Array, Weights]:
-  product = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
-
-  def one(block: Block, carry: Any) -> Any:
-    of_x, of_scales, of_weights = carry
-    x, g, scales = block.of(rows.x), block.of(of_out), block.of(rows.scales)[:, None].astype(rows.x.dtype)
-    gate, up, down = block.weights_of(weights)
-    hidden, pull = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, x @ gate, x @ up)
-    of_hidden = g @ down.T
-    of_gate, of_up = pull(scales * of_hidden)
-    pairs = zip(of_weights, (x, x, scales * hidden), (of_gate, of_up, g), strict=True)
-    of_weights = tuple(total.at[block.expert].add(product(a.T, b)) for total, a, b in pairs)
-    of_scales = block.put(of_scales, jnp.sum((hidden * of_hidden).astype(jnp.float32), axis=1))
-    return block.put(of_x, of_gate @ gate.T + of_up @ up.T), of_scales, of_weights
-
-  zeros = tuple(jnp.zeros(w.shape, jnp.float32) for w in weights)
-  return _each_block(rows, size, one, (jnp.zeros_like(rows.x), jnp.zeros_like(rows.scales), zeros))
-
-
-def _ragged(rows: Rows, weights: Weights) -> jax.Array:
-  live = (jnp.arange(len(rows.x)) < jnp.sum(rows.counts))[:, None]  # ragged_dot does not define the other rows
-
-  def product(x: jax.Array, w: jax.Array) -> jax.Array:
-    return jax.lax.ragged_dot(x, w, rows.counts)
-
-  x, (gate, up, down) = jnp.where(live, rows.x, 0), weights
-  hidden = rows.scales[:, None].astype(x.dtype) * jax.nn.silu(product(x, gate)) * product(x, up)
-  return jnp.where(live, product(hidden, down), 0)
-
-
-def _ragged_backward(rows: Rows, weights: Weights, of_out: jax.Array) -> tuple[jax.Array, jax.Array, Weights]:
-  run = lambda x, scales, weights: _ragged(Rows(x, scales, rows.counts), weights)
-  of_x, of_scales, of_weights = jax.vjp(run, rows.x, rows.scales, weights)[1](of_out)
-  gate, up, down = (g.astype(jnp.float32) for g in of_weights)
-  return of_x, of_scales, (gate, up, down)

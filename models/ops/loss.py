@@ -6,6 +6,7 @@ are kept, and none are computed twice.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,16 +16,26 @@ from models.dimensions import Sharding
 
 
 class Targets(NamedTuple):
-  """What is to be predicted: the correct tokens [B, T] or classes [B], and which of the predictions count."""
+  """What is to be predicted: the correct tokens [B, T] or classes [B], and which of the predictions count.
+
+  `position` [B, T] is that of each prediction in its text, from 1, if losses are also wanted by position.
+  """
 
   values: jax.Array
   counted: jax.Array
+  position: jax.Array | None = None
 
 
 Sums = dict[str, jax.Array]  # "loss", "correct" and "count", summed over predictions
+BY_POSITION = ("loss", "count")  # those that may also be summed by position, as NAME_by_position
 
 LOGITS = 1 << 24  # how many a device has in one chunk: 64 MiB in float32
 LEAST = 1024  # tokens in a chunk; with fewer, passes over the head's gradient would take longer than products with it
+
+
+def buckets(positions: int) -> list[int]:
+  """The last position, from 1, of each bucket of positions: 1, 2, 4, ..., until all have a bucket."""
+  return [1 << number for number in range((positions - 1).bit_length() + 1)]
 
 
 def chunk_count(tokens: int, width: int, vocab: int, chunk: int = 0) -> int:
@@ -43,7 +54,7 @@ def chunk_count(tokens: int, width: int, vocab: int, chunk: int = 0) -> int:
 @jax.named_scope("loss")
 def of_logits(logits: jax.Array, targets: Targets) -> tuple[jax.Array, Sums]:
   """Cross-entropy of logits [B, V] against targets [B], and all sums."""
-  values, counted = targets
+  values, counted = targets.values, targets.counted
   is_target = values[:, None] == jnp.arange(logits.shape[-1])
   target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
   loss = jnp.sum(jnp.where(counted, jax.nn.logsumexp(logits, axis=-1) - target_logit, 0))
@@ -73,7 +84,7 @@ def next_token(
     results = [("batch",), ("batch",), ("vocab", "batch", None, None), ("batch", None, "vocab")]
     return sharding.local(
       functools.partial(_on_own_tokens, sharding=sharding, chunk=chunk, differentiate=differentiate),
-      *(x, head, *targets, ids),
+      *(x, head, targets.values, targets.counted, ids),
       dims=[("batch", None, None), (None, "vocab"), ("batch", None), ("batch", None), ("vocab",)],
       results=results if differentiate else results[:2],
     )
@@ -94,6 +105,20 @@ def next_token(
   sums.defvjp(forward, backward)
   loss, correct = sums(x, head)
   return loss, {"loss": loss, "correct": correct, "count": jnp.sum(targets.counted)}
+
+
+def by_position(
+  score: Callable[[Targets], tuple[jax.Array, Sums]], targets: Targets, positions: int
+) -> tuple[jax.Array, Sums]:
+  """What `score` gives, and "loss" and "count" of each bucket of positions: [buckets].
+
+  The logits are computed once for all buckets, because only which predictions count differs between them.
+  """
+  position = targets.position
+  is_in = lambda last: targets.counted & (position <= last) & (position > last // 2)
+  sums = jax.vmap(lambda last: score(targets._replace(counted=is_in(last)))[1])(jnp.array(buckets(positions)))
+  total = {name: jnp.sum(found) for name, found in sums.items()}
+  return total["loss"], total | {f"{name}_by_position": sums[name] for name in BY_POSITION}
 
 
 def _on_own_tokens(

@@ -134,5 +134,7 @@ def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
 
 
 def balanced(bias: jax.Array, load: jax.Array, rate: float) -> jax.Array:
-  """The biases [L, E] of the router "sigmoid_bias" after a step with these loads [L, E]."""
-  return bias + rate * jnp.sign(jnp.mean(load, axis=1, keepdims=True) - load).astype(bias.dtype)
+  """The biases [L, E] of the router "sigmoid_bias" after a step with these loads [L, E]: up where they are too low."""
+  total, experts = jnp.sum(load, axis=1, keepdims=True), load.shape[1]
+  is_low, is_high = load < -(-total // experts), load > total // experts  # than the mean, which need not be whole
+  return bias + rate * (is_low.astype(bias.dtype) - is_high.astype(bias.dtype))

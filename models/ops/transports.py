@@ -46,8 +46,12 @@ class Peers:
 
   def reduce_scatter(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """[m · n, ...] each, what a device has for every other → [n, ...] each, the sum of what all have for this one."""
-    scatter = functools.partial(jax.lax.psum_scatter, tiled=True)
-    return self._each(lambda x, axes: sum_in_dtype(lambda x: scatter(x, axes), x), *arrays)
+    scatter, barrier = functools.partial(jax.lax.psum_scatter, tiled=True), jax.lax.optimization_barrier
+
+    def alone(x: jax.Array, axes: Any) -> jax.Array:  # or the TPU compiler all-reduces what it joins with others
+      return barrier(sum_in_dtype(lambda x: scatter(x, axes), barrier(x)))
+
+    return self._each(alone, *arrays)
 
   def all_to_all(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """[m · c, ...] each, c rows for every device → c rows from every device."""

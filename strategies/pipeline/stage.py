@@ -21,7 +21,7 @@ from models.transformer import Transformer
 from strategies.constraints import Constraints
 from strategies.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Schedule
 from strategies.pipeline.split import split_backward
-from training.program import Batch, Params, Program, Sums, no_sums
+from training.program import Batch, Params, Program, Sums
 
 Row = dict[str, jax.Array]  # a unit in the schedule's table: column → scalar
 Rows = dict[str, Row]  # what a stage does at one tick: kind of unit → row
@@ -125,7 +125,7 @@ class Stage:
       kept=jax.tree.map(functools.partial(room, "kept"), kept),
       to_next=zeros,
       to_previous=zeros,
-      sums=no_sums(self.program.sizes),
+      sums=self.program.no_sums(self.step),
       gradients=self.zero_gradients(),
     )
     return carry, pullback
@@ -209,7 +209,7 @@ class Stage:
 
   def loss(self, edges: Params, y: jax.Array, row: Row) -> tuple[jax.Array, Sums]:
     program, microbatch = self.program, self.microbatch(row)
-    targets, segments = program.targets(microbatch, self.sharding), program.segments(microbatch)
+    targets, segments = program.targets(microbatch, self.sharding, self.step), program.segments(microbatch)
     return self.model(edges, self.weights(row)).head_loss_sums(y, targets, self.sharding, segments)
 
   @property

@@ -28,6 +28,7 @@ SCALARS = 512
 CHUNKED = "accumulation, remat, loss in chunks"
 MUON = "tied, remat dots, blocks, muon"
 ADAFACTOR = "images, adafactor"
+MIXTURE = "experts"
 WITH_ADAPTERS = "adapters, accumulation, remat"
 
 QWEN = {"model__qkv_bias": True, "model__qk_norm": True}
@@ -56,6 +57,7 @@ VARIANTS = {
   },
   ADAFACTOR: {**IMAGES, "optimizer__name": "adafactor"},
   WITH_ADAPTERS: {**ADAPTERS, "accumulation": 2, "model__remat": "full"},
+  MIXTURE: {"model__experts": 8, "model__experts_per_token": 1, "model__remat": "full"},
 }
 
 
@@ -65,6 +67,7 @@ PAIRS = each_once(
   ("data_parallel", "text"), ("fsdp", "text"), ("fsdp", CHUNKED), ("hsdp", "text"), ("zero2", "text"),
   ("zero1", WITH_ADAPTERS), ("two_d", WITH_ADAPTERS), ("pipeline", WITH_ADAPTERS), ("single", WITH_ADAPTERS),
   ("tensor_parallel", MUON), ("three_d", "text"), ("pmap_ddp", ADAFACTOR),
+  ("expert", MIXTURE), ("expert_fsdp", MIXTURE),
 )  # fmt: skip
 
 

@@ -153,6 +153,14 @@ def test_nobody_has_measured_more_than_the_bound(row: published.Published):
   assert row.palm_flops < ours["palm_flops"]  # both count all pairs of attention
 
 
+@pytest.mark.parametrize("one", in_full(published.WAYS[:3], published.WAYS[1]), ids=lambda one: one.theirs)
+def test_nobody_has_shared_positions_faster_than_the_bound(one: published.Way):
+  """The setup of the other rows is not known."""
+  times, mfu = published.predicted(one)
+  assert one.seconds > times.seconds
+  assert one.mfu < mfu
+
+
 def test_what_remat_keeps():
   """Of a block and a token: what is not elementwise; the products; the input alone, in the computation's precision."""
   kept = {remat: bytes_per_example(program(remat).sizes, 1, 1, 1, 4) for remat in ("minimal", "dots", "full")}

@@ -37,7 +37,10 @@ SCALARS = 512
 
 def grouped(name: str, inputs: str, topology: str = golden.SLICE) -> tuple[collections.Counter, collections.Counter]:
   """Bytes that a device sends in a step, by (kind, axes): in the compiled program, and according to the formulas."""
-  found = golden.explained(name, topology, inputs)
+  return by_kind(golden.explained(name, topology, inputs))
+
+
+def by_kind(found: dict[str, Any]) -> tuple[collections.Counter, collections.Counter]:
   ours, wanted = collections.Counter(), collections.Counter()
   for row in found["communication"]:
     assert row["times"], f"unknown how often {row} runs"
@@ -220,6 +223,23 @@ def test_a_whole_slice_scatters_its_gradients(topology: str, width: int):
     assert {row["kind"] for row in excess} == {"all-reduce"}
     assert "blocks/mlp/up" in excess[0]["weights"]
     assert "compiler_options='recommended'" in excess[0]["said"]
+
+
+def test_a_whole_slice_shares_positions_in_a_ring():
+  """Of 64 chips. It never gathers keys, and sends what theory says, kind by kind."""
+  config, where = base.get_config("tiny", "long_context"), machine_of("v5p:4x4x4")
+  sizes = {"width": 1024, "depth": 2, "heads": 8, "kv_heads": 4, "mlp_width": 4096, "vocab_size": 4096}
+  config.update_from_flattened_dict({f"model.{name}": size for name, size in sizes.items()})
+  config.update_from_flattened_dict({"model.seq_len": 2048, "batch_size": 16, "mesh.context": 4})
+  config.model.attention_context = "ring"
+  runner = tool.create(config, where)
+  found = explanation.explain("long_context", runner, config.batch_size, where)
+  ours, wanted = by_kind(found)
+  assert {axes for kind, axes in ours if kind == "collective-permute"} == {("context",)}
+  assert {axes for kind, axes in ours if kind == "all-gather"} == {("data", "context")}  # weights
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=0.01, abs=SCALARS), what
+  assert found["excess"] == []
 
 
 def test_a_model_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):

@@ -34,6 +34,7 @@ INPUTS = {
     "model.qk_norm": True,
   },
 }
+MIXTURE = {"model.experts": 8}  # for strategies that share experts
 # Every strategy has a program for tokens, and these have one for images too, with each kind of collective among them.
 OF_IMAGES = ("fsdp", "two_d", "pipeline")
 
@@ -41,12 +42,14 @@ OF_IMAGES = ("fsdp", "two_d", "pipeline")
 @functools.cache
 def strategy(name: str, topology: str | None = None, inputs: str = "tokens") -> Any:
   """The strategy that is explained, on 8 simulated CPU devices or on a slice."""
+  import strategies
   from analysis.topology import machine_of
   from configs import base
   from tools import explain as tool
 
-  config = base.get_config("tiny", name)
-  config.update_from_flattened_dict(FIELDS | (TPU_FIELDS if topology else {}) | INPUTS[inputs])
+  config, shares_experts = base.get_config("tiny", name), bool(strategies.layout_of(name).axes("experts"))
+  sizes = (TPU_FIELDS if topology else {}) | INPUTS[inputs] | (MIXTURE if shares_experts else {})
+  config.update_from_flattened_dict(FIELDS | sizes)
   config.compilation_cache_dir = "~/.cache/meshwright/tests"
   return tool.create(config, machine_of(topology) if topology else None)
 

@@ -35,13 +35,8 @@ def counts_of(case: str, rows: int) -> np.ndarray:
   return found.get(case, np.array([rows // 2, 0, 7, 1, rows // 4])).astype(np.int32)
 
 
-@pytest.mark.parametrize("way", ["in blocks", "ragged"])
-def test_products_of_sorted_rows_are_those_of_their_experts(way: str):
+def test_products_of_sorted_rows_are_those_of_their_experts():
   """In the forward pass and all gradients, also with no row at all, and with all for one expert."""
-  forward, backward = {
-    "in blocks": tuple(functools.partial(f, size=8) for f in (grouped._in_blocks, grouped._in_blocks_backward)),
-    "ragged": (grouped._ragged, grouped._ragged_backward),
-  }[way]
   random, size = np.random.default_rng(1), 45
   x, g = (random.standard_normal((size, D)).astype(np.float32) for _ in range(2))
   scales = random.uniform(0.5, 2, size).astype(np.float32)
@@ -55,7 +50,7 @@ def test_products_of_sorted_rows_are_those_of_their_experts(way: str):
   def both(counts: jax.Array) -> Any:
     out, pull = jax.vjp(lambda x, scales, w: plain(x, scales, w, counts), x, scales, weights())
     rows = Rows(x, scales, counts)
-    return (forward(rows, weights()), backward(rows, weights(), g)), (out, pull(g))
+    return (grouped.forward(rows, weights(), size), grouped.backward(rows, weights(), g, size)), (out, pull(g))
 
   for case in ("equal", "one", "none", "mixed"):
     ours, expected = jax.device_get(both(counts_of(case, size)))

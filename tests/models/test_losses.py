@@ -23,7 +23,7 @@ def arrays(dtype: str = "float32") -> tuple[np.ndarray, np.ndarray, losses.Targe
 
 def whole(x: jax.Array, head: jax.Array, targets: losses.Targets) -> tuple[jax.Array, losses.Sums]:
   logits = (x @ head).astype(jnp.float32)
-  return losses.of_logits(logits.reshape(-1, V), losses.Targets(*(each.ravel() for each in targets)))
+  return losses.of_logits(logits.reshape(-1, V), losses.Targets(targets.values.ravel(), targets.counted.ravel()))
 
 
 @functools.cache

@@ -167,7 +167,7 @@ def test_cached_logits_equal_full_recomputation():
   def in_parts(tokens: jax.Array) -> jax.Array:
     cache, parts = model.empty_cache(2, 24), []
     for start, stop in ((0, 10), (10, 11), (11, 24)):
-      x, cache = model.run_blocks(model.embed(tokens[:, start:stop]), cache=cache, start=start)
+      x, cache, _ = model.run_blocks(model.embed(tokens[:, start:stop]), cache=cache, start=start)
       parts.append(model.logits(x))
     return jnp.concatenate(parts, axis=1)
 

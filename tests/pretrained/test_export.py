@@ -153,6 +153,21 @@ def test_a_folder_with_files_is_not_written_over(tmp_path: Path):
     export(tmp_path, model_sizes(depth=1), lambda weight: np.zeros(1), {})
 
 
+@pytest.mark.parametrize(
+  "fields, parts",
+  [
+    ({"router": "sigmoid_bias"}, ["model.router='sigmoid_bias'", "use model.router='softmax_topk'"]),
+    ({"router": "topk_softmax"}, ["model.router='topk_softmax'", "model.qk_norm=False"]),
+    ({"qkv_bias": True}, ["model.qkv_bias=True", "without biases"]),
+    ({"shared_experts": 1}, ["model.shared_experts=1", "use 0"]),
+    ({"router_scale": 2.5}, ["model.router_scale=2.5", "1.0"]),
+  ],
+)
+def test_a_mixture_of_no_family_is_refused(fields: dict, parts: list[str], tmp_path: Path):
+  with one_sentence(*parts):
+    export(tmp_path / "out", model_sizes(experts=4, **fields), lambda weight: np.zeros(1), {})
+
+
 def test_an_image_classifier_is_refused(tmp_path: Path):
   images = model_sizes(inputs="images", objective="class", image_size=8, channels=1, classes=2)
   with one_sentence("model.inputs='images'", "predict the next token"):

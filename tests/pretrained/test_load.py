@@ -23,6 +23,8 @@ import pretrained
 import strategies
 import train
 from checkpointing import record
+from models.ops.loss import Targets
+from models.ops.routing import penalty
 from models.parameters import bind
 from pretrained.export import export
 from tools import launch
@@ -32,8 +34,11 @@ TOLERANCE = 1e-4
 FRESH = {"steps": 1, "eval_examples": 16, "batch_size": 16, "eval_batch_size": 16, "sample_length": 0}
 
 
-# Llama 3 and Qwen have all of Llama and Mistral, and scaled angles, biases or norms.
-@pytest.mark.parametrize("name", in_full(model_folders.NAMES, *{*model_folders.NAMES} - {"llama", "mistral"}))
+# Llama 3 and Qwen have all of Llama and Mistral, and scaled angles, biases or norms. The other mixtures have all of
+# qwen3_moe.
+@pytest.mark.parametrize(
+  "name", in_full(model_folders.NAMES, *{*model_folders.NAMES} - {"llama", "mistral", "qwen3_moe"})
+)
 def test_logits_and_gradients_equal_those_of_transformers(name: str):
   expected = np.load(model_folders.FOLDER / name / "expected.npz")
   runner, params = model_folders.loaded(name)
@@ -53,23 +58,41 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str):
   assert_trees_close(ours, theirs, TOLERANCE)
 
 
-@pytest.mark.parametrize("under", in_full([name for name in strategies.names() if name != "single"], "two_d"))
+@pytest.mark.parametrize("name", in_full(["mixtral", "qwen3_moe", "qwen3_moe_unnormed"], "qwen3_moe"))
+def test_the_balance_loss_counts_as_in_transformers(name: str):
+  """Of one text. In the library the blocks of a model have one loss together, here each has its own."""
+  expected = np.load(model_folders.FOLDER / name / "expected.npz")
+  runner, params = model_folders.loaded(name)
+  sizes, tokens = dataclasses.replace(runner.program.sizes, seq_len=39), expected["tokens"][:1].astype(np.int32)
+  targets = Targets(tokens[:, 1:], np.ones((1, 39), bool))
+  added = lambda params: penalty(bind(sizes, params).loss_sums(tokens[:, :-1], targets)[1], sizes)
+  assert float(jax.jit(added)(params)) / 39 == pytest.approx(float(expected["balance"]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+  "name, under",
+  in_full(
+    [*(("llama", name) for name in strategies.names() if name != "single"), ("mixtral", "expert"), ("mixtral", "fsdp")],
+    ("llama", "two_d"),
+    ("mixtral", "expert"),
+  ),
+)
 def test_every_strategy_loads_the_same_weights_to_where_its_layout_wants_them(
-  under: str, monkeypatch: pytest.MonkeyPatch
+  name: str, under: str, monkeypatch: pytest.MonkeyPatch
 ):
-  """Layer by layer and some rows at a time, as large models are read."""
-  _, expected = model_folders.loaded("llama")
+  """A tensor at a time and some of its rows, as large models are read."""
+  _, expected = model_folders.loaded(name)
   monkeypatch.setattr(sys.modules["pretrained.load"], "PART_BYTES", 0)
   monkeypatch.setattr(sys.modules["pretrained.folder"], "READ_BYTES", 1000)
-  runner, params = model_folders.loaded("llama", under)
+  runner, params = model_folders.loaded(name, under)
   jax.tree.map(np.testing.assert_array_equal, params, expected)
   assert jax.tree.map(lambda x: x.sharding, params) == runner.state_sharding.params
 
 
 @pytest.mark.full
 def test_no_process_holds_more_than_its_share_and_the_largest_tensor(tmp_path: Path, capfd: pytest.CaptureFixture):
-  """Two processes of 4 devices load 197 MB, a third of it the embedding. Reading all of it would need twice as much."""
-  sizes = model_sizes(width=256, depth=16, mlp_width=1024, vocab_size=1 << 16)
+  """Two processes of 4 devices load 180 MB, a third of it the embedding. Reading all of it would need twice as much."""
+  sizes = model_sizes(width=256, depth=4, experts=32, expert_width=128, kv_heads=4, vocab_size=1 << 16)
   shapes = {
     name: x.shape
     for name, x in record.named(strategy("single", dataclasses.replace(program(), sizes=sizes)).abstract_state().params)
@@ -140,7 +163,7 @@ NORM = "model.norm.weight"
 @pytest.mark.parametrize(
   "break_it, parts",
   [
-    (lambda f: edit(f, model_type="gpt2"), ["model_type", "'gpt2'", "llama, mistral, qwen2, qwen3"]),
+    (lambda f: edit(f, model_type="gpt2"), ["model_type", "'gpt2'", "llama, mistral, mixtral, qwen2, qwen3"]),
     (lambda f: edit(f, hidden_act="gelu"), ["config.json", "hidden_act='gelu'"]),
     (lambda f: edit(f, alibi=True), ["config.json", "'alibi'", "not known"]),
     (lambda f: edit(f, attention_bias=True), ["attention_bias=True"]),
@@ -166,6 +189,32 @@ def test_a_damaged_or_unknown_model_gets_one_sentence(
   break_it(folder)
   with one_sentence(*parts):
     adopted = pretrained.adopt(config(init_from=str(folder)))
+    pretrained.Folder(str(folder)).check(train.settings.program(adopted, "cpu").sizes)
+
+
+EXPERT = "model.layers.1.block_sparse_moe.experts.5.w3.weight"
+
+
+@pytest.mark.parametrize(
+  "break_it, parts",
+  [
+    (lambda f: change(f, lambda x: {k: v for k, v in x.items() if k != EXPERT}), [f"lacks the tensor '{EXPERT}'"]),
+    (lambda f: change(f, lambda x: x | {EXPERT: x[EXPERT][:-1]}), [EXPERT, "[15, 16]", "[16, 16]"]),
+    (lambda f: edit(f, num_local_experts=7), ["experts.7.w1.weight'", "mixtral"]),
+    (lambda f: edit(f, num_local_experts=None), ["num_local_experts=None", "positive number"]),
+    (lambda f: edit(f, num_experts_per_tok=9), ["model.experts_per_token=9", "model.experts=8"]),
+    (lambda f: edit(f, router_jitter_noise=0.1), ["router_jitter_noise=0.1"]),
+    (lambda f: edit(f, decoder_sparse_step=2), ["decoder_sparse_step=2"]),
+    (lambda f: edit(f, mlp_only_layers=[0]), ["mlp_only_layers=[0]"]),
+    (lambda f: edit(f, model_type="mistral"), ["'num_experts_per_tok'", "not known"]),
+    (lambda f: edit(f, model_type="olmoe"), ["olmoe", "norms over all heads"]),
+  ],
+)  # fmt: skip
+def test_a_damaged_mixture_gets_one_sentence(break_it: Callable[[Path], object], parts: list[str], tmp_path: Path):
+  folder = shutil.copytree(model_folders.FOLDER / "mixtral", tmp_path / "model")
+  break_it(folder)
+  with one_sentence(*parts):
+    adopted = pretrained.adopt(config(init_from=str(folder), model__seq_len=48))
     pretrained.Folder(str(folder)).check(train.settings.program(adopted, "cpu").sizes)
 
 

@@ -1,10 +1,13 @@
-"""The config.json files of published models, as they are: each is read, and means the model that was published."""
+"""The config.json files of published models: each is read, and means the model that was published.
+
+Those of mixtures were written by hand, from the sizes that are published; the others are as they were published.
+"""
 
 import math
 from pathlib import Path
 
 import pytest
-from helpers import config
+from helpers import config, one_sentence
 
 import pretrained
 from analysis.weights import weights
@@ -24,7 +27,13 @@ PARAMETERS = {
   "Qwen2.5-7B": 7_615_616_512,
   "Qwen3-0.6B": 596_049_920,
   "Qwen3-8B": 8_190_735_360,
+  "Mixtral-8x7B-v0.1": 46_702_792_704,
+  "Mixtral-8x22B-v0.1": 140_620_634_112,
+  "Qwen3-30B-A3B": 30_532_122_624,
+  "Qwen3-235B-A22B": 235_093_634_560,
 }
+# Billions of parameters that work on a token, as the makers say.
+ACTIVE = {"Mixtral-8x7B-v0.1": 12.9, "Mixtral-8x22B-v0.1": 39, "Qwen3-30B-A3B": 3.3, "Qwen3-235B-A22B": 22}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -33,6 +42,19 @@ def test_a_published_config_means_the_published_model(name: str):
   sizes = settings.program(adopted, "cpu").sizes
   assert sum(math.prod(weight.shape) for weight in weights(sizes)) == PARAMETERS[name]
   assert pretrained.Folder(adopted.init_from).shape.window == (4096 if name == "Mistral-7B-v0.1" else None)
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_a_published_mixture_uses_as_many_weights_for_a_token(name: str):
+  sizes = settings.program(pretrained.adopt(config("fsdp", init_from=str(FOLDER / name))), "cpu").sizes
+  idle = 1 - sizes.experts_per_token / sizes.experts
+  active = sum(math.prod(w.shape) * (1 - idle * ("experts" in w.dims)) for w in weights(sizes))
+  assert active / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
+
+
+def test_latent_attention_is_refused():
+  with one_sentence("config.json of init_from=", "deepseek_v2", "multi-head latent attention"):
+    pretrained.adopt(config("fsdp", init_from=str(FOLDER / "DeepSeek-V2-Lite")))
 
 
 def test_a_model_is_explained_from_its_config_alone():

@@ -37,10 +37,20 @@ def test_the_numbers_of_a_page_are_those_of_the_metrics(tmp_path: Path):
   values = {key for line in lines for key in line} - {"step", "split", "skipped_updates"}
   for key in values:
     name, _, part = key.partition("/")
+    if name == "loss_at":
+      continue  # by position, below
     for split in ("train", "validation"):
       points = [[line["step"], line[key]] for line in lines if line["split"] == split and key in line]
       if points:
         assert drawn[titles[name]][f"{split} {part}".strip()] == points
+
+
+def test_losses_by_position_are_those_of_the_first_and_the_last_evaluation(tmp_path: Path):
+  one, other = load(made(tmp_path / "a")), load(made(tmp_path / "b", steps=20))
+  at = lambda step: [[position, 4 - position / step] for position in (1, 2, 4, 8, 16)]
+  assert charts(report.page([one]))["Loss by position"] == {"step 20": at(20), "step 100": at(100)}
+  both = charts(report.page([one, other]))["Loss by position"]
+  assert both == {"a step 20": at(20), "a step 100": at(100), "b step 20": at(20)}
 
 
 def test_a_page_says_what_happened_and_how_it_ended(tmp_path: Path):

@@ -26,12 +26,14 @@ SMALL = {
 }  # fmt: skip
 VARIANTS = {
   "text": {},
-  "documents": {"data__packing": "documents", "data__prompt_field": "prompt", "model__remat": "dots"},
-  "grouped keys": {"model__kv_heads": 2, "model__tied_embedding": True},
+  "documents": {
+    "data__packing": "documents", "data__prompt_field": "prompt", "model__remat": "dots", "eval_by_position": True,
+  },
+  "grouped keys": {"model__kv_heads": 2, "model__tied_embedding": True, "eval_by_position": True},
   "dropout, accumulated": {"model__dropout": 0.1, "accumulation": 2, "model__remat": "full", "model__loss_chunk": 5},
   "images": {**IMAGES, "model__dropout": 0.1},
   "adapters": {"model__lora_rank": 4, "init_from": "a model", "model__dropout": 0.1},
-}
+}  # fmt: skip
 WAYS = ("gather", "exchange", "ring")
 CONTEXT = layout_of("context")
 ALONE = {f"context-{n}": CONTEXT.on(context=n) for n in (2, 4, 8)}
@@ -160,6 +162,13 @@ def test_a_ring_in_a_pipeline_falls_back_to_gather_and_says_so():
   assert runner.program.sizes.attention_context == "gather"
 
 
+def test_a_mesh_that_repeats_work_gets_one_sentence():
+  idle = Layout({"spare": 2, "context": 4}, positions="context")
+  with one_sentence("mesh.spare=2 splits nothing", "the same work", "mesh.spare=1"):
+    build(idle, program_of("auto", "text"))
+  build(idle.on(spare=1), program_of("auto", "text"))
+
+
 @pytest.mark.parametrize(
   "name, fields, parts",
   [
@@ -173,6 +182,7 @@ def test_a_ring_in_a_pipeline_falls_back_to_gather_and_says_so():
     ("context", {"model__attention_context": "rings"}, ["model.attention_context='rings'", "did you mean 'ring'"]),
     ("fsdp", {"mesh__context": 2}, ["mesh.context=2", "no 'context' axis"]),
     ("long_context", {"mesh__context": 3}, ["mesh.context=3", "8 devices"]),
+    ("single", {"mesh__data": 8}, ["mesh.data=8 splits nothing", "the same work", "mesh.data=1"]),
   ],
 )
 def test_mistakes_get_one_sentence(name: str, fields: dict, parts: list[str]):

@@ -27,8 +27,21 @@ def test_two_d_is_the_union_of_fsdp_and_tensor_parallel():
 
 
 def test_a_union_that_disagrees_is_an_error():
-  with pytest.raises(ValueError, match="'batch' on both"):
-    FSDP | Layout(mesh={"model": -1}, batch="model")
+  with pytest.raises(ValueError, match="'embed' on both"):
+    FSDP | Layout(mesh={"model": -1}, embed="model")
+
+
+def test_a_union_splits_the_batch_over_the_axes_of_both():
+  """Outermost first, whichever comes first in the union."""
+  other = Layout(mesh={"replica": 2}, batch="replica")
+  assert (FSDP | other).batch == (other | FSDP).batch == ("replica", "data")
+
+
+def test_an_array_with_experts_leaves_their_axes_out_of_its_other_dimensions():
+  layout = strategies.layout_of("expert_fsdp").on(data=2, expert=4)
+  assert layout.spec(("layers", "experts", "embed", "mlp")) == P(None, "expert", "data", None)
+  assert layout.spec(("layers", "embed", "heads", None)) == P(None, ("data", "expert"), None, None)
+  assert layout.shards_in(("experts", "embed"), "embed") == 2
 
 
 def test_the_state_is_split_as_gradients_are_and_gradients_as_weights_unless_placed():

@@ -29,6 +29,7 @@ SMALL = {"model__mlp_width": 64, "model__vocab_size": 64, "model__seq_len": 16, 
 MICROBATCHES = {"pipeline__microbatches": 4}
 
 ACCUMULATION = "text, accumulated, remat"
+MIXTURE = "experts"
 DOCUMENTS = "documents with prompts, tied, remat dots"
 # What Qwen's and Llama 3's models add. The rotations of 2 pairs: one that stays, and one that is slowed down in part.
 FAMILIES = {"model__qkv_bias": True, "model__qk_norm": True, "model__rope_scaling": (8.0, 0.01, 1.0, 16)}
@@ -50,6 +51,7 @@ VARIANTS = {
   },
   "adapters": {**ADAPTERS, "model__lora_alpha": 4.0, "model__dropout": 0.1},
   "images": {**IMAGES, "model__dropout": 0.1, "model__image_size": 16, "data__augment": True, **KEPT},
+  MIXTURE: {"model__experts": 8, "model__router": "sigmoid_bias", "model__shared_experts": 1, "model__router_z": 0.01},
 }
 OTHERS = [name for name in strategies.names() if name != "single"]
 OF_EACH_KIND = ("two_d", "pipeline")  # run by the compiler's sums, and in stages
@@ -94,6 +96,7 @@ PAIRS = each_once(
   ("zero2", ACCUMULATION), ("two_d", ACCUMULATION), ("pipeline", ACCUMULATION), ("three_d", DOCUMENTS),
   ("hsdp", DOCUMENTS), ("fsdp", DOCUMENTS), ("zero1", "images"), ("data_parallel", DOCUMENTS),
   ("tensor_parallel", "adapters"), ("pmap_ddp", "adapters"),
+  ("expert", MIXTURE), ("expert_fsdp", MIXTURE),
 )  # fmt: skip
 
 
@@ -294,9 +297,9 @@ def test_generated_text_equals_single_device(name: str):
 
 
 @functools.cache
-def evaluated(name: str) -> dict[str, np.ndarray]:
+def evaluated(name: str, **fields: object) -> dict[str, np.ndarray]:
   """The sums of an evaluation step on five examples and padding."""
-  program = settings.program(config(**IMAGES), "cpu")
+  program = settings.program(config(**fields), "cpu")
   runner, batch = strategy(name, program), random_batch(program, BATCH)
   batch["mask"][5:] = False
   return jax.device_get(runner.eval_step(initial_state(runner), runner.shard(batch, BATCH)))
@@ -304,6 +307,16 @@ def evaluated(name: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", in_full(OTHERS, "two_d", "long_context"))
 def test_padded_evaluation_counts_each_example_once(name: str):
-  ours, single = evaluated(name), evaluated("single")
+  ours, single = (evaluated(each, **IMAGES) for each in (name, "single"))
   assert ours["count"] == single["count"] == 5
   assert_trees_close(ours, single, PARITY)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", OTHERS)
+def test_losses_by_position_equal_those_of_a_single_device(name: str):
+  """test_context_parallel.py has shared positions of documents."""
+  ours, single = (evaluated(each, eval_by_position=True) for each in (name, "single"))
+  assert_trees_close(ours, single, PARITY)
+  assert single["count_by_position"].tolist() == [5 * positions for positions in (1, 1, 2, 4, 8, 16)]
+  assert single["loss_by_position"].sum() == pytest.approx(single["loss"], rel=PARITY)

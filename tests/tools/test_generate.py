@@ -49,6 +49,11 @@ def test_every_strategy_writes_the_same(under: str):
   check("llama", under)
 
 
+@pytest.mark.parametrize("under", in_full(["expert", "two_d"], "expert"))
+def test_a_mixture_writes_the_same_on_devices_that_share_its_experts(under: str):
+  check("mixtral", under)
+
+
 @pytest.mark.parametrize(
   "under, layers, heads",
   in_full([("tensor_parallel", 1, 8), ("three_d", 2, 2), ("fsdp", 1, 1)], ("tensor_parallel", 1, 8)),

@@ -1,29 +1,33 @@
 """Writes tiny random models of each family, and what the library transformers computes with them.
 
     pip install torch transformers
-    python tests/golden/pretrained/make.py
+    python tests/golden/pretrained/make.py [NAME ...]
 
 Each folder is a model folder, with `expected.npz`: tokens, logits, the mean loss of the next tokens, the gradient of
-each tensor, and the most likely continuations of prompts. All in float32.
+each tensor, and the most likely continuations of prompts. Of a mixture of experts also what its balance loss adds to
+the loss of the first text, if each block has one: the mean over blocks. All in float32.
 
-The folder `evaluate` holds a tokenizer, questions and texts, and in `expected.json` what the model in `llama` makes of
+The folder `evaluate` holds a tokenizer, questions and texts, and in `NAME.json` what the model in `NAME` makes of
 them: scores of the choices, as lm-evaluation-harness computes them, and the log-likelihood of each text, in pieces of
 PIECE tokens that each begin with the last token of the piece before.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 import torch
 import transformers
+from transformers.core_model_loading import revert_weight_conversion
 
 FOLDER = Path(__file__).parent
 SIZES = {
   "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 8,
   "num_key_value_heads": 2, "vocab_size": 64, "max_position_embeddings": 64, "tie_word_embeddings": False,
 }  # fmt: skip
+EXPERTS = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "router_aux_loss_coef": 0.02}
 LLAMA3 = {
   "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
   "original_max_position_embeddings": 16,
@@ -35,6 +39,16 @@ MODELS = {
   "mistral": ("Mistral", {"head_dim": 8, "sliding_window": 48}),
   "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
   "qwen3": ("Qwen3", {"head_dim": 8}),
+  "mixtral": ("Mixtral", EXPERTS | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 48}),
+  "qwen3_moe": (
+    "Qwen3Moe",
+    EXPERTS
+    | {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 12, "norm_topk_prob": True, "head_dim": 8},
+  ),
+  "qwen3_moe_unnormed": (
+    "Qwen3Moe",
+    EXPERTS | {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
+  ),
 }
 
 
@@ -54,8 +68,15 @@ def make(name: str, family: str, fields: dict) -> None:
     prompt = tokens[:1, :length]
     texts[f"text {length}"] = model.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None).numpy()[0]
   model.save_pretrained(FOLDER / name)
-  gradients = {f"gradient {key}": weight.grad.numpy() for key, weight in model.named_parameters()}
+  # In memory all experts of a layer are one tensor. In files each has tensors of its own.
+  named = revert_weight_conversion(model, {key: weight.grad for key, weight in model.named_parameters()})
+  gradients = {f"gradient {key}": gradient.numpy() for key, gradient in named.items()}
   expected = {"tokens": tokens.numpy(), "logits": logits.detach().numpy(), "loss": loss.detach().numpy()}
+  if hasattr(config, "router_aux_loss_coef"):
+    scores = model(tokens[:1, :-1], output_router_logits=True).router_logits
+    of_block = sys.modules[type(model).__module__].load_balancing_loss_func
+    losses = [of_block((block,), model.num_experts, config.num_experts_per_tok).item() for block in scores]
+    expected["balance"] = np.array(config.router_aux_loss_coef * np.mean(losses))
   np.savez_compressed(FOLDER / name / "expected.npz", **expected, **gradients, **texts)
   print(name, json.dumps({"loss": float(loss), "transformers": transformers.__version__}))
 
@@ -88,10 +109,10 @@ def make_tokenizer(folder: Path) -> transformers.PreTrainedTokenizerFast:
   return transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
 
 
-def evaluate(folder: Path) -> None:
+def evaluate(folder: Path, name: str) -> None:
   folder.mkdir(exist_ok=True)
   tokenizer = make_tokenizer(folder)
-  model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER / "llama", dtype=torch.float32).eval()
+  model = transformers.AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=torch.float32).eval()
 
   def log_likelihoods(ids: list[int]) -> np.ndarray:
     """The log-likelihood of each token after the first."""
@@ -112,11 +133,12 @@ def evaluate(folder: Path) -> None:
   expected = {"scores": scores, "texts": [found for found, _ in texts], "tokens": [count for _, count in texts]}
   (folder / "questions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
   (folder / "texts.jsonl").write_text("".join(json.dumps({"content": text}) + "\n" for text in TEXTS))
-  (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+  (folder / f"{name}.json").write_text(json.dumps(expected, indent=1) + "\n")
   print("evaluate", json.dumps(expected))
 
 
 if __name__ == "__main__":
-  for name, (family, fields) in MODELS.items():
-    make(name, family, fields)
-  evaluate(FOLDER / "evaluate")
+  for name in sys.argv[1:] or MODELS:
+    make(name, *MODELS[name])
+    if name in ("llama", "mixtral"):
+      evaluate(FOLDER / "evaluate", name)

@@ -1,0 +1,76 @@
+"""What experts send, compute and need, by formula and in compiled programs, for layouts that the registry lacks too."""
+
+import collections
+from typing import Any
+
+import jax
+import pytest
+from helpers import config
+
+import strategies
+from analysis import memory, predict, theory
+from analysis.case import Case
+from analysis.compiled import compile_step
+from models.ops import transports
+from strategies import layout_of
+from strategies.layout import Layout
+from strategies.mesh import make_mesh
+from training import settings
+
+EXPERT, BATCH = layout_of("expert"), 32
+LAYOUTS = {
+  "data_parallel": layout_of("data_parallel").on(data=8),
+  "fsdp": layout_of("fsdp").on(data=8),
+  "expert": EXPERT.on(expert=8),
+  "expert_fsdp": layout_of("expert_fsdp").on(data=2, expert=4),
+  "two_d": (layout_of("tensor_parallel") | layout_of("expert_fsdp")).on(data=2, expert=2, model=2),
+  "context": (layout_of("context") | EXPERT).on(context=2, expert=4),
+  "pipeline": (layout_of("pipeline") | EXPERT).on(stage=2, data=2, expert=2),
+}
+CASES = [
+  ("data_parallel", "auto"), ("fsdp", "auto"), ("expert", "gather"), ("expert", "exchange"), ("expert_fsdp", "gather"),
+  ("two_d", "exchange"), ("context", "exchange"), ("pipeline", "gather"),
+]  # fmt: skip
+SIZES = {
+  "model__width": 64, "model__heads": 4, "model__kv_heads": 2, "model__mlp_width": 128, "model__seq_len": 64,
+  "model__depth": 2, "model__experts": 8, "model__remat": "full", "pipeline__microbatches": 4,
+}  # fmt: skip
+
+
+def built(layout: Layout, way: str, **fields: Any) -> strategies.Strategy:
+  asked = config("expert", **(SIZES | fields), model__expert_transport=way)
+  mesh = make_mesh(layout, jax.devices()[: layout.device_count])
+  return strategies.build(asked, layout, settings.program(asked, "cpu"), mesh)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name, way", CASES)
+def test_theory_is_the_compiled_program(name: str, way: str):
+  """Bytes by kind and mesh axis, FLOPs, and memory within a fifth. A step sums some more numbers, of 4 bytes each."""
+  runner = built(LAYOUTS[name], way)
+  case, step = Case.of(runner, BATCH), compile_step(runner, BATCH)
+  assert not step.left_out()
+  found, expected = collections.Counter[Any](), collections.Counter[Any]()
+  for one in step.collectives():
+    found[one.kind, one.axes] += one.sent_in_step
+  for row in theory.sent(case):
+    expected[row.kind, row.axes] += row.bytes
+  for key in {*found, *expected}:
+    assert found[key] == pytest.approx(expected[key], abs=256), key
+  assert step.flops() == pytest.approx(predict.flops(case), rel=0.005)
+  assert memory.of(case).total == pytest.approx(step.bytes, rel=0.2)
+
+
+def test_flops_of_experts_are_those_of_tokens():
+  """No more than 1.3 times what is needed, if loads are equal: a backward pass computes hidden units again."""
+  sizes = settings.program(config(**SIZES), "cpu").sizes
+  for experts in (8, 64):
+    case = Case(LAYOUTS["expert"], built(LAYOUTS["expert"], "exchange", model__experts=experts).program.sizes, 4096)
+    needed = 3 * 6 * sizes.width * sizes.experts_per_token * sizes.expert_width
+    computed = next(p.flops for p in predict.experts.products(case) if "mlp" in p.dims)
+    assert 1 < computed / needed <= 1.3
+
+
+def test_a_round_has_room_for_more_than_equal_loads():
+  assert transports.capacity(1024, 2, 8) == 320
+  assert transports.capacity(16, 2, 1) == 32
