@@ -18,6 +18,7 @@ from analysis.roofline import Roofline
 from analysis.topology import Machine
 from errors import ConfigError
 from models.ops.context import WAYS
+from models.ops.experts import WAYS as TRANSPORTS
 from models.sizes import REMAT, ModelSizes
 from pages.units import duration
 from strategies.layout import PLACES, Layout
@@ -94,21 +95,29 @@ def search(
   """
   found = []
   for name, layout in _layouts(names or strategies.names(), sizes, where.count, sequence_parallel):
-    shares = sizes.attention_context == "auto" and layout.shards("positions") > 1
-    for remat, way in itertools.product(REMAT, WAYS[1:] if shares else [sizes.attention_context]):
-      chosen = dataclasses.replace(sizes, remat=remat, attention_context=way)
+    for chosen in _variants(sizes, layout):
       try:
-        chosen = strategies.within_limits(chosen, strategies.limits(name, layout, chosen, optimizer))
-        chosen = strategies.with_way(chosen, layout)
+        made = strategies.within_limits(chosen, strategies.limits(name, layout, chosen, optimizer))
+        made = strategies.with_way(made, layout)
       except ConfigError:
         continue
-      if chosen.attention_context != way and shares:
+      if "auto" != chosen.attention_context != made.attention_context:
         continue  # it would run as another of these ways
+      chosen = made
       for case, pipeline in _cases(Case(layout, chosen, batch_size, compiler=where.platform, optimizer=optimizer)):
         candidate = _candidate(name, case, where, pipeline)
         if candidate.memory <= USABLE * where.chip.memory:
           found.append(candidate)
   return sorted(found, key=lambda c: (c.times.seconds, c.times.communication, c.memory))
+
+
+def _variants(sizes: ModelSizes, layout: Layout) -> Iterator[ModelSizes]:
+  """The model with every remat policy, and every way to reach the positions and experts of other devices."""
+  ask = lambda way, ways, dim: ways[1:] if way == "auto" and layout.shards(dim) > 1 else [way]
+  contexts = ask(sizes.attention_context, WAYS, "positions")
+  transports = ask(sizes.expert_transport, TRANSPORTS, "experts")
+  for remat, context, transport in itertools.product(REMAT, contexts, transports):
+    yield dataclasses.replace(sizes, remat=remat, attention_context=context, expert_transport=transport)
 
 
 def _cases(case: Case) -> Iterator[tuple[Case, tuple[str, int, int, int] | None]]:
@@ -151,6 +160,7 @@ def _layouts(
       layout = template.on(**mesh).for_positions(sizes.positions, sequence_parallel)
       idle = devices > 1 and not layout.uses_every_axis()
       waiting = {axis for dim in WAITING for axis in layout.axes(dim)}
+      idle |= layout.shards("experts") > 1 and not sizes.experts
       if idle or any(mesh[axis] > LARGEST for axis in waiting):
         continue
       try:
@@ -198,6 +208,8 @@ def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, 
   fields |= {"model.remat": case.sizes.remat}
   if case.sharers > 1:
     fields["model.attention_context"] = case.sizes.attention_context
+  if case.sizes.experts and case.layout.shards("experts") > 1:
+    fields["model.expert_transport"] = case.sizes.expert_transport
   if case.accumulation > 1:
     fields["accumulation"] = case.accumulation
   if case.gather == "step":

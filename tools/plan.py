@@ -78,6 +78,7 @@ def doubts(found: list[Candidate]) -> str:
 MARK = "?"  # beside a time that plan cannot vouch for
 PARTS = (
   "model.attention_context",
+  "model.expert_transport",
   "accumulation",
   "gather",
   "pipeline.schedule",
