@@ -79,6 +79,29 @@ def model_of(params: float, length: int) -> dict[str, int]:
   return named | {"seq_len": length, "vocab_size": 32_000}
 
 
+def mixture_of(params: float, active: float, experts: int, length: int) -> dict[str, int]:
+  """The sizes of a mixture with about this many parameters, of which so many work on a token.
+
+  The active part has the proportions of `model_of`, with its MLP in equal pieces: the experts of a token. Raises
+  ConfigError if so many experts do not make such a model.
+  """
+  if not 0 < active < params:
+    raise ConfigError(
+      f"active={active:g} must be below params={params:g}, the size with all experts; use a smaller one"
+    )
+  dense = model_of(active, length)
+  of_mlps = dense["depth"] * 3 * dense["width"] * dense["mlp_width"]
+  chosen = round(experts / (1 + (params - active) / of_mlps))
+  width = round(dense["mlp_width"] / max(chosen, 1) / 128) * 128
+  total = active - of_mlps + experts * dense["depth"] * 3 * dense["width"] * width
+  if not chosen or not width or abs(total / params - 1) > 0.2:
+    raise ConfigError(
+      f"experts={experts} do not make a model of params={params:g} with active={active:g}; use about "
+      f"{max(2, round(2 * (1 + (params - active) / of_mlps)))} experts or a multiple"
+    )
+  return dense | {"experts": experts, "experts_per_token": chosen, "expert_width": width}
+
+
 def search(
   sizes: ModelSizes,
   batch_size: int,

@@ -27,6 +27,7 @@ FORMATS = {
   "bits_per_byte": "{:.3f} bits/byte",
   "accuracy": "accuracy {:.2%}",
   "grad_norm": "grad norm {:.2f}",
+  "load_max": "load ≤ {:.1f}",  # of an expert, relative to the mean
   "learning_rate": "lr {:.2e}",
   "tokens_per_second": "{:,.0f} tokens/s",
   "images_per_second": "{:,.0f} images/s",

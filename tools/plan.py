@@ -2,6 +2,7 @@
 
     python -m tools.plan --params=7e9 --topology=v5p:8x8x16 --batch-tokens=4e6 [--seq-len=4096] [--html=FILE]
     python -m tools.plan --params=70e9 --topology=h100:32x8 --batch-tokens=4e6 [--network=400Gb]
+    python -m tools.plan --params=235e9 --active=22e9 --experts=128 --topology=h100:32x8 --batch-tokens=4e6
     python -m tools.plan --config=configs/fsdp.py --config.FIELD=... --topology=v5e:4x8    # the model of a config
 
 Ranks plans by their predicted step time, and shows at most two plans of a strategy if there are enough others. It
@@ -19,7 +20,7 @@ from absl import flags
 
 import pages
 from analysis import explanation
-from analysis.search import Candidate, best, model_of, search
+from analysis.search import Candidate, best, mixture_of, model_of, search
 from analysis.topology import Machine, machine_of
 from analysis.weights import weights
 from checkpointing import record
@@ -134,6 +135,15 @@ def command(candidate: Candidate, config: Any) -> str:
   return shlex.join(["python", "train.py", *chosen, *arguments])
 
 
+def _model(asked: flags.FlagValues) -> dict[str, int]:
+  """The sizes of the model that `--params` asks for, and of its experts."""
+  if (asked.experts is None) != (asked.active is None):
+    raise ConfigError("experts=NUMBER and active=SIZE go together: a mixture needs both, a dense model neither")
+  if asked.experts is None:
+    return model_of(asked.params, asked["seq-len"].value)
+  return mixture_of(asked.params, asked.active, asked.experts, asked["seq-len"].value)
+
+
 def main(asked: flags.FlagValues) -> None:
   where = machine_of(asked.topology, asked.network)
   if (asked.config is None) == (asked.params is None):
@@ -142,7 +152,7 @@ def main(asked: flags.FlagValues) -> None:
     writable_file(Path(asked.html), "html")
   if asked.config is None:
     config = base.get_config("lm", "fsdp")
-    config.model.update(model_of(asked.params, asked["seq-len"].value))
+    config.model.update(_model(asked))
     tokens = asked["batch-tokens"].value
     config.batch_size = batch_of(4e6 if tokens is None else tokens, config.model.seq_len, where.count)
   else:
@@ -197,6 +207,8 @@ def define(into: flags.FlagValues = flags.FLAGS) -> None:
   """Defines the command's flags other than `config`."""
   named = {"flag_values": into}
   flags.DEFINE_float("params", None, "Parameters of a Llama-shaped model; use this or --config.", **named)
+  flags.DEFINE_integer("experts", None, "Experts in each block, for a mixture; with --params and --active.", **named)
+  flags.DEFINE_float("active", None, "Parameters that work on a token, with --experts.", **named)
   flags.DEFINE_string("topology", None, "A TPU slice or GPU cluster, such as v5p:8x8x16 or h100:16x8.", **named)
   flags.DEFINE_string("network", None, explain.NETWORK, **named)
   tokens = "Tokens of a global batch (default: 4e6, or with --config its batch_size)."

@@ -242,6 +242,30 @@ def test_a_whole_slice_shares_positions_in_a_ring():
   assert found["excess"] == []
 
 
+def test_a_whole_slice_shares_experts():
+  """Of 64 chips. Experts are gathered over the chips that have the same ones, and other weights over all."""
+  config, where = base.get_config("tiny", "expert_fsdp"), machine_of("v5p:4x4x4")
+  sizes = {
+    "width": 1024,
+    "depth": 2,
+    "heads": 8,
+    "kv_heads": 4,
+    "experts": 32,
+    "expert_width": 1024,
+    "vocab_size": 4096,
+  }
+  config.update_from_flattened_dict({f"model.{name}": size for name, size in sizes.items()})
+  config.update_from_flattened_dict({"model.seq_len": 512, "batch_size": 64, "mesh.expert": 8})
+  config.model.expert_transport = "exchange"
+  found = explanation.explain("expert_fsdp", tool.create(config, where), config.batch_size, where)
+  ours, wanted = by_kind(found)
+  assert {axes for kind, axes in ours if kind == "all-to-all"} == {("expert",)}
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=0.01, abs=SCALARS), what
+  assert found["excess"] == []
+  assert found["time"]["flops"] == pytest.approx(found["time"]["predicted_flops"], rel=0.01)
+
+
 def test_a_model_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):
   """Runs the command as a user would. The model is as wide as the chips are many.
 

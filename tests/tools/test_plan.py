@@ -1,5 +1,6 @@
 """The planner: its plans fit, are ordered, can be run, and agree with the formulas."""
 
+import dataclasses
 import html
 import itertools
 import math
@@ -222,6 +223,40 @@ def test_a_network_is_for_gpus():
     tool.main(command_line_of(tool.define, "--params=7e9", f"--topology={CLUSTER}", "--network=400"))
 
 
+@pytest.mark.parametrize(
+  "params, active, experts, chosen", [(235e9, 22e9, 128, 8), (46.7e9, 12.9e9, 8, 2), (671e9, 37e9, 256, 10)]
+)
+def test_a_mixture_of_a_published_size_has_about_as_many_experts_a_token(
+  params: float, active: float, experts: int, chosen: int
+):
+  """Qwen3-235B-A22B has 8, Mixtral-8x7B 2, and DeepSeek-V3 8 and a shared one."""
+  sizes = dataclasses.replace(model(1e9, 2048), **tool.mixture_of(params, active, experts, 2048))
+  assert sizes.experts_per_token == chosen
+  of_experts = sizes.depth * sizes.experts * 3 * sizes.width * sizes.expert_width
+  assert of_experts + active == pytest.approx(params, rel=0.25)
+
+
+@pytest.mark.parametrize(
+  "params, active, experts, parts",
+  [(1e9, 2e9, 8, ["active=2e+09", "params=1e+09"]), (235e9, 22e9, 4, ["experts=4", "use about"])],
+)
+def test_an_impossible_mixture_is_refused(params: float, active: float, experts: int, parts: list[str]):
+  with one_sentence(*parts):
+    tool.mixture_of(params, active, experts, 2048)
+
+
+def test_experts_are_shared_by_mixtures_only():
+  """And each way of tokens to their experts is tried."""
+  names = ["data_parallel", "expert", "expert_fsdp"]
+  mixture = dataclasses.replace(model(1e9, 1024), experts=8, expert_width=1024)
+  tried = {name for name, _ in search._layouts(names, model(1e9, 1024), 8)}
+  assert tried == {"data_parallel"}
+  layouts = dict(search._layouts(names, mixture, 8))
+  assert {"expert", "expert_fsdp"} <= set(layouts)
+  ways = [one.expert_transport for one in search._variants(mixture, layouts["expert"]) if one.remat == "full"]
+  assert ways == ["gather", "exchange", "ragged"]
+
+
 @pytest.mark.parametrize("params", [0, 10, -1, 1e15])
 def test_an_impossible_model_size_is_refused(params: float):
   with one_sentence("params=", "1e8"):
@@ -358,6 +393,7 @@ def test_the_printed_commands_keep_the_fields_of_the_config():
     [
       (("--topology=v5e:2x2",), ("params", "config")),
       (("--topology=v5e:2x2", "--params=1e9", "--batch-tokens=10"), ("batch-tokens=10",)),
+      (("--topology=v5e:2x2", "--params=1e9", "--experts=8"), ("experts=", "active=")),
       (("--topology=v5e:2x2", "--config=configs/nope.py"), ("nope.py", "does not exist")),
       (("--topology=v5e:2x2", "--config=configs/fsdp.py", "--config.model.widht=5"), ("model.widht", "width")),
     ],
