@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 BLOCKS = "blocks"  # the scope of the loop over blocks in a program
 OF_EXPERT = 8  # blocks, if all experts have equally many rows; so about a sixteenth of the products are with zeros
-LEAST, MOST = 8, 512  # rows of a block
+LEAST, MOST = 8, 2048  # rows of a block; each reads all weights of its expert, and adds to their gradients
 
 Weights = tuple[jax.Array, jax.Array, jax.Array]  # gate and up [e, D, F], down [e, F, D]
 
