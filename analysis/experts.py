@@ -32,12 +32,13 @@ def _always(case: Case) -> list[Sent]:
   batch = case.ordered((*layout.axes("batch"), *layout.axes("positions"), *case.transfers.by_hand))
   parts = 1 if case.transfers.by_hand else case.batch_parts
   of_texts = case.examples * case.sharers * (sizes.depth / layout.shards("layers") * sizes.experts + 1)
+  times = 1 if sizes.remat == "minimal" else 2  # again in the backward pass
   summed = lambda axes, size, what, **more: Sent(
     "all-reduce", axes, 2 * ring_share(case.devices(axes)) * size * INDEX, f"experts: {what}", **more
   )
   return [
     summed(case.axes("mlp"), case.batch_parts * numbers, "gradients of weights", waits=True),
-    summed(case.axes("positions"), case.batch_parts * of_texts, "loads of texts", waits=True),
+    summed(case.axes("positions"), times * case.batch_parts * of_texts, "loads of texts", waits=True),
     summed(batch, parts * loads, "loads"),
   ]
 
@@ -124,5 +125,5 @@ def working(case: Case) -> float:
     found = 3 * most + 1.5 * m * case.tokens * token
   else:
     found = 5 * (rows + (most if sizes.expert_transport == "ragged" else m * _capacity(case) * token))
-  own = sum(case.used(weight) for weight in weights(sizes) if "experts" in weight.dims)
-  return found + 2.9 * 4 * own / sizes.depth * case.layout.shards("layers")
+  own = sum(case.used(weight) for weight in weights(sizes) if "experts" in weight.dims) / sizes.depth
+  return found + (0 if case.schedule else 2.9 * 4 * own)  # a stage adds them to its sums at once
