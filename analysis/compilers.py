@@ -158,7 +158,7 @@ class LibTpu(Compiler):
 
   def gathered_item(self, case: Case, weight: Weight) -> int:
     """A classifier's head too: products round float32 operands to bfloat16, so it gathers them rounded."""
-    return case.item
+    return case.item_of(weight) if weight.in_blocks else case.item
 
   def beside_one(self, chip: Chip) -> bool:
     """TPU7x has cores that send several at a time."""

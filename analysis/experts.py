@@ -13,7 +13,7 @@ from analysis.weights import weights
 from models.ops.grouped import BLOCKS, block_size
 from models.ops.transports import ROUNDS, capacity
 
-INDEX = 4  # bytes of a number of an expert, of a count of rows, and of a scale
+INDEX = 4  # bytes of a number of an expert, of a count of rows, and of the gradient of a scale
 
 
 def sent(case: Case) -> list[Sent]:
@@ -53,8 +53,9 @@ def _shared(case: Case) -> list[Sent]:
   if sizes.expert_transport == "gather":
     to_all = (m - 1) * case.tokens
     return [
-      send("all-gather", to_all * (3 * token + 4 * k * INDEX), "tokens and gradients, to all"),
-      send("reduce-scatter", to_all * (2 * token + k * INDEX), "sums of results and gradients"),
+      send("all-gather", to_all * (3 * token + 2 * k * (INDEX + case.item)), "tokens and gradients, to all"),
+      send("reduce-scatter", to_all * 2 * token, "sums of results and gradients"),
+      send("all-to-all", to_all * k * INDEX, "gradients of scales"),
     ]
   if sizes.expert_transport == "ragged":
     rows, kind = case.tokens * k * ring_share(m), "ragged-all-to-all"
@@ -65,7 +66,7 @@ def _shared(case: Case) -> list[Sent]:
       send("all-to-all", 2 * counts, "how many rows go where"),
       send("all-reduce", 2 * 2 * INDEX * ring_share(m), "how many rounds there are"),
     ]
-  return [send(kind, rows * (5 * token + 3 * INDEX), "rows, results and gradients"), *again]
+  return [send(kind, rows * (5 * token + 2 * case.item + INDEX), "rows, results and gradients"), *again]
 
 
 def _capacity(case: Case) -> int:

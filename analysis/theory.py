@@ -16,6 +16,7 @@ from analysis.case import Case, ring_share
 from analysis.compilers import COMPILERS
 from analysis.sent import Sent
 from analysis.weights import Weight, trained, weights
+from strategies.collectives import is_small
 from strategies.pipeline.schedule import BACKWARD, FORWARD
 
 
@@ -153,7 +154,8 @@ def _sums_by_hand(case: Case) -> list[Sent]:
     pieces: tuple[str, ...] = ()
     for axes, times in ((case.along(weight, each_part), case.batch_parts), (case.along(weight, once), 1)):
       n, pieces = case.devices(axes), (*pieces, *axes)
-      add(weight, "reduce-scatter", axes, times * size * ring_share(n), "gradients, to the weight shards")
+      kind = "all-to-all" if is_small(weight.dims) else "reduce-scatter"
+      add(weight, kind, axes, times * size * ring_share(n), "gradients, to the weight shards")
       size /= n
     rest, own = () if weight.in_blocks else stages, case.own_axes(weight)
     whole = case.ordered([*rest, *(axis for axis in transfers.by_hand if axis not in (*pieces, *stages, *own))])

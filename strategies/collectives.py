@@ -52,7 +52,10 @@ class Collectives:
     n = math.prod(self.layout.mesh[axis] for axis in axes)
 
     def scatter(gradient: jax.Array, dims: Dims) -> jax.Array:
-      return sum_in_dtype(lambda g: as_matrices(piece, g, dims), gradient)
+      if is_small(dims):
+        return as_matrices(added_up, gradient, dims)
+      one = tuple(None if name == "experts" else name for name in dims)  # a matrix of all experts, side by side
+      return sum_in_dtype(lambda g: as_matrices(piece, g, one), gradient)
 
     def piece(x: jax.Array, at: int) -> jax.Array:
       """Scatters matrices along their rows; pieces that do not fill tiles, as rows that do."""
@@ -60,6 +63,12 @@ class Collectives:
       whole = x if fills_tiles(rows, x.dtype) else x.reshape(*x.shape[:at], n, -1, math.gcd(rows * x.shape[-1], LANES))
       found = jax.lax.psum_scatter(whole, axes, scatter_dimension=at, tiled=True)
       return found.reshape(*x.shape[:at], rows, x.shape[-1])
+
+    def added_up(x: jax.Array, at: int) -> jax.Array:
+      """The same of small matrices, which the TPU compiler would all-reduce: each device adds up what it is sent."""
+      pieces = x.reshape(*x.shape[:at], n, -1, x.shape[-1])
+      sent = jax.lax.all_to_all(pieces, axes, split_axis=at, concat_axis=at, tiled=True)
+      return jnp.sum(sent, axis=at, dtype=jnp.float32).astype(x.dtype)
 
     return self._along_embed(scatter, gradient, dims) if "embed" in dims and axes else gradient
 
@@ -78,6 +87,11 @@ def with_transpose(linear: Map, transpose: Map, x: jax.Array) -> jax.Array:
 def fills_tiles(rows: int, dtype: Any) -> bool:
   """Whether matrices of so many rows fill the tiles of a TPU's memory. The TPU compiler scatters no others."""
   return rows * jnp.dtype(dtype).itemsize % ROWS == 0
+
+
+def is_small(dims: Dims) -> bool:
+  """Whether only `embed` can split a weight's matrices: a router's, and those of an image's patches and classes."""
+  return {name for name in dims if name not in (None, "layers")} == {"embed"}
 
 
 def leading(dims: Dims) -> int:

@@ -29,7 +29,7 @@ from models.ops.transports import ROOM, TRANSPORTS, Peers
 WAYS = ("auto", "gather", "exchange", "ragged")
 
 WEIGHTS: tuple[Dims, ...] = (("experts", None, "mlp"), ("experts", None, "mlp"), ("experts", "mlp", None))
-STORED: tuple[Dims, ...] = (("experts", "embed", "mlp"), ("experts", "embed", "mlp"), ("experts", "mlp", "embed"))
+STORED: Dims = ("experts", "embed", "mlp")
 
 
 def choose(way: str, devices: int, chosen: int) -> str:
@@ -58,12 +58,17 @@ def mix(
   def backward(given: tuple[jax.Array, ...], of_out: jax.Array) -> tuple[jax.Array | None, ...]:
     results = [("mlp", *TOKENS), ("mlp", *TOKENS), *(("batch", *names) for names in WEIGHTS)]
     of_x, of_scales, *of_weights = sharding.local(kernel, *given, of_out, dims=[*dims, TOKENS], results=results)
-    pieces = zip(of_weights, STORED, strict=True)
+    # In the order in which gradients are added up and split.
+    of_gate, of_up, of_down = (
+      sharding.sum_pieces(g, "batch", STORED) for g in (*of_weights[:2], of_weights[2].swapaxes(-1, -2))
+    )
     return (
       sharding.sum_pieces(of_x, "mlp", TOKENS),
       None,
       sharding.sum_pieces(of_scales, "mlp", TOKENS),
-      *(sharding.sum_pieces(g, "batch", names) for g, names in pieces),
+      of_gate,
+      of_up,
+      of_down.swapaxes(-1, -2),
     )
 
   return with_gradient(forward, backward, x, chosen, scales, *weights)
@@ -85,7 +90,8 @@ def _on_own_tokens(
   flat = lambda x: x.reshape(-1, x.shape[-1])
   peers = Peers(sharding)
   transport = TRANSPORTS["gather" if peers.count == 1 else way]
-  given = flat(x), flat(chosen), flat(scales), (gate, up, down), peers
+  # Scales travel in the dtype in which they are used.
+  given = flat(x), flat(chosen), flat(scales).astype(x.dtype), (gate, up, down), peers
   if of_out is None:
     return transport.forward(*given).reshape(1, *x.shape)
   of_x, of_scales, of_weights = transport.backward(*given, flat(of_out))

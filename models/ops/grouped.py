@@ -26,7 +26,7 @@ class Rows(NamedTuple):
   """Rows sorted by expert: first all of expert 0. Those after the last expert's belong to none."""
 
   x: jax.Array  # [R, D]
-  scales: jax.Array  # [R], float32: what a row's hidden units are multiplied by
+  scales: jax.Array  # [R], what a row's hidden units are multiplied by, in the dtype of x
   counts: jax.Array  # [e], how many rows each expert has
 
 
@@ -39,18 +39,18 @@ def forward(rows: Rows, weights: Weights, likely: int) -> jax.Array:
 
   def one(block: Block, out: jax.Array) -> jax.Array:
     x, scales, (gate, up, down) = block.of(rows.x), block.of(rows.scales), block.weights_of(weights)
-    return block.put(out, (scales[:, None].astype(x.dtype) * jax.nn.silu(x @ gate) * (x @ up)) @ down)
+    return block.put(out, (scales[:, None] * jax.nn.silu(x @ gate) * (x @ up)) @ down)
 
   return _each_block(rows, likely, one, jnp.zeros_like(rows.x))
 
 
 def backward(rows: Rows, weights: Weights, of_out: jax.Array, likely: int) -> tuple[jax.Array, jax.Array, Weights]:
-  """The gradients of rows [R, D] and scales [R], and those of the weights in float32. Computes hidden units again."""
+  """The gradients of rows [R, D]; in float32 those of scales [R] and weights. Computes hidden units again."""
   product = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
 
   def one(block: Block, carry: Any) -> Any:
     of_x, of_scales, of_weights = carry
-    x, g, scales = block.of(rows.x), block.of(of_out), block.of(rows.scales)[:, None].astype(rows.x.dtype)
+    x, g, scales = block.of(rows.x), block.of(of_out), block.of(rows.scales)[:, None]
     gate, up, down = block.weights_of(weights)
     hidden, pull = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, x @ gate, x @ up)
     of_hidden = g @ down.T
@@ -61,7 +61,7 @@ def backward(rows: Rows, weights: Weights, of_out: jax.Array, likely: int) -> tu
     return block.put(of_x, of_gate @ gate.T + of_up @ up.T), of_scales, of_weights
 
   zeros = tuple(jnp.zeros(w.shape, jnp.float32) for w in weights)
-  return _each_block(rows, likely, one, (jnp.zeros_like(rows.x), jnp.zeros_like(rows.scales), zeros))
+  return _each_block(rows, likely, one, (jnp.zeros_like(rows.x), jnp.zeros(len(rows.x), jnp.float32), zeros))
 
 
 def block_size(likely: int, experts: int, most: int) -> int:

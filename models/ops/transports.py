@@ -53,6 +53,10 @@ class Peers:
 
     return self._each(alone, *arrays)
 
+  def summed(self, x: jax.Array) -> jax.Array:
+    """`reduce_scatter` of few columns, which the TPU compiler would all-reduce: each device adds up what it is sent."""
+    return jnp.sum(self.all_to_all(x)[0].reshape(self.count, -1, *x.shape[1:]), axis=0)
+
   def all_to_all(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """[m · c, ...] each, c rows for every device → c rows from every device."""
     return self._each(functools.partial(jax.lax.all_to_all, split_axis=0, concat_axis=0, tiled=True), *arrays)
@@ -175,8 +179,8 @@ def _gather_backward(
   x, chosen, scales, of_out = peers.all_gather(x, chosen, scales, of_out)
   order = _own_rows(chosen, scales, len(weights[0]), peers)
   of_rows, of_scales, of_weights = grouped.backward(order.rows(x), weights, of_out[order.token], likely)
-  of_x, of_scales = peers.reduce_scatter(order.added_up(of_rows), order.unsorted(of_scales))
-  return of_x, of_scales, of_weights
+  (of_x,) = peers.reduce_scatter(order.added_up(of_rows))
+  return of_x, peers.summed(in_order(of_x, order.unsorted(of_scales))), of_weights
 
 
 # exchange and ragged: rows go to the devices of their experts, and come back.
@@ -241,7 +245,7 @@ def _send_backward(
 
   rows = x[order.token]
   zeros = tuple(jnp.zeros(w.shape, jnp.float32) for w in weights)
-  start = jnp.zeros_like(rows), jnp.zeros_like(order.scales), zeros
+  start = jnp.zeros_like(rows), jnp.zeros(len(rows), jnp.float32), zeros
   of_rows, of_scales, of_weights = travel(order, order.counts.reshape(-1, e), peers, one, start)
   return order.added_up(of_rows), order.unsorted(of_scales), of_weights
 
