@@ -107,7 +107,11 @@ def products(case: Case) -> list[Product]:
   padded = count * size / _rows(case)
   forward = 6 * sizes.width * sizes.experts_per_token * sizes.expert_width / case.layout.shards("mlp")
   router = 2 * sizes.width * sizes.experts
-  return [Product(padded * (3 + 2 / 3) * forward, ("mlp",)), Product((3 + case.repeats) * router, ())]
+  return [
+    Product(padded * (3 + 2 / 3) * forward, ("mlp",)),
+    Product((2 + case.repeats) * router, ()),
+    Product(router / case.layout.shards("sequence"), ("sequence",)),  # the gradient of the stream
+  ]
 
 
 def working(case: Case) -> float:

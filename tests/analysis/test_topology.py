@@ -259,7 +259,8 @@ def test_a_whole_slice_shares_experts():
   config.model.expert_transport = "exchange"
   found = explanation.explain("expert_fsdp", tool.create(config, where), config.batch_size, where)
   ours, wanted = by_kind(found)
-  assert {axes for kind, axes in ours if kind == "all-to-all"} == {("expert",)}
+  assert {axes for kind, axes in ours if kind == "all-to-all"} == {("expert",), ("data", "expert")}  # rows, and routers
+  assert {axes for kind, axes in ours if kind == "all-gather"} == {("data",), ("data", "expert")}
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=0.01, abs=SCALARS), what
   assert found["excess"] == []
