@@ -186,9 +186,8 @@ def loop(run: Run) -> Ended:
   plan, clock, size, state = run.plan, run.clock, run.config.batch_size, run.start.state
   first, rows = run.start.loop.step, run.strategy.rows(size)
   pending, result = None, {}
-  if (
-    plan.evaluates(first) and not run.start.loop.evaluated
-  ):  # stopped before this evaluation, or begun from other parameters
+  # Not yet, if the run was stopped before this evaluation, or begins from other parameters.
+  if plan.evaluates(first) and not run.start.loop.evaluated:
     result = run.evaluate(state, first)
     if not result:
       return Ended(state, {}, first, stopped=True)

@@ -54,7 +54,7 @@ class Case:
     object.__setattr__(self, "transfers", transfers)
 
   @staticmethod
-  def of(strategy: Strategy, batch_size: int, platform: str = "cpu") -> "Case":
+  def of(strategy: Strategy, batch_size: int, platform: str) -> "Case":
     program, transfers = strategy.program, strategy.transfers
     return Case(
       strategy.layout,

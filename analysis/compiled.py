@@ -101,14 +101,14 @@ def compile_step(strategy: Strategy, batch_size: int) -> CompiledStep:
       raise DoesNotFit(str(error)) from error
     raise
   seconds = time.perf_counter() - start
-  sizes = planned(compiled)
+  sizes, case = planned(compiled), Case.of(strategy, batch_size, strategy.mesh.devices.flat[0].platform)
   return CompiledStep(
     hlo.parse(text),
     arguments=sizes["argument"],
     temporary=sizes["total"] - sizes["argument"],
     seconds=seconds,
     mesh=strategy.layout.mesh,
-    rounds=unit_rounds(strategy) | experts.loops(Case.of(strategy, batch_size)),
+    rounds=unit_rounds(strategy) | experts.loops(case),
     host=sizes["host"],
   )
 

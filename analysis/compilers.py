@@ -14,7 +14,7 @@ from analysis.case import Case
 from analysis.weights import Weight
 from runtime import hardware
 from runtime.hardware import Chip
-from strategies.collectives import fills_tiles
+from strategies.collectives import fills_tiles, is_small
 from strategies.pipeline.stage import UNROLL
 
 
@@ -138,8 +138,7 @@ class LibTpu(Compiler):
     Small weights are those that only `embed` can split, such as those of an image's patches and of classes. It scatters
     some of them, but theory counts none.
     """
-    dims = {dim for dim in weight.dims if dim != "layers"}
-    return dims != {"embed", None} and set(case.transfers.scattered_each_part) <= set(case.axes("batch"))
+    return not is_small(weight.dims) and set(case.transfers.scattered_each_part) <= set(case.axes("batch"))
 
   def scatters_stream(self, case: Case) -> bool:
     """Only if the positions of a device fill tiles."""

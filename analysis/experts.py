@@ -1,7 +1,6 @@
 """What a mixture of experts sends, computes and needs, if all experts have equal loads (models/ops/experts.py).
 
-With unequal loads, the busiest device has more to do, and `exchange` needs more rounds: a device sends at most as many
-rows as it has tokens, times the experts of each, and so does each round send as many rows as all others.
+With unequal loads, the busiest device has more to do, and `exchange` needs more rounds, which all send equally much.
 """
 
 import math
@@ -98,12 +97,15 @@ def loops(case: Case) -> dict[str, int]:
 
 
 def products(case: Case) -> list[Product]:
-  """The products of a block's experts and of its router, of one device.
+  """The products of a block's experts and of its router, of one device; none without experts.
 
   The backward pass has two for each of the forward pass, and computes hidden units again. Blocks that are not full
   count as full.
   """
-  sizes, (count, size) = case.sizes, blocks(case)
+  sizes = case.sizes
+  if not sizes.experts:
+    return []
+  count, size = blocks(case)
   padded = count * size / _rows(case)
   forward = 6 * sizes.width * sizes.experts_per_token * sizes.expert_width / case.layout.shards("mlp")
   router = 2 * sizes.width * sizes.experts

@@ -100,16 +100,14 @@ def _block(case: Case) -> float:
   gathered = sum(
     case.used(w) * case.item_of(w) for w in weights(sizes) if w.in_blocks and case.used(w) > case.resident(w)
   )
-  total += experts.working(case)
-  return total + fitted.gathered * gathered / layers + fitted.head_later * _gathered_head(case)
+  return total + experts.working(case) + fitted.gathered * gathered / layers + fitted.head_later * _gathered_head(case)
 
 
 def cotangents(case: Case) -> float:
   """Bytes of one example that a block's backward unit keeps for its weight unit: the cotangents of seven products."""
   sizes, layout = case.sizes, case.layout
   heads = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim / layout.shards("heads")
-  hidden = sizes.shared_experts * sizes.expert_width if sizes.experts else sizes.mlp_width
-  mlp = 2 * hidden / layout.shards("mlp")
+  mlp = 2 * sizes.dense_width / layout.shards("mlp")
   return case.item * sizes.positions * (heads + mlp + 2 * sizes.width / layout.shards("sequence"))
 
 

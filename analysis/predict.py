@@ -58,8 +58,7 @@ def _products(case: Case) -> list[Product]:
   projections = 2 * d * sizes.head_dim * (2 * sizes.heads + 2 * sizes.kv_heads) / layout.shards("heads")
   per_pair = 4 * sizes.heads * sizes.head_dim / layout.shards("heads") / t
   scores, of_others = per_pair * computed(case), per_pair * computed_of_others(case)
-  dense = sizes.shared_experts * sizes.expert_width if sizes.experts else sizes.mlp_width
-  mlp = 6 * d * dense / layout.shards("mlp")
+  mlp = 6 * d * sizes.dense_width / layout.shards("mlp")
   attention_again, mlp_again = _again(case, projections, scores, mlp)
   if case.schedule and case.schedule.splits:  # backward and weight units both compute again what they read
     attention_again += attention_again if case.repeats else attention_again / 2
@@ -77,7 +76,7 @@ def _products(case: Case) -> list[Product]:
   return [
     Product(layers * (each * projections + 3 * scores + attention_again), ("heads",)),
     Product(layers * (each * mlp + mlp_again), ("mlp",)),
-    *([Product(layers * product.flops, product.dims) for product in experts.products(case)] if sizes.experts else []),
+    *(Product(layers * product.flops, product.dims) for product in experts.products(case)),
     # The input has no gradient, so the embedding's product has no second backward product.
     Product((each - 1) * 2 * sizes.reads.embedding_products() / layout.shards("sequence"), ("sequence",)),
     # All devices that share an example compute the class that it has.

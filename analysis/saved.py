@@ -74,11 +74,7 @@ def bytes_per_example(
   """
   traced_here = lambda **shards: traced(sizes, remat or sizes.remat, **shards, sharers=sharers)[host]
   own = sizes.positions // sharers
-  splits = {
-    "heads": (sizes.kv_heads, heads),
-    "mlp": (sizes.expert_width if sizes.experts else sizes.mlp_width, mlp),
-    "sequence": (own, sequence),
-  }
+  splits = {"heads": (sizes.kv_heads, heads), "mlp": (sizes.hidden_width, mlp), "sequence": (own, sequence)}
 
   def by(layers: int) -> int:
     whole = found = traced_here(layers=layers)

@@ -118,15 +118,14 @@ def search(
   """
   found = []
   for name, layout in _layouts(names or strategies.names(), sizes, where.count, sequence_parallel):
-    for chosen in _variants(sizes, layout):
+    for asked in _variants(sizes, layout):
       try:
-        made = strategies.within_limits(chosen, strategies.limits(name, layout, chosen, optimizer))
-        made = strategies.with_way(made, layout)
+        chosen = strategies.within_limits(asked, strategies.limits(name, layout, asked, optimizer))
+        chosen = strategies.with_way(chosen, layout)
       except ConfigError:
         continue
-      if "auto" != chosen.attention_context != made.attention_context:
+      if sizes.attention_context == "auto" and chosen.attention_context != asked.attention_context:
         continue  # it would run as another of these ways
-      chosen = made
       for case, pipeline in _cases(Case(layout, chosen, batch_size, compiler=where.platform, optimizer=optimizer)):
         candidate = _candidate(name, case, where, pipeline)
         if candidate.memory <= USABLE * where.chip.memory:

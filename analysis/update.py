@@ -51,7 +51,7 @@ def flops(case: Case) -> float:
   """FLOPs of one device for the matrices that the optimizer needs whole. Other updates have no products."""
   one = lambda shape, dims: (math.prod(shape[at] for at in side) for side in sides(dims) or ())
   work = rule(case.sizes, case.optimizer).flops
-  matrices = lambda weight: _share(case, weight).layers * math.prod(_experts(case, weight))
+  matrices = lambda weight: _share(case, weight).layers * _experts(case, weight)
   return sum(matrices(weight) * work(*one(weight.shape, weight.dims)) for weight in whole(case))
 
 
@@ -109,7 +109,7 @@ def _axes(case: Case, dims: Iterable[str | None], dim: str) -> tuple[str, ...]:
   return case.ordered(case.layout.axes_in(dims, "state" if dim == "embed" else dim))
 
 
-def _experts(case: Case, weight: Weight) -> list[int]:
-  """How many experts of a weight a device has: [] if it has no such dimension."""
-  sizes = zip(weight.shape, weight.dims, strict=True)
-  return [size // case.devices(case.own_axes(weight)) for size, dim in sizes if dim == "experts"]
+def _experts(case: Case, weight: Weight) -> int:
+  """How many experts of a weight a device has; 1 if the weight has no such dimension."""
+  sizes = dict(zip(weight.dims, weight.shape, strict=True))
+  return sizes.get("experts", 1) // case.devices(case.own_axes(weight))

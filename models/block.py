@@ -13,7 +13,6 @@ from jax.ad_checkpoint import checkpoint_name
 from models.dimensions import Sharding
 from models.experts import Experts
 from models.lora import Adapters
-from models.mlp import SwiGLU
 from models.ops.attention import Cache, attend, rotate, with_past
 from models.ops.layers import RMSNorm, dropout, fold_in, linear, linears, weight
 from models.ops.loss import Sums
@@ -28,7 +27,7 @@ class Block(nnx.Module):
     self.attention_norm = RMSNorm(sizes.width, sizes)
     self.attention = Attention(sizes, rngs)
     self.mlp_norm = RMSNorm(sizes.width, sizes)
-    self.mlp = Experts(sizes, rngs) if sizes.experts else SwiGLU(sizes, rngs)
+    self.mlp = Experts(sizes, rngs, SwiGLU) if sizes.experts else SwiGLU(sizes, rngs)
     self.dropout = sizes.dropout
 
   def __call__(
@@ -118,3 +117,26 @@ class Attention(nnx.Module):
     """Arrays [..., N, H], [..., K, H] and [..., K, H] → [..., K, (N/K + 2)·H]: for each key head what belongs to it."""
     groups = arrays[1].shape[-2]
     return jnp.concatenate([a.reshape(*a.shape[:-2], groups, -1) for a in arrays], axis=-1)
+
+
+class SwiGLU(nnx.Module):
+  """The gated MLP: down(silu(gate(x)) · up(x)) (arXiv:2002.05202)."""
+
+  def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs, hidden: int = 0):
+    """`hidden` is the number of hidden units; 0: `sizes.mlp_width`."""
+    d, f, dtype = sizes.width, hidden or sizes.mlp_width, sizes.param_dtype
+    self.gate = weight(rngs.weights, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.up = weight(rngs.weights, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.down = weight(rngs.weights, (f, d), ("mlp", "embed"), std=(2 * sizes.depth * f) ** -0.5, dtype=dtype)
+    self.lora = Adapters(sizes, rngs, gate=(self.gate, 1), up=(self.up, 1), down=(self.down, 1))
+
+  @jax.named_scope("mlp")
+  def __call__(self, x: jax.Array, sharding: Sharding) -> jax.Array:  # [B, T, D] → [B, T, D]
+    whole = sharding.whole_sequence(x)
+    gate, up = linears(whole, (self.gate[...], self.up[...]), functools.partial(jnp.stack, axis=-2), sharding)
+    gate, up = self.lora.after_stream({"gate": gate, "up": up}, x, sharding)
+    gate, up = checkpoint_name(gate, "mlp_gate"), checkpoint_name(up, "mlp_up")
+    h = jax.nn.silu(gate) * up
+    h = checkpoint_name(sharding.activation(h, "batch", None, "mlp"), "mlp_hidden")  # [B, T, F]
+    out = sharding.split_sequence(linear(h, self.down[...], flat=False))
+    return self.lora.into_stream("down", out, h, sharding)

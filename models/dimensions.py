@@ -25,6 +25,8 @@ import jax.numpy as jnp
 
 DIMENSIONS = ("batch", "positions", "sequence", "embed", "heads", "mlp", "experts", "vocab", "layers")
 
+STACKED = ("layers", "experts")  # the dimensions along which a weight is several matrices
+
 T = TypeVar("T")
 
 Dims = tuple[str | None, ...]  # one name, or None, for each dimension of an array

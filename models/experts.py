@@ -3,12 +3,13 @@
 ops/routing.py says how experts are chosen, and ops/experts.py how devices share them.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from models.dimensions import Sharding
-from models.mlp import SwiGLU
 from models.ops.experts import mix
 from models.ops.layers import weight
 from models.ops.loss import Sums
@@ -19,7 +20,8 @@ from models.sizes import ModelSizes
 class Experts(nnx.Module):
   """The sum of what the chosen experts make of a token, each times its weight, and of the shared experts' results."""
 
-  def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
+  def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs, mlp: Callable[..., nnx.Module]):
+    """`mlp` makes the MLP of the shared experts, which has the hidden units of all of them."""
     e, d, f, dtype = sizes.experts, sizes.width, sizes.expert_width, sizes.param_dtype
     out_std = (2 * sizes.depth * f) ** -0.5
     # Used in float32, because rounded scores would choose other experts.
@@ -30,7 +32,7 @@ class Experts(nnx.Module):
     if sizes.has_router_bias:
       self.bias = nnx.Param(jnp.zeros(e, dtype), dims=(None,))
     if sizes.shared_experts:
-      self.shared = SwiGLU(sizes, rngs, sizes.shared_experts * f)
+      self.shared = mlp(sizes, rngs, sizes.dense_width)
     self.sizes = sizes
 
   @jax.named_scope("experts")

@@ -13,7 +13,7 @@ from flax import nnx
 from models import lora
 from models.keys import Purpose
 from models.sizes import ModelSizes
-from models.transformer import Transformer, is_param
+from models.transformer import Transformer, is_param, used_dtype
 
 
 @functools.cache
@@ -30,13 +30,7 @@ def logical_dims(sizes: ModelSizes) -> dict[str, Any]:
 
 def used_dtypes(sizes: ModelSizes) -> dict[str, Any]:
   """The dtype in which the model uses each parameter, in the same nested dicts as the parameters."""
-
-  def dtype(top: str, param: nnx.Param) -> str:
-    if not any(param.dims):
-      return sizes.param_dtype  # the scale of a norm, because norms are computed in float32
-    return sizes.predicts.head_dtype() if top == "head" else getattr(param, "used", None) or sizes.dtype
-
-  return _of_each(sizes, dtype)
+  return _of_each(sizes, lambda _, param: used_dtype(param, sizes))
 
 
 def _of_each(sizes: ModelSizes, f: Callable[[str, nnx.Param], Any]) -> dict[str, Any]:

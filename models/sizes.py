@@ -37,7 +37,7 @@ class ModelSizes:
   mlp_width: int
   experts: int  # 0: none
   experts_per_token: int
-  expert_width: int  # 0 becomes mlp_width
+  expert_width: int  # 0 becomes mlp_width; without experts it is 0
   shared_experts: int
   router: str  # one of ops.routing.ROUTERS
   router_scale: float
@@ -131,6 +131,7 @@ class ModelSizes:
     for name in ("experts", "expert_width", "shared_experts", "router_aux", "router_z", "router_bias_rate"):
       not_negative(f"model.{name}", getattr(self, name))
     above_zero("model.router_scale", self.router_scale, "1")
+    object.__setattr__(self, "expert_width", (self.expert_width or self.mlp_width) if self.experts else 0)
     if not self.experts:
       if self.shared_experts:
         raise ConfigError(
@@ -149,12 +150,21 @@ class ModelSizes:
         f"model.lora_targets names {', '.join(wide)}, but experts (model.experts={self.experts}) have no adapters; use "
         "'query,key,value,out'"
       )
-    object.__setattr__(self, "expert_width", self.expert_width or self.mlp_width)
 
   @property
   def has_router_bias(self) -> bool:
     """Whether a bias is added to choose experts."""
-    return self.router == "sigmoid_bias"
+    return self.experts > 0 and self.router == "sigmoid_bias"
+
+  @property
+  def hidden_width(self) -> int:
+    """Hidden units of an MLP, or of each expert: the size of the dimension `mlp`."""
+    return self.expert_width or self.mlp_width
+
+  @property
+  def dense_width(self) -> int:
+    """Hidden units of a block that work on every token: those of its MLP, or of its shared experts."""
+    return self.shared_experts * self.expert_width if self.experts else self.mlp_width
 
   @property
   def reads(self) -> Input:
@@ -206,7 +216,7 @@ class ModelSizes:
       ("embed", "model.width", self.width),
       ("heads", "model.heads", self.heads),
       ("heads", "model.kv_heads", self.kv_heads),
-      ("mlp", "model.expert_width" if self.experts else "model.mlp_width", self.expert_width or self.mlp_width),
+      ("mlp", "model.expert_width" if self.experts else "model.mlp_width", self.hidden_width),
       ("layers", "model.depth", self.depth),
     ]
     if self.experts:
@@ -243,9 +253,7 @@ class ModelSizes:
   def _train_flops(self, pairs: float, pixels: int) -> float:
     """The count for this many pairs, with `pixels` added for each weight of an embedding of patches that is trained."""
     t = self.positions
-    hidden = self.mlp_width  # of the experts, those that work on a token
-    if self.experts:
-      hidden = (self.experts_per_token + self.shared_experts) * self.expert_width
+    hidden = self.dense_width + self.experts_per_token * self.expert_width  # that work on a token
     block = self.width * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * hidden + self.experts)
     head = math.prod(self.predicts.head()[0]) * self.predicts.predictions() / t
     each, patches = (4, 2) if self.lora_rank else (6, 6 + pixels)

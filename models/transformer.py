@@ -43,7 +43,8 @@ class Transformer(nnx.Module):
     self.norm = RMSNorm(sizes.width, sizes)
     if not sizes.tied_embedding:
       shape, dims = sizes.predicts.head()
-      self.head = weight(rngs.weights, shape, dims, std=sizes.width**-0.5, dtype=sizes.param_dtype)
+      std, used = sizes.width**-0.5, sizes.predicts.head_dtype()
+      self.head = weight(rngs.weights, shape, dims, std=std, dtype=sizes.param_dtype, used=used)
 
   def __call__(
     self,
@@ -194,7 +195,7 @@ class Transformer(nnx.Module):
     """The head [D, V], gathered."""
     if self.sizes.tied_embedding:
       return (self._cast_and_gathered(self.embedding, sharding) if table is None else table).T
-    return self._cast_and_gathered(self.head, sharding, self.sizes.predicts.head_dtype())
+    return self._cast_and_gathered(self.head, sharding)
 
   def empty_cache(self, batch: int, length: int) -> Cache:
     """A cache for `length` positions of `batch` texts."""
@@ -203,13 +204,14 @@ class Transformer(nnx.Module):
     return Cache(zeros, zeros)
 
   @jax.named_scope("weights")
-  def _cast_and_gathered(self, w: nnx.Param, sharding: Sharding, dtype: str | None = None) -> jax.Array:
-    """A weight as products need it: cast to `dtype` (by default the compute dtype), then gathered.
+  def _cast_and_gathered(self, w: nnx.Param, sharding: Sharding) -> jax.Array:
+    """A weight as products need it: cast, which sends fewer bytes, and then gathered."""
+    return sharding.gather(w[...].astype(used_dtype(w, self.sizes)), w.dims)
 
-    Casting first sends fewer bytes. The scales of norms stay as they are, because norms are computed in float32.
-    """
-    is_scale, dtype = not any(w.dims), dtype or getattr(w, "used", None) or self.sizes.dtype
-    return w[...] if is_scale else sharding.gather(w[...].astype(dtype), w.dims)
+
+def used_dtype(w: nnx.Param, sizes: ModelSizes) -> str:
+  """The dtype in which the model uses a parameter. Norms are computed in float32, so their scales stay as they are."""
+  return (getattr(w, "used", None) or sizes.dtype) if any(w.dims) else sizes.param_dtype
 
 
 def positions_in(segments: jax.Array) -> jax.Array:

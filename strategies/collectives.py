@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from models.dimensions import Dims, map_dims
+from models.dimensions import STACKED, Dims, map_dims
 from models.ops.layers import with_gradient
 from models.ops.workarounds import cast_before_sending, sum_in_dtype
 from strategies.layout import Layout
@@ -96,7 +96,7 @@ def is_small(dims: Dims) -> bool:
 
 def leading(dims: Dims) -> int:
   """How many dimensions of a weight come before its matrices: layers, experts, and what is before them."""
-  return 1 + max((dims.index(name) for name in ("layers", "experts") if name in dims), default=-1)
+  return 1 + max((dims.index(name) for name in STACKED if name in dims), default=-1)
 
 
 def as_matrices(scatter: Callable[[jax.Array, int], jax.Array], gradient: jax.Array, dims: Dims) -> jax.Array:

@@ -28,6 +28,8 @@ from errors import ConfigError
 from models.sizes import ModelSizes
 from reporting import metrics
 from runtime import command_line
+from strategies.layout import Layout
+from strategies.mesh import make_mesh, resolve
 from training import settings
 from training.program import Params, Program, TrainState
 
@@ -84,6 +86,44 @@ def model_sizes(**fields: Any) -> ModelSizes:
 
 def strategy(name: str, program: Program, devices: int = 8, **fields: Any) -> strategies.Strategy:
   return strategies.create(config(name, **fields), program, jax.devices()[:devices])
+
+
+def laid_out(layout: Layout, program: Program, **fields: Any) -> strategies.Strategy:
+  """A strategy with a layout that the registry need not have."""
+  layout = resolve(layout, layout.device_count)
+  mesh = make_mesh(layout, jax.devices()[: layout.device_count])
+  return strategies.build(config(**fields), layout, program, mesh)
+
+
+def step_and_evaluation(runner: strategies.Strategy, state: TrainState, size: int) -> tuple[Any, Params, Any]:
+  """The metrics and the gradients of a step, and the sums of an evaluation of five examples and padding."""
+  batch, padded = random_batch(runner.program, size), random_batch(runner.program, size)
+  padded["mask"][5:] = False
+  found = runner.gradients(state, runner.shard(batch, size))
+  return jax.device_get((*found, runner.eval_step(state, runner.shard(padded, size))))
+
+
+def trained(runner: strategies.Strategy, steps: int, size: int) -> dict[str, np.ndarray]:
+  """The metrics of some steps, each with a batch of its own: [steps]."""
+  state, found = initial_state(runner), []
+  for step in range(steps):
+    batch = random_batch(runner.program, size, seed=step)
+    state, metrics = runner.train_step(state, runner.shard(batch, size))
+    found.append(metrics)
+  found = jax.device_get(found)
+  return {name: np.array([metrics[name] for metrics in found]) for name in found[0]}
+
+
+def assert_writes_as(ours: strategies.Strategy, single: strategies.Strategy) -> None:
+  """Checks that texts, whose length no mesh divides, have the same scores, and are continued in the same way."""
+  tokens = np.random.default_rng(0).integers(0, ours.program.sizes.vocab_size, (8, 19), np.int32)
+  counted, found = np.ones(tokens.shape, bool), []
+  for runner in (ours, single):
+    params, writing = initial_state(runner).params, runner.writing
+    texts = writing.generate(params, tokens[:1, :7], length=5, seed=0, temperature=0.0)
+    found.append(jax.device_get((writing.log_likelihoods(params, tokens, counted), texts)))
+  np.testing.assert_allclose(found[0][0], found[1][0], rtol=PARITY)
+  np.testing.assert_array_equal(found[0][1], found[1][1])
 
 
 def initial_state(runner: strategies.Strategy, seed: int = 1) -> TrainState:

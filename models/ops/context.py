@@ -11,7 +11,6 @@ positions.py says which positions a device has. There are three ways:
 `gather` and `ring` compute the same pieces in the same order. `gather` needs memory for all keys of the text.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -23,9 +22,10 @@ from jax.ad_checkpoint import checkpoint_name
 from errors import ConfigError
 from models.dimensions import Sharding
 from models.ops.layers import with_gradient
+from models.ops.peers import Peers
 from models.ops.pieces import HIDDEN, Kernel, Read, merge
 from models.ops.positions import halves, join, of_device
-from models.ops.workarounds import in_order, sum_in_dtype
+from models.ops.workarounds import in_order
 from models.remat import KERNEL
 
 WAYS = ("auto", "gather", "exchange", "ring")
@@ -84,26 +84,17 @@ def attend(
     core: (q, k, v, segments of all) → what is read, of whole texts.
     kernel: the same for pieces.
   """
-  peers = Peers(sharding)
+  peers = PositionPeers(sharding)
   if way == "exchange":
     return _exchange(peers, core, q, k, v, segments)
   forward = functools.partial(_forward, way, peers, kernel, causal)
   return with_gradient(forward, functools.partial(_backward, way, peers, kernel, causal), q, k, v, segments)
 
 
-@dataclasses.dataclass(frozen=True)
-class Peers:
+class PositionPeers(Peers):
   """The devices that share the positions of a text."""
 
-  sharding: Sharding
-
-  @property
-  def count(self) -> int:
-    return self.sharding.shards("positions")
-
-  @property
-  def index(self) -> jax.Array:
-    return self.sharding.index("positions")
+  DIM = "positions"
 
   def owner(self, i: jax.Array | int) -> jax.Array:
     """The device whose keys this one reads in step i of a ring; 0 are its own."""
@@ -120,11 +111,9 @@ class Peers:
   def reduce_scatter(self, x: jax.Array) -> jax.Array:
     """[devices, ..., K, H], what each device has for every other → [..., K, H], the sum of what all have for this one.
 
-    As a matrix, behind barriers: the TPU compiler all-reduces what it can join with other operations (libtpu 0.0.42).
+    As a matrix, which the TPU compiler scatters.
     """
-    scatter, barrier = functools.partial(jax.lax.psum_scatter, tiled=True), jax.lax.optimization_barrier
-    rows = barrier(x.reshape(-1, x.shape[-2] * x.shape[-1]))
-    return barrier(sum_in_dtype(lambda x: self._send(scatter, x), rows)).reshape(x.shape[1:])
+    return self._scatter_rows(x.reshape(-1, x.shape[-2] * x.shape[-1])).reshape(x.shape[1:])
 
   def to_heads(self, x: jax.Array) -> jax.Array:
     """Own positions of all heads [B, t, devices, M, H] → all positions, in order, of own heads [B, T, M, H]."""
@@ -139,12 +128,14 @@ class Peers:
     chunks = jnp.stack([early, late[:, ::-1]], axis=2).reshape(x.shape)
     return self._send(functools.partial(jax.lax.all_to_all, split_axis=1, concat_axis=2, tiled=True), chunks)
 
-  def _send(self, collective: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
-    return self.sharding.across(collective, x, "positions")
-
 
 def _exchange(
-  peers: Peers, core: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None
+  peers: PositionPeers,
+  core: Callable[..., jax.Array],
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  segments: jax.Array | None,
 ) -> jax.Array:
   n = peers.count
   repeat = max(1, n // k.shape[2])  # devices that share a key head have a copy of it each
@@ -158,7 +149,7 @@ def _exchange(
 
 def _forward(
   way: str,
-  peers: Peers,
+  peers: PositionPeers,
   kernel: Kernel,
   causal: bool,
   q: jax.Array,
@@ -180,7 +171,7 @@ def _forward(
 
 
 def _backward(
-  way: str, peers: Peers, kernel: Kernel, causal: bool, given: Any, of_out: jax.Array
+  way: str, peers: PositionPeers, kernel: Kernel, causal: bool, given: Any, of_out: jax.Array
 ) -> tuple[jax.Array | None, ...]:
   q, k, v, segments, read = given
 
@@ -209,7 +200,7 @@ def _backward(
   return *(g.astype(q.dtype) for g in (of_q, of_k, of_v)), None
 
 
-def _others(way: str, peers: Peers, kv: jax.Array) -> Callable[[Callable, Any], Any]:
+def _others(way: str, peers: PositionPeers, kv: jax.Array) -> Callable[[Callable, Any], Any]:
   """Begins to send keys and values [2, B, t, K, H]. Returns (step, carry) → carry, after a step for each other device.
 
   A step is given its number, the carry, and the keys and values of the device `owner(number)`.
@@ -256,7 +247,9 @@ class Pairs(NamedTuple):
     early, late = halves(x)
     return jnp.concatenate([early, jnp.where(self.before, early, late)]) if self.causal else x
 
-  def segments(self, x: jax.Array | None, peers: Peers, i: jax.Array | int) -> tuple[jax.Array, jax.Array] | None:
+  def segments(
+    self, x: jax.Array | None, peers: PositionPeers, i: jax.Array | int
+  ) -> tuple[jax.Array, jax.Array] | None:
     """The segments of the queries and of the keys in step i."""
     found = _both(x, peers.index, peers.owner(i), peers.count)
     return found and (self.queries(found[0]), self.keys(found[1]))

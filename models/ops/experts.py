@@ -24,7 +24,7 @@ from models.dimensions import Dims, Sharding
 from models.ops.grouped import Weights
 from models.ops.layers import with_gradient
 from models.ops.routing import TOKENS
-from models.ops.transports import ROOM, TRANSPORTS, Peers
+from models.ops.transports import ROOM, TRANSPORTS, ExpertPeers
 
 WAYS = ("auto", "gather", "exchange", "ragged")
 
@@ -88,7 +88,7 @@ def _on_own_tokens(
 ) -> Any:
   """The results for a device's own tokens or, given their gradient, all gradients; with a leading dimension of 1."""
   flat = lambda x: x.reshape(-1, x.shape[-1])
-  peers = Peers(sharding)
+  peers = ExpertPeers(sharding)
   transport = TRANSPORTS["gather" if peers.count == 1 else way]
   # Scales travel in the dtype in which they are used.
   given = flat(x), flat(chosen), flat(scales).astype(x.dtype), (gate, up, down), peers

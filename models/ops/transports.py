@@ -3,7 +3,6 @@
 The code here runs on each device, for its own tokens and its own experts.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -12,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from models.dimensions import Sharding
 from models.ops import grouped
 from models.ops.grouped import Rows, Weights
-from models.ops.workarounds import in_order, sum_in_dtype
+from models.ops.peers import Peers
+from models.ops.workarounds import in_order
 
 ROOM = 1.25  # rows that a pair of devices exchanges in a round, relative to those of an equal load
 ROUNDS = "rounds"  # the scope of the loop over rounds in a program
@@ -26,32 +25,18 @@ def capacity(tokens: int, chosen: int, devices: int) -> int:
   return min(math.ceil(ROOM * tokens * chosen / devices), tokens * chosen)
 
 
-@dataclasses.dataclass(frozen=True)
-class Peers:
+class ExpertPeers(Peers):
   """The devices that share the experts. On CPUs their collectives run in the order of the calls."""
 
-  sharding: Sharding
-
-  @property
-  def count(self) -> int:
-    return self.sharding.shards("experts")
-
-  @property
-  def index(self) -> jax.Array:
-    return self.sharding.index("experts")
+  DIM = "experts"
 
   def all_gather(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """[n, ...] each → [m · n, ...] each."""
     return self._each(functools.partial(jax.lax.all_gather, tiled=True), *arrays)
 
-  def reduce_scatter(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """[m · n, ...] each, what a device has for every other → [n, ...] each, the sum of what all have for this one."""
-    scatter, barrier = functools.partial(jax.lax.psum_scatter, tiled=True), jax.lax.optimization_barrier
-
-    def alone(x: jax.Array, axes: Any) -> jax.Array:  # or the TPU compiler all-reduces what it joins with others
-      return barrier(sum_in_dtype(lambda x: scatter(x, axes), barrier(x)))
-
-    return self._each(alone, *arrays)
+  def reduce_scatter(self, x: jax.Array) -> jax.Array:
+    """[m · n, D], what a device has for every other → [n, D], the sum of what all have for this one."""
+    return self._scatter_rows(x)
 
   def summed(self, x: jax.Array) -> jax.Array:
     """`reduce_scatter` of few columns, which the TPU compiler would all-reduce: each device adds up what it is sent."""
@@ -77,7 +62,7 @@ class Peers:
     return self._each(send, *arrays, more=[(x,) for x in empty])
 
   def largest(self, x: jax.Array) -> jax.Array:
-    return self.sharding.across(jax.lax.pmax, x, "experts")
+    return self._send(jax.lax.pmax, x)
 
   def _each(
     self, collective: Callable[..., jax.Array], *arrays: jax.Array, more: Sequence[tuple] | None = None
@@ -86,11 +71,11 @@ class Peers:
     done: list[jax.Array] = []
     for x, given in zip(arrays, more or [()] * len(arrays), strict=True):
       x = in_order(done[-1], x) if done and self.count > 1 else x
-      done.append(self.sharding.across(lambda x, axes, given=given: collective(x, axes, *given), x, "experts"))
+      done.append(self._send(lambda x, axes, given=given: collective(x, axes, *given), x))
     return tuple(done)
 
 
-def _emulated(peers: Peers, rows: jax.Array, out: jax.Array, *moves: jax.Array) -> jax.Array:
+def _emulated(peers: ExpertPeers, rows: jax.Array, out: jax.Array, *moves: jax.Array) -> jax.Array:
   """`lax.ragged_all_to_all`, which XLA's CPU backend lacks, by an all-gather of everything."""
   rows, starts, sizes, ends, _ = peers.all_gather(rows[None], *(x[None] for x in moves))  # moves [from, to]
   at = jnp.arange(rows.shape[1])
@@ -158,28 +143,28 @@ class Order(NamedTuple):
 # gather: all devices see all tokens, and each works for its own experts.
 
 
-def _own_rows(chosen: jax.Array, scales: jax.Array, experts: int, peers: Peers) -> Order:
+def _own_rows(chosen: jax.Array, scales: jax.Array, experts: int, peers: ExpertPeers) -> Order:
   """The rows of all tokens that are for the own experts. A token's experts differ, so no more than `experts` are."""
   own = chosen - experts * peers.index
   most = len(chosen) * min(experts, chosen.shape[1])
   return Order.of(jnp.where((own >= 0) & (own < experts), own, experts), scales, experts, most)
 
 
-def _gather(x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: Peers) -> jax.Array:
+def _gather(x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers) -> jax.Array:
   likely = scales.size
   x, chosen, scales = peers.all_gather(x, chosen, scales)
   order = _own_rows(chosen, scales, len(weights[0]), peers)
-  return peers.reduce_scatter(order.added_up(grouped.forward(order.rows(x), weights, likely)))[0]
+  return peers.reduce_scatter(order.added_up(grouped.forward(order.rows(x), weights, likely)))
 
 
 def _gather_backward(
-  x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: Peers, of_out: jax.Array
+  x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers, of_out: jax.Array
 ) -> tuple[jax.Array, jax.Array, Weights]:
   likely = scales.size
   x, chosen, scales, of_out = peers.all_gather(x, chosen, scales, of_out)
   order = _own_rows(chosen, scales, len(weights[0]), peers)
   of_rows, of_scales, of_weights = grouped.backward(order.rows(x), weights, of_out[order.token], likely)
-  (of_x,) = peers.reduce_scatter(order.added_up(of_rows))
+  of_x = peers.reduce_scatter(order.added_up(of_rows))
   return of_x, peers.summed(in_order(of_x, order.unsorted(of_scales))), of_weights
 
 
@@ -200,13 +185,13 @@ class Trip(NamedTuple):
   experts: jax.Array
 
 
-# Calls `one` with a trip and the carry for each round → the carry. Given: the sorted rows, how many each expert has
-# [m, e], the peers, and the tokens and experts of each token on a device.
-Travel = Callable[["Order", jax.Array, Peers, Callable[[Trip, Any], Any], Any], Any]
+# How rows travel: (the sorted rows, how many each expert has [m, e], the peers, one, carry) → the carry, after calls of
+# `one` with a trip and the carry for each round.
+Travel = Callable[["Order", jax.Array, ExpertPeers, Callable[[Trip, Any], Any], Any], Any]
 
 
 def _send(
-  travel: Travel, x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: Peers
+  travel: Travel, x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers
 ) -> jax.Array:
   e = len(weights[0])
   order = Order.of(chosen, scales, peers.count * e)
@@ -227,7 +212,7 @@ def _send_backward(
   chosen: jax.Array,
   scales: jax.Array,
   weights: Weights,
-  peers: Peers,
+  peers: ExpertPeers,
   of_out: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Weights]:
   e = len(weights[0])
@@ -250,7 +235,7 @@ def _send_backward(
   return order.added_up(of_rows), order.unsorted(of_scales), of_weights
 
 
-def _in_rounds(order: Order, counts: jax.Array, peers: Peers, one: Callable[[Trip, Any], Any], carry: Any) -> Any:
+def _in_rounds(order: Order, counts: jax.Array, peers: ExpertPeers, one: Callable[[Trip, Any], Any], carry: Any) -> Any:
   """In rounds of an all-to-all, until all rows have been sent."""
   (m, _), rows, (tokens, k) = counts.shape, len(order.token), order.place.shape
   size = capacity(tokens, k, m)
@@ -281,7 +266,7 @@ def _in_rounds(order: Order, counts: jax.Array, peers: Peers, one: Callable[[Tri
     return jax.lax.fori_loop(0, -(-most // size), step, carry)
 
 
-def _at_once(order: Order, counts: jax.Array, peers: Peers, one: Callable[[Trip, Any], Any], carry: Any) -> Any:
+def _at_once(order: Order, counts: jax.Array, peers: ExpertPeers, one: Callable[[Trip, Any], Any], carry: Any) -> Any:
   """All rows at once, by a ragged all-to-all."""
   (m, e), me, (tokens, k) = counts.shape, peers.index, order.place.shape
   everyone = peers.all_gather(counts[None])[0]  # [from, to, e]

@@ -141,7 +141,7 @@ class Stage:
       y, routed, residuals, _ = self.linearize(x, row)
       stores = [put(store, row["residuals"], r) for store, r in zip(carry.residuals, residuals, strict=True)]
       carry = carry._replace(residuals=stores)
-    carry = carry._replace(to_next=y, sums=carry.sums | add({name: carry.sums[name] for name in routed}, routed))
+    carry = carry._replace(to_next=y, sums=add_to(carry.sums, routed))
     if not self.schedule.phases[number].finishes:
       return carry
     is_last = (self.index == self.schedule.stages - 1) & (row["chunk"] == self.schedule.chunks - 1)
@@ -150,14 +150,13 @@ class Stage:
   def finish(self, row: Row, carry: Carry) -> Carry:
     """Final norm, head and loss of a microbatch that has passed all blocks; in training also their gradients."""
     if self.step is None:
-      sums = self.loss(self.edges, carry.to_next, row)[1]
-      return carry._replace(sums=carry.sums | add({name: carry.sums[name] for name in sums}, sums))
+      return carry._replace(sums=add_to(carry.sums, self.loss(self.edges, carry.to_next, row)[1]))
     gradient = jax.grad(self.loss, argnums=(0, 1), has_aux=True)
     (edges, cotangent), sums = gradient(self.edges, carry.to_next, row)
     return carry._replace(
-      sums=carry.sums | add({name: carry.sums[name] for name in sums}, sums),
+      sums=add_to(carry.sums, sums),
       cotangent=put(carry.cotangent, row["cotangent"], cotangent),
-      gradients=carry.gradients | add(edges_of(carry.gradients), edges),
+      gradients=add_to(carry.gradients, edges),
     )
 
   def backward(self, number: int, pullback: Pullback, row: Row, carry: Carry) -> Carry:
@@ -189,7 +188,7 @@ class Stage:
 
   def embed_backward(self, row: Row, carry: Carry) -> Carry:
     _, vjp = jax.vjp(lambda edges: self.embed(edges, row), self.edges)
-    return carry._replace(gradients=carry.gradients | add(edges_of(carry.gradients), *vjp(carry.to_previous)))
+    return carry._replace(gradients=add_to(carry.gradients, *vjp(carry.to_previous)))
 
   def embed(self, edges: Params, row: Row) -> jax.Array:
     inputs = self.program.inputs(self.microbatch(row), self.step, self.sharding)
@@ -307,5 +306,6 @@ def put(store: jax.Array, slot: jax.Array, value: jax.Array) -> jax.Array:
   return jax.lax.dynamic_update_index_in_dim(store, value, slot, axis=0)
 
 
-def add(a: Any, b: Any) -> Any:
-  return jax.tree.map(jnp.add, a, b)
+def add_to(total: dict[str, Any], some: dict[str, Any]) -> dict[str, Any]:
+  """Adds to some of the entries of `total`."""
+  return total | jax.tree.map(jnp.add, {name: total[name] for name in some}, some)

@@ -3,9 +3,8 @@
 import collections
 from typing import Any
 
-import jax
 import pytest
-from helpers import config
+from helpers import laid_out, program
 
 import strategies
 from analysis import memory, predict, theory
@@ -14,8 +13,6 @@ from analysis.compiled import compile_step
 from models.ops import transports
 from strategies import layout_of
 from strategies.layout import Layout
-from strategies.mesh import make_mesh
-from training import settings
 
 EXPERT, BATCH = layout_of("expert"), 32
 LAYOUTS = {
@@ -38,9 +35,8 @@ SIZES = {
 
 
 def built(layout: Layout, way: str, **fields: Any) -> strategies.Strategy:
-  asked = config("expert", **(SIZES | fields), model__expert_transport=way)
-  mesh = make_mesh(layout, jax.devices()[: layout.device_count])
-  return strategies.build(asked, layout, settings.program(asked, "cpu"), mesh)
+  asked = SIZES | fields
+  return laid_out(layout, program(**asked, model__expert_transport=way), **asked)
 
 
 @pytest.mark.full
@@ -48,7 +44,7 @@ def built(layout: Layout, way: str, **fields: Any) -> strategies.Strategy:
 def test_theory_is_the_compiled_program(name: str, way: str):
   """Bytes by kind and mesh axis, FLOPs, and memory within a fifth. A step sums some more numbers, of 4 bytes each."""
   runner = built(LAYOUTS[name], way)
-  case, step = Case.of(runner, BATCH), compile_step(runner, BATCH)
+  case, step = Case.of(runner, BATCH, "cpu"), compile_step(runner, BATCH)
   assert not step.left_out()
   found, expected = collections.Counter[Any](), collections.Counter[Any]()
   for one in step.collectives():
@@ -63,7 +59,7 @@ def test_theory_is_the_compiled_program(name: str, way: str):
 
 def test_flops_of_experts_are_those_of_tokens():
   """No more than 1.3 times what is needed, if loads are equal: a backward pass computes hidden units again."""
-  sizes = settings.program(config(**SIZES), "cpu").sizes
+  sizes = program(**SIZES).sizes
   for experts in (8, 64):
     case = Case(LAYOUTS["expert"], built(LAYOUTS["expert"], "exchange", model__experts=experts).program.sizes, 4096)
     needed = 3 * 6 * sizes.width * sizes.experts_per_token * sizes.expert_width

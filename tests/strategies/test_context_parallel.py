@@ -7,14 +7,27 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import IMAGES, PARITY, assert_trees_close, config, in_full, initial_state, one_sentence, random_batch
+from helpers import (
+  IMAGES,
+  PARITY,
+  assert_trees_close,
+  assert_writes_as,
+  config,
+  in_full,
+  initial_state,
+  laid_out,
+  one_sentence,
+  random_batch,
+  step_and_evaluation,
+  trained,
+)
 
 import strategies
 from models import block
 from models.ops import attention
 from strategies import Strategy, layout_of
 from strategies.layout import Layout
-from strategies.mesh import abstract_mesh, make_mesh, on_mesh, resolve
+from strategies.mesh import abstract_mesh, on_mesh
 from training import settings
 from training.program import Params, Program
 
@@ -57,25 +70,16 @@ def program_of(way: str, variant: str, **fields: object) -> Program:
 
 
 def build(layout: Layout, program: Program, **fields: object) -> Strategy:
-  """A strategy that the registry need not have."""
-  layout = resolve(layout, layout.device_count)
-  mesh = make_mesh(layout, jax.devices()[: layout.device_count])
   with warnings.catch_warnings(action="ignore"):  # a pipeline's ring falls back to gather: tested below
-    return strategies.build(config("context", **fields), layout, program, mesh)
+    return laid_out(layout, program, **fields)
 
 
-def gradients(runner: Strategy) -> tuple[dict[str, np.ndarray], Params, Any]:
-  """The metrics and the gradients of a step, and the sums of an evaluation of five examples and padding."""
-  program, state = runner.program, initial_state(runner)
-  batch, padded = random_batch(program, BATCH), random_batch(program, BATCH)
-  padded["mask"][5:] = False
-  found = runner.gradients(state, runner.shard(batch, BATCH))
-  evaluated = runner.eval_step(state, runner.shard(padded, BATCH))
-  return jax.device_get((*found, evaluated))
+def gradients(runner: Strategy) -> tuple[Any, Params, Any]:
+  return step_and_evaluation(runner, initial_state(runner), BATCH)
 
 
 @functools.cache
-def expected(variant: str) -> tuple[dict[str, np.ndarray], Params, Any]:
+def expected(variant: str) -> tuple[Any, Params, Any]:
   return gradients(build(layout_of("single"), program_of("auto", variant)))
 
 
@@ -105,12 +109,7 @@ def test_shared_positions_equal_a_single_device(name: str, way: str, variant: st
 
 
 def losses(runner: Strategy) -> np.ndarray:
-  state, found = initial_state(runner), []
-  for step in range(STEPS):
-    batch = random_batch(runner.program, BATCH, seed=step)
-    state, metrics = runner.train_step(state, runner.shard(batch, BATCH))
-    found.append(metrics["loss"])
-  return np.array(jax.device_get(found))
+  return trained(runner, STEPS, BATCH)["loss"]
 
 
 @pytest.mark.full
@@ -145,14 +144,7 @@ def test_training_and_evaluation_compute_with_own_positions(monkeypatch: pytest.
 def test_texts_of_any_length_are_scored_and_continued():
   """Their positions stay whole."""
   program = program_of("ring", "text")
-  tokens = np.random.default_rng(0).integers(0, 64, (8, 19), np.int32)
-  counted, found = np.ones(tokens.shape, bool), []
-  for runner in (build(LAYOUTS["fsdp"], program), build(layout_of("single"), program)):
-    params, writing = initial_state(runner).params, runner.writing
-    texts = writing.generate(params, tokens[:1, :7], length=5, seed=0, temperature=0.0)
-    found.append(jax.device_get((writing.log_likelihoods(params, tokens, counted), texts)))
-  np.testing.assert_allclose(found[0][0], found[1][0], rtol=PARITY)
-  np.testing.assert_array_equal(found[0][1], found[1][1])
+  assert_writes_as(build(LAYOUTS["fsdp"], program), build(layout_of("single"), program))
 
 
 def test_a_ring_in_a_pipeline_falls_back_to_gather_and_says_so():

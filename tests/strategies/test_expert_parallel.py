@@ -7,12 +7,22 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import IMAGES, PARITY, assert_trees_close, config, in_full, initial_state, one_sentence, random_batch
+from helpers import (
+  IMAGES,
+  PARITY,
+  assert_trees_close,
+  assert_writes_as,
+  config,
+  in_full,
+  initial_state,
+  laid_out,
+  one_sentence,
+  step_and_evaluation,
+  trained,
+)
 
 import strategies
 from strategies import Strategy, layout_of
-from strategies.layout import Layout
-from strategies.mesh import make_mesh, resolve
 from training import settings
 from training.program import Params, Program
 
@@ -71,14 +81,6 @@ def program_of(way: str, variant: str, **fields: object) -> Program:
   return settings.program(config(steps=STEPS, model__expert_transport=way, **asked), "cpu")
 
 
-def build(layout: Layout, program: Program, **fields: object) -> Strategy:
-  """A strategy that the registry need not have."""
-  layout = resolve(layout, layout.device_count)
-  return strategies.build(
-    config("expert", **fields), layout, program, make_mesh(layout, jax.devices()[: layout.device_count])
-  )
-
-
 def state_of(runner: Strategy, variant: str) -> Any:
   """An initial state; with biases in those of its routers."""
   state = initial_state(runner)
@@ -92,19 +94,13 @@ def state_of(runner: Strategy, variant: str) -> Any:
   return dataclasses.replace(state, params=state.params | {"blocks": state.params["blocks"] | {"mlp": mlp}})
 
 
-def gradients(runner: Strategy, variant: str) -> tuple[dict[str, np.ndarray], Params, Any]:
-  """The metrics and the gradients of a step, and the sums of an evaluation of five examples and padding."""
-  program, state = runner.program, state_of(runner, variant)
-  batch, padded = random_batch(program, BATCH), random_batch(program, BATCH)
-  padded["mask"][5:] = False
-  found = runner.gradients(state, runner.shard(batch, BATCH))
-  evaluated = runner.eval_step(state, runner.shard(padded, BATCH))
-  return jax.device_get((*found, evaluated))
+def gradients(runner: Strategy, variant: str) -> tuple[Any, Params, Any]:
+  return step_and_evaluation(runner, state_of(runner, variant), BATCH)
 
 
 @functools.cache
 def expected(variant: str) -> tuple[dict[str, np.ndarray], Params, Any]:
-  return gradients(build(layout_of("single"), program_of("auto", variant)), variant)
+  return gradients(laid_out(layout_of("single"), program_of("auto", variant)), variant)
 
 
 def schedule_of(name: str) -> dict[str, object]:
@@ -115,7 +111,7 @@ def schedule_of(name: str) -> dict[str, object]:
 @pytest.mark.parametrize("name, way, variant", in_full(CASES, *SHORT))
 def test_shared_experts_equal_a_single_device(name: str, way: str, variant: str):
   """In the loss, every gradient, and the sums of an evaluation, loads and losses of routers among them."""
-  ours = gradients(build(LAYOUTS[name], program_of(way, variant), **schedule_of(name)), variant)
+  ours = gradients(laid_out(LAYOUTS[name], program_of(way, variant), **schedule_of(name)), variant)
   assert_trees_close(ours, expected(variant), PARITY)
 
 
@@ -129,22 +125,13 @@ def test_loads_are_what_the_variants_say():
   assert load[:, :-1].any(axis=0).all()
 
 
-def losses(runner: Strategy) -> dict[str, np.ndarray]:
-  state, found = initial_state(runner), []
-  for step in range(STEPS):
-    batch = random_batch(runner.program, BATCH, seed=step)
-    state, metrics = runner.train_step(state, runner.shard(batch, BATCH))
-    found.append(jax.device_get(metrics))
-  return {name: np.array([metrics[name] for metrics in found]) for name in found[0]}
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("name, way", [("expert-8", "exchange"), ("expert_fsdp", "gather"), ("pipeline", "ragged")])
 def test_20_steps_equal_a_single_device(name: str, way: str):
   """Losses and loads, with the biases that follow the loads; in two parts, where the single device has one."""
   make = functools.partial(program_of, variant="documents", model__router="sigmoid_bias", model__router_bias_rate=0.01)
-  ours = losses(build(LAYOUTS[name], make(way, accumulation=2), **schedule_of(name)))
-  alone = losses(build(layout_of("single"), make("auto")))
+  ours = trained(laid_out(LAYOUTS[name], make(way, accumulation=2), **schedule_of(name)), STEPS, BATCH)
+  alone = trained(laid_out(layout_of("single"), make("auto")), STEPS, BATCH)
   for metric in ("loss", "balance_loss", "router_z_loss", "router_entropy", "load_max", "idle_experts"):
     np.testing.assert_allclose(ours[metric], alone[metric], rtol=PARITY, err_msg=metric)
   assert len(set(ours["loss"])) == STEPS
@@ -153,14 +140,7 @@ def test_20_steps_equal_a_single_device(name: str, way: str):
 @pytest.mark.full
 def test_texts_are_scored_and_continued():
   program = program_of("exchange", "text")
-  tokens = np.random.default_rng(0).integers(0, 64, (8, 19), np.int32)
-  counted, found = np.ones(tokens.shape, bool), []
-  for runner in (build(LAYOUTS["expert_fsdp"], program), build(layout_of("single"), program)):
-    params, writing = initial_state(runner).params, runner.writing
-    texts = writing.generate(params, tokens[:1, :7], length=5, seed=0, temperature=0.0)
-    found.append(jax.device_get((writing.log_likelihoods(params, tokens, counted), texts)))
-  np.testing.assert_allclose(found[0][0], found[1][0], rtol=PARITY)
-  np.testing.assert_array_equal(found[0][1], found[1][1])
+  assert_writes_as(laid_out(LAYOUTS["expert_fsdp"], program), laid_out(layout_of("single"), program))
 
 
 @pytest.mark.parametrize(

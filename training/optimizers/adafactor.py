@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.dimensions import Dims, map_dims
-from training.optimizers.rule import STACKED, Rule, Tree, sides
+from models.dimensions import STACKED, Dims, map_dims
+from training.optimizers.rule import Rule, Tree, sides
 
 if TYPE_CHECKING:
   from training.optimizer import Optimizer

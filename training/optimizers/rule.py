@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import optax
 
-from models.dimensions import Dims
+from models.dimensions import STACKED, Dims
 
 Tree = Any  # nested dicts as those of the parameters
 
@@ -29,9 +29,6 @@ class Rule(NamedTuple):
   by_layer: Callable[[Dims], bool] = lambda dims: False
   flops: Callable[[int, int], int] = lambda rows, columns: 0
   sums: Callable[[Dims], Sequence[tuple[tuple[int, ...], tuple[int, ...]]]] = lambda dims: ()
-
-
-STACKED = ("layers", "experts")  # the dimensions along which a weight is several matrices
 
 
 class Sides(NamedTuple):
