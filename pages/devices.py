@@ -56,7 +56,7 @@ def placement(title: str, mesh: Mapping[str, int], ids: Sequence[int], arrays: S
   data = {
     "mesh": list(mesh.items()),
     "ids": list(ids),
-    "arrays": [a._asdict() | {"spec": [_axes(place) for place in a.spec]} for a in arrays],
+    "arrays": [{"name": a.name, "shape": a.shape, "dims": a.dims, "spec": list(map(_axes, a.spec))} for a in arrays],
   }
   grid = tag(
     "div",
