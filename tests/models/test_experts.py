@@ -105,27 +105,36 @@ def test_a_model_with_experts_equals_the_dense_computation(router: str, monkeypa
     assert not ours[1]["blocks"]["mlp"]["bias"].any()
 
 
-def routed(scores: np.ndarray, bias: Any = None, **fields: Any) -> routing.Routes:
-  run = jax.jit(functools.partial(routing.route, sizes=sizes_of(**fields), sharding=UNSHARDED))
-  return jax.device_get(run(np.float32(scores), bias))
+@functools.cache
+def routed() -> dict[str, routing.Routes]:
+  """By each router; scaled; with a bias; and of equal scores. All in one program."""
+  scores, equal = np.log(np.float32([[[1, 2, 4, 8, 1]]])), np.zeros((1, 3, E), np.float32)
+  asked = {
+    "softmax_topk": (scores, None, {}),
+    "topk_softmax": (scores, None, {"router": "topk_softmax"}),
+    "scaled": (scores, None, {"router_scale": 2.5}),
+    "sigmoid_bias": (scores, np.float32([0, 0, -9, 0, 9]), {"router": "sigmoid_bias"}),
+    "equal": (equal, None, {}),
+  }
+  route = lambda scores, bias, fields: routing.route(jnp.asarray(scores), bias, sizes_of(**fields), UNSHARDED)
+  return jax.device_get(jax.jit(lambda: {name: route(*given) for name, given in asked.items()})())
 
 
 def test_of_equal_scores_the_first_experts_are_chosen():
   """So every device chooses the same."""
-  found = routed(np.zeros((1, 3, E)))
+  found = routed()["equal"]
   np.testing.assert_array_equal(found.experts, np.broadcast_to([0, 1], (1, 3, 2)))
   np.testing.assert_allclose(found.weights, 0.5)
 
 
 def test_weights_of_chosen_experts():
-  scores = np.log([[[1.0, 2.0, 4.0, 8.0, 1.0]]])
-  np.testing.assert_allclose(routed(scores).weights, [[[8 / 12, 4 / 12]]], rtol=1e-6)
-  np.testing.assert_allclose(routed(scores, router="topk_softmax").weights, [[[8 / 16, 4 / 16]]], rtol=1e-6)
-  np.testing.assert_allclose(routed(scores, router_scale=2.5).weights, [[[20 / 12, 10 / 12]]], rtol=1e-6)
-  found = routed(scores, np.float32([0, 0, -9, 0, 9]), router="sigmoid_bias")
-  np.testing.assert_array_equal(found.experts, [[[4, 3]]])
+  found = routed()
+  np.testing.assert_allclose(found["softmax_topk"].weights, [[[8 / 12, 4 / 12]]], rtol=1e-6)
+  np.testing.assert_allclose(found["topk_softmax"].weights, [[[8 / 16, 4 / 16]]], rtol=1e-6)
+  np.testing.assert_allclose(found["scaled"].weights, [[[20 / 12, 10 / 12]]], rtol=1e-6)
+  np.testing.assert_array_equal(found["sigmoid_bias"].experts, [[[4, 3]]])
   one, other = 1 / 2, 8 / 9
-  np.testing.assert_allclose(found.weights, [[[one / (one + other), other / (one + other)]]], rtol=1e-6)
+  np.testing.assert_allclose(found["sigmoid_bias"].weights, [[[one / (one + other), other / (one + other)]]], rtol=1e-6)
 
 
 def test_the_balance_loss_is_1_for_equal_loads_and_padding_does_not_count():

@@ -115,11 +115,15 @@ def test_shared_experts_equal_a_single_device(name: str, way: str, variant: str)
   assert_trees_close(ours, expected(variant), PARITY)
 
 
-def test_loads_are_what_the_variants_say():
-  """Else these cases would test nothing."""
+def test_all_tokens_go_to_the_experts_that_the_variant_says():
+  """Else its cases would test nothing."""
   load = expected("one has all")[2]["load"]
   assert (load[:, :2] > 0).all()
   assert not load[:, 2:].any()
+
+
+@pytest.mark.full
+def test_no_token_goes_to_the_expert_that_the_variant_says():
   load = expected("one has none")[2]["load"]
   assert not load[:, -1].any()
   assert load[:, :-1].any(axis=0).all()
