@@ -22,6 +22,7 @@ from checkpointing import reading, record, restore
 from checkpointing.save import Checkpoints, NotSaved
 from evaluation.evaluator import Evaluator
 from reporting import summary
+from reporting.heartbeat import Heartbeat
 from reporting.journal import Journal
 from reporting.metrics import NotWritten, Writer, read, warn
 from reporting.progress import Diverged, Progress
@@ -54,8 +55,10 @@ def train(config: Any, workdir: Path | None) -> dict[str, float]:
     workdir = Path(processes.on_process_zero(lambda: str(workdir or default))).expanduser()
     fields = record.flat(config.to_dict())
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
-  with folders.owned(workdir):
-    run = set_up(config, workdir, devices, clock)  # a signal ends it at once; a preparation goes on in the next run
+  heartbeat = Heartbeat(workdir, jax.process_index(), clock, config.runtime.heartbeat)
+  with folders.owned(workdir), heartbeat:
+    # A signal ends this at once; a preparation goes on in the next run.
+    run = set_up(config, workdir, devices, clock, heartbeat)
     # The writer last: only process 0 can raise there.
     with run.requests, run.journal, run.writer, run.checkpoints, run.profiler:
       announce(run, devices)
@@ -122,7 +125,7 @@ class Ended:
   stopped: bool  # by a request
 
 
-def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) -> Run:
+def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock, heartbeat: Heartbeat) -> Run:
   """Checks the config, loads the data, and creates or restores the state."""
   with clock("set-up"), processes.raise_together():
     plan = StepPlan.of(config)
@@ -154,13 +157,13 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
   )
   with processes.raise_together(), folders.written_into(workdir, "workdir"):
     writer = Writer(workdir, start.loop, plan.last, enabled=jax.process_index() == 0)
-    journal = Journal(workdir, clock, writer.enabled, warn)
+    journal = Journal(workdir, clock, writer.enabled, warn, heartbeat)
     if writer.enabled:
       summary.write_config(workdir, config, dataset)
   return Run(
     config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer, journal,
     batches=data.Batches(mixture, config.batch_size, config.seed),
-    progress=Progress(clock, meter, writer, plan, used, start.loop),
+    progress=Progress(clock, meter, writer, plan, used, start.loop, heartbeat),
     evaluator=Evaluator(strategy, dataset, config),
     checkpoints=Checkpoints(
       workdir / reading.FOLDER, config.checkpoint.keep, config.checkpoint.keep_best, writer.say, warn
@@ -197,7 +200,7 @@ def loop(run: Run) -> Ended:
     for step in range(first, plan.last):
       with clock("data"):
         batch = next(reader)
-      with clock("compile" if step == first else "train"), run.profiler.step(step):
+      with clock("compile" if step == first else run.progress.work(step + 1)), run.profiler.step(step):
         state, metrics = run.strategy.train_step(state, batch)  # dispatched, not awaited
       run.profiler.after(step, metrics)
       if step == first:

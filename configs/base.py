@@ -158,6 +158,9 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "sample_length": 100,  # tokens of text to generate at the end; 0: none
       "sample_prompt": "def ",
       "sample_temperature": 0.8,
+      "runtime": {
+        "heartbeat": 5.0,  # seconds between two signs of life of a process, in WORKDIR/heartbeats; 0: none
+      },
       "profile": {  # a trace of some steps, in WORKDIR/profile (docs/profile.md)
         "start": 10,  # record from the step that follows this many steps
         "steps": 0,  # how many steps to record; 0: none

@@ -1,7 +1,9 @@
 """What happened in a run, and when: journal.jsonl, and report.html, which is written anew as the run goes on.
 
-A line of journal.jsonl is an event: "start", "evaluation", "stop", "end" or "failure", with its step, the seconds since
-1970, and what else is known. Nothing here ends a run: a page that cannot be made is left out with a warning.
+A line of journal.jsonl is an event: "start", "evaluation", "stop", "end", "failure" or "killed", with its step, the
+seconds since 1970, and what else is known. `began` is when its process began. A run that was killed is known from its
+last sign of life, which the next run reads. Nothing here ends a run: a page that cannot be made is left out with a
+warning.
 """
 
 import json
@@ -11,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from errors import first_line
-from reporting import report
+from reporting import recorded, report
+from reporting.heartbeat import Heartbeat
 from reporting.metrics import Appender
 from reporting.recorded import JOURNAL, PAGE, load
 from reporting.speed import Clock
 
+KEPT = ("time", "began", "wall_time", "host", "process", "doing")  # of the last beat of a process that was killed
+ENDINGS = ("stop", "end", "failure", "killed")
 SHARE = 0.01  # of the time since the last page that an evaluation's page may take
 
 
@@ -26,12 +31,21 @@ class Journal:
     clock: its times are part of every event. Writing the page counts as "logging".
     enabled: true in one process of a job only.
     warn: prints an error that does not end the run.
+    heartbeat: knows what earlier runs did until they were killed.
   """
 
-  def __init__(self, workdir: Path, clock: Clock, enabled: bool, warn: Callable[[str], None]):
+  def __init__(
+    self, workdir: Path, clock: Clock, enabled: bool, warn: Callable[[str], None], heartbeat: Heartbeat | None = None
+  ):
     self.workdir, self.clock, self.enabled, self.warn = workdir, clock, enabled, warn
     self.file = Appender(workdir / JOURNAL) if enabled else None
     self.step, self.written, self.cost, self.failed = 0, -float("inf"), 0.0, False
+    self.heartbeat = heartbeat
+    if heartbeat:
+      ended = {event.get("began") for event in recorded.events(workdir) if event["event"] in ENDINGS}
+      for beat in heartbeat.killed:
+        if beat["began"] not in ended:
+          self._write("killed", beat["step"], {name: beat[name] for name in KEPT})
 
   def __enter__(self) -> "Journal":
     return self
@@ -48,8 +62,10 @@ class Journal:
     if not self.file:
       return
     with self.clock("logging"):
-      found = {"event": event, "step": step, "time": time.time(), "wall_time": self.clock.parts(), **values}
-      self.file.write(json.dumps(found).encode() + b"\n")
+      about = {"time": time.time(), "began": self.clock.began, "wall_time": self.clock.parts()}
+      self._write(event, step, about | values)
+      if event == "start" and step and self.heartbeat:  # from step 0 the next run begins a new journal
+        self.heartbeat.killed = []
       start = time.perf_counter()
       if event == "evaluation" and self.cost > SHARE * (start - self.written):
         return
@@ -61,3 +77,7 @@ class Journal:
         self.failed = True
       self.written = time.perf_counter()
       self.cost = self.written - start
+
+  def _write(self, event: str, step: int, values: dict[str, Any]) -> None:
+    if self.file:
+      self.file.write(json.dumps({"event": event, "step": step, **values}).encode() + b"\n")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 
 from errors import JobError
+from reporting.heartbeat import Heartbeat
 from reporting.metrics import Writer
 from reporting.speed import Clock, Meter
 from runtime.hardware import memory_in_use
@@ -20,17 +21,18 @@ class Progress:
   """Follows the loop from step to step. `loop` is its state after the last step whose metrics were read."""
 
   def __init__(
-    self, clock: Clock, meter: Meter, writer: Writer, plan: StepPlan, devices: Sequence[jax.Device], loop: LoopState
-  ):
+    self, clock: Clock, meter: Meter, writer: Writer, plan: StepPlan, devices: Sequence[jax.Device], loop: LoopState,
+    heartbeat: Heartbeat,
+  ):  # fmt: skip
     self.clock, self.meter, self.writer, self.plan, self.devices = clock, meter, writer, plan, list(devices)
-    self.loop = loop
+    self.loop, self.heartbeat, self.work = loop, heartbeat, heartbeat.work
 
   def read(self, step: int, metrics: dict[str, jax.Array]) -> None:
     """Waits for the metrics of `step`, reads them, and writes a line if one is due.
 
     Raises Diverged after `max_skipped` skipped updates in a row.
     """
-    with self.clock("train"):
+    with self.clock(self.work(step)):
       values = {name: float(value) for name, value in jax.device_get(metrics).items()}
     loop = self.loop.after(step, skipped=bool(values.pop("skipped")))
     with self.clock("logging"):
@@ -41,6 +43,7 @@ class Progress:
         self.writer.write(step, "train", values | self.meter.read(step) | memory_in_use(self.devices))
         loop = dataclasses.replace(loop, skipped_since_line=0)
     self.loop = loop
+    self.heartbeat.after(step)
     if loop.skipped_in_a_row >= self.plan.max_skipped:
       raise Diverged(
         f"the last {loop.skipped_in_a_row} updates, up to step {step}, had a loss or gradient that was not finite and "

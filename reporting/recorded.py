@@ -66,7 +66,7 @@ def load(workdir: Path) -> Recorded:
     fields = json.loads((workdir / "config.json").read_text())
     config = record.flat(fields) if isinstance(fields, dict) else {}
   name = workdir.resolve().name
-  return Recorded(name, lines, _events(workdir / JOURNAL), config, reading.steps(workdir / reading.FOLDER), every)
+  return Recorded(name, lines, events(workdir), config, reading.steps(workdir / reading.FOLDER), every)
 
 
 def _written(path: Path) -> tuple[list[bytes], int]:
@@ -77,10 +77,11 @@ def _written(path: Path) -> tuple[list[bytes], int]:
   return [line for i, line in enumerate(lines) if chosen(i, line)], every
 
 
-def _events(path: Path) -> list[dict[str, Any]]:
+def events(workdir: Path) -> list[dict[str, Any]]:
+  """The events of a run's journal."""
   found: list[dict[str, Any]] = []
   with contextlib.suppress(OSError):
-    found = metrics.objects(metrics.lines_of(path))
+    found = metrics.objects(metrics.lines_of(workdir / JOURNAL))
   return [event for event in found if isinstance(event.get("event"), str) and _is_step(event.get("step"))]
 
 

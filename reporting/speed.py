@@ -7,27 +7,34 @@ from collections.abc import Iterator
 
 
 class Clock:
-  """Adds up wall time by activity: `with clock("data"): ...`. `spent` maps names to seconds. Do not nest it."""
+  """Adds up wall time by activity: `with clock("data"): ...`. `spent` maps names to seconds. Do not nest it.
+
+  `current` is the activity that runs now, or "other". `began` is when the clock was made, in seconds since 1970.
+  """
 
   def __init__(self) -> None:
     self.spent: dict[str, float] = collections.defaultdict(float)
-    self.born = time.perf_counter()
+    self.born, self.began, self.current = time.perf_counter(), time.time(), "other"
 
   @contextlib.contextmanager
   def __call__(self, name: str) -> Iterator[None]:
-    start = time.perf_counter()
+    self._start, self.current = time.perf_counter(), name
     try:
       yield
     finally:
-      self.spent[name] += time.perf_counter() - start
+      self.spent[name] += time.perf_counter() - self._start
+      self.current = "other"
 
   @property
   def total(self) -> float:
     return time.perf_counter() - self.born
 
   def parts(self) -> dict[str, float]:
-    """The seconds of each activity, and of everything else as "other", largest first."""
-    parts = self.spent | {"other": self.total - sum(self.spent.values())}
+    """The seconds of each activity, the current one included, and of everything else as "other", largest first."""
+    parts = dict(self.spent)
+    if (name := self.current) != "other":
+      parts[name] = parts.get(name, 0.0) + time.perf_counter() - self._start
+    parts["other"] = self.total - sum(parts.values())
     return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
 

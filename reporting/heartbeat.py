@@ -1,0 +1,114 @@
+"""Signs of life of a process: WORKDIR/heartbeats/PROCESS.json says what it is doing, for whoever watches the job.
+
+A file without its process means that the process was killed, or that it failed. The next run reads what it did until
+then, so that no second is missing in the job's account. A run that ends in order removes its file.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from reporting.speed import Clock
+
+FOLDER = "heartbeats"  # in a workdir
+STEPS = ("data", "train", "repeat")  # what a process does in steps
+Beat = dict[str, Any]
+
+
+class Heartbeat:
+  """Writes a process's file every few seconds while it is entered, from a thread of its own.
+
+  The thread goes on while the program hangs, so each beat says since when nothing has changed.
+
+  Args:
+    rank: the number of the process in its job.
+    clock: says what the process is doing, and for how long it has done what.
+    seconds: between two beats; 0: never.
+
+  Attributes:
+    killed: the last beats of earlier processes, until a journal has them.
+    furthest: the last step that any of them is known to have done. Up to it, this run repeats.
+  """
+
+  def __init__(self, workdir: Path, rank: int, clock: Clock, seconds: float):
+    self.path, self.rank, self.clock, self.seconds = workdir / FOLDER / f"{rank}.json", rank, clock, seconds
+    self.step, self.slowest = 0, 0.0  # the last step that is done; seconds of the slowest one
+    self._doing = (time.time(), clock.current)  # since when, what
+    self.killed: list[Beat] = []
+    self.furthest = 0
+    self._spent: float | None = None  # in steps, when the last one was done
+    self._done = threading.Event()
+    self._thread = threading.Thread(target=self._run, daemon=True)
+
+  def __enter__(self) -> "Heartbeat":
+    self.killed = self._of_killed()
+    self.furthest = max((beat["furthest"] for beat in self.killed), default=0)
+    if self.seconds:
+      self.write()
+      self._thread.start()
+    return self
+
+  def __exit__(self, kind: type | None, *_: object) -> None:
+    self._done.set()
+    if self.seconds:
+      self._thread.join()
+      self.write()
+      if kind is None:
+        with contextlib.suppress(OSError):
+          self.path.unlink()
+
+  def _of_killed(self) -> list[Beat]:
+    """The last beats of earlier processes that were killed or failed, and that no journal is sure to keep."""
+    last = read(self.path)
+    return [*last.pop("killed", []), last] if last else []
+
+  def work(self, step: int) -> str:
+    """What the clock calls a step: "train", or "repeat" if an earlier run has done it and lost it."""
+    return "repeat" if step <= self.furthest else "train"
+
+  def after(self, step: int) -> None:
+    """Must be called when a step is known to be done."""
+    spent = sum(self.clock.spent.get(name, 0.0) for name in STEPS)
+    if self._spent is not None:
+      self.slowest = max(self.slowest, spent - self._spent)
+    self.step, self._spent, self._doing = step, spent, (time.time(), self.clock.current)
+
+  def write(self) -> None:
+    """Writes the file, as a whole. A disk that is full ends nothing."""
+    if self.clock.current != self._doing[1]:
+      self._doing = time.time(), self.clock.current
+    found = {
+      "process": self.rank, "pid": os.getpid(), "host": socket.gethostname(), "time": time.time(),
+      "began": self.clock.began, "step": self.step, "doing": self._doing[1], "since": self._doing[0],
+      "slowest": self.slowest, "wall_time": self.clock.parts(), "furthest": max(self.furthest, self.step),
+      "killed": self.killed,
+    }  # fmt: skip
+    part = self.path.with_suffix(".part")
+    with contextlib.suppress(OSError):
+      self.path.parent.mkdir(exist_ok=True)
+      part.write_text(json.dumps(found))
+      part.replace(self.path)
+
+  def _run(self) -> None:
+    while not self._done.wait(self.seconds):
+      self.write()
+
+
+def read(path: Path) -> Beat:
+  """The last beat in a file; {} if there is none, or if it is damaged."""
+  with contextlib.suppress(OSError, ValueError):
+    found = json.loads(path.read_text())
+    if isinstance(found, dict):
+      return found
+  return {}
+
+
+def of_job(workdir: Path) -> dict[int, Beat]:
+  """The last beats of a job's processes, by their numbers."""
+  files = (workdir / FOLDER).glob("*.json")
+  return {int(file.stem): beat for file in files if file.stem.isdigit() and (beat := read(file))}

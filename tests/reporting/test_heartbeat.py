@@ -1,0 +1,117 @@
+"""Signs of life: what a killed process did is known to the next one, and nothing is known twice."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from reporting import heartbeat
+from reporting.heartbeat import Heartbeat
+from reporting.journal import Journal
+from reporting.recorded import load
+from reporting.speed import Clock
+
+
+def beat_of(workdir: Path, rank: int = 0) -> heartbeat.Beat:
+  return heartbeat.of_job(workdir)[rank]
+
+
+def killed(workdir: Path, steps: int, rank: int = 0, start: int = 0, seconds: float = 0.1) -> Heartbeat:
+  """A process that is killed after so many steps: it never leaves its heartbeat."""
+  clock = Clock()
+  process = Heartbeat(workdir, rank, clock, 1000.0).__enter__()
+  journal = Journal(workdir, clock, rank == 0, pytest.fail, process)
+  journal.add("start", start)
+  for step in range(start + 1, start + steps + 1):
+    with clock(process.work(step)):
+      clock._start -= seconds  # so long ago
+    process.after(step)
+  process.write()
+  return process
+
+
+def test_a_beat_says_what_a_process_does_and_since_when(tmp_path: Path):
+  clock = Clock()
+  with Heartbeat(tmp_path, 3, clock, 0.01) as process, clock("eval"):
+    process.step = 7
+    while not (seen := heartbeat.of_job(tmp_path)) or seen[3]["doing"] != "eval" or seen[3]["step"] != 7:
+      time.sleep(0.01)
+    first = beat_of(tmp_path, 3)
+    while beat_of(tmp_path, 3)["time"] <= first["time"]:
+      time.sleep(0.01)
+    second = beat_of(tmp_path, 3)
+  assert first["pid"] == os.getpid()
+  assert second["since"] == first["since"] <= first["time"]  # nothing has changed since
+  assert 0 < second["wall_time"]["eval"] == pytest.approx(second["time"] - first["since"], abs=0.5)
+  assert not heartbeat.of_job(tmp_path)  # it ended in order
+
+
+def test_the_next_run_writes_down_what_a_killed_one_did(tmp_path: Path):
+  process = killed(tmp_path, steps=5)
+  last = beat_of(tmp_path)
+  assert last["slowest"] == pytest.approx(0.1, abs=0.05)
+  with Heartbeat(tmp_path, 0, clock := Clock(), 1000.0) as again:
+    with Journal(tmp_path, clock, True, pytest.fail, again) as journal:
+      journal.add("start", 3)
+    assert [again.work(step) for step in (4, 5, 6)] == ["repeat", "repeat", "train"]
+  (found,) = (event for event in load(tmp_path).events if event["event"] == "killed")
+  assert (found["step"], found["began"]) == (5, process.clock.began)
+  assert found["wall_time"]["train"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_kills_in_a_row_are_each_written_once(tmp_path: Path):
+  """The second one is killed before it has done as much as the first; the third before its journal begins."""
+  first, second = killed(tmp_path, steps=5), killed(tmp_path, steps=1, start=2)
+  third = Heartbeat(tmp_path, 0, Clock(), 1000.0).__enter__()
+  fourth = killed(tmp_path, steps=1, start=2)
+  assert fourth.furthest == 5
+  killed(tmp_path, steps=9, start=2)
+  began = [event["began"] for event in load(tmp_path).events if event["event"] == "killed"]
+  assert began == [process.clock.began for process in (first, second, third, fourth)]
+
+
+def test_kills_before_the_first_checkpoint_are_in_the_journal_that_goes_on(tmp_path: Path):
+  first, second = killed(tmp_path, steps=2), None
+  (tmp_path / "journal.jsonl").unlink()  # a run that starts from step 0 moves away what is there
+  second = killed(tmp_path, steps=2)
+  (tmp_path / "journal.jsonl").unlink()
+  killed(tmp_path, steps=2)
+  began = [event["began"] for event in load(tmp_path).events if event["event"] == "killed"]
+  assert began == [process.clock.began for process in (first, second)]
+
+
+def test_a_run_that_failed_is_not_written_twice(tmp_path: Path):
+  clock = Clock()
+
+  def fail() -> None:
+    with Heartbeat(tmp_path, 0, clock, 1000.0) as process, Journal(tmp_path, clock, True, pytest.fail, process) as kept:
+      kept.add("start", 0)
+      raise OSError("broken")
+
+  with pytest.raises(OSError, match="broken"):
+    fail()
+  assert beat_of(tmp_path)["began"] == clock.began  # its account is kept even if its journal is moved away
+  killed(tmp_path, steps=1)
+  assert [event["event"] for event in load(tmp_path).events] == ["start", "failure", "start"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 1'])
+def test_a_damaged_beat_is_none(tmp_path: Path, content: str):
+  (tmp_path / heartbeat.FOLDER).mkdir()
+  (tmp_path / heartbeat.FOLDER / "0.json").write_text(content)
+  assert heartbeat.of_job(tmp_path) == {}
+  assert Heartbeat(tmp_path, 0, Clock(), 1000.0).__enter__().killed == []
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path: Path):
+  (tmp_path / heartbeat.FOLDER).write_text("a file")
+  with Heartbeat(tmp_path, 0, Clock(), 0.01):
+    time.sleep(0.05)
+
+
+def test_no_beats_if_none_are_wanted(tmp_path: Path):
+  with Heartbeat(tmp_path, 0, Clock(), 0):
+    assert not list(tmp_path.iterdir())
+  assert json.dumps(heartbeat.of_job(tmp_path)) == "{}"
