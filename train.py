@@ -94,6 +94,7 @@ class Run:
     """Loss and accuracy on the validation examples, written as the evaluation of `step`; {} if a request stopped it."""
 
     def stop() -> bool:
+      self.progress.heartbeat.alive()
       self.checkpoints.check()
       return self.requests.decide().stop
 
@@ -262,11 +263,11 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
 
 
 def main(config: Any, workdir: Path | None) -> None:
-  """`train` as a program: a run that failed ends with one line on standard error and exit status 1."""
+  """`train` as a program: a run that failed ends with one line on standard error, and exit status 1 or DIVERGED."""
   try:
     train(config, workdir)
   except (Diverged, NotSaved, NotWritten) as error:
-    command_line.fail(error, status=1)
+    command_line.fail(error, status=command_line.DIVERGED if isinstance(error, Diverged) else 1)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,12 @@ class Heartbeat:
     spent = sum(self.clock.spent.get(name, 0.0) for name in STEPS)
     if self._spent is not None:
       self.slowest = max(self.slowest, spent - self._spent)
-    self.step, self._spent, self._doing = step, spent, (time.time(), self.clock.current)
+    self.step, self._spent = step, spent
+    self.alive()
+
+  def alive(self) -> None:
+    """May be called in the middle of long work, which then does not seem to hang."""
+    self._doing = time.time(), self.clock.current
 
   def write(self) -> None:
     """Writes the file, as a whole. A disk that is full ends nothing."""

@@ -18,6 +18,8 @@ from ml_collections import ConfigDict, config_flags
 from errors import ConfigError, did_you_mean, first_line
 from runtime import processes
 
+BAD_INPUT, DIVERGED = 2, 3  # exit statuses after which another start would fail in the same way
+
 
 def define_config(into: flags.FlagValues = flags.FLAGS) -> flags.FlagHolder:
   """Defines `--config`. configs/base.py locks the config, except that its section `mesh` accepts new fields."""
@@ -56,7 +58,7 @@ def bad_input_ends_the_program() -> Iterator[None]:
   try:
     yield
   except ConfigError as error:
-    fail(error, status=2)
+    fail(error, status=BAD_INPUT)
 
 
 def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
@@ -137,7 +139,7 @@ def parse(argv: list[str], needs_config: bool = True) -> list[str]:
       raise ConfigError(f"argument {rest[1]!r} is not understood; fields are given as --config.FIELD=VALUE")
     return rest
   except (ConfigError, flags.Error) as error:
-    fail(error, status=2)
+    fail(error, status=BAD_INPUT)
 
 
 def _check(arguments: list[str], needs_config: bool) -> None:

@@ -1,31 +1,27 @@
 """Starts a job of several processes on this machine, as a cluster does on many machines. For trying out and for tests.
 
     python -m tools.launch --processes=2 --devices-per-process=4 -- --config=configs/fsdp.py [train.py's flags ...]
+    python -m tools.launch --processes=4 --restart -- --config=configs/fsdp.py --workdir=runs/a
 
 Each process simulates devices on the CPU. The processes communicate over local sockets (gloo), and their output lines
 are prefixed by their rank. SIGINT and SIGTERM go to all processes. If one process fails, the others are ended, and the
-job has its exit status.
+job has its exit status. With --restart, the job is started again from its newest checkpoint (tools/supervisor.py).
 """
 
 import argparse
-import os
-import queue
-import signal
-import socket
-import subprocess
+import shlex
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
-from errors import ConfigError, positive
+from errors import ConfigError, above_zero, not_negative, positive
 from runtime import command_line
+from tools.attempt import TRAIN, Attempt, Forwarded, show
+from tools.supervisor import Policy, supervise
 
-TRAIN = Path(__file__).parents[1] / "train.py"
 SECONDS_TO_END = 10.0  # after one process has failed, the others have this long to end before they are killed
-NOISE = "[Gloo] Rank "  # lines that gloo prints; they are dropped
 
 
 def launch(processes: int, devices_per_process: int, arguments: Sequence[str], program: Path = TRAIN) -> int:
@@ -34,89 +30,26 @@ def launch(processes: int, devices_per_process: int, arguments: Sequence[str], p
   A process that a signal ended has the status 128 + the signal's number, as in a shell. So has the job, if the signal
   arrives before all processes are started. Raises ConfigError if one cannot be started. No process outlives this call.
   """
-  with socket.create_server(("127.0.0.1", 0)) as probe:
-    port = probe.getsockname()[1]
-  common = [
-    *arguments,
-    f"--config.simulated_devices={devices_per_process}",
-    f"--config.distributed.coordinator=127.0.0.1:{port}",
-    f"--config.distributed.processes={processes}",
-  ]
-  environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-  jobs: list[subprocess.Popen] = []
-  readers: list[threading.Thread] = []
-  received: list[int] = []
-  lock = threading.Lock()
-
-  def forward(number: int, _: object) -> None:
-    received.append(number)
-    for job in jobs:
-      if job.poll() is None:
-        job.send_signal(number)
-
-  handlers = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-  try:
-    for rank in range(processes):
-      try:
-        job = subprocess.Popen(
-          [sys.executable, str(program), *common, f"--config.distributed.process={rank}"],
-          stdout=subprocess.PIPE,
-          stderr=subprocess.STDOUT,
-          text=True,
-          errors="replace",
-          env=environment,
-          start_new_session=True,  # a terminal's signal then reaches the process once, through `forward`
-        )
-      except OSError as error:
-        raise ConfigError(f"process {rank} cannot be started ({error.strerror}); use fewer --processes") from error
-      jobs.append(job)
-      reader = threading.Thread(target=_copy, args=(job.stdout, rank, lock))
-      reader.start()
-      readers.append(reader)
-      if received:  # those that have started wait for the rest and have nothing to save
-        return 128 + received[0]
-    return _wait(jobs)
-  finally:
-    for job in jobs:
-      job.kill()
-      job.wait()
-    for reader in readers:
-      reader.join()
-    for number, handler in handlers.items():
-      signal.signal(number, handler)
+  with (
+    Forwarded() as signals,
+    Attempt(processes, devices_per_process, arguments, program, show(threading.Lock()), signals) as attempt,
+  ):
+    return _wait(attempt) if attempt.whole else 128 + signals.received[0]
 
 
-def _copy(source: IO[str], rank: int, lock: threading.Lock) -> None:
-  """Prints the output lines of a process, prefixed by its rank."""
-  for line in source:
-    if not line.startswith(NOISE):
-      with lock:
-        print(f"[{rank}] {line}", end="", flush=True)
-
-
-def _wait(jobs: list[subprocess.Popen]) -> int:
+def _wait(attempt: Attempt) -> int:
   """Waits for all processes. After one fails, ends the others. Returns the first failed one's status, or 0.
 
-  The others often fail a moment later, because their collectives lack the first. So a thread waits for each process.
+  The others often fail a moment later, because their collectives lack the first.
   """
-  ended: queue.SimpleQueue[subprocess.Popen] = queue.SimpleQueue()
-
-  def wait_for(job: subprocess.Popen) -> None:
-    job.wait()
-    ended.put(job)
-
-  for job in jobs:
-    threading.Thread(target=wait_for, args=(job,), daemon=True).start()
   status, deadline = 0, None
-  for _ in jobs:
-    try:
-      job = ended.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-    except queue.Empty:
-      for job in jobs:
-        job.kill()
-      job = ended.get()
-    if not status and job.returncode:
-      status = 128 - job.returncode if job.returncode < 0 else job.returncode
+  for _ in range(attempt.count):
+    rank = attempt.ended(None if deadline is None else deadline - time.monotonic())
+    if rank is None:
+      attempt.kill()
+      return status
+    if not status and attempt.status(rank):
+      status = attempt.status(rank)
       deadline = time.monotonic() + SECONDS_TO_END
   return status
 
@@ -126,13 +59,30 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--processes", type=int, default=2, help="default: 2")
   parser.add_argument("--devices-per-process", type=int, default=4, help="default: 4")
+  parser.add_argument("--restart", action="store_true", help="after a failure, start again from the newest checkpoint")
+  again = parser.add_argument_group("with --restart")
+  again.add_argument("--restarts", type=int, default=5, help="give up after so many without a new checkpoint")
+  again.add_argument("--patience", type=float, default=1800.0, help="seconds without progress that are not a hang")
+  again.add_argument(
+    "--lost-for", type=float, default=0.0,
+    help="seconds for which a process that failed counts as lost; the job goes on with fewer (default: 0, none is)",
+  )  # fmt: skip
+  again.add_argument("--smaller", default="", help="flags of train.py to add where fewer processes need them")
   options = parser.parse_args(own)
   with command_line.bad_input_ends_the_program():
-    for name, value in vars(options).items():
-      positive(name.replace("_", "-"), value)
+    for name in ("processes", "devices_per_process", "restarts"):
+      positive(name.replace("_", "-"), getattr(options, name))
+    above_zero("patience", options.patience, "--patience=1800")
+    not_negative("lost-for", options.lost_for, "use 0 to start all processes again")
     if not rest:
       raise ConfigError("the flags of train.py are missing; give them after --, such as -- --config=configs/fsdp.py")
-  sys.exit(launch(options.processes, options.devices_per_process, rest))
+    if not options.restart:
+      sys.exit(launch(options.processes, options.devices_per_process, rest))
+    smaller = tuple(shlex.split(options.smaller))
+    policy = Policy(
+      options.processes, options.devices_per_process, options.restarts, options.patience, options.lost_for, smaller
+    )
+    sys.exit(supervise(policy, rest))
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers import one_sentence
 
-from tools import launch
+from tools import attempt, launch
 
 
 class Spawned:
@@ -48,7 +48,7 @@ def test_a_process_that_cannot_be_started_ends_the_others(program: Path, monkeyp
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
   spawned, before = Spawned(instead=fail), signal.getsignal(signal.SIGTERM)
-  monkeypatch.setattr(launch.subprocess, "Popen", spawned)
+  monkeypatch.setattr(attempt.subprocess, "Popen", spawned)
   with one_sentence("process 1 cannot be started", "temporarily unavailable", "--processes"):
     launch.launch(3, 1, [], program)
   spawned.require_all_gone(1)
@@ -60,6 +60,6 @@ def test_a_signal_before_all_are_started_ends_those_that_are(
   number: signal.Signals, program: Path, monkeypatch: pytest.MonkeyPatch
 ):
   spawned = Spawned(after=lambda: signal.raise_signal(number))  # before `launch` knows the second process
-  monkeypatch.setattr(launch.subprocess, "Popen", spawned)
+  monkeypatch.setattr(attempt.subprocess, "Popen", spawned)
   assert launch.launch(3, 1, [], program) == 128 + number
   spawned.require_all_gone(2)

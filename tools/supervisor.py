@@ -1,0 +1,344 @@
+"""Keeps a job going: when a process dies or hangs, ends the others and starts the job again from its newest checkpoint.
+
+    python -m tools.launch --processes=4 --restart -- --config=configs/fsdp.py --workdir=runs/a
+
+What it needs to know stands in WORKDIR/supervisor.json. So it may be killed, too: its processes end with it, and the
+same command goes on. The output of each start is kept whole in WORKDIR/attempts.
+
+If processes that fail count as lost, the next start has fewer, as many as the config allows; when they are back, the
+job is stopped in order and started with more. Any number of processes resumes any checkpoint, with the exact next
+batch.
+"""
+
+import collections
+import dataclasses
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from checkpointing.reading import FOLDER, steps
+from errors import ConfigError
+from reporting import heartbeat
+from runtime.command_line import BAD_INPUT, DIVERGED
+from runtime.folders import writable
+from tools.attempt import TRAIN, Attempt, Forwarded
+
+STATE, LOGS = "supervisor.json", "attempts"  # in a workdir
+POLL = 0.25  # seconds between two looks at the processes
+HELD = 1.0  # seconds for which lines are held back: those of processes that fail because another one did are not shown
+SLOW = 10.0  # a step that takes so many times as long as the slowest one before hangs
+SILENT = 5.0  # seconds after which a process that gives no sign of life is the one that hangs
+SHORT = 30.0  # seconds that no step is too long for
+LONGEST_WAIT = 60.0  # seconds before a start; the first ones wait less
+SAME = 3  # failures after the same step, without a new checkpoint, that are no accident
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """How a job is kept going.
+
+  Attributes:
+    restarts: in a row, without a new checkpoint, before it gives up.
+    patience: seconds without progress after which a process hangs, outside of steps: while it compiles, for example.
+    lost_for: seconds for which a process that failed counts as lost; 0: it is started again with the others.
+    smaller: flags to add where fewer processes cannot run with the given ones.
+  """
+
+  processes: int
+  devices_per_process: int
+  restarts: int = 5
+  patience: float = 1800.0
+  lost_for: float = 0.0
+  smaller: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class State:
+  """What a supervisor must know after it was killed.
+
+  Attributes:
+    starts: how often the job was started.
+    saved: the newest checkpoint at the last failure; -1: none.
+    failures: the last steps of starts that have failed since that checkpoint was written.
+    lost: until when a place for a process is lost, in seconds since 1970, by its number.
+    refused: why numbers of processes cannot run, by their names.
+  """
+
+  starts: int = 0
+  saved: int = -1
+  failures: list[int] = dataclasses.field(default_factory=list)
+  lost: dict[str, float] = dataclasses.field(default_factory=dict)
+  refused: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+  """How a start ended: which process failed first, after which step, and why, as the end of a sentence."""
+
+  rank: int
+  step: int
+  why: str
+  status: int
+
+
+def supervise(policy: Policy, arguments: Sequence[str], program: Path = TRAIN) -> int:
+  """Runs `program` with these arguments until it is finished. Returns the job's exit status.
+
+  That is 0 if it is finished or was stopped by a signal; otherwise that of the last process that failed, if it makes no
+  sense to start again. Raises ConfigError if the arguments name no workdir, or if nothing can be written there.
+  """
+  given = [flag.partition("=")[2] for flag in arguments if flag.startswith(("--workdir=", "-workdir="))]
+  if not given or not given[-1]:
+    raise ConfigError("--workdir is missing after --; with --restart, name one, or each start would be a new run")
+  with Forwarded() as signals:
+    return Supervisor(policy, arguments, writable(Path(given[-1]).expanduser(), "workdir"), program, signals).run()
+
+
+class Supervisor:
+  """One job, and what has happened to it."""
+
+  def __init__(self, policy: Policy, arguments: Sequence[str], workdir: Path, program: Path, signals: Forwarded):
+    self.policy, self.arguments, self.workdir, self.program, self.signals = policy, arguments, workdir, program, signals
+    self.state = State(**heartbeat.read(workdir / STATE))
+    self.output = Output(writable(workdir / LOGS, "workdir"))
+
+  def run(self) -> int:
+    """Starts the job until it has ended for good."""
+    while True:
+      chosen = next(self._choices(), None)
+      if chosen is None:
+        return self._none_fits()
+      count, extra = chosen
+      status = self._start(count, extra)
+      if status is not None:
+        return status
+
+  def _choices(self) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The numbers of processes that can be started now, the largest first, and flags to add."""
+    for count in range(len(self._places()), 0, -1):
+      for extra in ((), self.policy.smaller) if count < self.policy.processes and self.policy.smaller else ((),):
+        if _name(count, extra) not in self.state.refused:
+          yield count, extra
+
+  def _places(self) -> list[int]:
+    """The numbers of the places for processes that are not lost."""
+    now = time.time()
+    self.state.lost = {place: until for place, until in self.state.lost.items() if until > now}
+    return [place for place in range(self.policy.processes) if str(place) not in self.state.lost]
+
+  def _none_fits(self) -> int:
+    """Waits for the next place that returns. Returns a status if there is none."""
+    if not self.state.lost:
+      why = next(iter(self.state.refused.values()))
+      self.output.say(f"gave up   no number of processes can run this: {why}")
+      return self._end(BAD_INPUT)
+    self._sleep(min(self.state.lost.values()) - time.time())
+    return self.run() if not self.signals.received else self._end(0)
+
+  def _start(self, count: int, extra: tuple[str, ...]) -> int | None:
+    """Runs one start of the job to its end. Returns the job's status if it is over."""
+    self.state.starts += 1
+    self._save()
+    places = self._places()
+    often = () if any("runtime.heartbeat" in flag for flag in self.arguments) else ("--config.runtime.heartbeat=1.0",)
+    flags = [*self.arguments, *often, *extra]
+    self.output.open(self.state.starts)
+    try:
+      with Attempt(
+        count, self.policy.devices_per_process, flags, self.program, self.output.take, self.signals
+      ) as attempt:
+        failure, grows = self._watch(attempt)
+        attempt.kill()
+    finally:
+      self.output.close()
+    if self.signals.received or (failure is None and not grows):
+      self.output.release()
+      return self._end(0 if failure is None else failure.status)
+    if failure is None:
+      self.output.release()
+      self.output.say(f"restart   {len(self._places())} of {self.policy.processes} processes can run again")
+      return None
+    if failure.status == BAD_INPUT:
+      return self._refuse(count, extra, failure)
+    if failure.status == DIVERGED:  # so would the next start
+      self.output.release()
+      return self._end(failure.status)
+    if self.policy.lost_for:
+      self.state.lost[str(places[failure.rank])] = time.time() + self.policy.lost_for
+    return self._fail(count, failure)
+
+  def _refuse(self, count: int, extra: tuple[str, ...], failure: Failure) -> int | None:
+    """Notes that so many processes cannot run. With all of them, the input is at fault, and the job is over."""
+    if count == self.policy.processes:
+      self.output.release()
+      return self._end(failure.status)
+    self.output.drop()
+    self.state.refused[_name(count, extra)] = self.output.last(failure.rank)
+    self.output.say(f"smaller   {_name(count, extra)} cannot run: {self.output.last(failure.rank)}")
+    return None
+
+  def _fail(self, count: int, failure: Failure) -> int | None:
+    """Says what has failed and waits, or gives up."""
+    self.output.drop()
+    newest = max(steps(self.workdir / FOLDER), default=-1)
+    if newest > self.state.saved:
+      self.state.saved, self.state.failures = newest, []
+    self.state.failures.append(failure.step)
+    self._save()
+    number, where = len(self.state.failures), f"process {failure.rank} of {count} on {socket.gethostname()}"
+    saved = f"checkpoint {newest}" if newest >= 0 else "the beginning"
+    log = f"log: {self.output.path}"
+    same = self.state.failures[-SAME:]
+    if len(same) == SAME and set(same) == {failure.step} and failure.step > max(newest, 0):
+      self.output.say(
+        f"gave up   the last {SAME} starts failed after step {failure.step}, so look at batch {failure.step + 1}: "
+        f"{where} {failure.why}; {log}"
+      )
+      return self._end(failure.status)
+    if number > self.policy.restarts:
+      self.output.say(
+        f"gave up   {number} starts in a row failed without getting past {saved}: {where} {failure.why} after step "
+        f"{failure.step}; {log}"
+      )
+      return self._end(failure.status)
+    self.output.say(f"restart   {where} {failure.why} after step {failure.step}; starts again from {saved}; {log}")
+    self._sleep(min(LONGEST_WAIT, 2.0 ** (number - 1) - 1))
+    return self._end(0) if self.signals.received else None
+
+  def _watch(self, attempt: Attempt) -> tuple[Failure | None, bool]:
+    """Waits until a start has ended. Returns who failed, if anyone, and whether it was stopped to start with more."""
+    began, running, grows = time.time(), set(range(len(attempt.jobs))), False
+    while running:
+      rank = attempt.ended(POLL)
+      self.output.release(HELD)
+      if rank is not None:
+        running.discard(rank)
+        if attempt.status(rank):
+          return self._culprit(attempt, rank, running), False
+      elif hung := self._hung(attempt, running, began):
+        return hung, False
+      elif not grows and not self.signals.received and self._can_grow(attempt):
+        grows = True
+        attempt.send(signal.SIGTERM)
+    return None, grows
+
+  def _can_grow(self, attempt: Attempt) -> bool:
+    """Whether more processes could run now. They are stopped after their first step, which saves what was done."""
+    largest = next(self._choices(), (0, ()))[0]
+    return largest > attempt.count and any(beat["step"] for beat in self._beats(attempt).values())
+
+  def _culprit(self, attempt: Attempt, first: int, running: set[int]) -> Failure:
+    """Who failed: the first that ended, or one that a signal killed at the same time, which made the first fail."""
+    ended = [first]
+    until = time.monotonic() + HELD
+    while (rank := attempt.ended(until - time.monotonic())) is not None:
+      running.discard(rank)
+      ended += [rank] if attempt.status(rank) else []
+    killed = [rank for rank in ended if attempt.status(rank) > 128 and attempt.status(rank) != 128 + signal.SIGABRT]
+    rank = (killed or ended)[0]
+    status = attempt.status(rank)
+    if status > 128:
+      why = f"was killed by {signal.Signals(status - 128).name}"
+    else:
+      why = f"failed with status {status} ({self.output.last(rank)})"
+    return Failure(rank, self._step(attempt), why, status)
+
+  def _hung(self, attempt: Attempt, running: set[int], began: float) -> Failure | None:
+    """The process that hangs, if one does. All others wait for it, so the one that is silent or behind is to blame."""
+    beats, now = self._beats(attempt), time.time()
+    late = {}
+    for rank in running:
+      beat = beats.get(rank, {"doing": "starting", "since": began, "slowest": 0.0})
+      limit = self.policy.patience
+      if beat["doing"] in heartbeat.STEPS and beat["slowest"]:
+        limit = min(limit, max(SHORT, SLOW * beat["slowest"]))
+      if now - beat["since"] > limit:
+        late[rank] = beat
+    if not late:
+      return None
+    silent = {rank: beat for rank, beat in beats.items() if rank in running and now - beat["time"] > SILENT} or late
+    rank = min(silent, key=lambda rank: (silent[rank].get("step", 0), silent[rank]["since"]))
+    seconds, doing = now - silent[rank]["since"], silent[rank]["doing"]
+    why = f"made no progress for {seconds:.0f} s ({doing})"
+    return Failure(rank, self._step(attempt), why, 128 + signal.SIGKILL)
+
+  def _beats(self, attempt: Attempt) -> dict[int, heartbeat.Beat]:
+    """The last signs of life of an attempt's processes."""
+    pids = {rank: job.pid for rank, job in enumerate(attempt.jobs)}
+    return {rank: beat for rank, beat in heartbeat.of_job(self.workdir).items() if pids.get(rank) == beat["pid"]}
+
+  def _step(self, attempt: Attempt) -> int:
+    """The last step that an attempt is known to have done; the newest checkpoint's if it has done none."""
+    done = [beat["step"] for beat in self._beats(attempt).values()]
+    return max([*done, *steps(self.workdir / FOLDER), 0])
+
+  def _sleep(self, seconds: float) -> None:
+    """Waits, until a signal comes."""
+    until = time.monotonic() + seconds
+    while not self.signals.received and (left := until - time.monotonic()) > 0:
+      time.sleep(min(POLL, left))
+
+  def _save(self) -> None:
+    part = self.workdir / f"{STATE}.part"
+    part.write_text(json.dumps(dataclasses.asdict(self.state)))
+    part.replace(self.workdir / STATE)
+
+  def _end(self, status: int) -> int:
+    """The job is over: the next one begins without its failures."""
+    self.state = State(starts=self.state.starts)
+    self._save()
+    return status
+
+
+class Output:
+  """The lines of a job: all go to a file for each start, and to the terminal after they were held for a while."""
+
+  def __init__(self, folder: Path):
+    self.folder, self.path = folder, folder
+    self._held: collections.deque[tuple[float, int, str]] = collections.deque()
+    self._last: dict[int, str] = {}
+    self._lock = threading.Lock()
+
+  def open(self, number: int) -> None:
+    """Begins the file of a start."""
+    self.path = self.folder / f"{number}.log"
+    self._file = self.path.open("w")
+    self._last = {}
+
+  def close(self) -> None:
+    self._file.close()
+
+  def take(self, rank: int, line: str) -> None:
+    with self._lock:
+      self._file.write(f"[{rank}] {line}")
+      self._file.flush()
+      self._held.append((time.monotonic(), rank, line))
+      if line.strip():
+        self._last[rank] = line.strip().removeprefix("error: ")
+
+  def last(self, rank: int) -> str:
+    """The last line of a process, which names its error if it has failed."""
+    return self._last.get(rank, "it printed nothing")
+
+  def release(self, held: float = 0.0) -> None:
+    """Prints the lines that were held for so many seconds."""
+    with self._lock:
+      while self._held and time.monotonic() - self._held[0][0] >= held:
+        _, rank, line = self._held.popleft()
+        print(f"[{rank}] {line}", end="", flush=True)
+
+  def drop(self) -> None:
+    """Leaves out the lines that are still held."""
+    self._held.clear()
+
+  def say(self, text: str) -> None:
+    print(text, flush=True)
+
+
+def _name(count: int, extra: Sequence[str]) -> str:
+  processes = f"{count} process" + ("es" if count > 1 else "")
+  return f"{processes} with {' '.join(extra)}" if extra else processes
