@@ -31,4 +31,7 @@ Both
 Recorded steps, for tools/profile.py
     trace.py          what each device ran, and when
     profile.py        where the time went: operations, collectives, waiting
+
+Simulated jobs, for tools/failures.py
+    failures.py       a long job on hosts that fail: where its time goes
 """
