@@ -55,7 +55,7 @@ def _wait(attempt: Attempt) -> int:
 
 
 def main() -> None:
-  own, rest = _split(sys.argv[1:])
+  own, rest = split(sys.argv[1:])
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--processes", type=int, default=2, help="default: 2")
   parser.add_argument("--devices-per-process", type=int, default=4, help="default: 4")
@@ -63,6 +63,7 @@ def main() -> None:
   again = parser.add_argument_group("with --restart")
   again.add_argument("--restarts", type=int, default=5, help="give up after so many without a new checkpoint")
   again.add_argument("--patience", type=float, default=1800.0, help="seconds without progress that are not a hang")
+  again.add_argument("--shortest", type=float, default=30.0, help="seconds that are never too long for a step")
   again.add_argument(
     "--lost-for", type=float, default=0.0,
     help="seconds for which a process that failed counts as lost; the job goes on with fewer (default: 0, none is)",
@@ -73,19 +74,20 @@ def main() -> None:
     for name in ("processes", "devices_per_process", "restarts"):
       positive(name.replace("_", "-"), getattr(options, name))
     above_zero("patience", options.patience, "--patience=1800")
+    above_zero("shortest", options.shortest, "--shortest=30")
     not_negative("lost-for", options.lost_for, "use 0 to start all processes again")
     if not rest:
       raise ConfigError("the flags of train.py are missing; give them after --, such as -- --config=configs/fsdp.py")
     if not options.restart:
       sys.exit(launch(options.processes, options.devices_per_process, rest))
-    smaller = tuple(shlex.split(options.smaller))
     policy = Policy(
-      options.processes, options.devices_per_process, options.restarts, options.patience, options.lost_for, smaller
-    )
+      options.processes, options.devices_per_process, options.restarts, options.patience, options.shortest,
+      options.lost_for, tuple(shlex.split(options.smaller)),
+    )  # fmt: skip
     sys.exit(supervise(policy, rest))
 
 
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
+def split(arguments: list[str]) -> tuple[list[str], list[str]]:
   """The arguments before and after the first `--`."""
   at = arguments.index("--") if "--" in arguments else len(arguments)
   return arguments[:at], arguments[at + 1 :]

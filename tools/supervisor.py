@@ -32,7 +32,6 @@ POLL = 0.25  # seconds between two looks at the processes
 HELD = 1.0  # seconds for which lines are held back: those of processes that fail because another one did are not shown
 SLOW = 10.0  # a step that takes so many times as long as the slowest one before hangs
 SILENT = 5.0  # seconds after which a process that gives no sign of life is the one that hangs
-SHORT = 30.0  # seconds that no step is too long for
 LONGEST_WAIT = 60.0  # seconds before a start; the first ones wait less
 SAME = 3  # failures after the same step, without a new checkpoint, that are no accident
 
@@ -44,6 +43,7 @@ class Policy:
   Attributes:
     restarts: in a row, without a new checkpoint, before it gives up.
     patience: seconds without progress after which a process hangs, outside of steps: while it compiles, for example.
+    shortest: seconds that are never too long for a step.
     lost_for: seconds for which a process that failed counts as lost; 0: it is started again with the others.
     smaller: flags to add where fewer processes cannot run with the given ones.
   """
@@ -52,6 +52,7 @@ class Policy:
   devices_per_process: int
   restarts: int = 5
   patience: float = 1800.0
+  shortest: float = 30.0
   lost_for: float = 0.0
   smaller: tuple[str, ...] = ()
 
@@ -91,11 +92,17 @@ def supervise(policy: Policy, arguments: Sequence[str], program: Path = TRAIN) -
   That is 0 if it is finished or was stopped by a signal; otherwise that of the last process that failed, if it makes no
   sense to start again. Raises ConfigError if the arguments name no workdir, or if nothing can be written there.
   """
+  workdir = workdir_of(arguments)
+  with Forwarded() as signals:
+    return Supervisor(policy, arguments, workdir, program, signals).run()
+
+
+def workdir_of(arguments: Sequence[str]) -> Path:
+  """The workdir that flags of train.py name. Raises ConfigError if they name none, or if it cannot be written."""
   given = [flag.partition("=")[2] for flag in arguments if flag.startswith(("--workdir=", "-workdir="))]
   if not given or not given[-1]:
-    raise ConfigError("--workdir is missing after --; with --restart, name one, or each start would be a new run")
-  with Forwarded() as signals:
-    return Supervisor(policy, arguments, writable(Path(given[-1]).expanduser(), "workdir"), program, signals).run()
+    raise ConfigError("--workdir is missing after --; name one, or each start would be a new run")
+  return writable(Path(given[-1]).expanduser(), "workdir")
 
 
 class Supervisor:
@@ -255,7 +262,7 @@ class Supervisor:
       beat = beats.get(rank, {"doing": "starting", "since": began, "slowest": 0.0})
       limit = self.policy.patience
       if beat["doing"] in heartbeat.STEPS and beat["slowest"]:
-        limit = min(limit, max(SHORT, SLOW * beat["slowest"]))
+        limit = min(limit, max(self.policy.shortest, SLOW * beat["slowest"]))
       if now - beat["since"] > limit:
         late[rank] = beat
     if not late:

@@ -77,7 +77,6 @@ DIES = {"kill": signal.SIGKILL, "after": 0.2}
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
   """Runs a job whose starts do what is given: `end`, when processes end; `saves`; `step`; and by rank what it does."""
   (tmp_path / "program.py").write_text(PROGRAM)
-  monkeypatch.setattr(supervisor, "SHORT", 1.5)
   monkeypatch.setattr(supervisor, "SILENT", 0.7)
   monkeypatch.setattr(supervisor, "HELD", 0.5)
   monkeypatch.setattr(supervisor, "POLL", 0.05)
@@ -86,7 +85,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
   def run(plan: list[dict[str, Any]], processes: int = 2, **policy: Any) -> int:
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
-    asked = Policy(processes, 1, **{"patience": 5.0} | policy)
+    asked = Policy(processes, 1, **{"patience": 5.0, "shortest": 1.5} | policy)
     return supervise(asked, [f"--workdir={tmp_path / 'run'}"], tmp_path / "program.py")
 
   return run
