@@ -78,15 +78,18 @@ class Heartbeat:
       self.slowest = max(self.slowest, spent - self._spent)
     self.step, self._spent, self._doing = step, spent, (time.time(), self.clock.current)
 
+  def unchanged(self) -> Beat:
+    """What the process was doing at its last beat, and since when nothing has changed."""
+    return {"doing": self._doing[1], "since": self._doing[0]}
+
   def write(self) -> None:
     """Writes the file, as a whole. A disk that is full ends nothing."""
     if self.clock.current != self._doing[1]:
       self._doing = time.time(), self.clock.current
     found = {
       "process": self.rank, "pid": os.getpid(), "host": socket.gethostname(), "time": time.time(),
-      "began": self.clock.began, "step": self.step, "doing": self._doing[1], "since": self._doing[0],
-      "slowest": self.slowest, "wall_time": self.clock.parts(), "furthest": max(self.furthest, self.step),
-      "killed": self.killed,
+      "began": self.clock.began, "step": self.step, **self.unchanged(), "slowest": self.slowest,
+      "wall_time": self.clock.parts(), "furthest": max(self.furthest, self.step), "killed": self.killed,
     }  # fmt: skip
     part = self.path.with_suffix(".part")
     with contextlib.suppress(OSError):
