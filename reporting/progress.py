@@ -9,6 +9,7 @@ from errors import JobError
 from reporting.heartbeat import Heartbeat
 from reporting.metrics import Writer
 from reporting.speed import Clock, Meter
+from reporting.status import Status
 from runtime.hardware import memory_in_use
 from training.loop import LoopState, StepPlan
 
@@ -22,10 +23,10 @@ class Progress:
 
   def __init__(
     self, clock: Clock, meter: Meter, writer: Writer, plan: StepPlan, devices: Sequence[jax.Device], loop: LoopState,
-    heartbeat: Heartbeat,
+    heartbeat: Heartbeat, status: Status,
   ):  # fmt: skip
     self.clock, self.meter, self.writer, self.plan, self.devices = clock, meter, writer, plan, list(devices)
-    self.loop, self.heartbeat, self.work = loop, heartbeat, heartbeat.work
+    self.loop, self.heartbeat, self.work, self.status = loop, heartbeat, heartbeat.work, status
 
   def read(self, step: int, metrics: dict[str, jax.Array]) -> None:
     """Waits for the metrics of `step`, reads them, and writes a line if one is due.
@@ -40,7 +41,9 @@ class Progress:
       if step % self.plan.log_every == 0 or step == self.plan.last:
         if loop.skipped_since_line:
           values["skipped_updates"] = loop.skipped_since_line
-        self.writer.write(step, "train", values | self.meter.read(step) | memory_in_use(self.devices))
+        values |= self.meter.read(step) | memory_in_use(self.devices)
+        self.writer.write(step, "train", values)
+        self.status.update(step, values)
         loop = dataclasses.replace(loop, skipped_since_line=0)
     self.loop = loop
     self.heartbeat.after(step)

@@ -2,11 +2,18 @@
 
 import math
 import random
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import in_full
+from jobs import Job
 
+from reporting import heartbeat, metrics
 from reporting.account import CATEGORIES, account, attempts
+from reporting.recorded import events
 from reporting.speed import Clock, process_start
 
 # A job that was killed in its second attempt, while it waited for the others in a step that never ended.
@@ -101,3 +108,39 @@ def test_a_clock_counts_from_the_start_of_its_process():
   assert clock.began == began
   assert 0 < clock.parts()["set-up"] <= clock.total
   assert process_start() == pytest.approx(began, abs=0.1)
+
+
+RUN = {
+  "model__depth": 1, "model__width": 32, "model__heads": 8, "model__kv_heads": 8, "model__seq_len": 8,
+  "data__name": "synthetic", "eval_examples": 16, "sample_length": 0, "simulated_devices": 1, "log_every": 100,
+  "steps": 400, "eval_every": 200, "runtime__heartbeat": 0.05,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "number, times", in_full([(0, 0), (signal.SIGTERM, 1), (signal.SIGKILL, 2)], (signal.SIGKILL, 2))
+)
+def test_the_account_of_a_job_is_its_wall_time(number: int, times: int, tmp_path: Path):
+  """Compared with the test's own clock, to 1%, for a job that is stopped or killed after its checkpoint of step 200."""
+  workdir, log, begun = tmp_path / "run", tmp_path / "log", 0.0
+  step = lambda: heartbeat.of_job(workdir).get(0, {}).get("step", 0)
+  for i in range(times):
+    job = Job("single", workdir, log, **RUN)
+    begun = begun or time.time()
+    job.wait_until(lambda: step() >= 220 + 20 * i, "has made some steps")  # noqa: B023
+    job.send(number)
+    assert job.wait() == (0 if number == signal.SIGTERM else -number), job.output
+  last = Job("single", workdir, log, **RUN)
+  begun = begun or time.time()
+  last.wait_for("results in")
+  took = time.time() - begun
+  assert last.wait() == 0
+  assert "goodput" in last.output
+  line = [line for line in metrics.read(workdir / "metrics.jsonl") if line["split"] == "job"][-1]
+  assert sum(line[f"seconds/{name}"] for name in CATEGORIES) == pytest.approx(took, rel=0.01)
+  found = account(attempts(events(workdir)))
+  assert found.wall_time == pytest.approx(took, rel=0.05)  # writing the last page is not in the journal
+  assert found.restarts == line["restarts"] == times
+  assert (found.seconds["repeating"] > 0) == (number == signal.SIGKILL)
+  assert (found.seconds["restoring"] > 0) == (found.seconds["down"] > 0) == bool(times)
+  assert min(found.seconds["training"], found.seconds["saving"]) > 0

@@ -1,0 +1,73 @@
+"""How a job is doing, for those who watch it: its account and metrics.prom, a file that Prometheus can collect."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pages
+from checkpointing.save import Checkpoints
+from reporting.account import Account
+from reporting.journal import Journal
+from reporting.metrics import PROMETHEUS, Writer, warn
+from reporting.prometheus import Metric, Sample, exposition
+
+SHOWN = 0.05  # seconds; less is left out of the line
+
+
+class Status:
+  """Writes the account of a job, and what its last step has measured. `writer.enabled` is true in one process only."""
+
+  def __init__(self, workdir: Path, writer: Writer, journal: Journal, checkpoints: Checkpoints):
+    self.path, self.writer, self.journal, self.checkpoints = workdir / PROMETHEUS, writer, journal, checkpoints
+    self.labels = {"run": workdir.resolve().name}
+    self.measured: Mapping[str, float] = {}  # by the last line of training
+    self._failing = False
+
+  def update(self, step: int, measured: Mapping[str, float] | None = None) -> Account:
+    """Writes metrics.prom anew. `measured`: the values of `step`, by default those of the last line."""
+    self.measured, found = measured or self.measured, self.journal.account()
+    if self.writer.enabled:
+      text = exposition(_metrics(step, self.measured, found, self.checkpoints.newest), self.labels)
+      try:
+        pages.write(self.path, text)
+      except OSError as error:
+        if not self._failing:
+          warn(f"{self.path} cannot be written ({error.strerror}); training continues, and the next line retries")
+        self._failing = True
+    return found
+
+  def write(self, step: int) -> str:
+    """Also adds a "job" line to the measurements. Returns the account as a sentence."""
+    found = self.update(step)
+    values = {"goodput": found.goodput, "wall_time": found.wall_time, "restarts": found.restarts}
+    self.writer.write(step, "job", values | {f"seconds/{name}": value for name, value in found.seconds.items()})
+    return sentence(found)
+
+
+def sentence(found: Account) -> str:
+  """The goodput, and the categories without new steps, largest first."""
+  others = sorted(((value, name) for name, value in found.seconds.items() if name != "training"), reverse=True)
+  rest = ", ".join(f"{name} {value:,.1f} s" for value, name in others if value >= SHOWN)
+  times = f", with {found.restarts} restart{'s' if found.restarts > 1 else ''}," if found.restarts else ""
+  trained, whole = f"{found.seconds['training']:,.1f} s", f"{found.wall_time:,.1f} s"
+  return f"goodput {found.goodput:.1%}: {trained} of {whole}{times} trained new steps" + (f"; {rest}" if rest else "")
+
+
+def _metrics(step: int, measured: Mapping[str, float], found: Account, newest: int) -> list[Metric]:
+  def one(name: str, scale: float = 1.0) -> list[Sample]:
+    return [({}, measured[name] * scale)] if name in measured else []
+
+  return [
+    Metric("step", "The last step that is done.", [({}, step)]),
+    Metric("loss", "The training loss of that step, in nats.", one("loss")),
+    Metric("step_seconds", "Seconds of a step, as a mean since the line before.", one("step_ms", 1e-3)),
+    Metric("tokens_per_second", "Tokens trained in a second.", one("tokens_per_second")),
+    Metric("images_per_second", "Images trained in a second.", one("images_per_second")),
+    Metric("goodput_ratio", "The share of the wall time that trained new steps.", [({}, found.goodput)]),
+    Metric(
+      "wall_time_seconds",
+      "Seconds of the job's wall time over all restarts, by category.",
+      [({"category": name}, value) for name, value in found.seconds.items()],
+    ),
+    Metric("restarts_total", "How often the job was started again.", [({}, found.restarts)], "counter"),
+    Metric("checkpoint_step", "The step of the newest checkpoint; 0 if there is none.", [({}, newest)]),
+  ]
