@@ -106,7 +106,7 @@ def attempts(events: Iterable[Mapping[str, Any]]) -> list[Attempt]:
     if (began := _began(event, last)) is None:
       continue
     known = found.get(began, Attempt(began))
-    if event.get("event") == "start" and _is_time(event.get("step")):
+    if event.get("event") == "start" and is_time(event.get("step")):
       known = known._replace(step=event["step"])
     if sum((spent := seconds(event.get("wall_time"))).values()) >= known.total:
       known = known._replace(spent=spent, stuck=_stuck(event))
@@ -116,17 +116,17 @@ def attempts(events: Iterable[Mapping[str, Any]]) -> list[Attempt]:
 
 def _began(event: Mapping[str, Any], last: float | None) -> float | None:
   """When the attempt of an event began; None if that is not known. Journals of earlier versions do not say it."""
-  if _is_time(event.get("began")):
+  if is_time(event.get("began")):
     return float(event["began"])
   if last is not None and event.get("event") != "start":
     return last
-  return event["time"] - sum(seconds(event.get("wall_time")).values()) if _is_time(event.get("time")) else None
+  return event["time"] - sum(seconds(event.get("wall_time")).values()) if is_time(event.get("time")) else None
 
 
 def _stuck(event: Mapping[str, Any]) -> dict[str, float]:
   """Seconds since the last step was done, of an attempt that was killed or failed in a step."""
   doing, end, since = event.get("doing"), event.get("time"), event.get("since")
-  if event.get("event") in ("killed", "failure") and doing in STEPS and _is_time(end) and _is_time(since):
+  if event.get("event") in ("killed", "failure") and doing in STEPS and is_time(end) and is_time(since):
     return {doing: max(0.0, end - since)}
   return {}
 
@@ -147,8 +147,9 @@ def seconds(parts: object) -> dict[str, float]:
   """The parts of a wall time that are positive numbers, by activity."""
   if not isinstance(parts, dict):
     return {}
-  return {name: float(value) for name, value in parts.items() if _is_time(value) and value > 0}
+  return {name: float(value) for name, value in parts.items() if is_time(value) and value > 0}
 
 
-def _is_time(value: object) -> TypeGuard[float]:
+def is_time(value: object) -> TypeGuard[float]:
+  """Whether a value that was read from a file can be a number of seconds."""
   return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < LONGEST

@@ -4,6 +4,7 @@ A file without its process means that the process was killed, or that it failed.
 then, so that no second is missing in the job's account. A run that ends in order removes its file.
 """
 
+import collections
 import contextlib
 import json
 import os
@@ -17,6 +18,7 @@ from reporting.speed import Clock
 
 FOLDER = "heartbeats"  # in a workdir
 STEPS = ("data", "train", "repeat")  # what a process does in steps
+LAST = 100  # steps of which a beat gives the mean times
 Beat = dict[str, Any]
 
 
@@ -42,6 +44,7 @@ class Heartbeat:
     self.killed: list[Beat] = []
     self.furthest = 0
     self._spent: float | None = None  # in steps, when the last one was done
+    self._steps = collections.deque[tuple[float, float]](maxlen=LAST)  # seconds, and how many of them on the host
     self._done = threading.Event()
     self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -71,11 +74,13 @@ class Heartbeat:
     """What the clock calls a step: "train", or "repeat" if an earlier run has done it and lost it."""
     return "repeat" if step <= self.furthest else "train"
 
-  def after(self, step: int) -> None:
-    """Must be called when a step is known to be done."""
+  def after(self, step: int, waited: float = 0.0) -> None:
+    """Must be called when a step is known to be done. `waited`: seconds of it that this process waited for devices."""
     spent = sum(self.clock.spent.get(name, 0.0) for name in STEPS)
     if self._spent is not None:
-      self.slowest = max(self.slowest, spent - self._spent)
+      seconds = spent - self._spent
+      self.slowest = max(self.slowest, seconds)
+      self._steps.append((seconds, max(0.0, seconds - waited)))
     self.step, self._spent, self._doing = step, spent, (time.time(), self.clock.current)
 
   def unchanged(self) -> Beat:
@@ -90,12 +95,19 @@ class Heartbeat:
       "process": self.rank, "pid": os.getpid(), "host": socket.gethostname(), "time": time.time(),
       "began": self.clock.began, "step": self.step, **self.unchanged(), "slowest": self.slowest,
       "wall_time": self.clock.parts(), "furthest": max(self.furthest, self.step), "killed": self.killed,
+      **self._mean(),
     }  # fmt: skip
     part = self.path.with_suffix(".part")
     with contextlib.suppress(OSError):
       self.path.parent.mkdir(exist_ok=True)
       part.write_text(json.dumps(found))
       part.replace(self.path)
+
+  def _mean(self) -> dict[str, float]:
+    """Seconds of a step, and those in which the host worked and did not wait for devices. Means of the last steps."""
+    steps = list(self._steps)
+    sums = [sum(times) / len(steps) for times in zip(*steps, strict=True)]
+    return dict(zip(("step_time", "on_host"), sums, strict=False))
 
   def _run(self) -> None:
     while not self._done.wait(self.seconds):

@@ -1,6 +1,7 @@
 """Reads the metrics of each step, writes a line every `log_every` steps, and stops a run that has diverged."""
 
 import dataclasses
+import time
 from collections.abc import Sequence
 
 import jax
@@ -33,8 +34,10 @@ class Progress:
 
     Raises Diverged after `max_skipped` skipped updates in a row.
     """
+    begin = time.perf_counter()
     with self.clock(self.work(step)):
       values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    waited = time.perf_counter() - begin
     loop = self.loop.after(step, skipped=bool(values.pop("skipped")))
     with self.clock("logging"):
       self.writer.progress(step)
@@ -46,7 +49,7 @@ class Progress:
         self.status.update(step, values)
         loop = dataclasses.replace(loop, skipped_since_line=0)
     self.loop = loop
-    self.heartbeat.after(step)
+    self.heartbeat.after(step, waited)
     if loop.skipped_in_a_row >= self.plan.max_skipped:
       raise Diverged(
         f"the last {loop.skipped_in_a_row} updates, up to step {step}, had a loss or gradient that was not finite and "

@@ -115,3 +115,16 @@ def test_no_beats_if_none_are_wanted(tmp_path: Path):
   with Heartbeat(tmp_path, 0, Clock(), 0):
     assert not list(tmp_path.iterdir())
   assert json.dumps(heartbeat.of_job(tmp_path)) == "{}"
+
+
+def test_a_beat_says_how_long_the_host_works_in_a_step(tmp_path: Path):
+  """Of the time of a step, without what it waits for devices, as a mean of the last steps."""
+  clock = Clock()
+  process = Heartbeat(tmp_path, 1, clock, 1000.0)
+  process.after(0)
+  for step in range(1, 301):
+    clock.spent["data"] += 0.25 if step > 200 else 5.0
+    clock.spent["train"] += 0.5
+    process.after(step, waited=0.375)
+  process.write()
+  assert (beat_of(tmp_path, 1)["step_time"], beat_of(tmp_path, 1)["on_host"]) == (0.75, 0.375)

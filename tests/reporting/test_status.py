@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from reporting import metrics
@@ -138,6 +139,24 @@ def test_a_resumed_run_writes_the_line_after_an_evaluation_again(evaluated: bool
   (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
   status(tmp_path, 4, evaluated=evaluated)
   assert [line["split"] for line in metrics.read(tmp_path / "metrics.jsonl")] == kept
+
+
+def test_an_evaluation_names_a_slow_process(
+  tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+  monkeypatch.setattr(jax, "process_count", lambda: 3)
+  ours = status(tmp_path)[0]
+  (tmp_path / "heartbeats").mkdir()
+  for rank, on_host in enumerate((0.1, 0.1, 0.4)):
+    beat = {"host": f"node{rank}", "on_host": on_host, "step_time": 0.5}
+    (tmp_path / "heartbeats" / f"{rank}.json").write_text(json.dumps(beat))
+  ours.evaluated(10)
+  assert "slowest   process 2 on node2: 4.0 x the median of 0.1 s" in capsys.readouterr().out
+  found = parsed((tmp_path / metrics.PROMETHEUS).read_text())
+  who = frozenset({("run", tmp_path.name), ("process", "2"), ("host", "node2")})
+  assert found["slowest_host_seconds", who] == 0.4
+  assert found["median_host_seconds", frozenset({("run", tmp_path.name)})] == 0.1
+  assert [line["split"] for line in metrics.read(tmp_path / "metrics.jsonl")] == ["job"]
 
 
 def test_a_sentence_leaves_out_what_took_no_time():
