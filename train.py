@@ -22,12 +22,13 @@ from checkpointing import reading, record, restore
 from checkpointing.save import Checkpoints, NotSaved
 from evaluation.evaluator import Evaluator
 from reporting import summary
+from reporting.account import sentence
 from reporting.heartbeat import Heartbeat
 from reporting.journal import Journal
 from reporting.metrics import NotWritten, Writer, read, warn
 from reporting.progress import Diverged, Progress
 from reporting.speed import Clock, Meter, process_start
-from reporting.status import Status, sentence
+from reporting.status import Status
 from runtime import command_line, folders, processes, signals
 from runtime.devices import start_jax
 from runtime.hardware import peak_flops

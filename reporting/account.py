@@ -32,6 +32,7 @@ CATEGORIES = (
 )
 STEPS = ("train", "repeat")  # the activities of steps
 LONGEST = 1e11  # seconds; a larger number is damaged
+SHOWN = 0.05  # seconds; less is left out of a sentence
 
 
 class Attempt(NamedTuple):
@@ -141,6 +142,15 @@ def account(found: Sequence[Attempt]) -> Account:
     if not one.ended:
       total["down"] += max(0.0, following.began - one.began - one.total)
   return Account(total, max(0, len(found) - 1))
+
+
+def sentence(found: Account) -> str:
+  """The goodput, and the categories without new steps, largest first."""
+  others = sorted(((value, name) for name, value in found.seconds.items() if name != "training"), reverse=True)
+  rest = ", ".join(f"{name} {value:,.1f} s" for value, name in others if value >= SHOWN)
+  times = f", with {found.restarts} restart{'s' if found.restarts > 1 else ''}," if found.restarts else ""
+  trained, whole = f"{found.seconds['training']:,.1f} s", f"{found.wall_time:,.1f} s"
+  return f"goodput {found.goodput:.1%}: {trained} of {whole}{times} trained new steps" + (f"; {rest}" if rest else "")
 
 
 def seconds(parts: object) -> dict[str, float]:

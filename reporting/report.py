@@ -14,7 +14,7 @@ from pages.bars import stacked
 from pages.element import COLOURS, card, numbers, section, table, text, tiles
 from pages.lines import Line, lines, strip
 from pages.units import short
-from reporting.account import account, category, seconds
+from reporting.account import account, category, seconds, sentence
 from reporting.recorded import Recorded, moment
 
 # The charts in their order: the name of the measurement, the title, and the unit. A name before a slash is of a part
@@ -61,7 +61,7 @@ def page(runs: Sequence[Recorded]) -> str:
     about,
     _compared(runs) if several else tiles(_results(runs[0])),
     section("Curves", *_charts(runs), about=_left_out(runs)),
-    section("What happened", *map(_events, runs), _wall_time(runs)),
+    section("What happened", *map(_events, runs), _wall_time(runs), about=_account(runs)),
     section("Samples", *map(_sample, runs)),
     section("Config", _config(runs)),
     section("Software and hardware", _machines(runs)),
@@ -180,6 +180,12 @@ def _ending(event: Mapping[str, Any]) -> str:
     "stop": f"stopped by {event.get('by')}",
     "killed": f"killed while {category(doing)}" if isinstance(doing, str) and doing != "other" else "killed",
   }.get(event.get("event", ""), f"failed: {event.get('why')}")
+
+
+def _account(runs: Sequence[Recorded]) -> str:
+  """Where the time of each job went, in words."""
+  found = [(run.name, account(run.attempts)) for run in runs]
+  return " ".join(f"Of {name}: {sentence(total)}." for name, total in found if total.wall_time)
 
 
 def _wall_time(runs: Sequence[Recorded]) -> str:

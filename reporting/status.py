@@ -7,14 +7,12 @@ import jax
 
 import pages
 from checkpointing.save import Checkpoints
-from reporting.account import Account
+from reporting.account import Account, sentence
 from reporting.heartbeat import of_job
 from reporting.journal import Journal
 from reporting.metrics import PROMETHEUS, Writer, warn
 from reporting.prometheus import Metric, Sample, exposition
 from reporting.stragglers import Slowest, slowest
-
-SHOWN = 0.05  # seconds; less is left out of the line
 
 
 class Status:
@@ -83,12 +81,3 @@ class Status:
       ),
       Metric("median_host_seconds", "The median of the same over all processes.", [({}, slow.median)] if slow else []),
     ]
-
-
-def sentence(found: Account) -> str:
-  """The goodput, and the categories without new steps, largest first."""
-  others = sorted(((value, name) for name, value in found.seconds.items() if name != "training"), reverse=True)
-  rest = ", ".join(f"{name} {value:,.1f} s" for value, name in others if value >= SHOWN)
-  times = f", with {found.restarts} restart{'s' if found.restarts > 1 else ''}," if found.restarts else ""
-  trained, whole = f"{found.seconds['training']:,.1f} s", f"{found.wall_time:,.1f} s"
-  return f"goodput {found.goodput:.1%}: {trained} of {whole}{times} trained new steps" + (f"; {rest}" if rest else "")

@@ -81,7 +81,8 @@ def test_a_page_has_the_account_of_a_job_and_its_kills(tmp_path: Path):
   page = report.page([load(workdir)])
   for expected in (
     "step 60: killed while waiting for data 2001-09-09", "step 0: killed 2001-09-09", "run: goodput 37.5%: 84.0 s",
-    "down 40.0 s", "repeating 5.0 s", "run, from step 0: 33.0 s", "run, before its first step: 3.0 s",
+    "Of run: goodput 37.5%: 31.5 s of 84.0 s, with 2 restarts, trained new steps; down 40.0 s",
+    "repeating 5.0 s", "run, from step 0: 33.0 s", "run, before its first step: 3.0 s",
     "run, from step 50: 8.0 s",
   ):  # fmt: skip
     assert expected in page, expected

@@ -10,13 +10,13 @@ import jax
 import pytest
 
 from reporting import metrics
-from reporting.account import CATEGORIES, Account, account, attempts
+from reporting.account import CATEGORIES, Account, account, attempts, sentence
 from reporting.journal import Journal
 from reporting.metrics import Writer
 from reporting.prometheus import PREFIX, Metric, exposition
 from reporting.recorded import events
 from reporting.speed import Clock
-from reporting.status import Status, sentence
+from reporting.status import Status
 from training.loop import LoopState
 
 SAMPLE = re.compile(r'([a-z_]+)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\} (\S+)')
