@@ -48,6 +48,8 @@ def test_repeated_steps_and_a_step_that_never_ended_train_nothing():
   after_the_first, stuck = attempts(EVENTS)[1:], EVENTS[4]
   assert account(after_the_first[:1]).seconds["training"] == 40.0
   assert account(after_the_first[:1]).seconds["repeating"] == 6.0
+  failed = account(attempts([{**stuck, "event": "failure"}]))
+  assert (failed.seconds["training"], failed.seconds["down"]) == (40.0, 60.0)
   going_on = {**stuck, "event": "evaluation"}  # a step that is not known to be lost trains
   assert account(attempts([going_on])).seconds["training"] == 100.0
 
@@ -143,4 +145,5 @@ def test_the_account_of_a_job_is_its_wall_time(number: int, times: int, tmp_path
   assert found.restarts == line["restarts"] == times
   assert (found.seconds["repeating"] > 0) == (number == signal.SIGKILL)
   assert (found.seconds["restoring"] > 0) == (found.seconds["down"] > 0) == bool(times)
+  assert 'meshwright_checkpoint_step{run="run"} 400\n' in (workdir / metrics.PROMETHEUS).read_text()
   assert min(found.seconds["training"], found.seconds["saving"]) > 0
