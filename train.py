@@ -22,11 +22,13 @@ from checkpointing import reading, record, restore
 from checkpointing.save import Checkpoints, NotSaved
 from evaluation.evaluator import Evaluator
 from reporting import summary
+from reporting.account import sentence
 from reporting.heartbeat import Heartbeat
 from reporting.journal import Journal
 from reporting.metrics import NotWritten, Writer, read, warn
 from reporting.progress import Diverged, Progress
-from reporting.speed import Clock, Meter
+from reporting.speed import Clock, Meter, process_start
+from reporting.status import Status
 from runtime import command_line, folders, processes, signals
 from runtime.devices import start_jax
 from runtime.hardware import peak_flops
@@ -38,17 +40,17 @@ from training.program import TrainState
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the results; default runs/STRATEGY-TIME.")
 
 
-def train(config: Any, workdir: Path | None) -> dict[str, float]:
+def train(config: Any, workdir: Path | None, clock: Clock | None = None) -> dict[str, float]:
   """Trains as `config` says, writes the results into `workdir`, and returns the values of the last evaluation.
 
-  SIGTERM and SIGINT end it early, with a checkpoint.
+  SIGTERM and SIGINT end it early, with a checkpoint. Its time is counted from the beginning of `clock`.
 
   Raises:
     ConfigError: bad input.
     Diverged: too many updates in a row were not finite.
     NotSaved: at the end, if a checkpoint could not be written on the way.
   """
-  clock, config = Clock(), pretrained.adopt(config)
+  clock, config = clock or Clock(), pretrained.adopt(config)
   with clock("set-up"):
     devices = start_jax(config)
     default = f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -83,6 +85,7 @@ class Run:
   meter: Meter
   writer: Writer
   journal: Journal
+  status: Status
   batches: data.Batches
   progress: Progress
   evaluator: Evaluator
@@ -107,6 +110,7 @@ class Run:
       self.writer.write(step, "validation", values)
       for line in summary.part_lines(self.dataset, values):
         self.writer.say(line)
+      self.status.evaluated(step)
       self.writer.sync()
     if step:  # before the first step there is no checkpoint
       with self.clock("checkpoint"):
@@ -156,19 +160,21 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock, 
     palm_flops=config.batch_size * program.sizes.palm_flops_per_example(),
     peak=peak and peak * len(used),
   )
-  with processes.raise_together(), folders.written_into(workdir, "workdir"):
+  with clock("set-up"), processes.raise_together(), folders.written_into(workdir, "workdir"):
     writer = Writer(workdir, start.loop, plan.last, enabled=jax.process_index() == 0)
     journal = Journal(workdir, clock, writer.enabled, warn, heartbeat)
     if writer.enabled:
       summary.write_config(workdir, config, dataset)
+  folder, keep = workdir / reading.FOLDER, config.checkpoint
+  with clock("set-up"):
+    checkpoints = Checkpoints(folder, keep.keep, keep.keep_best, writer.say, warn)
+  status = Status(workdir, writer, journal, checkpoints)
   return Run(
-    config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer, journal,
+    config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer, journal, status,
     batches=data.Batches(mixture, config.batch_size, config.seed),
-    progress=Progress(clock, meter, writer, plan, used, start.loop, heartbeat),
+    progress=Progress(clock, meter, writer, plan, used, start.loop, heartbeat, status),
     evaluator=Evaluator(strategy, dataset, config),
-    checkpoints=Checkpoints(
-      workdir / reading.FOLDER, config.checkpoint.keep, config.checkpoint.keep_best, writer.say, warn
-    ),
+    checkpoints=checkpoints,
     requests=signals.Requests(config.checkpoint.minutes),
     profiler=Profiler(workdir, config.profile, start.loop.step, writer.say, warn),
   )  # fmt: skip
@@ -236,6 +242,7 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
     then = "the same command continues from there" if saved else "but this step is not saved"
     say(f"stopped   by {run.requests.signal or 'a signal'} after step {ended.step}; {then}")
     run.journal.add("stop", ended.step, by=run.requests.signal or "a signal")
+    say(sentence(run.status.update(ended.step)))
     return ended.result
   result = ended.result
   if first >= run.plan.last and not result:
@@ -258,6 +265,7 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
       summary.plot_loss(run.workdir / "loss.png", read(run.writer.path), baseline)
   run.journal.add("end", ended.step, sample=sample)
   say("\n".join(summary.wall_time_lines(run.clock)))
+  say(run.status.write(ended.step))
   say(f"results in {run.workdir}: report.html, metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/")
   return result
 
@@ -265,7 +273,7 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
 def main(config: Any, workdir: Path | None) -> None:
   """`train` as a program: a run that failed ends with one line on standard error, and exit status 1 or DIVERGED."""
   try:
-    train(config, workdir)
+    train(config, workdir, Clock(process_start()))
   except (Diverged, NotSaved, NotWritten) as error:
     command_line.fail(error, status=command_line.DIVERGED if isinstance(error, Diverged) else 1)
 

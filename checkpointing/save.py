@@ -71,6 +71,7 @@ class Checkpoints:
   def __init__(self, folder: Path, keep: int, keep_best: int, say: Notify, warn: Notify):
     self.folder, self.keep, self.keep_best, self.say, self.warn = folder, keep, keep_best, say, warn
     self.failed: list[int] = []  # the steps whose checkpoints could not be written
+    self.newest = max(steps(folder), default=0)  # the step of the newest complete checkpoint; 0: none
     self._pending: tuple[int, float, concurrent.futures.Future[None]] | None = None  # step, seconds waited, writing
     self._attempts = 0
     self._watcher = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
@@ -200,6 +201,7 @@ class Checkpoints:
       self._pending = None
       try:
         future.result()
+        self.newest = step
         self.say(f"checkpoint {step} saved; training waited {waited:.2f} s for it")
       except Exception as error:  # whatever storage may raise
         self._fail(step, error)

@@ -4,6 +4,7 @@ A file without its process means that the process was killed, or that it failed.
 then, so that no second is missing in the job's account. A run that ends in order removes its file.
 """
 
+import collections
 import contextlib
 import json
 import os
@@ -17,6 +18,8 @@ from reporting.speed import Clock
 
 FOLDER = "heartbeats"  # in a workdir
 STEPS = ("data", "train", "repeat")  # what a process does in steps
+LAST = 100  # steps of which a beat gives the mean times
+READ = {"pid", "host", "process", "time", "began", "step", "doing", "since", "slowest", "wall_time", "furthest"}
 Beat = dict[str, Any]
 
 
@@ -42,6 +45,7 @@ class Heartbeat:
     self.killed: list[Beat] = []
     self.furthest = 0
     self._spent: float | None = None  # in steps, when the last one was done
+    self._steps = collections.deque[tuple[float, float]](maxlen=LAST)  # seconds, and how many of them on the host
     self._done = threading.Event()
     self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -65,17 +69,19 @@ class Heartbeat:
   def _of_killed(self) -> list[Beat]:
     """The last beats of earlier processes that were killed or failed, and that no journal is sure to keep."""
     last = read(self.path)
-    return [*last.pop("killed", []), last] if last else []
+    return [beat for beat in (*last.pop("killed", []), last) if is_whole(beat)] if last else []
 
   def work(self, step: int) -> str:
     """What the clock calls a step: "train", or "repeat" if an earlier run has done it and lost it."""
     return "repeat" if step <= self.furthest else "train"
 
-  def after(self, step: int) -> None:
-    """Must be called when a step is known to be done."""
+  def after(self, step: int, waited: float = 0.0) -> None:
+    """Must be called when a step is known to be done. `waited`: seconds of it that this process waited for devices."""
     spent = sum(self.clock.spent.get(name, 0.0) for name in STEPS)
     if self._spent is not None:
-      self.slowest = max(self.slowest, spent - self._spent)
+      seconds = spent - self._spent
+      self.slowest = max(self.slowest, seconds)
+      self._steps.append((seconds, max(0.0, seconds - waited)))
     self.step, self._spent = step, spent
     self.alive()
 
@@ -83,15 +89,19 @@ class Heartbeat:
     """May be called in the middle of long work, which then does not seem to hang."""
     self._doing = time.time(), self.clock.current
 
+  def unchanged(self) -> Beat:
+    """What the process was doing at its last beat, and since when nothing has changed."""
+    return {"doing": self._doing[1], "since": self._doing[0]}
+
   def write(self) -> None:
     """Writes the file, as a whole. A disk that is full ends nothing."""
     if self.clock.current != self._doing[1]:
       self._doing = time.time(), self.clock.current
     found = {
       "process": self.rank, "pid": os.getpid(), "host": socket.gethostname(), "time": time.time(),
-      "began": self.clock.began, "step": self.step, "doing": self._doing[1], "since": self._doing[0],
-      "slowest": self.slowest, "wall_time": self.clock.parts(), "furthest": max(self.furthest, self.step),
-      "killed": self.killed,
+      "began": self.clock.began, "step": self.step, **self.unchanged(), "slowest": self.slowest,
+      "wall_time": self.clock.parts(), "furthest": max(self.furthest, self.step), "killed": self.killed,
+      **self._mean(),
     }  # fmt: skip
     part = self.path.with_suffix(".part")
     with contextlib.suppress(OSError):
@@ -99,13 +109,19 @@ class Heartbeat:
       part.write_text(json.dumps(found))
       part.replace(self.path)
 
+  def _mean(self) -> dict[str, float]:
+    """Seconds of a step, and those in which the host worked and did not wait for devices. Means of the last steps."""
+    steps = list(self._steps)
+    sums = [sum(times) / len(steps) for times in zip(*steps, strict=True)]
+    return dict(zip(("step_time", "on_host"), sums, strict=False))
+
   def _run(self) -> None:
     while not self._done.wait(self.seconds):
       self.write()
 
 
-def read(path: Path) -> Beat:
-  """The last beat in a file; {} if there is none, or if it is damaged."""
+def read(path: Path) -> dict[str, Any]:
+  """The JSON object in a file; {} if there is none, or if it is damaged."""
   with contextlib.suppress(OSError, ValueError):
     found = json.loads(path.read_text())
     if isinstance(found, dict):
@@ -113,7 +129,12 @@ def read(path: Path) -> Beat:
   return {}
 
 
+def is_whole(beat: Any) -> bool:
+  """Whether a beat has all that a program here reads of it."""
+  return isinstance(beat, dict) and beat.keys() >= READ
+
+
 def of_job(workdir: Path) -> dict[int, Beat]:
   """The last beats of a job's processes, by their numbers."""
   files = (workdir / FOLDER).glob("*.json")
-  return {int(file.stem): beat for file in files if file.stem.isdigit() and (beat := read(file))}
+  return {int(file.stem): beat for file in files if file.stem.isdigit() and is_whole(beat := read(file))}

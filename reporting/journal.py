@@ -2,8 +2,8 @@
 
 A line of journal.jsonl is an event: "start", "evaluation", "stop", "end", "failure" or "killed", with its step, the
 seconds since 1970, and what else is known. `began` is when its process began. A run that was killed is known from its
-last sign of life, which the next run reads. Nothing here ends a run: a page that cannot be made is left out with a
-warning.
+last sign of life, which the next run reads. account.py adds up what all attempts of a job did. Nothing here ends a run:
+a page that cannot be made is left out with a warning.
 """
 
 import json
@@ -14,13 +14,13 @@ from typing import Any
 
 from errors import first_line
 from reporting import recorded, report
+from reporting.account import Account, Attempt, account, attempts
 from reporting.heartbeat import Heartbeat
 from reporting.metrics import Appender
-from reporting.recorded import JOURNAL, PAGE, load
+from reporting.recorded import ENDINGS, JOURNAL, PAGE, load
 from reporting.speed import Clock
 
-KEPT = ("time", "began", "wall_time", "host", "process", "doing")  # of the last beat of a process that was killed
-ENDINGS = ("stop", "end", "failure", "killed")
+KEPT = ("time", "began", "wall_time", "host", "process", "doing", "since")  # of the last beat of a killed process
 SHARE = 0.01  # of the time since the last page that an evaluation's page may take
 
 
@@ -41,24 +41,28 @@ class Journal:
     self.file = Appender(workdir / JOURNAL) if enabled else None
     self.step, self.written, self.cost, self.failed = 0, -float("inf"), 0.0, False
     self.heartbeat = heartbeat
+    self.first: int | None = None  # the step from which this attempt started
     if heartbeat:
-      ended = {event.get("began") for event in recorded.events(workdir) if event["event"] in ENDINGS}
+      ended = [event.get("began") for event in recorded.events(workdir) if event["event"] in ENDINGS]
       for beat in heartbeat.killed:
         if beat["began"] not in ended:
-          self._write("killed", beat["step"], {name: beat[name] for name in KEPT})
+          self._write("killed", beat["step"], {name: beat.get(name) for name in KEPT})
+    self.before = attempts(recorded.events(workdir)) if enabled else []  # what ended before this attempt began
 
   def __enter__(self) -> "Journal":
     return self
 
   def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
     if error is not None:
-      self.add("failure", self.step, why=first_line(error))
+      self.add("failure", self.step, why=first_line(error), **self.heartbeat.unchanged() if self.heartbeat else {})
     if self.file:
       self.file.close()
 
   def add(self, event: str, step: int, **values: Any) -> None:
     """Writes an event, and the page: after an evaluation only if that takes less than SHARE of the time since."""
     self.step = step
+    if event == "start":
+      self.first = step
     if not self.file:
       return
     with self.clock("logging"):
@@ -77,6 +81,10 @@ class Journal:
         self.failed = True
       self.written = time.perf_counter()
       self.cost = self.written - start
+
+  def account(self) -> Account:
+    """Where the time of the job went until now, over all its attempts."""
+    return account([*self.before, Attempt(self.clock.began, self.clock.parts(), self.first)])
 
   def _write(self, event: str, step: int, values: dict[str, Any]) -> None:
     if self.file:

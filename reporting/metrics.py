@@ -42,8 +42,10 @@ FORMATS = {
 }
 
 
+PROMETHEUS = "metrics.prom"  # in a workdir
 RESULTS = (
   "metrics.jsonl",
+  PROMETHEUS,
   "journal.jsonl",
   "report.html",
   "tensorboard",
@@ -137,7 +139,7 @@ class Writer:
         raise NotWritten(f"the last measurements could not be written to {self.path}")
 
   def write(self, step: int, split: str, values: dict[str, float]) -> None:
-    """Writes the values of a step; `split` is "train" or "validation"."""
+    """Writes the values of a step; `split` is "train", "validation" or "job", which the terminal does not show."""
     if not self.enabled:
       return
     # JSON has no NaN or infinity; null keeps the line readable by every parser.
@@ -145,8 +147,8 @@ class Writer:
     self.file.write(json.dumps({"step": step, "split": split, **finite}).encode() + b"\n")
     scalars = [Summary.Value(tag=f"{split}/{name}", simple_value=value) for name, value in values.items()]
     self.board.write(event_record(step=step, summary=Summary(value=scalars)))
-    shown = [form.format(values[name]) for name, form in FORMATS.items() if name in values]
-    self.say(f"{split:<10} {step:>{len(str(self.last_step))}}/{self.last_step}  " + "  ".join(shown))
+    if shown := [form.format(values[name]) for name, form in FORMATS.items() if name in values]:
+      self.say(f"{split:<10} {step:>{len(str(self.last_step))}}/{self.last_step}  " + "  ".join(shown))
 
   def sync(self) -> None:
     """Flushes the measurements to disk, so that they survive a power failure."""
@@ -177,11 +179,14 @@ def warn(text: str) -> None:
 
 
 def _cut(path: Path, start: LoopState) -> None:
-  """Drops broken lines, the lines after the start, and its evaluation unless that was made before the checkpoint."""
+  """Drops broken lines, the lines after the start, and its evaluation unless that was made before the checkpoint.
+
+  An evaluation is followed by a line of the job.
+  """
   kept = [
     line
     for line in read(path)
-    if line["step"] < start.step or (line["step"] == start.step and (start.evaluated or line["split"] != "validation"))
+    if line["step"] < start.step or (line["step"] == start.step and (start.evaluated or line["split"] == "train"))
   ]
   part = path.with_suffix(".part")
   part.write_text("".join(json.dumps(line) + "\n" for line in kept))

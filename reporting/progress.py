@@ -1,6 +1,7 @@
 """Reads the metrics of each step, writes a line every `log_every` steps, and stops a run that has diverged."""
 
 import dataclasses
+import time
 from collections.abc import Sequence
 
 import jax
@@ -9,6 +10,7 @@ from errors import JobError
 from reporting.heartbeat import Heartbeat
 from reporting.metrics import Writer
 from reporting.speed import Clock, Meter
+from reporting.status import Status
 from runtime.hardware import memory_in_use
 from training.loop import LoopState, StepPlan
 
@@ -22,28 +24,32 @@ class Progress:
 
   def __init__(
     self, clock: Clock, meter: Meter, writer: Writer, plan: StepPlan, devices: Sequence[jax.Device], loop: LoopState,
-    heartbeat: Heartbeat,
+    heartbeat: Heartbeat, status: Status,
   ):  # fmt: skip
     self.clock, self.meter, self.writer, self.plan, self.devices = clock, meter, writer, plan, list(devices)
-    self.loop, self.heartbeat, self.work = loop, heartbeat, heartbeat.work
+    self.loop, self.heartbeat, self.work, self.status = loop, heartbeat, heartbeat.work, status
 
   def read(self, step: int, metrics: dict[str, jax.Array]) -> None:
     """Waits for the metrics of `step`, reads them, and writes a line if one is due.
 
     Raises Diverged after `max_skipped` skipped updates in a row.
     """
+    begin = time.perf_counter()
     with self.clock(self.work(step)):
       values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    waited = time.perf_counter() - begin
     loop = self.loop.after(step, skipped=bool(values.pop("skipped")))
     with self.clock("logging"):
       self.writer.progress(step)
       if step % self.plan.log_every == 0 or step == self.plan.last:
         if loop.skipped_since_line:
           values["skipped_updates"] = loop.skipped_since_line
-        self.writer.write(step, "train", values | self.meter.read(step) | memory_in_use(self.devices))
+        values |= self.meter.read(step) | memory_in_use(self.devices)
+        self.writer.write(step, "train", values)
+        self.status.update(step, values)
         loop = dataclasses.replace(loop, skipped_since_line=0)
     self.loop = loop
-    self.heartbeat.after(step)
+    self.heartbeat.after(step, waited)
     if loop.skipped_in_a_row >= self.plan.max_skipped:
       raise Diverged(
         f"the last {loop.skipped_in_a_row} updates, up to step {step}, had a loss or gradient that was not finite and "

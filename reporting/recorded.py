@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from checkpointing import reading, record
-from reporting import metrics
+from reporting import heartbeat, metrics
+from reporting.account import Attempt, attempts
 
 JOURNAL, PAGE = "journal.jsonl", "report.html"  # in a workdir
+ENDINGS = ("stop", "end", "failure", "killed")  # the events that end an attempt
 LINES = 20_000  # about the most lines of metrics.jsonl that are read, so that a page takes less than a second
 KEPT = (b'"validation"', b"null", b'"skipped_updates"')  # lines with one of these are always read
 
@@ -27,6 +29,7 @@ class Recorded(NamedTuple):
     config: the fields of config.json by their dotted names.
     checkpoints: the steps that can be resumed now.
     every: of very many lines of training, only every so many are here.
+    beat: the last sign of life of process 0, unless `events` says how it ended.
   """
 
   name: str
@@ -35,6 +38,12 @@ class Recorded(NamedTuple):
   config: Mapping[str, Any]
   checkpoints: list[int]
   every: int = 1
+  beat: Mapping[str, Any] = {}
+
+  @property
+  def attempts(self) -> list[Attempt]:
+    """What process 0 did in each start of the job."""
+    return attempts([*self.events, self.beat])
 
   def points(self, split: str, name: str) -> list[tuple[float, float | None]]:
     """A value by step; None where it was not finite."""
@@ -65,8 +74,11 @@ def load(workdir: Path) -> Recorded:
   with contextlib.suppress(OSError, ValueError):
     fields = json.loads((workdir / "config.json").read_text())
     config = record.flat(fields) if isinstance(fields, dict) else {}
-  name = workdir.resolve().name
-  return Recorded(name, lines, events(workdir), config, reading.steps(workdir / reading.FOLDER), every)
+  name, happened = workdir.resolve().name, events(workdir)
+  beat = heartbeat.of_job(workdir).get(0, {})
+  if beat.get("began") in [event.get("began") for event in happened if event["event"] in ENDINGS]:
+    beat = {}
+  return Recorded(name, lines, happened, config, reading.steps(workdir / reading.FOLDER), every, beat)
 
 
 def _written(path: Path) -> tuple[list[bytes], int]:

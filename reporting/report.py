@@ -5,7 +5,6 @@ Every number comes from the files of a workdir, so a page can be made again at a
 
 import collections
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from pages.bars import stacked
 from pages.element import COLOURS, card, numbers, section, table, text, tiles
 from pages.lines import Line, lines, strip
 from pages.units import short
+from reporting.account import account, category, seconds, sentence
 from reporting.recorded import Recorded, moment
 
 # The charts in their order: the name of the measurement, the title, and the unit. A name before a slash is of a part
@@ -61,7 +61,7 @@ def page(runs: Sequence[Recorded]) -> str:
     about,
     _compared(runs) if several else tiles(_results(runs[0])),
     section("Curves", *_charts(runs), about=_left_out(runs)),
-    section("What happened", *map(_events, runs), _wall_time(runs)),
+    section("What happened", *map(_events, runs), _wall_time(runs), about=_account(runs)),
     section("Samples", *map(_sample, runs)),
     section("Config", _config(runs)),
     section("Software and hardware", _machines(runs)),
@@ -89,6 +89,7 @@ def _state(run: Recorded) -> str:
     "end": f"Finished at {moment(last)}, {far}",
     "stop": f"Stopped by {last.get('by')} at {moment(last)}, {far}",
     "failure": f"Failed at {moment(last)}, {far}: {last.get('why')}",
+    "killed": f"{_ending(last).capitalize()} at {moment(last)}, {far}",
   }.get(last.get("event", ""), f"Running when this page was written: {far}" if last else f"Read up to {far}")
 
 
@@ -110,6 +111,8 @@ def _results(run: Recorded) -> list[tuple[str, str]]:
     values = sorted(y for _, y in run.points("train", name) if y is not None)
     if values:
       found.append((f"median {name.split('_')[0]}/s", short(values[len(values) // 2])))
+  if (total := account(run.attempts)).wall_time:
+    found.append(("goodput", f"{total.goodput:.1%}"))
   return [*found, ("steps", f"{run.step:,}")]
 
 
@@ -159,10 +162,7 @@ def _events(run: Recorded) -> str:
     if event["event"] == "start":
       found["starts"].append((at, f"{'started again' if found['starts'] else 'started'} {when}"))
     elif event["event"] != "evaluation":
-      why = {"end": "finished", "stop": f"stopped by {event.get('by')}"}.get(
-        event["event"], f"failed: {event.get('why')}"
-      )
-      found["ends"].append((at, f"{why} {when}"))
+      found["ends"].append((at, f"{_ending(event)} {when}"))
   for number, values in run.lines.get("validation", []):
     loss = values.get("loss")
     found["evaluated"].append((number, "loss not finite" if loss is None else f"loss {loss:.4f}"))
@@ -172,32 +172,47 @@ def _events(run: Recorded) -> str:
   return strip(f"Time line of {run.name}", run.step, found)
 
 
+def _ending(event: Mapping[str, Any]) -> str:
+  """How an attempt ended."""
+  doing = event.get("doing")
+  return {
+    "end": "finished",
+    "stop": f"stopped by {event.get('by')}",
+    "killed": f"killed while {category(doing)}" if isinstance(doing, str) and doing != "other" else "killed",
+  }.get(event.get("event", ""), f"failed: {event.get('why')}")
+
+
+def _account(runs: Sequence[Recorded]) -> str:
+  """Where the time of each job went, in words."""
+  found = [(run.name, account(run.attempts)) for run in runs]
+  return " ".join(f"Of {name}: {sentence(total)}." for name, total in found if total.wall_time)
+
+
 def _wall_time(runs: Sequence[Recorded]) -> str:
-  """Where the time went: a bar for each start of a run. Each of the largest parts has a colour."""
-  rows = []
+  """Where the time went: a bar for each job, and one for each attempt of it. Each of the largest parts has a colour."""
+  jobs, rows = [], []
   for run in runs:
-    latest: dict[int, tuple[str, Any]] = {}
-    for event in run.events:
-      if event["event"] == "start":
-        latest[len(latest)] = (f"{run.name}, from step {event['step']}", {})
-      if latest and isinstance(event.get("wall_time"), dict):
-        latest[len(latest) - 1] = (latest[len(latest) - 1][0], event["wall_time"])
-    rows += [(name, _seconds(parts)) for name, parts in latest.values()]
+    total = account(run.attempts)
+    jobs.append((f"{run.name}: goodput {total.goodput:.1%}", seconds(dict(total.seconds))))
+    for attempt in run.attempts:
+      name = "before its first step" if attempt.step is None else f"from step {attempt.step}"
+      rows.append((f"{run.name}, {name}", attempt.spent))
+  form = lambda seconds: f"{seconds:,.1f} s"
+  about = "Where the time of the job went, over all restarts"
+  return stacked(about, _largest(jobs), form) + stacked("Where the wall time went", _largest(rows[-12:]), form)
+
+
+def _largest(rows: Sequence[tuple[str, Mapping[str, float]]]) -> list[tuple[str, dict[str, float]]]:
+  """The rows, with only the parts that are largest over all rows. The others are added up as "other"."""
   total = collections.Counter[str]()
   for _, parts in rows:
     total.update(parts)
   largest = [name for name, _ in total.most_common() if name != "other"][: COLOURS - 1]
   shown = []
-  for name, parts in rows[-12:]:
-    seconds = {part: parts[part] for part in largest if part in parts}
-    shown.append((name, seconds | {"other": sum(parts.values()) - sum(seconds.values())}))
-  return stacked("Where the wall time went", shown, lambda seconds: f"{seconds:,.1f} s")
-
-
-def _seconds(parts: Mapping[str, Any]) -> dict[str, float]:
-  return {
-    name: value for name, value in parts.items() if isinstance(value, int | float) and 0 < value <= sys.float_info.max
-  }
+  for name, parts in rows:
+    found = {part: parts[part] for part in largest if part in parts}
+    shown.append((name, found | {"other": max(0.0, sum(parts.values()) - sum(found.values()))}))
+  return shown
 
 
 def _sample(run: Recorded) -> str:

@@ -2,19 +2,27 @@
 
 import collections
 import contextlib
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 
 class Clock:
   """Adds up wall time by activity: `with clock("data"): ...`. `spent` maps names to seconds. Do not nest it.
 
-  `current` is the activity that runs now, or "other". `began` is when the clock was made, in seconds since 1970.
+  `current` is the activity that runs now, or "other".
+
+  Args:
+    began: when the clock begins, in seconds since 1970, by default now. Time before now counts as "set-up".
   """
 
-  def __init__(self) -> None:
+  def __init__(self, began: float | None = None) -> None:
     self.spent: dict[str, float] = collections.defaultdict(float)
     self.born, self.began, self.current = time.perf_counter(), time.time(), "other"
+    if began is not None:
+      self.spent["set-up"] = before = max(0.0, self.began - began)
+      self.born, self.began = self.born - before, self.began - before
 
   @contextlib.contextmanager
   def __call__(self, name: str) -> Iterator[None]:
@@ -36,6 +44,17 @@ class Clock:
       parts[name] = parts.get(name, 0.0) + time.perf_counter() - self._start
     parts["other"] = self.total - sum(parts.values())
     return dict(sorted(parts.items(), key=lambda part: -part[1]))
+
+
+def process_start() -> float:
+  """When this process started, in seconds since 1970; where the system does not say it: now."""
+  now = time.time()
+  try:
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # since the system started
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+  except (OSError, ValueError, IndexError, AttributeError):  # not Linux
+    return now
+  return now - age if age > 0 else now
 
 
 class Meter:

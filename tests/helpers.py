@@ -153,9 +153,10 @@ def random_params(sizes: ModelSizes, seed: int = 1) -> Params:
 
 
 def measured(workdir: Path) -> list[dict[str, Any]]:
-  """The lines of a run's metrics.jsonl, without the speeds."""
+  """The lines of a run's metrics.jsonl, without the speeds, and without those about the time of its job."""
   timing = ("tokens_per_second", "images_per_second", "step_ms", "data_wait", "tflops_per_second")
-  return [{k: v for k, v in line.items() if k not in timing} for line in metrics.read(workdir / "metrics.jsonl")]
+  lines = [line for line in metrics.read(workdir / "metrics.jsonl") if line["split"] != "job"]
+  return [{k: v for k, v in line.items() if k not in timing} for line in lines]
 
 
 def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:

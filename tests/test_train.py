@@ -51,7 +51,7 @@ def test_a_run_reports_its_set_up_and_learns(finished: tuple[Path, str]):
   workdir, printed = finished
   for expected in (
     "8 × CPU device, simulated", "fsdp on mesh data=8; batch over data, embed over data", "Python standard library",
-    "blocks/attention/query", "byte bigram model", "sample\n  | def ", "wall time", "compile",
+    "blocks/attention/query", "byte bigram model", "sample\n  | def ", "wall time", "compile", "\ngoodput ",
   ):  # fmt: skip
     assert expected in printed
   lines = measured(workdir)

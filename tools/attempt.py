@@ -1,5 +1,6 @@
 """One start of a job on this machine: its processes, their output, and the signals that they are sent."""
 
+import collections
 import ctypes
 import os
 import queue
@@ -8,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
@@ -164,3 +166,48 @@ def show(lock: threading.Lock) -> Take:
       print(f"[{rank}] {line}", end="", flush=True)
 
   return take
+
+
+class Output:
+  """The lines of a job: all go to a file for each start, and to the terminal after they were held for a while."""
+
+  def __init__(self, folder: Path):
+    self.folder, self.path = folder, folder
+    self._held: collections.deque[tuple[float, int, str]] = collections.deque()
+    self._last: dict[int, str] = {}
+    self._lock = threading.Lock()
+
+  def open(self, number: int) -> None:
+    """Begins the file of a start."""
+    self.path = self.folder / f"{number}.log"
+    self._file = self.path.open("w")
+    self._last = {}
+
+  def close(self) -> None:
+    self._file.close()
+
+  def take(self, rank: int, line: str) -> None:
+    with self._lock:
+      self._file.write(f"[{rank}] {line}")
+      self._file.flush()
+      self._held.append((time.monotonic(), rank, line))
+      if line.strip():
+        self._last[rank] = line.strip().removeprefix("error: ")
+
+  def last(self, rank: int) -> str:
+    """The last line of a process, which names its error if it has failed."""
+    return self._last.get(rank, "it printed nothing")
+
+  def release(self, held: float = 0.0) -> None:
+    """Prints the lines that were held for so many seconds."""
+    with self._lock:
+      while self._held and time.monotonic() - self._held[0][0] >= held:
+        _, rank, line = self._held.popleft()
+        print(f"[{rank}] {line}", end="", flush=True)
+
+  def drop(self) -> None:
+    """Leaves out the lines that are still held."""
+    self._held.clear()
+
+  def say(self, text: str) -> None:
+    print(text, flush=True)

@@ -10,12 +10,10 @@ job is stopped in order and started with more. Any number of processes resumes a
 batch.
 """
 
-import collections
 import dataclasses
 import json
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +23,7 @@ from errors import ConfigError
 from reporting import heartbeat
 from runtime.command_line import BAD_INPUT, DIVERGED
 from runtime.folders import writable
-from tools.attempt import TRAIN, Attempt, Forwarded
+from tools.attempt import TRAIN, Attempt, Forwarded, Output
 
 STATE, LOGS = "supervisor.json", "attempts"  # in a workdir
 POLL = 0.25  # seconds between two looks at the processes
@@ -110,7 +108,8 @@ class Supervisor:
 
   def __init__(self, policy: Policy, arguments: Sequence[str], workdir: Path, program: Path, signals: Forwarded):
     self.policy, self.arguments, self.workdir, self.program, self.signals = policy, arguments, workdir, program, signals
-    self.state = State(**heartbeat.read(workdir / STATE))
+    found, known = heartbeat.read(workdir / STATE), {field.name for field in dataclasses.fields(State)}
+    self.state = State(**{name: value for name, value in found.items() if name in known})
     self.output = Output(writable(workdir / LOGS, "workdir"))
 
   def run(self) -> int:
@@ -299,51 +298,6 @@ class Supervisor:
     self.state = State(starts=self.state.starts)
     self._save()
     return status
-
-
-class Output:
-  """The lines of a job: all go to a file for each start, and to the terminal after they were held for a while."""
-
-  def __init__(self, folder: Path):
-    self.folder, self.path = folder, folder
-    self._held: collections.deque[tuple[float, int, str]] = collections.deque()
-    self._last: dict[int, str] = {}
-    self._lock = threading.Lock()
-
-  def open(self, number: int) -> None:
-    """Begins the file of a start."""
-    self.path = self.folder / f"{number}.log"
-    self._file = self.path.open("w")
-    self._last = {}
-
-  def close(self) -> None:
-    self._file.close()
-
-  def take(self, rank: int, line: str) -> None:
-    with self._lock:
-      self._file.write(f"[{rank}] {line}")
-      self._file.flush()
-      self._held.append((time.monotonic(), rank, line))
-      if line.strip():
-        self._last[rank] = line.strip().removeprefix("error: ")
-
-  def last(self, rank: int) -> str:
-    """The last line of a process, which names its error if it has failed."""
-    return self._last.get(rank, "it printed nothing")
-
-  def release(self, held: float = 0.0) -> None:
-    """Prints the lines that were held for so many seconds."""
-    with self._lock:
-      while self._held and time.monotonic() - self._held[0][0] >= held:
-        _, rank, line = self._held.popleft()
-        print(f"[{rank}] {line}", end="", flush=True)
-
-  def drop(self) -> None:
-    """Leaves out the lines that are still held."""
-    self._held.clear()
-
-  def say(self, text: str) -> None:
-    print(text, flush=True)
 
 
 def _name(count: int, extra: Sequence[str]) -> str:

@@ -13,9 +13,9 @@ MEASURED = {"tokens_per_second", "step_ms", "data_wait", "tflops_per_second", "m
 
 
 def lines(workdir: Path) -> list[dict]:
-  """The lines of a run's metrics.jsonl, without time and memory."""
+  """The lines of a run's metrics.jsonl, without time and memory. Those of the split "job" hold nothing else."""
   found = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-  return [{name: value for name, value in line.items() if name not in MEASURED} for line in found]
+  return [{name: x for name, x in line.items() if name not in MEASURED} for line in found if line["split"] != "job"]
 
 
 def mistakes(folder: Path, steps: int) -> list[str]:

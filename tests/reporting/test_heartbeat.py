@@ -92,12 +92,14 @@ def test_a_run_that_failed_is_not_written_twice(tmp_path: Path):
 
   with pytest.raises(OSError, match="broken"):
     fail()
-  assert beat_of(tmp_path)["began"] == clock.began  # its account is kept even if its journal is moved away
+  last = beat_of(tmp_path)
+  assert load(tmp_path).event("failure")["since"] <= last["time"]  # how long nothing had changed
+  assert last["began"] == clock.began  # its account is kept even if its journal is moved away
   killed(tmp_path, steps=1)
   assert [event["event"] for event in load(tmp_path).events] == ["start", "failure", "start"]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 1'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 1', '{"step": 1}', '{"killed": [3]}'])
 def test_a_damaged_beat_is_none(tmp_path: Path, content: str):
   (tmp_path / heartbeat.FOLDER).mkdir()
   (tmp_path / heartbeat.FOLDER / "0.json").write_text(content)
@@ -115,3 +117,16 @@ def test_no_beats_if_none_are_wanted(tmp_path: Path):
   with Heartbeat(tmp_path, 0, Clock(), 0):
     assert not list(tmp_path.iterdir())
   assert json.dumps(heartbeat.of_job(tmp_path)) == "{}"
+
+
+def test_a_beat_says_how_long_the_host_works_in_a_step(tmp_path: Path):
+  """Of the time of a step, without what it waits for devices, as a mean of the last steps."""
+  clock = Clock()
+  process = Heartbeat(tmp_path, 1, clock, 1000.0)
+  process.after(0)
+  for step in range(1, 301):
+    clock.spent["data"] += 0.25 if step > 200 else 5.0
+    clock.spent["train"] += 0.5
+    process.after(step, waited=0.375)
+  process.write()
+  assert (beat_of(tmp_path, 1)["step_time"], beat_of(tmp_path, 1)["on_host"]) == (0.75, 0.375)

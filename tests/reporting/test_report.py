@@ -11,7 +11,7 @@ import pytest
 from browser import Browser
 from reporting_runs import made
 
-from reporting import journal, report
+from reporting import heartbeat, journal, report
 from reporting.journal import Journal
 from reporting.recorded import load
 from reporting.speed import Clock
@@ -63,6 +63,35 @@ def test_a_page_says_what_happened_and_how_it_ended(tmp_path: Path):
   ):  # fmt: skip
     assert expected in page, expected
   assert len(page.encode()) < LARGEST
+
+
+def whole(**values: Any) -> dict[str, Any]:
+  """A beat with these values."""
+  return dict.fromkeys(heartbeat.READ, 0) | values
+
+
+def test_a_page_has_the_account_of_a_job_and_its_kills(tmp_path: Path):
+  """Of 84 s, of which it was down for 40, a job has trained for 31.5. Its last attempt still runs, or was killed."""
+  workdir = made(tmp_path / "run")
+  parts = [{"set-up": 2.0, "train": 30.5, "data": 0.5}, {"set-up": 3.0}, {"set-up": 2.0, "repeat": 5.0, "train": 1.0}]
+  events = [
+    {"event": "start", "step": 0, "time": 1e9 + 2, "began": 1e9, "wall_time": {"set-up": 2.0}},
+    {"event": "killed", "step": 60, "time": 1e9 + 33, "began": 1e9, "wall_time": parts[0], "doing": "data"},
+    {"event": "killed", "step": 0, "time": 1e9 + 46, "began": 1e9 + 43, "wall_time": parts[1], "doing": "other"},
+    {"event": "start", "step": 50, "time": 1e9 + 78, "began": 1e9 + 76, "wall_time": {"set-up": 2.0}},
+  ]
+  (workdir / "journal.jsonl").write_text("\n".join(map(json.dumps, events)))
+  (workdir / "heartbeats").mkdir()
+  (workdir / "heartbeats" / "0.json").write_text(json.dumps(whole(began=1e9 + 76, wall_time=parts[2])))
+  page = report.page([load(workdir)])
+  for expected in (
+    "step 60: killed while waiting for data 2001-09-09", "step 0: killed 2001-09-09", "run: goodput 37.5%: 84.0 s",
+    "Of run: goodput 37.5%: 31.5 s of 84.0 s, with 2 restarts, trained new steps; down 40.0 s",
+    "repeating 5.0 s", "run, from step 0: 33.0 s", "run, before its first step: 3.0 s",
+    "run, from step 50: 8.0 s",
+  ):  # fmt: skip
+    assert expected in page, expected
+  assert "failed" not in page
 
 
 def test_a_run_of_many_lines_has_a_small_page_with_all_that_is_rare(tmp_path: Path):

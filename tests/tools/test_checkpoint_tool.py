@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import config, one_sentence
+from helpers import config, measured, one_sentence
 
 import train
 from tools import checkpoint
@@ -35,7 +35,7 @@ def test_the_list_shows_step_loss_strategy_and_health(ended: Path, tmp_path: Pat
     "set aside", "damaged: its record cannot be read", "unfinished", "whole",
   ]  # fmt: skip
   assert "two_d on mesh data=4 × model=2" in lines[4]
-  loss = train.read(run / "metrics.jsonl")[-1]["loss"]
+  loss = measured(run)[-1]["loss"]
   assert f"{loss:.4f}" in lines[4]
 
 

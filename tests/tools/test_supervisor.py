@@ -43,7 +43,8 @@ if mine.get("refuse") and flags.get("config.strategy") != "other":
 for step in act.get("saves", []):
   (work / "checkpoints" / str(step)).mkdir(parents=True, exist_ok=True)
 beat = {"number": number, "process": rank, "pid": os.getpid(), "since": time.time(), "step": act.get("step", 0),
-        "doing": mine.get("doing", "train"), "slowest": 0.01}
+        "doing": mine.get("doing", "train"), "slowest": 0.01,
+        "began": 0, "host": "", "wall_time": {}, "furthest": 0}
 part = work / "heartbeats" / f"{rank}.part"
 
 def write():

@@ -1,0 +1,60 @@
+"""Which process of a job is the slowest, by the heartbeats of all.
+
+A step lasts equally long for all processes, because each waits for the others. What differs is how long a process works
+itself: it reads its part of the batch and starts the step, and only then waits for its devices. The slowest process
+waits least. This finds a slow host, such as one with a busy processor or a slow disk. It cannot find a slow device: all
+processes wait for that one equally.
+"""
+
+import statistics
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from reporting.account import is_time
+from reporting.heartbeat import Beat
+
+TIMES = 1.5  # the median, from which a process counts as slow
+SHARE = 0.5  # of its steps: a host that works for less time is hidden by the devices, which work meanwhile
+
+
+class Slowest(NamedTuple):
+  """The process whose host works longest.
+
+  Attributes:
+    process: its number.
+    host: its name.
+    seconds: that it works on the host in a step, as a mean of its last steps.
+    median: the same of all processes.
+    step: seconds of its steps.
+  """
+
+  process: int
+  host: str
+  seconds: float
+  median: float
+  step: float
+
+  @property
+  def delays(self) -> bool:
+    """Whether the others have to wait for it."""
+    return self.seconds > TIMES * self.median and self.seconds > SHARE * self.step
+
+  @property
+  def line(self) -> str:
+    times = f"{self.seconds / max(self.median, 1e-6):.1f} x the median of {self.median:.2g} s"
+    return f"slowest   process {self.process} on {self.host}: {times}, with {self.seconds:.2g} s of work in a step"
+
+
+def slowest(beats: Mapping[int, Beat], processes: int) -> Slowest | None:
+  """The slowest of a job's processes; None for a single one, or if they do not say how long they worked.
+
+  Args:
+    beats: their last beats (heartbeat.of_job). There may be older ones of more processes.
+  """
+  says = lambda beat: is_time(beat.get("on_host")) and is_time(beat.get("step_time"))
+  known = {rank: beat for rank, beat in beats.items() if rank < processes and says(beat)}
+  if len(known) < 2:
+    return None
+  rank = max(known, key=lambda rank: known[rank]["on_host"])
+  median = statistics.median(beat["on_host"] for beat in known.values())
+  return Slowest(rank, str(known[rank].get("host")), known[rank]["on_host"], median, known[rank]["step_time"])
