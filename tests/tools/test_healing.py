@@ -1,0 +1,67 @@
+"""Real jobs that are hurt at random equal jobs that were not, loss by loss. With more faults: MESHWRIGHT_FAULTS=100."""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import config, measured
+from jobs import TINY, flags
+
+import train
+from checkpointing.reading import FOLDER, steps
+from reporting import account, heartbeat, recorded
+from tools import chaos, supervisor
+from tools.supervisor import Policy, supervise
+
+FAULTS = int(os.environ.get("MESHWRIGHT_FAULTS", "10"))
+
+
+@pytest.mark.full
+def test_a_job_that_is_hurt_at_random_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+  """Four processes and their supervisor are killed, stopped and slowed. All losses are those of an undisturbed job."""
+  arguments = [*flags("fsdp", tmp_path, steps=20 * FAULTS, eval_every=10 * FAULTS), "--config.runtime.heartbeat=0.2"]
+  monkeypatch.setattr("sys.argv", ["chaos", f"--faults={FAULTS}", "--devices-per-process=1", "--", *arguments])
+  with pytest.raises(SystemExit) as ended:
+    chaos.main()
+  output = capfd.readouterr().out
+  assert ended.value.code == 0, output
+  assert re.search(rf"{FAULTS} faults \(.*\); 0 steps lost or repeated; losses equal bit by bit", output)
+  assert "Traceback" not in output
+  events = recorded.events(tmp_path / "hurt")
+  known = account.account(account.attempts(events))
+  assert known.restarts >= output.count("restart   process") > 0
+  assert known.wall_time == pytest.approx(events[-1]["time"] - min(event["began"] for event in events), rel=0.01)
+
+
+@pytest.mark.full
+def test_a_lost_process_is_done_without_until_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+  """4 processes of a device, then 2, since 3 do not divide the model, then 4. Compared with a single process."""
+  short = {"steps": 60, "eval_every": 30, "checkpoint__every": 2}
+  train.train(config("fsdp", **TINY | short), tmp_path / "whole")
+  killed: list[int] = []
+  watch = supervisor.Supervisor._hung
+
+  def hung(self: Any, attempt: Any, running: set[int], began: float) -> Any:
+    beats = heartbeat.of_job(tmp_path / "run")
+    if not killed and len(steps(tmp_path / "run" / FOLDER)) > 1:
+      killed.append(beats[2]["pid"])
+      os.kill(killed[0], signal.SIGKILL)
+    return watch(self, attempt, running, began)
+
+  monkeypatch.setattr(supervisor.Supervisor, "_hung", hung)
+  arguments = flags("fsdp", tmp_path / "run", **short)
+  began = time.monotonic()
+  assert supervise(Policy(4, 1, lost_for=5.0), arguments) == 0
+  output = capfd.readouterr().out
+  assert re.search(r"restart   process 2 of 4 on \S+ was killed by SIGKILL", output), time.monotonic() - began
+  assert "smaller   3 processes cannot run" in output
+  assert re.search(r"resumed .*\n(.*\n)*?.*processes was 4 and is now 2", output)
+  assert re.search(r"restart   4 of 4 processes can run again\n(.*\n)*?.*processes was 2 and is now 4", output)
+  ours, reference = (
+    {(line["split"], line["step"]): line["loss"] for line in measured(tmp_path / name)} for name in ("run", "whole")
+  )
+  assert ours == pytest.approx(reference, rel=1e-5)
