@@ -5,9 +5,9 @@ same bits after every step, so one with other bits is wrong. Every `runtime.chec
 each device computes the digests of what it holds (digests.py), without communication and without a copy. Then the
 digests are compared over all processes.
 
-With three copies or more, the majority is right. Its bits replace the wrong ones if the state was also compared one
-step ago. An older difference has had time to spread, through the gradients that the wrong device has contributed: all
-copies may have changed, in the same way. So the run then ends, and goes on from the last checkpoint.
+With three copies or more, the majority is right. If every step is compared, its bits replace the wrong ones. Otherwise
+a difference may be older than a step. Then it has had time to spread, through the gradients that the wrong device has
+contributed: all copies may have changed, in the same way. So the run ends, and goes on from the last checkpoint.
 docs/cluster.md says what this finds and what it does not.
 """
 
@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 
 from errors import JobError
 from runtime import processes
-from runtime.digests import bits, digest, with_bits
+from runtime.digests import bits, digest, digest_by_rows, with_bits
 
 SHOWN = 3  # differences that a message names
 
@@ -33,7 +33,7 @@ class Corrupted(JobError):
   """Copies of the same piece of the state differ, and the run cannot go on with any of them."""
 
 
-class Shared(NamedTuple):
+class Copied(NamedTuple):
   """An array of the state that is held more than once.
 
   Attributes:
@@ -50,7 +50,7 @@ class Difference(NamedTuple):
   """A piece of an array whose copies differ.
 
   Attributes:
-    array: its number among the shared arrays.
+    array: its number among those that are held more than once.
     wrong: the devices without the bits of the majority, or, without a majority, all devices that hold the piece.
     healthy: a device with the bits of the majority; None without one.
   """
@@ -61,7 +61,7 @@ class Difference(NamedTuple):
 
 
 def copies(sharding: NamedSharding, shape: tuple[int, ...]) -> np.ndarray:
-  """Which devices hold the same piece of an array of this shape: `Shared.copies`."""
+  """Which devices hold the same piece of an array of this shape: `Copied.copies`."""
   number = {device: i for i, device in enumerate(sharding.mesh.devices.flat)}
   found = collections.defaultdict(list)
   for device, index in sharding.devices_indices_map(shape).items():
@@ -69,15 +69,15 @@ def copies(sharding: NamedSharding, shape: tuple[int, ...]) -> np.ndarray:
   return np.array(sorted(map(sorted, found.values())))
 
 
-def compare(shared: Sequence[np.ndarray], digests: np.ndarray) -> list[Difference]:
+def compare(copied: Sequence[np.ndarray], digests: np.ndarray) -> list[Difference]:
   """The pieces whose copies differ.
 
   Args:
-    shared: `Shared.copies` of each array.
+    copied: `Copied.copies` of each array.
     digests: of the piece that each device holds of each of these arrays: [devices, arrays].
   """
   found = []
-  for i, devices_of in enumerate(shared):
+  for i, devices_of in enumerate(copied):
     of_pieces = digests[devices_of, i]  # [pieces, copies]
     for piece in np.flatnonzero((of_pieces != of_pieces[:, :1]).any(axis=1)):
       values, counts = np.unique(of_pieces[piece], return_counts=True)
@@ -111,7 +111,7 @@ class Replicas:
     note: Callable[..., None],
   ):
     self.every, self.say, self.note = every, say, note
-    self.shared: list[Shared] = []
+    self.copied: list[Copied] = []
     self.lines: list[str] = []
     self._compared: int | None = None  # the last step after which all copies were equal
     self._healed: dict[int, int] = {}  # a device: the step after which it was healed
@@ -123,7 +123,7 @@ class Replicas:
     count = lambda found: sum(x.size * x.dtype.itemsize for x in found)
     on_host = [x for _, x in arrays if x.sharding.memory_kind == "pinned_host"]
     found = [
-      (Shared(i, name, copies(x.sharding, x.shape)), x)
+      (Copied(i, name, copies(x.sharding, x.shape)), x)
       for i, (name, x) in enumerate(arrays)
       if x.sharding.memory_kind != "pinned_host"
     ]
@@ -138,20 +138,20 @@ class Replicas:
       f"replicas  compared every {often if self.every > 1 else 'step'}: {len(found)} of {len(arrays)} arrays, "
       f"{share:.1%} of the state{once}{more}"
     ]
-    self.shared, shardings = [array for array, _ in found], [x.sharding for _, x in found]
+    self.copied, shardings = [array for array, _ in found], [x.sharding for _, x in found]
     self.mesh: Mesh = shardings[0].mesh
     self._digests = _digests(self.mesh, tuple(sharding.spec for sharding in shardings))
 
   def due(self, step: int, saves: bool) -> bool:
     """Whether to check after a step. `saves`: whether the state will be saved."""
-    return bool(self.shared) and (saves or step % self.every == 0)
+    return bool(self.copied) and (saves or step % self.every == 0)
 
   def check(self, state: Any, step: int) -> Any:
     """Compares all copies after a step. Returns the state, healed if a copy had to be.
 
     Raises Corrupted if copies differ and cannot be healed.
     """
-    if not self.shared:
+    if not self.copied:
       return state
     leaves, tree = jax.tree.flatten(state)
     if found := self._differences(leaves):
@@ -161,7 +161,7 @@ class Replicas:
           "the last checkpoint"
         )
       for i in sorted({difference.array for difference in found}):
-        place = self.shared[i].place
+        place = self.copied[i].place
         leaves[place] = _healed(leaves[place], self.mesh, [difference for difference in found if difference.array == i])
       if again := self._differences(leaves):
         raise Corrupted(f"after step {step}, copies of the state differ although they were healed: {self._list(again)}")
@@ -169,7 +169,7 @@ class Replicas:
       self.say(f"healed    after step {step}: {self._list(found)} had other bits than most copies, and has theirs now")
       self.note(
         step,
-        pieces=[{"array": self.shared[d.array].name, **self._where(device)} for d in found for device in d.wrong],
+        pieces=[{"array": self.copied[d.array].name, **self._where(device)} for d in found for device in d.wrong],
       )
       state = jax.tree.unflatten(tree, leaves)
     self._compared = step
@@ -181,7 +181,7 @@ class Replicas:
       return "no majority says which bits are right"
     if self._compared is None:
       return "they have never been equal in this run"
-    if self._compared != step - 1:
+    if self.every > 1:
       return f"they were last equal after step {self._compared}, so wrong gradients may have changed all of them since"
     again = sorted({device for difference in found for device in difference.wrong} & self._healed.keys())
     if again:
@@ -190,7 +190,7 @@ class Replicas:
     return ""
 
   def _differences(self, leaves: Sequence[jax.Array]) -> list[Difference]:
-    return compare([array.copies for array in self.shared], self._read(leaves))
+    return compare([array.copies for array in self.copied], self._read(leaves))
 
   def _list(self, found: Sequence[Difference]) -> str:
     """Such as "params/embedding on device 3 (process 0)", for the first few differences."""
@@ -198,7 +198,7 @@ class Replicas:
     for difference in found[:SHOWN]:
       where = [self._where(device) for device in difference.wrong]
       devices = " and ".join(f"device {place['device']} (process {place['process']})" for place in where)
-      shown.append(f"{self.shared[difference.array].name} on {devices}")
+      shown.append(f"{self.copied[difference.array].name} on {devices}")
     return ", ".join(shown) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
 
   def _where(self, number: int) -> dict[str, int]:
@@ -206,8 +206,8 @@ class Replicas:
     return {"device": device.id, "process": device.process_index}
 
   def _read(self, leaves: Sequence[jax.Array]) -> np.ndarray:
-    """The digest of what each device of any process holds of each shared array: [devices, arrays]."""
-    found = self._digests(*(leaves[array.place] for array in self.shared))
+    """The digests of what each device of any process holds of the copied arrays: [devices, arrays]."""
+    found = self._digests(*(leaves[array.place] for array in self.copied))
     mine = [(shard.index[0].start or 0, np.asarray(shard.data)[0].tolist()) for shard in found.addressable_shards]
     of_all = dict(pair for pairs in processes.all_gather(mine) for pair in pairs)
     return np.array([of_all[number] for number in range(self.mesh.size)], np.uint32)
@@ -216,9 +216,10 @@ class Replicas:
 @functools.cache
 def _digests(mesh: Mesh, specs: tuple[P, ...]) -> jax.stages.Wrapped:
   """The program that computes, on each device, the digests of its pieces of arrays with these specs."""
+  hashed = digest_by_rows if mesh.devices.flat[0].platform == "cpu" else digest
 
   def on_each(*pieces: jax.Array) -> jax.Array:
-    return jnp.stack([digest(piece) for piece in pieces])[None]
+    return jnp.stack([hashed(piece) for piece in pieces])[None]
 
   return jax.jit(jax.shard_map(on_each, mesh=mesh, in_specs=specs, out_specs=_each(mesh), check_vma=False))
 

@@ -18,6 +18,7 @@ import strategies
 import train
 from checkpointing import reading, record
 from reporting import recorded
+from runtime import digests, replicas
 from runtime.replicas import Corrupted, Difference, Replicas, compare
 from tools import launch
 
@@ -39,6 +40,7 @@ def state() -> dict[str, jax.Array]:
   mesh, random = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b")), np.random.default_rng(0)
   put = lambda x, dtype, *spec: jax.device_put(x.astype(dtype), NamedSharding(mesh, P(*spec)))
   return {
+    "key": jax.random.wrap_key_data(put(np.array([1, 2]), np.uint32)),
     "flags": put(random.standard_normal(5) > 0, bool),
     "of_column": put(random.integers(0, 99, (3, 8)), jnp.int32, None, "b"),
     "of_row": put(random.standard_normal((6, 4)), jnp.bfloat16, "a"),
@@ -56,9 +58,9 @@ class Told(list):
     self.check = self.replicas.check
 
 
-def refused(state: Any, after: int = 1, start: Any = None) -> str:
+def refused(state: Any, after: int = 1, start: Any = None, every: int = 1) -> str:
   """The message with which a run ends that finds this state after a step; `start` is its state at step 0."""
-  told = Told(state)
+  told = Told(state, every)
   if start is not None:
     told.check(start, 0)
   with pytest.raises(Corrupted) as caught:
@@ -135,14 +137,24 @@ def test_a_difference_of_the_last_step_is_healed(state: dict):
 
 def test_an_older_difference_ends_the_run(state: dict):
   """Wrong gradients may have changed all copies since, and a majority says nothing about that."""
-  message = refused(state | {"whole": flipped(state["whole"], 5)}, after=4, start=state)
+  message = refused(state | {"whole": flipped(state["whole"], 5)}, after=4, start=state, every=4)
   assert "whole on device 5 (process 0); they were last equal after step 0, so wrong gradients" in message
 
 
+def test_a_check_sends_nothing_and_copies_nothing():
+  mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+  specs = (P(), P("a"), P(None, "b"))
+  shapes = [jax.ShapeDtypeStruct((4096, 4096), jnp.float32, sharding=NamedSharding(mesh, spec)) for spec in specs]
+  program = replicas._digests(mesh, specs).lower(*shapes).compile()
+  assert not re.search("all-|collective|reduce-scatter", program.as_text())
+  memory = program.memory_analysis()
+  assert memory.temp_size_in_bytes + memory.output_size_in_bytes < 0.01 * memory.argument_size_in_bytes
+
+
 def test_copies_are_compared_by_steps_and_before_each_save(state: dict):
-  replicas = Told(state, every=3).replicas
-  assert [step for step in range(8) if replicas.due(step, saves=False)] == [0, 3, 6]
-  assert replicas.due(4, saves=True)
+  due = Told(state, every=3).replicas.due
+  assert [step for step in range(8) if due(step, saves=False)] == [0, 3, 6]
+  assert due(4, saves=True)
   assert not Told(state, every=0).replicas.due(3, saves=True)
   assert Told(state, every=0).replicas.lines == []
 
@@ -183,6 +195,19 @@ def test_a_flipped_bit_is_found_under_every_kind_of_strategy(name: str, array: s
   message = refused(jax.tree.unflatten(jax.tree.structure(state), leaves))
   assert f"differ: {array} on {where}; " in message
   assert end in message
+
+
+@pytest.mark.full
+def test_the_digest_by_rows_is_the_digest():
+  """For arrays of which a row, a row of a row, or all is hashed at a time. A changed element changes it."""
+  random = np.random.default_rng(0)
+  for shape in ((3, 300, 300), (70_000, 2), (8, 90_000), (7,), ()):
+    x = random.standard_normal(shape).astype(np.float32)
+    found = int(jax.jit(digests.digest_by_rows)(x))
+    assert found == int(jax.jit(digests.digest)(x))
+    changed = x.copy()
+    changed[(-1,) * x.ndim] += 1
+    assert found != int(jax.jit(digests.digest_by_rows)(changed))
 
 
 RUN = TINY | {"steps": 10}
