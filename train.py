@@ -7,6 +7,7 @@ command continues from its newest checkpoint. configs/base.py documents every fi
 """
 
 import dataclasses
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from runtime import command_line, folders, processes, signals
 from runtime.devices import start_jax
 from runtime.hardware import peak_flops
 from runtime.profiling import Profiler
+from runtime.replicas import Corrupted, Replicas
 from training import settings
 from training.loop import StepPlan
 from training.program import TrainState
@@ -47,6 +49,7 @@ def train(config: Any, workdir: Path | None, clock: Clock | None = None) -> dict
 
   Raises:
     ConfigError: bad input.
+    Corrupted: devices hold other bits of the same weights, and cannot be healed.
     Diverged: too many updates in a row were not finite.
     NotSaved: at the end, if a checkpoint could not be written on the way.
   """
@@ -92,6 +95,7 @@ class Run:
   checkpoints: Checkpoints
   requests: signals.Requests
   profiler: Profiler
+  replicas: Replicas
 
   def evaluate(self, state: TrainState, step: int) -> dict[str, float]:
     """Loss and accuracy on the validation examples, written as the evaluation of `step`; {} if a request stopped it."""
@@ -177,6 +181,10 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock, 
     checkpoints=checkpoints,
     requests=signals.Requests(config.checkpoint.minutes),
     profiler=Profiler(workdir, config.profile, start.loop.step, writer.say, warn),
+    replicas=Replicas(
+      record.named(strategy.abstract_state()), config.runtime.check_every, writer.say,
+      functools.partial(journal.add, "healed"),
+    ),
   )  # fmt: skip
 
 
@@ -186,7 +194,7 @@ def announce(run: Run, devices: list[jax.Device]) -> None:
   with run.clock("logging"):
     about = summary.about(devices, strategy.describe(run.config.strategy), strategy, run.dataset)
     table = summary.parameter_table(strategy.program.sizes, run.start.state.params)
-    for line in (*summary.start_lines(about), table, *run.start.lines):
+    for line in (*summary.start_lines(about), table, *run.start.lines, *run.replicas.lines):
       run.writer.say(line)
   run.journal.add("start", run.start.loop.step, **about, versions=saved["versions"], command=saved["command"])
 
@@ -196,6 +204,8 @@ def loop(run: Run) -> Ended:
   plan, clock, size, state = run.plan, run.clock, run.config.batch_size, run.start.state
   first, rows = run.start.loop.step, run.strategy.rows(size)
   pending, result = None, {}
+  with clock("check"):
+    state = run.replicas.check(state, first)
   # Not yet, if the run was stopped before this evaluation, or begins from other parameters.
   if plan.evaluates(first) and not run.start.loop.evaluated:
     result = run.evaluate(state, first)
@@ -218,9 +228,15 @@ def loop(run: Run) -> Ended:
       run.checkpoints.check()
       decision = run.requests.decide()
       stopped = decision.stop
-      if plan.saves(done) or decision.save or stopped:
+      saves = plan.saves(done) or decision.save or stopped
+      checks = run.replicas.due(done, saves)
+      if saves or checks:
         run.progress.read(*pending)
         pending = None
+      if checks:
+        with clock("check"):
+          state = run.replicas.check(state, done)
+      if saves:
         with clock("checkpoint"):
           run.writer.sync()
           run.checkpoints.save(state, run.start.record, run.progress.loop)
@@ -274,7 +290,7 @@ def main(config: Any, workdir: Path | None) -> None:
   """`train` as a program: a run that failed ends with one line on standard error, and exit status 1 or DIVERGED."""
   try:
     train(config, workdir, Clock(process_start()))
-  except (Diverged, NotSaved, NotWritten) as error:
+  except (Corrupted, Diverged, NotSaved, NotWritten) as error:
     command_line.fail(error, status=command_line.DIVERGED if isinstance(error, Diverged) else 1)
 
 

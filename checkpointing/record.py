@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
@@ -24,6 +23,7 @@ from ml_collections import ConfigDict
 from checkpointing import history
 from data import Dataset
 from errors import ConfigError
+from runtime.digests import digest
 from strategies import Strategy
 from training.loop import LoopState
 
@@ -209,25 +209,3 @@ def _digest(x: jax.Array) -> jax.Array:
 @functools.cache
 def _jitted(replicated: NamedSharding | None) -> jax.stages.Wrapped:
   return jax.jit(digest, out_shardings=replicated)
-
-
-def digest(x: jax.Array) -> jax.Array:
-  """A uint32 hash of every bit of an array and its position. It is the same under every layout.
-
-  It is the sum, modulo 2³², of a hash of each element's bits and indices. The order of an integer sum does not matter,
-  and a change of a single element always changes the digest.
-  """
-  x = jax.device_put(x, jax.memory.Space.Device)  # an optimizer's state may be in the host's memory
-  size = x.dtype.itemsize
-  bits = x.astype(jnp.uint8) if x.dtype == bool else jax.lax.bitcast_convert_type(x, f"uint{8 * min(size, 4)}")
-  place = jnp.zeros(bits.shape, jnp.uint32)
-  for dim in range(bits.ndim):  # the odd factor keeps the indices of different dimensions apart
-    place = place * jnp.uint32(0xCC9E2D51) + jax.lax.broadcasted_iota(jnp.uint32, bits.shape, dim)
-  return jnp.sum(_mix(bits.astype(jnp.uint32) ^ _mix(place)), dtype=jnp.uint32)
-
-
-def _mix(x: jax.Array) -> jax.Array:
-  """The finalizer of murmur3: a bijection in which every input bit affects every output bit."""
-  for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
-    x = (x ^ (x >> shift)) * jnp.uint32(factor)
-  return x

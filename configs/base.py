@@ -160,6 +160,8 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "sample_temperature": 0.8,
       "runtime": {
         "heartbeat": 5.0,  # seconds between two signs of life of a process, in WORKDIR/heartbeats; 0: none
+        # Compare the bits of what several devices hold, every so many steps and before each save (docs/cluster.md).
+        "check_every": 0,  # 1: also heal a device with other bits than most; 0: never
       },
       "profile": {  # a trace of some steps, in WORKDIR/profile (docs/profile.md)
         "start": 10,  # record from the step that follows this many steps

@@ -156,11 +156,15 @@ def _by_position(runs: Sequence[Recorded]) -> list[Line]:
 
 
 def _events(run: Recorded) -> str:
-  found: dict[str, list[tuple[float, str]]] = {kind: [] for kind in ("starts", "skipped", "evaluated", "saved", "ends")}
+  kinds = ("starts", "skipped", "healed", "evaluated", "saved", "ends")
+  found: dict[str, list[tuple[float, str]]] = {kind: [] for kind in kinds}
   for event in run.events:
     at, when = float(event["step"]), moment(event)
     if event["event"] == "start":
       found["starts"].append((at, f"{'started again' if found['starts'] else 'started'} {when}"))
+    elif event["event"] == "healed":
+      pieces = given if isinstance(given := event.get("pieces"), list) else []
+      found["healed"] += [(at, f"{p.get('array')} on device {p.get('device')}") for p in pieces if isinstance(p, dict)]
     elif event["event"] != "evaluation":
       found["ends"].append((at, f"{_ending(event)} {when}"))
   for number, values in run.lines.get("validation", []):

@@ -139,6 +139,15 @@ def params_of(sizes: ModelSizes) -> Params:
   return jax.device_put(random_params(sizes))
 
 
+def assert_copies_equal(tree: Any) -> None:
+  """Checks that devices that hold the same piece of an array hold the same bits."""
+  for path, x in jax.tree.leaves_with_path(tree):
+    copies: dict[str, bytes] = {}
+    for shard in x.addressable_shards:
+      bits = np.asarray(shard.data).tobytes()
+      assert copies.setdefault(str(shard.index), bits) == bits, f"{jax.tree_util.keystr(path)} on {shard.device}"
+
+
 @functools.cache
 def random_params(sizes: ModelSizes, seed: int = 1) -> Params:
   """Parameters as large as initial ones. Biases and adapters are not zero, because that would hide their gradients."""

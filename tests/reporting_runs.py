@@ -30,6 +30,7 @@ def made(workdir: Path, steps: int = 100, **config: Any) -> Path:
   about["command"] = f"python train.py --config.init_from={fields['init_from']}"
   events = [
     {"event": "start", "step": 0, "time": 1e9, "wall_time": {"set-up": 1.0}, **about},
+    {"event": "healed", "step": 20, "time": 1e9 + 30, "pieces": [{"array": "params/head", "device": 3}]},
     {"event": "stop", "step": 40, "time": 1e9 + 60, "wall_time": PARTS, "by": "SIGTERM"},
     {"event": "start", "step": 40, "time": 1e9 + 99, "wall_time": {"set-up": 1.0}, **about},
     {"event": "end", "step": steps, "time": 1e9 + 150, "wall_time": PARTS, "sample": "def f(<x>):\n  pass" + 300 * "x"},

@@ -26,6 +26,7 @@ from benchmarks import (
   predictions,
   preparation,
   published,
+  replica_check,
 )
 from benchmarks.pages import ROOT
 from configs import base
@@ -123,7 +124,9 @@ def test_the_pipeline_docstring_quotes_the_record():
     assert f"{name} {ratios[name]}" in text
 
 
-@pytest.mark.parametrize("benchmark", [checkpoint_cost, generation, input_pipeline, optimizers, preparation])
+@pytest.mark.parametrize(
+  "benchmark", [checkpoint_cost, generation, input_pipeline, optimizers, preparation, replica_check]
+)
 def test_a_page_shows_its_benchmarks_record(benchmark: ModuleType):
   page = benchmark.PAGE.read_text()
   assert pages.fill(page, benchmark.tables(json.loads(benchmark.RECORD.read_text()))) == page

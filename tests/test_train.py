@@ -176,6 +176,7 @@ def test_updates_that_are_not_finite_are_reported_as_skipped(tmp_path: Path, cap
     ("fsdp", IMAGES | {"eval_by_position": True}, ["eval_by_position=True", "model.objective='class'", "False"]),
     ("fsdp", {"model__attention": "cudnn"}, ["model.attention='cudnn'", "'cpu'", "'auto'"]),
     ("fsdp", {"stop_after": -1}, ["stop_after=-1"]),
+    ("fsdp", {"runtime__check_every": -1}, ["runtime.check_every=-1", "use 0 to switch it off"]),
     ("fsdp", {"model__dtype": "float8"}, ["model.dtype='float8'"]),
     ("fsdp", {"sample_prompt": "x" * 32}, ["sample_prompt", "model.seq_len=32"]),
   ],

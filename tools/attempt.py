@@ -1,7 +1,6 @@
 """One start of a job on this machine: its processes, their output, and the signals that they are sent."""
 
 import collections
-import ctypes
 import os
 import queue
 import signal
@@ -19,9 +18,12 @@ from errors import ConfigError
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 NOISE = "[Gloo] Rank "  # lines that gloo prints; they are dropped
-KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+# On Linux a process first asks to be killed when the program that started it ends, even if that is killed; 1 is prctl's
+# PR_SET_PDEATHSIG. Then it becomes the process of the job. (Code between fork and exec could do the same, but JAX warns
+# of forks.)
+BECOME = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
+BEFORE = [sys.executable, "-c", BECOME] if sys.platform == "linux" else []
 Take = Callable[[int, str], None]  # gets the rank of a process and a line of its output
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Forwarded:
@@ -94,14 +96,13 @@ class Attempt:
         return
       try:
         job = subprocess.Popen(
-          [sys.executable, str(self.program), *common, f"--config.distributed.process={rank}"],
+          [*BEFORE, sys.executable, str(self.program), *common, f"--config.distributed.process={rank}"],
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
           text=True,
           errors="replace",
           env=environment,
           start_new_session=True,  # a terminal's signal then reaches the process once, through `Forwarded`
-          preexec_fn=_end_with_parent if _libc else None,
         )
       except OSError as error:
         raise ConfigError(f"process {rank} cannot be started ({error.strerror}); use fewer --processes") from error
@@ -151,11 +152,6 @@ class Attempt:
   def _wait(self, job: subprocess.Popen, rank: int) -> None:
     job.wait()
     self._ended.put(rank)
-
-
-def _end_with_parent() -> None:
-  """Runs in the new process: it is to be killed when the program that started it ends, even if that is killed."""
-  _libc.prctl(KILL_WITH_PARENT, signal.SIGKILL)  # type: ignore[union-attr]  # asked before
 
 
 def show(lock: threading.Lock) -> Take:

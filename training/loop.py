@@ -30,6 +30,7 @@ class StepPlan:
     not_negative("eval_examples", config.eval_examples, "use 0 for all examples")
     not_negative("sample_length", config.sample_length, "use 0 for no sample")
     not_negative("runtime.heartbeat", config.runtime.heartbeat)
+    not_negative("runtime.check_every", config.runtime.check_every)
     not_negative("sample_temperature", config.sample_temperature, "use 0 for the likeliest token")
     positive("checkpoint.keep", config.checkpoint.keep)
     for name in ("every", "minutes", "keep_best"):

@@ -58,7 +58,8 @@ def test_a_page_says_what_happened_and_how_it_ended(tmp_path: Path):
   for expected in (
     "fsdp on mesh data=8; 8 × CPU device, simulated", "Finished at 2001-09-09", "step 100 of 100",
     "step 40: stopped by SIGTERM 2001-09-09", "step 40: started again 2001-09-09", "step 80: checkpoint",
-    "step 30: 2 updates skipped", "step 60: loss 3.0167", "run, from step 0: 33.0 s", "run, from step 40: 33.0 s",
+    "step 20: params/head on device 3", "step 30: 2 updates skipped", "step 60: loss 3.0167",
+    "run, from step 0: 33.0 s", "run, from step 40: 33.0 s",
     "def f(&lt;x&gt;):", "1.2.3", "model.kv_heads", "best validation loss", "median tokens/s",
   ):  # fmt: skip
     assert expected in page, expected

@@ -9,6 +9,7 @@ import pytest
 from helpers import (
   IMAGES,
   PARITY,
+  assert_copies_equal,
   assert_trees_close,
   config,
   each_once,
@@ -79,6 +80,7 @@ def run(name: str, program: Program, **fields: str) -> tuple[np.ndarray, Params]
       moment = jax.device_get(state.opt_state[0].mu)
       gradients = jax.tree.map(lambda m: m / (1 - program.optimizer.b1), moment)
     losses.append((metrics["loss"], metrics["grad_norm"]))
+  assert_copies_equal(state)
   return np.array(jax.device_get(losses)), gradients
 
 

@@ -55,7 +55,7 @@ def test_a_lost_process_is_done_without_until_it_is_back(tmp_path: Path, monkeyp
   monkeypatch.setattr(supervisor.Supervisor, "_hung", hung)
   arguments = flags("fsdp", tmp_path / "run", **short)
   began = time.monotonic()
-  assert supervise(Policy(4, 1, lost_for=5.0), arguments) == 0
+  assert supervise(Policy(4, 1, lost_for=25.0), arguments) == 0
   output = capfd.readouterr().out
   assert re.search(r"restart   process 2 of 4 on \S+ was killed by SIGKILL", output), time.monotonic() - began
   assert "smaller   3 processes cannot run" in output
