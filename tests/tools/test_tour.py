@@ -11,8 +11,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from lesson_pages import Shown, check_page, run_steps
 
+from models.ops.experts import choose
 from tools import tour
-from tools.lessons import TOUR, four_ways
+from tools.lessons import TOUR, experts, four_ways
 from tools.notebook import notebook
 from tools.steps import printed
 
@@ -195,6 +196,57 @@ def test_devices_with_an_early_and_a_late_chunk_need_equally_many_scores(shown: 
   assert data["in_order"].tolist() == seen.reshape(4, -1).sum(axis=1).tolist()
   assert len(set(data["early_and_late"])) == 1
   assert sum(data["early_and_late"]) == sum(data["in_order"]) == seen.sum()
+
+
+def test_a_mixture_is_the_weighted_sum_of_two_experts(shown: Shown):
+  x, router, up, down = (np.asarray(a, np.float64) for a in experts.tokens_and_experts())
+  loads, y = np.zeros(8, int), np.zeros_like(x)
+  for t, scores in enumerate(x @ router):
+    best = np.argsort(scores)[-2:]
+    loads[best] += 1
+    for expert, weight in zip(best, np.exp(scores[best]) / np.exp(scores[best]).sum(), strict=True):
+      y[t] += weight * np.maximum(x[t] @ up[expert], 0) @ down[expert]
+  data = shown["a_router_chooses"].data
+  assert data["loads"].tolist() == loads.tolist()
+  assert relative_difference(data["y"], y) < PARITY
+
+
+@pytest.mark.parametrize("way", ["tokens_go_to_experts", "tokens_go_to_all_devices"])
+def test_experts_on_four_devices_equal_one_device(way: str, shown: Shown):
+  data = shown[way].data
+  assert relative_difference(data["y"], data["expected"]) < PARITY
+  assert data["y"].shape == (256, 16)
+  assert "largest difference from one device: 0.00000" in shown[way].output
+
+
+def test_rows_go_to_experts_and_back_with_room_for_the_most(shown: Shown):
+  data = shown["tokens_go_to_experts"].data
+  rows = data["rows"]
+  assert rows.sum(axis=0).tolist() == shown["a_router_chooses"].data["loads"].tolist()
+  assert rows.sum(axis=1).tolist() == [2 * 64] * 4
+  assert [(one.kind, one.axes, one.times) for one in data["sent"]] == [("all-to-all", ("expert",), 1)] * 2
+  to_others = 8 * rows.max() * 16 * 4 * 3 / 4
+  assert [one.sent_in_step for one in data["sent"]] == [to_others] * 2
+
+
+def test_a_gather_sends_each_token_to_all_other_devices(shown: Shown):
+  sent = shown["tokens_go_to_all_devices"].data["sent"]
+  assert [(one.kind, one.axes, one.times) for one in sent] == [
+    ("all-gather", ("expert",), 1), ("reduce-scatter", ("expert",), 1),
+  ]  # fmt: skip
+  assert [one.sent_in_step for one in sent] == [3 * 64 * 16 * 4] * 2
+
+
+def test_the_table_of_ways_is_what_the_programs_send(shown: Shown):
+  table, token = shown["which_way_sends_less"].data, 64 * 16 * 4  # bytes of a device's tokens
+  ways = ("tokens_go_to_all_devices", "tokens_go_to_experts")
+  in_all = {way: sum(one.sent_in_step for one in shown[way].data["sent"]) for way in ways}
+  to_all, to_experts = table[4]
+  assert in_all["tokens_go_to_all_devices"] == to_all * token
+  rows = shown["tokens_go_to_experts"].data["rows"]
+  assert in_all["tokens_go_to_experts"] == to_experts * token * rows.max() / rows.mean()
+  for devices, (to_all, to_experts) in table.items():  # as the repository chooses
+    assert choose("auto", devices, chosen=2) == ("exchange" if 1.25 * to_experts < to_all else "gather")
 
 
 def test_a_layout_turns_names_into_specs(shown: Shown):

@@ -14,6 +14,7 @@ from types import ModuleType
 from tools.lessons import (
   causes,
   devices_and_meshes,
+  experts,
   four_ways,
   gathers,
   looking,
@@ -57,7 +58,7 @@ python -m tools.tour
 You need no accelerator, because the CPU simulates eight devices. To experiment, open the same tour as a notebook
 ([tour.ipynb](tour.ipynb)): it has a cell to change after each step. Or change a step in `tools/lessons` and run it
 alone, by the name of its function: `python -m tools.tour --steps=specs`.""",
-  (devices_and_meshes, placing, four_ways, train_step, ring, memory),
+  (devices_and_meshes, placing, four_ways, train_step, ring, experts, memory),
   """\
 You have now seen everything that the strategies are made of. Next, read `strategies/layout.py` and
 `strategies/fsdp.py`. Then train with one: `python train.py --config=configs/fsdp.py:tiny`.""",

@@ -1,6 +1,6 @@
 """A ring in a few lines: attention over a text that is too long for one device.
 
-The fifth lesson of the tour. Next: memory.py.
+The fifth lesson of the tour. Next: experts.py.
 """
 
 import jax

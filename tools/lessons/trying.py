@@ -228,6 +228,54 @@ print(f"the last of {devices} devices needs {chunks[-1] / chunks[0]:.1f} times a
     ("4, 256", "16, 4096"),
     "the last of 16 devices needs 30.9 times as many scores as the first",
   ),
+  "a_router_chooses": Try(
+    "Add the same number to all scores of the first expert. How many tokens does it get? Routers need a remedy against "
+    "this: here it is a loss, `model.router_aux`.",
+    """\
+more = 0
+x, router, *_ = tokens_and_experts()
+chosen = jax.lax.top_k(x @ router + more * (jnp.arange(8) == 0), 2)[1]
+print("tokens of each expert:", *np.bincount(chosen.ravel(), minlength=8))""",
+    ("more = 0", "more = 5"),
+    "tokens of each expert: 256 ",
+  ),
+  "tokens_go_to_experts": Try(
+    "Leave room for half as many rows. The others are dropped, and the results of their tokens are wrong.",
+    """\
+room = 24
+mesh = jax.make_mesh((4,), ("expert",), devices=jax.devices()[:4])
+specs = P("expert"), P(), P("expert"), P("expert")
+placed = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(tokens_and_experts(), specs, strict=True)]
+layer = functools.partial(to_their_experts, room=room)
+y = jax.jit(jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("expert")))(*placed)
+differs = jnp.abs(y - mixture(*tokens_and_experts())).max(axis=1) > 1e-5
+print(f"{jnp.sum(differs)} of {len(y)} tokens have another result")""",
+    ("room = 24", "room = 12"),
+    "105 of 256 tokens have another result",
+  ),
+  "tokens_go_to_all_devices": Try(
+    "Let eight devices share the experts, so each has one, and half as many tokens. Does a device send less then?",
+    """\
+devices = 4
+mesh = jax.make_mesh((devices,), ("expert",), devices=jax.devices()[:devices])
+specs = P("expert"), P(), P("expert"), P("expert")
+placed = [jax.device_put(a, NamedSharding(mesh, spec)) for a, spec in zip(tokens_and_experts(), specs, strict=True)]
+layer = jax.jit(jax.shard_map(to_all_devices, mesh=mesh, in_specs=specs, out_specs=P("expert")))
+sent = print_sent(layer.lower(*placed).compile(), mesh)
+print(f"{devices} devices: each sends {sum(one.sent_in_step for one in sent):,.0f} bytes")""",
+    ("devices = 4", "devices = 8"),
+    "8 devices: each sends 28,672 bytes",
+  ),
+  "which_way_sends_less": Try(
+    "Give each token eight experts. With how many devices do the all-to-alls send less then?",
+    """\
+chosen = 2  # experts of each token
+for n in (2, 4, 8, 16, 64):
+  to_all, to_experts = 2 * (n - 1), 1.25 * 2 * chosen * (n - 1) / n
+  print(f"{n} devices: the {'all-to-alls send' if to_experts < to_all else 'gather sends'} less")""",
+    ("chosen = 2", "chosen = 8"),
+    "8 devices: the gather sends less\n16 devices: the all-to-alls send less",
+  ),
   "layouts": Try(
     "Place another dimension, or take another strategy's layout: `three_d` also splits the layers over its stages.",
     """\
