@@ -22,6 +22,7 @@ from checkpointing import reading, record, restore
 from checkpointing.save import Checkpoints, NotSaved
 from evaluation.evaluator import Evaluator
 from reporting import summary
+from reporting.dead_experts import DeadExperts
 from reporting.journal import Journal
 from reporting.metrics import NotWritten, Writer, read, warn
 from reporting.progress import Diverged, Progress
@@ -160,7 +161,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock) 
   return Run(
     config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer, journal,
     batches=data.Batches(mixture, config.batch_size, config.seed),
-    progress=Progress(clock, meter, writer, plan, used, start.loop),
+    progress=Progress(clock, meter, writer, journal, plan, used, start.loop, DeadExperts(program.sizes)),
     evaluator=Evaluator(strategy, dataset, config),
     checkpoints=Checkpoints(
       workdir / reading.FOLDER, config.checkpoint.keep, config.checkpoint.keep_best, writer.say, warn

@@ -1,7 +1,8 @@
 """What happened in a run, and when: journal.jsonl, and report.html, which is written anew as the run goes on.
 
-A line of journal.jsonl is an event: "start", "evaluation", "stop", "end" or "failure", with its step, the seconds since
-1970, and what else is known. Nothing here ends a run: a page that cannot be made is left out with a warning.
+A line of journal.jsonl is an event: "start", "evaluation", "dead_experts", "stop", "end" or "failure", with its step,
+the seconds since 1970, and what else is known. Nothing here ends a run: a page that cannot be made is left out with a
+warning.
 """
 
 import json

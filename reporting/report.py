@@ -153,11 +153,14 @@ def _by_position(runs: Sequence[Recorded]) -> list[Line]:
 
 
 def _events(run: Recorded) -> str:
-  found: dict[str, list[tuple[float, str]]] = {kind: [] for kind in ("starts", "skipped", "evaluated", "saved", "ends")}
+  kinds = ("starts", "skipped", "dead experts", "evaluated", "saved", "ends")
+  found: dict[str, list[tuple[float, str]]] = {kind: [] for kind in kinds}
   for event in run.events:
     at, when = float(event["step"]), moment(event)
     if event["event"] == "start":
       found["starts"].append((at, f"{'started again' if found['starts'] else 'started'} {when}"))
+    elif event["event"] == "dead_experts":
+      found["dead experts"].append((at, str(event.get("why"))))
     elif event["event"] != "evaluation":
       why = {"end": "finished", "stop": f"stopped by {event.get('by')}"}.get(
         event["event"], f"failed: {event.get('why')}"

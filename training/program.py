@@ -36,7 +36,7 @@ PADDING = 4  # pixels on each side, by which crops move
 
 Params = dict[str, Any]  # nested; the leaves are arrays
 Batch = dict[str, jax.Array]  # see `Program.example_shapes`
-Metrics = dict[str, jax.Array]  # scalars
+Metrics = dict[str, jax.Array]  # scalars; with experts also their `load` [depth, experts]
 # (parameters, batch, step, sharding) → sums over the batch, and the gradient of the summed loss
 GradientSums = Callable[[Params, Batch, Any, Any], tuple[Sums, Params]]
 

@@ -136,7 +136,7 @@ def test_20_steps_equal_a_single_device(name: str, way: str):
   make = functools.partial(program_of, variant="documents", model__router="sigmoid_bias", model__router_bias_rate=0.01)
   ours = trained(laid_out(LAYOUTS[name], make(way, accumulation=2), **schedule_of(name)), STEPS, BATCH)
   alone = trained(laid_out(layout_of("single"), make("auto")), STEPS, BATCH)
-  for metric in ("loss", "balance_loss", "router_z_loss", "router_entropy", "load_max", "idle_experts"):
+  for metric in ("loss", "balance_loss", "router_z_loss", "router_entropy", "load_max", "idle_experts", "load"):
     np.testing.assert_allclose(ours[metric], alone[metric], rtol=PARITY, err_msg=metric)
   assert len(set(ours["loss"])) == STEPS
 
