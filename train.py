@@ -24,6 +24,7 @@ from checkpointing.save import Checkpoints, NotSaved
 from evaluation.evaluator import Evaluator
 from reporting import summary
 from reporting.account import sentence
+from reporting.dead_experts import DeadExperts
 from reporting.heartbeat import Heartbeat
 from reporting.journal import Journal
 from reporting.metrics import NotWritten, Writer, read, warn
@@ -176,7 +177,9 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock, 
   return Run(
     config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer, journal, status,
     batches=data.Batches(mixture, config.batch_size, config.seed),
-    progress=Progress(clock, meter, writer, plan, used, start.loop, heartbeat, status),
+    progress=Progress(
+      clock, meter, writer, journal, plan, used, start.loop, heartbeat, status, DeadExperts(program.sizes)
+    ),
     evaluator=Evaluator(strategy, dataset, config),
     checkpoints=checkpoints,
     requests=signals.Requests(config.checkpoint.minutes),

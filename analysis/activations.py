@@ -92,7 +92,7 @@ def adapters(case: Case) -> list[Sent]:
   sizes, repeats, scatters = case.sizes, case.repeats, COMPILERS[case.compiler].scatters_adapters(case)
   low = case.examples * sizes.positions * sizes.lora_rank * case.item * sizes.depth / case.layout.shards("layers")
   gathers, rows = 0, []
-  for dim, reading, writing in lora.groups(sizes.lora_targets):
+  for dim, reading, writing in lora.groups(sizes):
     sums = len(reading) + len(writing) * (1 + repeats)
     rows.append(_sum(case, dim, sums * low, f"adapters: sums for the {dim}", scatters))
     gathers += (1 if sizes.remat == "minimal" else 2) * len(reading) + len(writing)

@@ -8,7 +8,8 @@ import math
 from analysis.case import Case, Product, ring_share
 from analysis.hlo import Each
 from analysis.sent import Sent
-from analysis.weights import weights
+from analysis.weights import trained
+from models import lora
 from models.ops.grouped import BLOCKS, block_size
 from models.ops.transports import ROUNDS, capacity
 
@@ -24,19 +25,24 @@ def sent(case: Case) -> list[Sent]:
 
 
 def _always(case: Case) -> list[Sent]:
-  """Gradients of tokens' weights, of which devices that share hidden units have parts; and the sums of routers."""
+  """Gradients of tokens' weights, and of halves of adapters that have no hidden units: devices that share hidden units
+  have parts of these. And the sums of routers.
+  """
   sizes, layout = case.sizes, case.layout
   numbers = case.tokens * sizes.experts_per_token * sizes.depth / layout.shards("layers")
   loads = sizes.depth * sizes.experts + 3
   batch = case.ordered((*layout.axes("batch"), *layout.axes("positions"), *case.transfers.by_hand))
   parts = 1 if case.transfers.by_hand else case.batch_parts
   of_texts = case.examples * case.sharers * (sizes.depth / layout.shards("layers") * sizes.experts + 1)
+  halves = [weight for weight in trained(sizes) if "experts" in weight.dims and "mlp" not in weight.dims]
+  in_parts = sum(case.used(weight) for weight in halves) * case.item / INDEX
   times = 1 if sizes.remat == "minimal" else 2  # again in the backward pass
   summed = lambda axes, size, what, **more: Sent(
     "all-reduce", axes, 2 * ring_share(case.devices(axes)) * size * INDEX, f"experts: {what}", **more
   )
   return [
     summed(case.axes("mlp"), case.batch_parts * numbers, "gradients of weights", waits=True),
+    summed(case.axes("mlp"), case.batch_parts * in_parts, "gradients of adapters"),
     summed(case.axes("positions"), times * case.batch_parts * of_texts, "loads of texts", waits=True),
     summed(batch, parts * loads, "loads"),
   ]
@@ -110,10 +116,27 @@ def products(case: Case) -> list[Product]:
   forward = 6 * sizes.width * sizes.experts_per_token * sizes.expert_width / case.layout.shards("mlp")
   router = 2 * sizes.width * sizes.experts
   return [
-    Product(padded * (3 + 2 / 3) * forward, ("mlp",)),
+    Product(padded * ((2 if sizes.lora_rank else 3) + 2 / 3) * forward, ("mlp",)),
+    *_adapters(case, padded),
     Product((2 + case.repeats) * router, ()),
     Product(router / case.layout.shards("sequence"), ("sequence",)),  # the gradient of the stream
   ]
+
+
+def _adapters(case: Case, padded: float) -> list[Product]:
+  """The products of experts' adapters: the half on the side of the stream, and the other half.
+
+  The forward pass has one with each half, and the backward pass one for each gradient of a half, of what goes between
+  the halves, and of the input. Both halves of `gate` and `up`, and the first of `down`, are multiplied again.
+  """
+  sizes, names = case.sizes, lora.targets_of(case.sizes.lora_targets)
+  if not sizes.expert_adapters:
+    return []
+  reading, writing = len({"gate", "up"} & set(names)), len({"down"} & set(names))
+  each = padded * 2 * sizes.lora_rank * sizes.experts_per_token
+  stream, hidden = 4 * reading + 3 * writing, 4 * (reading + writing)
+  width = sizes.expert_width / case.layout.shards("mlp")
+  return [Product(each * stream * sizes.width, ()), Product(each * hidden * width, ("mlp",))]
 
 
 def working(case: Case) -> float:
@@ -132,5 +155,5 @@ def working(case: Case) -> float:
     found = 3 * most + 1.5 * m * case.tokens * token
   else:
     found = 5 * (rows + (most if sizes.expert_transport == "ragged" else m * _capacity(case) * token))
-  own = sum(case.used(weight) for weight in weights(sizes) if "experts" in weight.dims) / sizes.depth
+  own = sum(case.used(weight) for weight in trained(sizes) if "experts" in weight.dims) / sizes.depth
   return found + (0 if case.schedule else 2.9 * 4 * own)  # a stage adds them to its sums at once

@@ -95,7 +95,7 @@ def _adapters(case: Case, layers: float) -> list[Product]:
   """
   sizes, shards = case.sizes, case.layout.shards
   found = []
-  for dim, reading, writing in lora.groups(sizes.lora_targets) if sizes.lora_rank else []:
+  for dim, reading, writing in lora.groups(sizes) if sizes.lora_rank else []:
     wide = lambda names: sum(sizes.sides[name] for name in names)
     repeats, ends_block = case.repeats, dim == "mlp"
     stream = 3 * len(reading + writing) + repeats * (len(reading) + (0 if ends_block else len(writing)))

@@ -120,7 +120,7 @@ def _over_positions(case: Case) -> list[Sent]:
       item = 4 if dim else case.item_of(weight)  # scales are used in float32
       for axes in [case.ordered(batch + others)] if compiler.sums_positions_together and others else [batch, others]:
         sizes[axes] += item * case.used(weight)
-    elif positions and ("adapter" in weight.roles or ("embedding" in weight.roles and not weight.is_table)):
+    elif positions and (weight.is_beside_stream or ("embedding" in weight.roles and not weight.is_table)):
       # Of patches, and of adapters on the side of the stream: summed over the batch, then over positions.
       is_whole = case.transfers.by_hand or compiler.sums_positions_first(case, weight)
       sizes[positions] += case.item * (case.used if is_whole else case.summed)(weight)

@@ -50,6 +50,11 @@ class Weight(NamedTuple):
     return "embed" in self.dims
 
   @property
+  def is_beside_stream(self) -> bool:
+    """Whether it is half of an adapter that devices multiply with their own positions. Experts have no such half."""
+    return "adapter" in self.roles and "experts" not in self.dims
+
+  @property
   def in_parts_along(self) -> str | None:
     """The dimension, besides the batch, along which devices compute parts of the gradient of what is no matrix."""
     if {"heads", "mlp"} & set(self.dims):

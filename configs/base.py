@@ -85,7 +85,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         # Train small adapters of some weights and no other weight (docs/fine-tuning.md).
         "lora_rank": 0,  # of the adapters; 0: train all weights
         "lora_alpha": 16.0,  # what adapters add is multiplied by lora_alpha / lora_rank
-        "lora_targets": "query,key,value,out,gate,up,down",  # the weights that have one
+        "lora_targets": "query,key,value,out,gate,up,down",  # the weights that have one; the last three in each expert
         "attention": "auto",  # "plain", "blockwise" (CPU), "cudnn" (NVIDIA), "splash" (TPU); "auto": the best
         # How attention reads positions of other devices, if they share them: "gather", "exchange", "ring" or "auto"
         "attention_context": "auto",

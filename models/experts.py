@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models.dimensions import Sharding
+from models.lora import Adapters
 from models.ops.experts import mix
+from models.ops.grouped import Weights
 from models.ops.layers import weight
 from models.ops.loss import Sums
 from models.ops.routing import TOKENS, Counted, route, sums
@@ -29,6 +31,7 @@ class Experts(nnx.Module):
     self.gate = weight(rngs.weights, (e, d, f), ("experts", "embed", "mlp"), std=d**-0.5, dtype=dtype)
     self.up = weight(rngs.weights, (e, d, f), ("experts", "embed", "mlp"), std=d**-0.5, dtype=dtype)
     self.down = weight(rngs.weights, (e, f, d), ("experts", "mlp", "embed"), std=out_std, dtype=dtype)
+    self.lora = Adapters(sizes, rngs, gate=(self.gate, 1), up=(self.up, 1), down=(self.down, 1))
     if sizes.has_router_bias:
       self.bias = nnx.Param(jnp.zeros(e, dtype), dims=(None,))
     if sizes.shared_experts:
@@ -42,7 +45,8 @@ class Experts(nnx.Module):
     scores = jnp.einsum("btd,de->bte", whole.astype(jnp.float32), self.router[...], precision="highest")
     scores = sharding.activation(scores, *TOKENS)  # or devices that share tokens share this product, too, and send more
     routes = route(scores, self.bias[...].astype(jnp.float32) if c.has_router_bias else None, c, sharding)
-    weights = self.gate[...], self.up[...], self.down[...]
+    adapters = self.lora.halves() if c.lora_rank else None
+    weights = Weights(self.gate[...], self.up[...], self.down[...], adapters)
     out = sharding.split_sequence(mix(whole, routes.experts, routes.weights, weights, sharding, c.expert_transport))
     if c.shared_experts:
       out += self.shared(x, sharding)

@@ -35,9 +35,12 @@ def targets_of(names: str) -> tuple[str, ...]:
   return tuple(name for name in TARGETS if name in found)
 
 
-def groups(targets: str) -> list[tuple[str, list[str], list[str]]]:
-  """For `heads` and for `mlp`, the targets that read the residual stream, and those that write to it."""
-  names = targets_of(targets)
+def groups(sizes: "ModelSizes") -> list[tuple[str, list[str], list[str]]]:
+  """For `heads` and for `mlp`, the targets that read the residual stream, and those that write to it.
+
+  Those of a mixture's experts are not among them.
+  """
+  names = [name for name in targets_of(sizes.lora_targets) if sizes.sides[name]]
   some = lambda *wanted: [name for name in wanted if name in names]
   return [("heads", some("query", "key", "value"), some("out")), ("mlp", some("gate", "up"), some("down"))]
 
@@ -49,21 +52,29 @@ def names_of(weight: str) -> tuple[str, str]:
 
 
 def merged(w: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndarray:
-  """A stacked weight [L, I..., O...] with what its adapter [L, I..., R] and [L, R, O...] adds to it."""
-  layers, rank = len(a), a.shape[-1]
-  change = a.reshape(layers, -1, rank) @ b.reshape(layers, rank, -1)
+  """A stacked weight [L, I..., O...] with what its adapter [L, I..., R] and [L, R, O...] adds to it.
+
+  Weights of experts, and their adapters, have the experts after the layers: [L, E, I, O].
+  """
+  lead, rank = a.shape[: a.ndim + b.ndim - w.ndim - 2], a.shape[-1]
+  change = a.reshape(*lead, -1, rank) @ b.reshape(*lead, rank, -1)
   return w + scale * change.reshape(w.shape)
 
 
 class Adapter(nnx.Module):
-  """The two small weights of one adapter. `inputs` says how many dimensions of the large weight are contracted."""
+  """The two small weights of one adapter; of a weight of experts, two for each expert.
+
+  `inputs` says how many dimensions of the large weight are contracted.
+  """
 
   def __init__(self, of: nnx.Param, inputs: int, sizes: "ModelSizes", rngs: nnx.Rngs):
     rank, dtype, dims = sizes.lora_rank, sizes.param_dtype, of.dims
-    before, after = of.shape[:inputs], of.shape[inputs:]
-    std = math.prod(before) ** -0.5
-    self.a = weight(rngs.adapters, (*before, rank), (*dims[:inputs], None), std=std, dtype=dtype)
-    self.b = nnx.Param(jnp.zeros((rank, *after), dtype), dims=(None, *dims[inputs:]))
+    lead = 1 if dims[0] == "experts" else 0
+    before, after = of.shape[lead : lead + inputs], of.shape[lead + inputs :]
+    std, end = math.prod(before) ** -0.5, lead + inputs
+    shape, names = of.shape[:lead], dims[:lead]
+    self.a = weight(rngs.adapters, (*shape, *before, rank), (*dims[:end], None), std=std, dtype=dtype)
+    self.b = nnx.Param(jnp.zeros((*shape, rank, *after), dtype), dims=(*names, None, *dims[end:]))
 
 
 class Adapters(nnx.Module):
@@ -80,6 +91,11 @@ class Adapters(nnx.Module):
     self.scale = sizes.lora_scale
     for name in self.names:
       setattr(self, name, Adapter(*weights[name], sizes, rngs))
+
+  def halves(self) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """The two weights of each adapter, whose product is what is added to the large weight."""
+    pairs = {name: getattr(self, name) for name in self.names}
+    return {name: (own.a[...], self.scale * own.b[...]) for name, own in pairs.items()}
 
   def after_stream(self, products: dict[str, jax.Array], x: jax.Array, sharding: Sharding) -> tuple[jax.Array, ...]:
     """Adds to products [B, T, O...] of the residual stream what their adapters make of it.

@@ -13,6 +13,7 @@ from models.lora import TARGETS, targets_of
 from models.objectives import OBJECTIVES, Objective
 from models.ops import experts
 from models.ops.context import WAYS
+from models.ops.grouped import NAMES
 from models.ops.routing import ROUTERS
 from models.remat import names_of
 
@@ -20,7 +21,6 @@ ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # in the order of what they keep on the device
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 PACKINGS = ("windows", "documents")
-EXPERT_WEIGHTS = ("gate", "up", "down")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,12 +144,6 @@ class ModelSizes:
         f"model.experts_per_token={self.experts_per_token} must be from 1 to model.experts={self.experts}; use "
         f"{min(2, self.experts)}"
       )
-    wide = [name for name in targets_of(self.lora_targets) if name in EXPERT_WEIGHTS] if self.lora_rank else []
-    if wide:
-      raise ConfigError(
-        f"model.lora_targets names {', '.join(wide)}, but experts (model.experts={self.experts}) have no adapters; use "
-        "'query,key,value,out'"
-      )
 
   @property
   def has_router_bias(self) -> bool:
@@ -183,14 +177,24 @@ class ModelSizes:
 
   @property
   def sides(self) -> dict[str, int]:
-    """For each of a block's weights that may have an adapter, the size of the side that is not the stream's."""
-    queries, keys, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.mlp_width
+    """For each of a block's weights that may have an adapter, the size of the side that is not the stream's.
+
+    Of a mixture, the MLP's are those of the shared experts, and 0 without any.
+    """
+    queries, keys, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.dense_width
     return {"query": queries, "key": keys, "value": keys, "out": queries, "gate": hidden, "up": hidden, "down": hidden}
 
   @property
   def adapter_weights(self) -> int:
-    """How many weights the adapters of a block have."""
-    return self.lora_rank * sum(self.width + self.sides[name] for name in targets_of(self.lora_targets))
+    """How many weights of a block's adapters work on a token."""
+    names = targets_of(self.lora_targets)
+    beside = sum(self.width + self.sides[name] for name in names if self.sides[name])
+    return self.lora_rank * (beside + self.experts_per_token * self.expert_adapters * (self.width + self.expert_width))
+
+  @property
+  def expert_adapters(self) -> int:
+    """How many weights of an expert have an adapter."""
+    return sum(name in NAMES for name in targets_of(self.lora_targets)) if self.experts and self.lora_rank else 0
 
   @property
   def positions(self) -> int:

@@ -74,7 +74,14 @@ def export_adapters(
   Args:
     read, files: as for `export`.
     base: the path of the model that they belong to.
+
+  Raises ConfigError for adapters of experts: how PEFT stores them depends on the versions of both libraries.
   """
+  if sizes.expert_adapters:
+    raise ConfigError(
+      f"PEFT has no standard form for adapters of experts (model.experts={sizes.experts}, model.lora_targets="
+      f"{sizes.lora_targets!r}); export the whole model with --merge"
+    )
   config = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",

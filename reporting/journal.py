@@ -1,9 +1,9 @@
 """What happened in a run, and when: journal.jsonl, and report.html, which is written anew as the run goes on.
 
-A line of journal.jsonl is an event: "start", "evaluation", "healed", "stop", "end", "failure" or "killed", with its
-step, the seconds since 1970, and what else is known. `began` is when its process began. A run that was killed is known
-from its last sign of life, which the next run reads. account.py adds up what all attempts of a job did. Nothing here
-ends a run: a page that cannot be made is left out with a warning.
+A line of journal.jsonl is an event: "start", "evaluation", "healed", "dead_experts", "stop", "end", "failure" or
+"killed", with its step, the seconds since 1970, and what else is known. `began` is when its process began. A run that
+was killed is known from its last sign of life, which the next run reads. account.py adds up what all attempts of a job
+did. Nothing here ends a run: a page that cannot be made is left out with a warning.
 """
 
 import json

@@ -5,9 +5,12 @@ import time
 from collections.abc import Sequence
 
 import jax
+import numpy as np
 
 from errors import JobError
+from reporting.dead_experts import DeadExperts
 from reporting.heartbeat import Heartbeat
+from reporting.journal import Journal
 from reporting.metrics import Writer
 from reporting.speed import Clock, Meter
 from reporting.status import Status
@@ -23,11 +26,12 @@ class Progress:
   """Follows the loop from step to step. `loop` is its state after the last step whose metrics were read."""
 
   def __init__(
-    self, clock: Clock, meter: Meter, writer: Writer, plan: StepPlan, devices: Sequence[jax.Device], loop: LoopState,
-    heartbeat: Heartbeat, status: Status,
+    self, clock: Clock, meter: Meter, writer: Writer, journal: Journal, plan: StepPlan, devices: Sequence[jax.Device],
+    loop: LoopState, heartbeat: Heartbeat, status: Status, experts: DeadExperts,
   ):  # fmt: skip
-    self.clock, self.meter, self.writer, self.plan, self.devices = clock, meter, writer, plan, list(devices)
-    self.loop, self.heartbeat, self.work, self.status = loop, heartbeat, heartbeat.work, status
+    self.clock, self.meter, self.writer, self.journal, self.plan = clock, meter, writer, journal, plan
+    self.devices, self.loop, self.heartbeat, self.work = list(devices), loop, heartbeat, heartbeat.work
+    self.status, self.experts = status, experts
 
   def read(self, step: int, metrics: dict[str, jax.Array]) -> None:
     """Waits for the metrics of `step`, reads them, and writes a line if one is due.
@@ -36,9 +40,13 @@ class Progress:
     """
     begin = time.perf_counter()
     with self.clock(self.work(step)):
-      values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+      found = jax.device_get(metrics)
     waited = time.perf_counter() - begin
+    load = found.pop("load", None)
+    values = {name: float(value) for name, value in found.items()}
     loop = self.loop.after(step, skipped=bool(values.pop("skipped")))
+    if load is not None and not found["skipped"]:
+      self._look_for_dead_experts(step, load)
     with self.clock("logging"):
       self.writer.progress(step)
       if step % self.plan.log_every == 0 or step == self.plan.last:
@@ -55,3 +63,10 @@ class Progress:
         f"the last {loop.skipped_in_a_row} updates, up to step {step}, had a loss or gradient that was not finite and "
         f"were not applied; lower optimizer.learning_rate={self.plan.learning_rate}, or raise optimizer.warmup"
       )
+
+  def _look_for_dead_experts(self, step: int, load: np.ndarray) -> None:
+    """Warns of experts that died in this step. That is no measurement: a resumed run counts from its start."""
+    if sentences := self.experts.after(load):
+      for sentence in sentences:
+        self.writer.say(f"warning   {sentence}")
+      self.journal.add("dead_experts", step, why=". ".join(sentences))

@@ -156,12 +156,14 @@ def _by_position(runs: Sequence[Recorded]) -> list[Line]:
 
 
 def _events(run: Recorded) -> str:
-  kinds = ("starts", "skipped", "healed", "evaluated", "saved", "ends")
+  kinds = ("starts", "skipped", "dead experts", "healed", "evaluated", "saved", "ends")
   found: dict[str, list[tuple[float, str]]] = {kind: [] for kind in kinds}
   for event in run.events:
     at, when = float(event["step"]), moment(event)
     if event["event"] == "start":
       found["starts"].append((at, f"{'started again' if found['starts'] else 'started'} {when}"))
+    elif event["event"] == "dead_experts":
+      found["dead experts"].append((at, str(event.get("why"))))
     elif event["event"] == "healed":
       pieces = given if isinstance(given := event.get("pieces"), list) else []
       found["healed"] += [(at, f"{p.get('array')} on device {p.get('device')}") for p in pieces if isinstance(p, dict)]

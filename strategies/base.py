@@ -117,7 +117,7 @@ class Strategy:
     return OnMesh(self.batch_sharding).shard(host_batch, batch_size)
 
   def train_step(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-    """Runs one update. Donates `state`; use the returned one. The metrics are replicated scalars, not awaited yet."""
+    """Runs one update. Donates `state`; use the returned one. The metrics are replicated, and not awaited yet."""
     with on_mesh(self.mesh):
       return self._train_step(state, batch)
 

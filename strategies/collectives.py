@@ -90,8 +90,8 @@ def fills_tiles(rows: int, dtype: Any) -> bool:
 
 
 def is_small(dims: Dims) -> bool:
-  """Whether only `embed` can split a weight's matrices: a router's, and those of an image's patches and classes."""
-  return {name for name in dims if name not in (None, "layers")} == {"embed"}
+  """Whether only `embed` can split a weight's matrices: a router's, an adapter's, and those of patches and classes."""
+  return {name for name in dims if name not in (None, *STACKED)} == {"embed"}
 
 
 def leading(dims: Dims) -> int:

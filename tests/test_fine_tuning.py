@@ -161,3 +161,29 @@ def test_what_adapters_cannot_do_gets_one_sentence(base: Path, tuned: Path, tmp_
     export.main([str(base / "run"), f"--out={tmp_path / 'out'}", "--merge"])
   with one_sentence("model.lora_rank was 4 and is now 8", "name another workdir"):
     train.train(config("fsdp", **TUNED | {"model__lora_rank": 8}, init_from=str(base / "folder")), tuned)
+
+
+@pytest.mark.full
+def test_adapters_of_experts_are_trained_stored_and_merged(tmp_path: Path):
+  """First each device has an expert, then half of four. Merged, they compute what they did apart."""
+  mixture = {"model__experts": 8, "model__expert_width": 16, "model__depth": 2}
+  train.train(config("single", **SMALL | mixture, steps=2), tmp_path / "base")
+  fields = TUNED | mixture | {"steps": 4, "init_from": str(tmp_path / "base")}
+  train.train(config("single", **fields), tmp_path / "whole")
+  for name, stop in (("expert", 2), ("expert_fsdp", 0)):
+    train.train(config(name, **fields, stop_after=stop), tmp_path / "run")
+  losses = lambda run: [line["loss"] for line in measured(tmp_path / run) if line["split"] == "train"]
+  assert losses("run") == pytest.approx(losses("whole"), rel=1e-5)
+  program, params = loaded(tmp_path / "run")
+  _, before = loaded(tmp_path / "base")
+  jax.tree.map(np.testing.assert_array_equal, frozen(program.sizes, params), before)
+  saved = reading.read_record(reading.newest(tmp_path / "run"))
+  assert not [name for name in saved["arrays"] if name.startswith("params/") and "/lora/" not in name]
+  assert saved["arrays"]["params/blocks/mlp/lora/up/a"][0] == [2, 8, 32, 4]
+  with one_sentence("PEFT", "model.experts=8", "--merge"):
+    export.main([str(tmp_path / "run"), f"--out={tmp_path / 'adapters'}"])
+  assert not (tmp_path / "adapters").exists()
+  export.main([str(tmp_path / "run"), f"--out={tmp_path / 'merged'}", "--merge"])
+  ours = logits(tmp_path / "merged")
+  np.testing.assert_allclose(ours, logits(tmp_path / "run"), rtol=1e-5, atol=1e-5)
+  assert np.abs(ours - logits(tmp_path / "base")).max() > 1e-3

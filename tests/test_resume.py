@@ -48,6 +48,7 @@ KILLED = {
   "eval_every": 25, "checkpoint__every": 2, "simulated_devices": 8,
 }  # fmt: skip
 IN_STAGES = {"model__depth": 2, "mesh__stage": 2, "pipeline__microbatches": 2}
+MIXTURE = {"model__experts": 8, "model__router": "sigmoid_bias", "mesh__expert": 4}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,13 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
   "strategy, more, lives, steps",
   in_full(
-    [("fsdp", {}, 4, 30), ("fsdp", {}, 20, 120), ("two_d", {}, 12, 80), ("pipeline", IN_STAGES, 12, 80)],
+    [
+      ("fsdp", {}, 4, 30),
+      ("fsdp", {}, 20, 120),
+      ("two_d", {}, 12, 80),
+      ("pipeline", IN_STAGES, 12, 80),
+      ("expert_fsdp", MIXTURE, 4, 30),
+    ],
     ("fsdp", {}, 4, 30),
   ),
 )

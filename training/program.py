@@ -36,7 +36,7 @@ PADDING = 4  # pixels on each side, by which crops move
 
 Params = dict[str, Any]  # nested; the leaves are arrays
 Batch = dict[str, jax.Array]  # see `Program.example_shapes`
-Metrics = dict[str, jax.Array]  # scalars
+Metrics = dict[str, jax.Array]  # scalars; with experts also their `load` [depth, experts]
 # (parameters, batch, step, sharding) → sums over the batch, and the gradient of the summed loss
 GradientSums = Callable[[Params, Batch, Any, Any], tuple[Sums, Params]]
 
@@ -216,7 +216,7 @@ class Program:
       update = functools.partial(streamed, update, pieces=sharding.shards("layers"))
     params, opt_state = update(self.trained(state.params), state.opt_state, self.optimizer.clipped(grads, norm))
     params = joined(params, self.frozen(state.params))
-    if self.sizes.has_router_bias:
+    if self.sizes.has_router_bias and not self.sizes.lora_rank:
       params = self._balanced(params, jnp.where(finite, sums["load"], 0))
     metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}
     if self.sizes.predicts.counts_correct:

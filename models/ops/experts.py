@@ -20,16 +20,15 @@ from typing import Any
 
 import jax
 
-from models.dimensions import Dims, Sharding
-from models.ops.grouped import Weights
+from models.dimensions import Dims, Sharding, is_dims
+from models.ops.grouped import NAMES, Weights
 from models.ops.layers import with_gradient
 from models.ops.routing import TOKENS
 from models.ops.transports import ROOM, TRANSPORTS, ExpertPeers
 
 WAYS = ("auto", "gather", "exchange", "ragged")
 
-WEIGHTS: tuple[Dims, ...] = (("experts", None, "mlp"), ("experts", None, "mlp"), ("experts", "mlp", None))
-STORED: Dims = ("experts", "embed", "mlp")
+SIDES = {"gate": ("embed", "mlp"), "up": ("embed", "mlp"), "down": ("mlp", "embed")}
 
 
 def choose(way: str, devices: int, chosen: int) -> str:
@@ -43,57 +42,92 @@ def mix(
   x: jax.Array,  # [B, T, D]
   chosen: jax.Array,  # [B, T, k]
   scales: jax.Array,  # [B, T, k], float32
-  weights: Weights,  # [E, D, F], [E, D, F], [E, F, D]
+  weights: Weights,
   sharding: Sharding,
   way: str,
 ) -> jax.Array:
   """The sum of what the chosen experts make of each token, each times its scale [B, T, D]."""
-  kernel = functools.partial(_on_own_tokens, sharding=sharding, way=way)
-  dims = [TOKENS, TOKENS, TOKENS, *WEIGHTS]
+  arrays, tree = jax.tree.flatten(weights)
+  names = dims_of(weights)
+  trained = jax.tree.leaves(names.trained, is_leaf=is_dims)
+  frozen = len(arrays) - len(trained)  # they come first
+  kernel = functools.partial(_on_own_tokens, tree=tree, sharding=sharding, way=way)
+  dims = [TOKENS, TOKENS, TOKENS, *map(_gathered, jax.tree.leaves(names, is_leaf=is_dims))]
 
   def forward(*given: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     out = sharding.local(kernel, *given, dims=dims, results=("mlp", *TOKENS))
     return sharding.sum_pieces(out, "mlp", TOKENS), given
 
   def backward(given: tuple[jax.Array, ...], of_out: jax.Array) -> tuple[jax.Array | None, ...]:
-    results = [("mlp", *TOKENS), ("mlp", *TOKENS), *(("batch", *names) for names in WEIGHTS)]
-    of_x, of_scales, *of_weights = sharding.local(kernel, *given, of_out, dims=[*dims, TOKENS], results=results)
+    results = [("mlp", *TOKENS), ("mlp", *TOKENS), *((*_in_pieces(names), *_gathered(names)) for names in trained)]
+    of_x, of_scales, *found = sharding.local(kernel, *given, of_out, dims=[*dims, TOKENS], results=results)
     # In the order in which gradients are added up and split.
-    of_gate, of_up, of_down = (
-      sharding.sum_pieces(g, "batch", STORED) for g in (*of_weights[:2], of_weights[2].swapaxes(-1, -2))
-    )
+    found = [_turned(g, names) for g, names in zip(found, trained, strict=True)]
+    of_trained = [_summed(g, names, sharding) for g, names in zip(found, trained, strict=True)]
     return (
       sharding.sum_pieces(of_x, "mlp", TOKENS),
       None,
       sharding.sum_pieces(of_scales, "mlp", TOKENS),
-      of_gate,
-      of_up,
-      of_down.swapaxes(-1, -2),
+      *[None] * frozen,
+      *(_turned(g, names) for g, names in zip(of_trained, trained, strict=True)),
     )
 
-  return with_gradient(forward, backward, x, chosen, scales, *weights)
+  return with_gradient(forward, backward, x, chosen, scales, *arrays)
+
+
+def dims_of(weights: Weights) -> Any:
+  """The names of the dimensions of each array, in the same tree."""
+  halves = lambda name: (("experts", SIDES[name][0], None), ("experts", None, SIDES[name][1]))
+  adapters = None if weights.adapters is None else {name: halves(name) for name in weights.adapters}
+  return Weights(*(("experts", *SIDES[name]) for name in NAMES), adapters=adapters)  # type: ignore
+
+
+def _gathered(names: Dims) -> Dims:
+  return tuple(None if name == "embed" else name for name in names)
+
+
+def _in_pieces(names: Dims) -> tuple[str, ...]:
+  """The dimensions along which devices have pieces of a gradient: those of what has no hidden units, too."""
+  return ("batch",) if "mlp" in names else ("mlp", "batch")
+
+
+def _turned(g: jax.Array, names: Dims) -> jax.Array:
+  """A gradient [..., embed], or its pieces, with the last two dimensions exchanged; all others as they are."""
+  return g.swapaxes(-1, -2) if names[-1] == "embed" else g
+
+
+def _summed(g: jax.Array, names: Dims, sharding: Sharding) -> jax.Array:
+  """The gradient of an array with these dimensions, from pieces that were turned."""
+  stored = (names[0], *reversed(names[1:])) if names[-1] == "embed" else names
+  for dim in _in_pieces(names):
+    g = sharding.sum_pieces(g, dim, ("batch", *stored) if dim == "mlp" else stored)
+  return g
 
 
 def _on_own_tokens(
   x: jax.Array,  # [b, T, D]
   chosen: jax.Array,
   scales: jax.Array,
-  gate: jax.Array,  # [e, D, f]
-  up: jax.Array,
-  down: jax.Array,  # [e, f, D]
-  of_out: jax.Array | None = None,  # [b, T, D]
-  *,
+  *arrays: jax.Array,  # those of the own experts and hidden units; in the backward pass then of_out [b, T, D]
+  tree: Any,
   sharding: Sharding,
   way: str,
 ) -> Any:
-  """The results for a device's own tokens or, given their gradient, all gradients; with a leading dimension of 1."""
+  """The results for a device's own tokens or, given their gradient, all gradients; as pieces, of which each is one.
+
+  Args:
+    tree: that of `Weights`.
+  """
+  weights = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
   flat = lambda x: x.reshape(-1, x.shape[-1])
   peers = ExpertPeers(sharding)
   transport = TRANSPORTS["gather" if peers.count == 1 else way]
   # Scales travel in the dtype in which they are used.
-  given = flat(x), flat(chosen), flat(scales).astype(x.dtype), (gate, up, down), peers
-  if of_out is None:
+  given = flat(x), flat(chosen), flat(scales).astype(x.dtype), weights, peers
+  if len(arrays) == tree.num_leaves:
     return transport.forward(*given).reshape(1, *x.shape)
-  of_x, of_scales, of_weights = transport.backward(*given, flat(of_out))
-  own = [g.astype(w.dtype)[None] for g, w in zip(of_weights, (gate, up, down), strict=True)]
+  of_x, of_scales, of_trained = transport.backward(*given, flat(arrays[-1]))
+  names = jax.tree.leaves(dims_of(weights).trained, is_leaf=is_dims)
+  pairs = zip(*map(jax.tree.leaves, (of_trained, weights.trained)), names, strict=True)
+  own = [g.astype(w.dtype)[(None,) * len(_in_pieces(dims))] for g, w, dims in pairs]
   return [of_x.reshape(1, *x.shape), of_scales.reshape(1, *scales.shape), *own]

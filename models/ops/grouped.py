@@ -19,7 +19,44 @@ BLOCKS = "blocks"  # the scope of the loop over blocks in a program
 OF_EXPERT = 8  # blocks, if all experts have equally many rows; so about a sixteenth of the products are with zeros
 LEAST, MOST = 8, 2048  # rows of a block; each reads all weights of its expert, and adds to their gradients
 
-Weights = tuple[jax.Array, jax.Array, jax.Array]  # gate and up [e, D, F], down [e, F, D]
+NAMES = ("gate", "up", "down")
+
+
+class Weights(NamedTuple):
+  """The weights of experts.
+
+  Attributes:
+    gate, up: [e, D, F].
+    down: [e, F, D].
+    adapters: for some of them by name, the halves of an adapter (models/lora.py), [e, I, R] and [e, R, O]. Then only
+      these are trained. None: the weights are.
+  """
+
+  gate: jax.Array
+  up: jax.Array
+  down: jax.Array
+  adapters: dict[str, tuple[jax.Array, jax.Array]] | None = None
+
+  @property
+  def trained(self) -> Any:
+    """The arrays that have gradients: the weights, or the adapters by name."""
+    return self[:3] if self.adapters is None else self.adapters
+
+  def product(self, name: str, x: jax.Array) -> jax.Array:
+    """Rows x [b, I] times a weight of one expert and, if it has an adapter, times both halves → [b, O]."""
+    product = x @ getattr(self, name)
+    if self.adapters and name in self.adapters:
+      a, b = self.adapters[name]
+      product += (x @ a) @ b
+    return product
+
+  def transposed(self, name: str, g: jax.Array) -> jax.Array:
+    """The gradient of the rows of such a product from that of the product: [b, O] → [b, I]."""
+    product = g @ getattr(self, name).T
+    if self.adapters and name in self.adapters:
+      a, b = self.adapters[name]
+      product += (g @ b.T) @ a.T
+    return product
 
 
 class Rows(NamedTuple):
@@ -38,30 +75,48 @@ def forward(rows: Rows, weights: Weights, likely: int) -> jax.Array:
   """
 
   def one(block: Block, out: jax.Array) -> jax.Array:
-    x, scales, (gate, up, down) = block.of(rows.x), block.of(rows.scales), block.weights_of(weights)
-    return block.put(out, (scales[:, None] * jax.nn.silu(x @ gate) * (x @ up)) @ down)
+    x, scales, own = block.of(rows.x), block.of(rows.scales), block.weights_of(weights)
+    hidden = scales[:, None] * jax.nn.silu(own.product("gate", x)) * own.product("up", x)
+    return block.put(out, own.product("down", hidden))
 
   return _each_block(rows, likely, one, jnp.zeros_like(rows.x))
 
 
-def backward(rows: Rows, weights: Weights, of_out: jax.Array, likely: int) -> tuple[jax.Array, jax.Array, Weights]:
-  """The gradients of rows [R, D]; in float32 those of scales [R] and weights. Computes hidden units again."""
+def backward(rows: Rows, weights: Weights, of_out: jax.Array, likely: int) -> tuple[jax.Array, jax.Array, Any]:
+  """The gradients of rows [R, D]; in float32 those of scales [R] and of what is trained. Computes hidden units again.
+
+  Beside an adapter, no gradient of the large weight is made, which is a third of the backward pass.
+  """
   product = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
 
   def one(block: Block, carry: Any) -> Any:
     of_x, of_scales, of_weights = carry
     x, g, scales = block.of(rows.x), block.of(of_out), block.of(rows.scales)[:, None]
-    gate, up, down = block.weights_of(weights)
-    hidden, pull = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, x @ gate, x @ up)
-    of_hidden = g @ down.T
+    own = block.weights_of(weights)
+    hidden, pull = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, own.product("gate", x), own.product("up", x))
+    of_hidden = own.transposed("down", g)
     of_gate, of_up = pull(scales * of_hidden)
-    pairs = zip(of_weights, (x, x, scales * hidden), (of_gate, of_up, g), strict=True)
-    of_weights = tuple(total.at[block.expert].add(product(a.T, b)) for total, a, b in pairs)
+    inputs, gradients = (x, x, scales * hidden), (of_gate, of_up, g)
+    add = lambda total, x, g: total.at[block.expert].add(product(x.T, g))
+    if own.adapters is None:
+      of_weights = tuple(map(add, of_weights, inputs, gradients))
+    else:
+      pairs = {name: pair for name, *pair in zip(NAMES, inputs, gradients, strict=True) if name in own.adapters}
+      halves = {name: (*own.adapters[name], *of_weights[name]) for name in pairs}
+      of_weights = {
+        name: (add(of_a, x, g @ b.T), add(of_b, x @ a, g))
+        for (name, (x, g)), (a, b, of_a, of_b) in zip(pairs.items(), halves.values(), strict=True)
+      }
     of_scales = block.put(of_scales, jnp.sum((hidden * of_hidden).astype(jnp.float32), axis=1))
-    return block.put(of_x, of_gate @ gate.T + of_up @ up.T), of_scales, of_weights
+    return block.put(of_x, own.transposed("gate", of_gate) + own.transposed("up", of_up)), of_scales, of_weights
 
-  zeros = tuple(jnp.zeros(w.shape, jnp.float32) for w in weights)
+  zeros = zeros_of(weights)
   return _each_block(rows, likely, one, (jnp.zeros_like(rows.x), jnp.zeros(len(rows.x), jnp.float32), zeros))
+
+
+def zeros_of(weights: Weights) -> Any:
+  """What gradients are added to: zeros in float32, in the tree of what is trained."""
+  return jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), weights.trained)
 
 
 def block_size(likely: int, experts: int, most: int) -> int:
@@ -89,8 +144,7 @@ class Block(NamedTuple):
     return jax.lax.dynamic_update_slice_in_dim(out, new, self.start, axis=0)
 
   def weights_of(self, weights: Weights) -> Weights:
-    gate, up, down = (jax.lax.dynamic_index_in_dim(w, self.expert, keepdims=False) for w in weights)
-    return gate, up, down
+    return jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, self.expert, keepdims=False), weights)
 
   def _slice(self, x: jax.Array) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(x, self.start, len(self.live))

@@ -120,6 +120,7 @@ def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
 
   `load_max` is the load of the busiest expert of all blocks, relative to the mean load; `idle_experts` is the share of
   experts without a token; `router_entropy` is the mean entropy of a router's probabilities, at most log(experts).
+  `load` is how many tokens each expert had [depth, experts].
   """
   load = found["load"]
   mean = jnp.maximum(jnp.mean(load, axis=1, keepdims=True), 1e-9)
@@ -130,6 +131,7 @@ def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
     "router_entropy": found["entropy"] / routed,
     "load_max": jnp.max(load / mean),
     "idle_experts": jnp.mean(load == 0),
+    "load": load,
   }
 
 

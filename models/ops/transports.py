@@ -91,11 +91,11 @@ class Transport(NamedTuple):
 
   Attributes:
     forward: → [n, D].
-    backward: with the gradient of that → the gradients of tokens, scales and weights.
+    backward: with the gradient of that → the gradients of tokens, scales and what is trained (`Weights.trained`).
   """
 
   forward: Callable[..., jax.Array]
-  backward: Callable[..., tuple[jax.Array, jax.Array, Weights]]
+  backward: Callable[..., tuple[jax.Array, jax.Array, Any]]
 
 
 class Order(NamedTuple):
@@ -153,16 +153,16 @@ def _own_rows(chosen: jax.Array, scales: jax.Array, experts: int, peers: ExpertP
 def _gather(x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers) -> jax.Array:
   likely = scales.size
   x, chosen, scales = peers.all_gather(x, chosen, scales)
-  order = _own_rows(chosen, scales, len(weights[0]), peers)
+  order = _own_rows(chosen, scales, len(weights.gate), peers)
   return peers.reduce_scatter(order.added_up(grouped.forward(order.rows(x), weights, likely)))
 
 
 def _gather_backward(
   x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers, of_out: jax.Array
-) -> tuple[jax.Array, jax.Array, Weights]:
+) -> tuple[jax.Array, jax.Array, Any]:
   likely = scales.size
   x, chosen, scales, of_out = peers.all_gather(x, chosen, scales, of_out)
-  order = _own_rows(chosen, scales, len(weights[0]), peers)
+  order = _own_rows(chosen, scales, len(weights.gate), peers)
   of_rows, of_scales, of_weights = grouped.backward(order.rows(x), weights, of_out[order.token], likely)
   of_x = peers.reduce_scatter(order.added_up(of_rows))
   return of_x, peers.summed(in_order(of_x, order.unsorted(of_scales))), of_weights
@@ -193,7 +193,7 @@ Travel = Callable[["Order", jax.Array, ExpertPeers, Callable[[Trip, Any], Any], 
 def _send(
   travel: Travel, x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers
 ) -> jax.Array:
-  e = len(weights[0])
+  e = len(weights.gate)
   order = Order.of(chosen, scales, peers.count * e)
 
   def one(trip: Trip, out: jax.Array) -> jax.Array:
@@ -214,8 +214,8 @@ def _send_backward(
   weights: Weights,
   peers: ExpertPeers,
   of_out: jax.Array,
-) -> tuple[jax.Array, jax.Array, Weights]:
-  e = len(weights[0])
+) -> tuple[jax.Array, jax.Array, Any]:
+  e = len(weights.gate)
   order = Order.of(chosen, scales, peers.count * e)
 
   def one(trip: Trip, carry: Any) -> Any:
@@ -229,7 +229,7 @@ def _send_backward(
     return of_rows, of_scales, jax.tree.map(jnp.add, of_weights, new_weights)
 
   rows = x[order.token]
-  zeros = tuple(jnp.zeros(w.shape, jnp.float32) for w in weights)
+  zeros = grouped.zeros_of(weights)
   start = jnp.zeros_like(rows), jnp.zeros(len(rows), jnp.float32), zeros
   of_rows, of_scales, of_weights = travel(order, order.counts.reshape(-1, e), peers, one, start)
   return order.added_up(of_rows), order.unsorted(of_scales), of_weights

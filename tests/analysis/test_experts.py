@@ -24,9 +24,12 @@ LAYOUTS = {
   "context": (layout_of("context") | EXPERT).on(context=2, expert=4),
   "pipeline": (layout_of("pipeline") | EXPERT).on(stage=2, data=2, expert=2),
 }
+WITH_ADAPTERS = {"init_from": "a model", "model__lora_rank": 8}
 CASES = [
-  ("data_parallel", "auto"), ("fsdp", "auto"), ("expert", "gather"), ("expert", "exchange"), ("expert_fsdp", "gather"),
-  ("two_d", "exchange"), ("context", "exchange"), ("pipeline", "gather"),
+  ("data_parallel", "auto", {}), ("fsdp", "auto", {}), ("expert", "gather", {}), ("expert", "exchange", {}),
+  ("expert_fsdp", "gather", {}), ("two_d", "exchange", {}), ("context", "exchange", {}), ("pipeline", "gather", {}),
+  ("fsdp", "auto", WITH_ADAPTERS), ("expert_fsdp", "gather", WITH_ADAPTERS), ("two_d", "exchange", WITH_ADAPTERS),
+  ("two_d", "gather", WITH_ADAPTERS | {"sequence_parallel": False}),
 ]  # fmt: skip
 SIZES = {
   "model__width": 64, "model__heads": 4, "model__kv_heads": 2, "model__mlp_width": 128, "model__seq_len": 64,
@@ -40,10 +43,10 @@ def built(layout: Layout, way: str, **fields: Any) -> strategies.Strategy:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name, way", CASES)
-def test_theory_is_the_compiled_program(name: str, way: str):
+@pytest.mark.parametrize("name, way, more", CASES)
+def test_theory_is_the_compiled_program(name: str, way: str, more: dict[str, Any]):
   """Bytes by kind and mesh axis, FLOPs, and memory within a fifth. A step sums some more numbers, of 4 bytes each."""
-  runner = built(LAYOUTS[name], way)
+  runner = built(LAYOUTS[name], way, **more)
   case, step = Case.of(runner, BATCH, "cpu"), compile_step(runner, BATCH)
   assert not step.left_out()
   found, expected = collections.Counter[Any](), collections.Counter[Any]()

@@ -12,11 +12,11 @@ from helpers import PARITY, assert_trees_close, in_full, model_sizes, one_senten
 
 from models.dimensions import UNSHARDED
 from models.ops import experts, grouped, routing
-from models.ops.grouped import Rows
+from models.ops.grouped import Rows, Weights
 from models.ops.routing import ROUTERS, Counted
 from models.sizes import ModelSizes
 
-E, D, F, K = 5, 16, 24, 2
+E, D, F, K, RANK = 5, 16, 24, 2, 3
 
 
 @functools.cache
@@ -36,21 +36,35 @@ def counts_of(case: str, rows: int) -> np.ndarray:
 
 
 def test_products_of_sorted_rows_are_those_of_their_experts():
-  """In the forward pass and all gradients, also with no row at all, and with all for one expert."""
+  """In the forward pass and all gradients, also with no row at all, and with all for one expert.
+
+  With adapters they are those of weights to which these are added, and the gradients are those of the adapters.
+  """
   random, size = np.random.default_rng(1), 45
   x, g = (random.standard_normal((size, D)).astype(np.float32) for _ in range(2))
   scales = random.uniform(0.5, 2, size).astype(np.float32)
+  draw = lambda *shape: random.standard_normal((E, *shape)).astype(np.float32)
+  adapters = {"gate": (draw(D, RANK), draw(RANK, F)), "down": (draw(F, RANK), draw(RANK, D))}
 
   def plain(x: jax.Array, scales: jax.Array, w: Any, counts: jax.Array) -> jax.Array:
     of = jnp.sum(jnp.arange(size)[:, None] >= jnp.cumsum(counts), axis=1)  # E for rows of none
     done = [scales[:, None] * mlp(x, [w[i][e] for i in range(3)]) for e in range(E)]
     return sum(jnp.where((of == e)[:, None], one, 0) for e, one in enumerate(done))
 
+  def summed(adapters: Any) -> list[jax.Array]:
+    of = lambda name: adapters[name][0] @ adapters[name][1] if name in adapters else 0
+    return [w + of(name) for w, name in zip(weights(), grouped.NAMES, strict=True)]
+
   @jax.jit
   def both(counts: jax.Array) -> Any:
-    out, pull = jax.vjp(lambda x, scales, w: plain(x, scales, w, counts), x, scales, weights())
-    rows = Rows(x, scales, counts)
-    return (grouped.forward(rows, weights(), size), grouped.backward(rows, weights(), g, size)), (out, pull(g))
+    rows, found = Rows(x, scales, counts), []
+    for ours, whole, trained in (
+      (Weights(*weights()), lambda w: w, weights()),
+      (Weights(*weights(), adapters=adapters), summed, adapters),
+    ):
+      out, pull = jax.vjp(lambda x, scales, w, whole=whole: plain(x, scales, whole(w), counts), x, scales, trained)
+      found.append((grouped.forward(rows, ours, size), grouped.backward(rows, ours, g, size), out, pull(g)))
+    return [one[:2] for one in found], [one[2:] for one in found]
 
   for case in ("equal", "one", "none", "mixed"):
     ours, expected = jax.device_get(both(counts_of(case, size)))
@@ -183,7 +197,6 @@ def test_auto_chooses_what_sends_less():
     ({"expert_transport": "gathers"}, ["model.expert_transport='gathers'", "'gather'"]),
     ({"experts": 0, "shared_experts": 1}, ["model.shared_experts=1", "model.experts=0"]),
     ({"router_aux": -1.0}, ["model.router_aux=-1.0"]),
-    ({"lora_rank": 2}, ["model.lora_targets", "gate, up, down", "query,key,value,out"]),
   ],
 )
 def test_mistakes_get_one_sentence(fields: dict[str, Any], parts: list[str]):

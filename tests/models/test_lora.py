@@ -24,6 +24,11 @@ from training.program import Params, Program
 
 RANK = 4
 MODEL = {"init_from": "a model", "model__lora_rank": RANK, "model__depth": 2, "model__seq_len": 16}
+MIXTURE = {
+  "model__experts": 4,
+  "model__expert_width": 24,
+  "model__shared_experts": 2,
+}  # adapters of both kinds of experts
 
 
 def made(**fields: Any) -> tuple[Program, Params]:
@@ -52,21 +57,25 @@ def merged(found: Program, params: Params) -> Params:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("targets", [",".join(lora.TARGETS), "value, out"])
-def test_loss_and_gradients_are_those_of_merged_weights(targets: str):
-  found, params = made(model__lora_targets=targets, model__qkv_bias=True)
-  plain = program(**MODEL | {"model__lora_rank": 0, "model__qkv_bias": True})
+@pytest.mark.parametrize(
+  "targets, more",
+  [(",".join(lora.TARGETS), {}), ("value, out", {}), (",".join(lora.TARGETS), MIXTURE), ("value, down", MIXTURE)],
+)
+def test_loss_and_gradients_are_those_of_merged_weights(targets: str, more: dict[str, Any]):
+  found, params = made(model__lora_targets=targets, model__qkv_bias=True, **more)
+  plain = program(**MODEL | {"model__lora_rank": 0, "model__qkv_bias": True} | more)
   batch = random_batch(found, 4)
 
-  def loss(adapters: Params) -> jax.Array:
+  def loss(adapters: Params) -> tuple[jax.Array, Any]:
     whole = merged(found, joined(adapters, frozen(found.sizes, params)))
-    return plain.loss_sums(whole, batch, None)[0]
+    return plain.loss_sums(whole, batch, None)
 
   ours = jax.jit(lambda p: found.gradient_sums(p, batch, jnp.zeros((), jnp.int32)))(params)
-  expected = jax.jit(jax.value_and_grad(loss))(trained(found.sizes, params))
-  assert float(ours[0]["loss"]) == pytest.approx(float(expected[0]), rel=1e-6)
+  expected = jax.jit(jax.value_and_grad(loss, has_aux=True))(trained(found.sizes, params))
+  assert float(ours[0]["loss"]) == pytest.approx(float(expected[0][1]["loss"]), rel=1e-6)
   assert_trees_close(ours[1], expected[1], 1e-5)
-  assert len(jax.tree.leaves(ours[1])) == 2 * len(lora.targets_of(targets))
+  of_mlp = len({"gate", "up", "down"} & set(lora.targets_of(targets)))
+  assert len(jax.tree.leaves(ours[1])) == 2 * (len(lora.targets_of(targets)) + (of_mlp if more else 0))
 
   inputs = batch["tokens"][:, :-1]
   logits = bind(plain.sizes, merged(found, params))(inputs)
@@ -74,16 +83,16 @@ def test_loss_and_gradients_are_those_of_merged_weights(targets: str):
 
 
 def test_at_first_adapters_change_nothing():
-  found = program(**MODEL)
+  found = program(**MODEL | MIXTURE)
   params, batch = jax.jit(functools.partial(init_params, found.sizes))(jax.random.key(0)), random_batch(found, 4)
-  plain, without = program(**MODEL | {"model__lora_rank": 0}).sizes, frozen(found.sizes, params)
+  plain, without = program(**MODEL | MIXTURE | {"model__lora_rank": 0}).sizes, frozen(found.sizes, params)
   run = jax.jit(lambda tokens: (bind(found.sizes, params)(tokens), bind(plain, without)(tokens)))
   np.testing.assert_array_equal(*run(batch["tokens"]))
 
 
 @pytest.mark.full
 def test_only_adapters_have_an_optimizer_state_and_change():
-  found, _ = made()
+  found, _ = made(**MIXTURE, model__router="sigmoid_bias")  # its biases stay, too
   runner = strategy("fsdp", found)
   before = initial_state(runner)
   assert jax.tree.structure(before.opt_state[0].mu) == jax.tree.structure(trained(found.sizes, before.params))
@@ -137,3 +146,12 @@ def test_flops_count_no_gradients_of_other_weights():
   products = 3 * (2 * d * (n + k) + 3 * d * f) + d * found.vocab_size
   for count in (type(sizes).train_flops_per_example, type(sizes).palm_flops_per_example):
     assert count(sizes) - count(found) == 16 * (2 * products - 6 * adapters)
+
+
+def test_of_experts_adapters_the_flops_of_those_count_that_work_on_a_token():
+  sizes = model_sizes(depth=3, seq_len=16, experts=4, expert_width=24, shared_experts=2, experts_per_token=2)
+  found = program(**MODEL | MIXTURE | {"model__depth": 3, "model__lora_targets": "gate,down"}).sizes
+  d, f, n, k = found.width, 24, found.heads * found.head_dim, found.kv_heads * found.head_dim
+  adapters = 3 * RANK * 2 * (2 * (d + f) + (d + 2 * f))  # two experts, and the shared ones as one MLP
+  products = 3 * (2 * d * (n + k) + 3 * d * 4 * f + 4 * d) + d * found.vocab_size
+  assert sizes.train_flops_per_example() - found.train_flops_per_example() == 16 * (2 * products - 6 * adapters)

@@ -54,6 +54,25 @@ def test_processes_share_the_positions_of_a_text(way: str, tmp_path: Path, capfd
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("way", ["gather", "exchange"])
+def test_processes_share_the_experts_of_a_mixture(way: str, tmp_path: Path, capfd: pytest.CaptureFixture):
+  """Two processes with two devices each, and two experts on each device. They go on where a single device stopped."""
+  fields = {"steps": 4, "eval_every": 2, "model.experts": 8, "model.router": "sigmoid_bias"}
+  fields["model.expert_transport"] = way
+  train.train(config("single", **TINY | fields), tmp_path / "alone")
+  train.train(config("single", **TINY | fields, stop_after=2), tmp_path / "run")
+  assert launch.launch(2, 2, flags("expert", tmp_path / "run", **fields)) == 0
+  assert "expert on mesh expert=4" in capfd.readouterr().out
+  ours, alone = (measured(tmp_path / name) for name in ("run", "alone"))
+  assert len(ours) == 6
+  for name in ("loss", "balance_loss", "load_max", "idle_experts"):
+    found, wanted = (
+      {(line["split"], line["step"]): line[name] for line in lines if name in line} for lines in (ours, alone)
+    )
+    assert found == pytest.approx(wanted, rel=1e-5), name
+
+
+@pytest.mark.full
 def test_no_process_ever_holds_the_whole_state(tmp_path: Path, capfd: pytest.CaptureFixture):
   """One device writes 253 MB and 2 processes × 4 devices read it. Each process needs its half and a little more."""
   shape = {"model.depth": 32, "model.width": 256, "model.heads": 8, "model.kv_heads": 8, "model.mlp_width": 512}

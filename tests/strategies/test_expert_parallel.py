@@ -43,6 +43,7 @@ VARIANTS = {
   "images": {**IMAGES, "model__router": "topk_softmax", "model__experts_per_token": 1},
   "one has all": {"model__router": "sigmoid_bias", "model__router_scale": 2.5},
   "one has none": {"model__router": "sigmoid_bias", "model__experts_per_token": 3},
+  "adapters": {"init_from": "a model", "model__lora_rank": 2, "model__shared_experts": 1},
 }
 # What is added to the scores of the first and of the last experts, in these variants.
 BIASES = {"one has all": (9.0, 0.0), "one has none": (0.0, -9.0)}
@@ -136,7 +137,7 @@ def test_20_steps_equal_a_single_device(name: str, way: str):
   make = functools.partial(program_of, variant="documents", model__router="sigmoid_bias", model__router_bias_rate=0.01)
   ours = trained(laid_out(LAYOUTS[name], make(way, accumulation=2), **schedule_of(name)), STEPS, BATCH)
   alone = trained(laid_out(layout_of("single"), make("auto")), STEPS, BATCH)
-  for metric in ("loss", "balance_loss", "router_z_loss", "router_entropy", "load_max", "idle_experts"):
+  for metric in ("loss", "balance_loss", "router_z_loss", "router_entropy", "load_max", "idle_experts", "load"):
     np.testing.assert_allclose(ours[metric], alone[metric], rtol=PARITY, err_msg=metric)
   assert len(set(ours["loss"])) == STEPS
 

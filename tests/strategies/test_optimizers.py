@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import PARITY, assert_trees_close, in_full, initial_state, program, strategy
+from helpers import PARITY, assert_trees_close, in_full, initial_state, laid_out, program, strategy
 
 import strategies
-from strategies import Strategy
+from strategies import Strategy, layout_of
 from strategies.constraints import Constraints
 from training.optimizers import OPTIMIZERS
 from training.program import Params, Program, TrainState
@@ -21,12 +21,29 @@ SIZES |= {"qkv_bias": True, "qk_norm": True}  # weights that are no matrices
 VARIANTS = {name: {"optimizer__name": name, "optimizer__clip_norm": 0.5} for name in OPTIMIZERS}
 # Without clipping, because a sum whose last bit differs would round some numbers of bfloat16 to others.
 VARIANTS["moments in bfloat16"] = {"optimizer__moments": "bfloat16", "optimizer__clip_norm": 0.0}
+# Joined with expert parallelism. Each expert has matrices of its own, whole or in pieces, as has its state.
+EXPERT = layout_of("expert")
+MIXTURES = {
+  "mixture, zero1": (layout_of("zero1") | EXPERT).on(data=4, expert=2),
+  "mixture, zero2": (layout_of("zero2") | EXPERT).on(data=2, expert=4),
+  "mixture, expert_fsdp": layout_of("expert_fsdp").on(data=4, expert=2),
+  "mixture, two_d": (layout_of("tensor_parallel") | layout_of("expert_fsdp")).on(data=2, expert=2, model=2),
+}
+EXPERTS = {"experts": 4, "expert_width": 32, "shared_experts": 1, "router": "sigmoid_bias"}
 
 
 @functools.cache
-def trained(variant: str, depth: int) -> Program:
-  model = {f"model__{name}": size for name, size in SIZES.items()} | {"model__depth": depth}
-  return program(optimizer__warmup=0, **model, **VARIANTS[variant])
+def trained(variant: str, depth: int, mixture: bool) -> Program:
+  sizes = SIZES | {"depth": depth} | (EXPERTS if mixture else {})
+  return program(optimizer__warmup=0, **{f"model__{name}": size for name, size in sizes.items()}, **VARIANTS[variant])
+
+
+def runner_of(name: str, variant: str, depth: int) -> Strategy:
+  """Under a strategy of the registry or a layout of `MIXTURES`; "mixture" is one on a single device."""
+  made = trained(variant, depth, name.startswith("mixture"))
+  if name in MIXTURES:
+    return laid_out(MIXTURES[name], made)
+  return strategy("single" if name == "mixture" else name, made)
 
 
 def depth_of(name: str) -> int:
@@ -43,7 +60,8 @@ def random_gradients(params: Params) -> Params:
 
 
 def after_steps(runner: Strategy, state: TrainState, gradients: Params) -> TrainState:
-  sums = {"loss": jnp.ones(()), "correct": jnp.ones((), jnp.int32), "count": jnp.ones((), jnp.int32)}
+  sums = runner.program.no_sums(0)
+  sums |= {name: jnp.ones_like(sums[name]) for name in ("loss", "correct", "count")}
   update = functools.partial(runner.program.apply_gradients, sharding=Constraints(runner.layout))
   return jax.lax.scan(lambda state, now: (update(state, sums, now)[0], None), state, gradients)[0]
 
@@ -51,7 +69,7 @@ def after_steps(runner: Strategy, state: TrainState, gradients: Params) -> Train
 @functools.cache
 def updated(name: str, depth: int, variants: tuple[str, ...]) -> dict[str, TrainState]:
   """The state after some steps, for each optimizer. A single program computes them all."""
-  runners = {variant: strategy(name, trained(variant, depth)) for variant in variants}
+  runners = {variant: runner_of(name, variant, depth) for variant in variants}
   states = {variant: initial_state(one) for variant, one in runners.items()}
   first = runners["adamw"]
   pieces = first.state_sharding.opt_state[0].mu  # where gradients of a batch in one part are
@@ -77,4 +95,13 @@ CASES = [*((name, OF_MATRICES) for name in OTHERS), *((name, ELEMENTWISE) for na
 def test_updates_and_state_equal_those_of_a_single_device(name: str, variants: tuple[str, ...]):
   expected = updated("single", depth_of(name), variants)
   for variant, ours in updated(name, depth_of(name), variants).items():
+    assert_trees_close(ours, expected[variant], PARITY)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MIXTURES)
+def test_updates_of_experts_equal_those_of_a_single_device(name: str):
+  """Six layers, which the devices that share an expert's matrix do not divide."""
+  expected = updated("mixture", 6, OF_MATRICES)
+  for variant, ours in updated(name, 6, OF_MATRICES).items():
     assert_trees_close(ours, expected[variant], PARITY)

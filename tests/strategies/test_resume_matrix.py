@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import PARITY, in_full, program, relative_difference, strategy
+from helpers import PARITY, in_full, laid_out, program, relative_difference, strategy
 
 import data
 import strategies
 from checkpointing import record, restore
 from checkpointing.save import Checkpoints
 from data.synthetic import Synthetic
-from strategies import Strategy
+from strategies import Strategy, layout_of
 from training.loop import LoopState
 from training.program import Program, TrainState
 
@@ -137,3 +137,50 @@ def test_moments_of_rows_and_columns_resume_under_another_strategy(tmp_path: Pat
     assert jax.tree.map(lambda x: x.sharding, found) == resumed.state_sharding
   moments = saver.abstract_state().opt_state[0].moments["blocks"]["mlp"]["down"]
   assert [moments[side].sharding.spec for side in ("rows", "columns")] == [jax.P(None, None), jax.P(None, "data")]
+
+
+# A checkpoint of a mixture, saved where eight devices share the experts, goes on under these layouts.
+EXPERT = layout_of("expert")
+RESUMED = {
+  "single": layout_of("single"),
+  "expert and data": (layout_of("data_parallel") | EXPERT).on(data=4, expert=2),
+  "expert_fsdp": layout_of("expert_fsdp").on(data=1, expert=4),
+  "fsdp": layout_of("fsdp").on(data=8),
+  "two_d": layout_of("two_d").on(data=2, model=2),
+  "pipeline": (layout_of("pipeline") | EXPERT).on(stage=2, data=2, expert=2),
+}
+
+
+@functools.cache
+def mixture() -> Program:
+  """With biases that follow the loads, moments of matrices, and experts of both kinds."""
+  fields = {"experts": 8, "expert_width": 32, "shared_experts": 1, "router": "sigmoid_bias", "router_bias_rate": 0.01}
+  return small(optimizer__name="muon", **{f"model__{name}": value for name, value in fields.items()})
+
+
+@pytest.fixture(scope="module")
+def saved_mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainState, np.ndarray, float]:
+  """The folder of a checkpoint, its state, and the ids and loss of the run's next step."""
+  runner, place = laid_out(EXPERT.on(expert=8), mixture()), tmp_path_factory.mktemp("mixture")
+  state = runner.init(seed=0)
+  for step in range(STEP):
+    state, _, _ = next_step(runner, state, step)
+  with Checkpoints(place, 1, 0, lambda _: None, pytest.fail) as writer:
+    writer.save(state, RUN, LoopState(STEP))
+  kept = jax.device_get(state)
+  return place, kept, *next_step(runner, state, STEP)[1:]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_mixture_resumes_where_other_devices_share_its_experts(name: str, saved_mixture: tuple):
+  """The same bits, the biases of routers among them; then the exact next batch, and its loss."""
+  folder, expected, ids, loss = saved_mixture
+  runner = laid_out(RESUMED[name], mixture(), pipeline__microbatches=2)
+  state, found = restore.restore(folder, runner.abstract_state(), RUN, pytest.fail)
+  assert jax.tree.map(lambda x: x.sharding, state) == runner.state_sharding
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), expected)
+  assert np.unique(expected.params["blocks"]["mlp"]["bias"]).size > 1
+  _, found_ids, found_loss = next_step(runner, state, found["loop"]["step"])
+  np.testing.assert_array_equal(found_ids, ids)
+  assert relative_difference(found_loss, loss) <= PARITY
