@@ -64,7 +64,9 @@ def test_a_mixture_whose_first_layers_are_dense_goes_out_and_comes_in(tmp_path: 
   np.testing.assert_array_equal(written["model.layers.0.mlp.up_proj.weight"], mlps[0]["up"][0].T)
   np.testing.assert_array_equal(written["model.layers.2.mlp.experts.3.up_proj.weight"], mlps[1]["up"][1, 3].T)
   np.testing.assert_array_equal(written["model.layers.1.mlp.gate.weight"], mlps[1]["router"][0].T)
-  assert json.loads((tmp_path / "out/config.json").read_text())["mlp_only_layers"] == [0]
+  said = json.loads((tmp_path / "out/config.json").read_text())
+  assert said["mlp_only_layers"] == [0]
+  assert said["router_aux_loss_coef"] == pytest.approx(0.03 * 2 / sizes.experts_per_token)  # of two layers
   read = shape_of(tmp_path / "out").fields
   assert {name: read[name] for name in ("dense_layers", "mlp_width", "expert_width")} == {
     "dense_layers": 1, "mlp_width": 40, "expert_width": 24

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,12 +17,14 @@ from helpers import (
   in_full,
   initial_state,
   laid_out,
+  measured,
   one_sentence,
   step_and_evaluation,
   trained,
 )
 
 import strategies
+import train
 from strategies import Strategy, layout_of
 from training import settings
 from training.program import Params, Program
@@ -164,8 +167,41 @@ def test_20_steps_equal_a_single_device(name: str, way: str):
 
 
 @pytest.mark.full
-def test_texts_are_scored_and_continued():
-  program = program_of("exchange", "text")
+@pytest.mark.parametrize(
+  "name, fields", [("expert_fsdp", {"optimizer__on_host": True}), ("two_d", {"optimizer__name": "muon"})]
+)
+def test_10_steps_of_a_mixture_with_dense_blocks_equal_a_single_device(name: str, fields: dict):
+  """With the optimizer's state in the host's memory, which a single device does not have, and with whole matrices."""
+  make = functools.partial(program_of, variant="dense first", model__router="sigmoid_bias")
+  ours = trained(laid_out(LAYOUTS[name], make("gather", **fields)), 10, BATCH)
+  alone = trained(laid_out(layout_of("single"), make("auto", **fields | {"optimizer__on_host": False})), 10, BATCH)
+  for metric in ("loss", "grad_norm", "balance_loss", "load_max", "idle_experts"):
+    np.testing.assert_allclose(ours[metric], alone[metric], rtol=PARITY, err_msg=metric)
+
+
+@pytest.mark.full
+def test_a_mixture_with_dense_blocks_resumes_under_another_strategy(tmp_path: Path):
+  """The loss of a run that goes on, with its state in other pieces, is that of a run that was never stopped."""
+  run = {
+    **SMALL, **WITH_DENSE["dense first"], "steps": 4, "batch_size": 8, "log_every": 1, "eval_examples": 8,
+    "eval_batch_size": 8, "sample_length": 0, "data__name": "synthetic",
+  }  # fmt: skip
+  train.train(config("single", **run), tmp_path / "whole")
+  train.train(config("expert_fsdp", **run, stop_after=2), tmp_path / "parts")
+  train.train(config("two_d", **run), tmp_path / "parts")
+  whole, parts = (
+    [line["loss"] for line in measured(tmp_path / name) if "grad_norm" in line] for name in ("whole", "parts")
+  )
+  assert len(whole) == 4
+  np.testing.assert_allclose(parts, whole, rtol=PARITY)
+  with one_sentence("model.dense_layers was 2 and is now 1"):
+    train.train(config("two_d", **run | {"model__dense_layers": 1}), tmp_path / "parts")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("variant", ["text", "dense first"])
+def test_texts_are_scored_and_continued(variant: str):
+  program = program_of("exchange", variant)
   assert_writes_as(laid_out(LAYOUTS["expert_fsdp"], program), laid_out(layout_of("single"), program))
 
 
