@@ -193,10 +193,9 @@ class XlaGpu(Compiler):
     """
     if "attention_output" in case.saved_names or case.layout.shards("sequence") == 1:
       return 0
-    rounds = case.sizes.depth / case.layout.shards("layers")
-    if case.schedule:
-      rounds /= case.schedule.chunks * UNROLL
-    return max(rounds - 1, 0) / rounds
+    in_round = case.layout.shards("layers") * (case.schedule.chunks * UNROLL if case.schedule else 1)
+    rounds = [stack.layers / in_round for stack in case.sizes.stacks]
+    return sum(max(of_stack - 1, 0) for of_stack in rounds) / sum(rounds)
 
 
 COMPILERS: dict[str, Compiler] = {

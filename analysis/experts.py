@@ -29,11 +29,12 @@ def _always(case: Case) -> list[Sent]:
   have parts of these. And the sums of routers.
   """
   sizes, layout = case.sizes, case.layout
-  numbers = case.tokens * sizes.experts_per_token * sizes.depth / layout.shards("layers")
-  loads = sizes.depth * sizes.experts + 3
+  layers = sizes.mixtures / layout.shards("layers")
+  numbers = case.tokens * sizes.experts_per_token * layers
+  loads = sizes.mixtures * sizes.experts + 3
   batch = case.ordered((*layout.axes("batch"), *layout.axes("positions"), *case.transfers.by_hand))
   parts = 1 if case.transfers.by_hand else case.batch_parts
-  of_texts = case.examples * case.sharers * (sizes.depth / layout.shards("layers") * sizes.experts + 1)
+  of_texts = case.examples * case.sharers * (layers * sizes.experts + 1)
   halves = [weight for weight in trained(sizes) if "experts" in weight.dims and "mlp" not in weight.dims]
   in_parts = sum(case.used(weight) for weight in halves) * case.item / INDEX
   times = 1 if sizes.remat == "minimal" else 2  # again in the backward pass
@@ -52,7 +53,7 @@ def _shared(case: Case) -> list[Sent]:
   sizes, m, axes = case.sizes, case.layout.shards("experts"), case.axes("experts")
   if m == 1:
     return []
-  times, k = case.batch_parts * sizes.depth / case.layout.shards("layers"), sizes.experts_per_token
+  times, k = case.batch_parts * sizes.mixtures / case.layout.shards("layers"), sizes.experts_per_token
   token, counts = sizes.width * case.item, sizes.experts * INDEX * ring_share(m)
   send = lambda kind, size, what: Sent(kind, axes, times * size, f"experts: {what}", waits=True)
   if sizes.expert_transport == "gather":
@@ -103,7 +104,7 @@ def loops(case: Case) -> dict[str, int]:
 
 
 def products(case: Case) -> list[Product]:
-  """The products of a block's experts and of its router, of one device; none without experts.
+  """The products of the experts and of the router of one of the blocks that have them, of one device.
 
   The backward pass has two for each of the forward pass, and computes hidden units again. Blocks that are not full
   count as full.
@@ -155,5 +156,5 @@ def working(case: Case) -> float:
     found = 3 * most + 1.5 * m * case.tokens * token
   else:
     found = 5 * (rows + (most if sizes.expert_transport == "ragged" else m * _capacity(case) * token))
-  own = sum(case.used(weight) for weight in trained(sizes) if "experts" in weight.dims) / sizes.depth
+  own = sum(case.used(weight) for weight in trained(sizes) if "experts" in weight.dims) / sizes.mixtures
   return found + (0 if case.schedule else 2.9 * 4 * own)  # a stage adds them to its sums at once

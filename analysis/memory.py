@@ -15,6 +15,7 @@ from analysis.host import IN_FLIGHT, offloaded, to_host
 from analysis.saved import block_values, bytes_per_example
 from analysis.weights import trained, weights
 from models.ops.loss import chunk_count
+from models.sizes import Stack
 from strategies.pipeline.stage import UNROLL
 
 
@@ -61,13 +62,13 @@ def of(case: Case) -> Memory:
     gradients += fitted.part * summed * (case.item if case.transfers.by_hand and not case.schedule else param)
   else:
     loss -= gradients
-  working = max(_block(case), loss) + cast
+  working = max(*(_block(case, stack) for stack in sizes.stacks), loss) + cast
   if updated < changed:  # the new weights are gathered beside the old ones, when all else is free
     working = max(working, changed * param - gradients - saved)
   on_host, state = to_host(case)
-  layers = sizes.depth // case.layout.shards("layers")
   if case.optimizer.on_host:  # a part of the update comes while another goes, when all activations are free
-    largest = max(case.updated(w) / (layers if w.in_blocks else 1) for w in trained(sizes))
+    stages = case.layout.shards("layers")
+    largest = max(case.updated(w) / (w.layers // stages if w.in_blocks else 1) for w in trained(sizes))
     working = max(working, 4 * largest * param - saved)
   return Memory(stored, update.state_bytes(case) - state, gradients, saved, working, on_host / case.batch_parts + state)
 
@@ -84,23 +85,24 @@ def _saved(case: Case) -> float:
   return saved + (copies + schedule.slots["kept"]) * in_unit * cotangents(case) * schedule.splits
 
 
-def _block(case: Case) -> float:
-  """Bytes of the backward pass of one block: its values, their cotangents, its gathered weights and their gradients."""
+def _block(case: Case, stack: Stack) -> float:
+  """Bytes of the backward pass of a block: its values, their cotangents, its gathered weights and their gradients."""
   sizes, layout, fitted = case.sizes, case.layout, COMPILERS[case.compiler].fitted
-  splits_positions, layers = layout.shards("sequence") > 1, sizes.depth // layout.shards("layers")
+  splits_positions, layers = layout.shards("sequence") > 1, stack.layers // layout.shards("layers")
   copies = fitted.block[case.policy]
   if case.schedule:
     copies += 1.0 if layers // case.schedule.chunks > UNROLL else 0.6
   if layout.shards("heads") > 1 and not splits_positions and case.repeats:
     copies += fitted.sums  # an all-reduced activation exists twice: before and after the all-reduce
-  values, scores = block_values(sizes, *case.pieces, case.sharers)
+  values, scores = block_values(stack.sizes, *case.pieces, case.sharers)
   total = case.examples * (copies * values + (fitted.scores or copies) * scores)
   if splits_positions:
     total += fitted.whole * case.examples * sizes.positions * sizes.width * case.item
   gathered = sum(
-    case.used(w) * case.item_of(w) for w in weights(sizes) if w.in_blocks and case.used(w) > case.resident(w)
+    case.used(w) * case.item_of(w) for w in weights(sizes) if w.entry == stack.name and case.used(w) > case.resident(w)
   )
-  return total + experts.working(case) + fitted.gathered * gathered / layers + fitted.head_later * _gathered_head(case)
+  total += experts.working(case) if stack.sizes.experts else 0.0
+  return total + fitted.gathered * gathered / layers + fitted.head_later * _gathered_head(case)
 
 
 def cotangents(case: Case) -> float:

@@ -54,11 +54,13 @@ def _products(case: Case) -> list[Product]:
   """
   sizes, layout = case.sizes, case.layout
   t, d = sizes.positions, sizes.width
-  layers, each = sizes.depth / layout.shards("layers"), 2 if sizes.lora_rank else 3
+  layers, mixtures = (blocks / layout.shards("layers") for blocks in (sizes.depth, sizes.mixtures))
+  each = 2 if sizes.lora_rank else 3
   projections = 2 * d * sizes.head_dim * (2 * sizes.heads + 2 * sizes.kv_heads) / layout.shards("heads")
   per_pair = 4 * sizes.heads * sizes.head_dim / layout.shards("heads") / t
   scores, of_others = per_pair * computed(case), per_pair * computed_of_others(case)
-  mlp = 6 * d * sizes.dense_width / layout.shards("mlp")
+  hidden = sum(stack.layers * stack.sizes.dense_width for stack in sizes.stacks) / sizes.depth  # the mean of all blocks
+  mlp = 6 * d * hidden / layout.shards("mlp")
   attention_again, mlp_again = _again(case, projections, scores, mlp)
   if case.schedule and case.schedule.splits:  # backward and weight units both compute again what they read
     attention_again += attention_again if case.repeats else attention_again / 2
@@ -76,7 +78,7 @@ def _products(case: Case) -> list[Product]:
   return [
     Product(layers * (each * projections + 3 * scores + attention_again), ("heads",)),
     Product(layers * (each * mlp + mlp_again), ("mlp",)),
-    *(Product(layers * product.flops, product.dims) for product in experts.products(case)),
+    *(Product(mixtures * product.flops, product.dims) for product in experts.products(case)),
     # The input has no gradient, so the embedding's product has no second backward product.
     Product((each - 1) * 2 * sizes.reads.embedding_products() / layout.shards("sequence"), ("sequence",)),
     # All devices that share an example compute the class that it has.
@@ -175,15 +177,16 @@ def traffic(case: Case) -> float:
   param = jnp.dtype(sizes.param_dtype).itemsize
   layers = sizes.depth // layout.shards("layers")
   fitted = COMPILERS[case.compiler].fitted
-  values, scores = block_values(sizes, *case.pieces, case.sharers)
-  passes = fitted.passes[case.policy]
-  block = passes * values + (fitted.score_passes or passes) * scores
+  passes, blocks = fitted.passes[case.policy], 0.0
+  for stack in sizes.stacks:
+    values, scores = block_values(stack.sizes, *case.pieces, case.sharers)
+    blocks += stack.layers // layout.shards("layers") * (passes * values + (fitted.score_passes or passes) * scores)
   whole = fitted.whole_passes * sizes.positions * sizes.width * case.item if layout.shards("sequence") > 1 else 0
   logits = case.logits * 4
   weight_passes = 4 if case.repeats else 3
   used = sum(map(case.used, weights(sizes))) * case.item
   summed, updated = (sum(map(count, trained(sizes))) * param for count in (case.summed, case.updated))
-  activations = case.examples * (layers * (block + whole) + 6 * logits)
+  activations = case.examples * (blocks + layers * whole + 6 * logits)
   if sizes.attention == "splash":
     activations += case.examples * layers * _splash_bytes(case)
   if in_pieces(case):
@@ -246,21 +249,23 @@ def _longer_than_products(case: Case, chip: Chip, links: Links) -> float:
   )
   if not gathered or not COMPILERS[case.compiler].beside_one(chip):
     return 0.0
-  matrices = sorted((w for w in weights(case.sizes) if w.in_blocks and w.is_matrix), key=lambda w: "mlp/" in w.name)
   positions = case.examples * case.sizes.positions
   product = lambda weight: 2 * positions * case.used(weight) / chip.flops
   send = lambda weight, kind, axes: (
     ring_share(case.devices(axes)) * case.used(weight) * case.item / links.bandwidth(kind, axes)
   )
-  gathers = [send(weight, "all-gather", gathered) for weight in matrices]
-  products = [product(weight) for weight in matrices]
-  beside = [0.0, *products[:-1]]
-  longer = sum(
-    max(0.0, one - product) + max(0.0, one - 2 * own)
-    for one, product, own in zip(gathers, beside, products, strict=True)
-  )
-  if scattered:
-    last = [product(weight) for weight in matrices if "attention/" in weight.name]
-    mean = sum(last) / len(last)
-    longer += sum(max(0.0, send(weight, "reduce-scatter", scattered) - mean) for weight in matrices)
+  longer, blocks = 0.0, sorted((w for w in weights(case.sizes) if w.is_matrix), key=lambda w: "mlp/" in w.name)
+  for stack in case.sizes.stacks:
+    matrices = [weight for weight in blocks if weight.entry == stack.name]
+    gathers = [send(weight, "all-gather", gathered) for weight in matrices]
+    products = [product(weight) for weight in matrices]
+    beside = [0.0, *products[:-1]]
+    longer += sum(
+      max(0.0, one - product) + max(0.0, one - 2 * own)
+      for one, product, own in zip(gathers, beside, products, strict=True)
+    )
+    if scattered:
+      last = [product(weight) for weight in matrices if "attention/" in weight.name]
+      mean = sum(last) / len(last)
+      longer += sum(max(0.0, send(weight, "reduce-scatter", scattered) - mean) for weight in matrices)
   return case.batch_parts * longer

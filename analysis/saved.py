@@ -65,6 +65,8 @@ def bytes_per_example(
 ) -> int:
   """Bytes that `layers` blocks save for one example on a device; with `host`, in the memory of its host.
 
+  If a model has two stacks, these are the last of its blocks.
+
   It has 1/heads of the heads, 1/mlp of the MLP, and 1/sequence of the residual stream's positions. Each saved value is
   proportional to one of these or to none, and exists once or in each block. Eight traces are therefore enough.
 
@@ -72,6 +74,15 @@ def bytes_per_example(
     remat: the remat policy; the model's if None. "all" counts all values of a block.
     sharers: how many devices share the positions of an example. The bytes are those of all of them.
   """
+  if sizes.dense_layers:
+    dense, others = (
+      functools.partial(bytes_per_example, of.sizes, heads, mlp, sequence, remat=remat, host=host, sharers=sharers)
+      for of in sizes.stacks
+    )
+    rest = layers - sizes.mixtures
+    if rest <= 0:
+      return others(layers)
+    return others(sizes.mixtures) + dense(rest + 1) - dense(1)  # what exists once is the same for both
   traced_here = lambda **shards: traced(sizes, remat or sizes.remat, **shards, sharers=sharers)[host]
   own = sizes.positions // sharers
   splits = {"heads": (sizes.kv_heads, heads), "mlp": (sizes.hidden_width, mlp), "sequence": (own, sequence)}

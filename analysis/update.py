@@ -49,19 +49,20 @@ def state_bytes(case: Case) -> float:
 
 def flops(case: Case) -> float:
   """FLOPs of one device for the matrices that the optimizer needs whole. Other updates have no products."""
-  one = lambda shape, dims: (math.prod(shape[at] for at in side) for side in sides(dims) or ())
-  work = rule(case.sizes, case.optimizer).flops
-  matrices = lambda weight: _share(case, weight).layers * _experts(case, weight)
-  return sum(matrices(weight) * work(*one(weight.shape, weight.dims)) for weight in whole(case))
+  return sum(_flops(case, weight) for weight in whole(case))
+
+
+def _flops(case: Case, weight: Weight) -> float:
+  """Those for one weight."""
+  one = (math.prod(weight.shape[at] for at in side) for side in sides(weight.dims) or ())
+  matrices = _share(case, weight).layers * _experts(case, weight)
+  return matrices * rule(case.sizes, case.optimizer).flops(*one)
 
 
 def repeated_flops(case: Case) -> float:
   """The part of `flops` that is redundant, because several devices do the same (as `predict.repeated_flops`)."""
-  if not whole(case):
-    return 0.0
-  dims = whole(case)[0].dims
-  shares = case.devices(_share(case, whole(case)[0]).copies) * _pieces(case, dims)
-  return flops(case) * (1 - shares / case.layout.device_count)
+  shares = lambda weight: case.devices(_share(case, weight).copies) * _pieces(case, weight.dims)
+  return sum(_flops(case, weight) * (1 - shares(weight) / case.layout.device_count) for weight in whole(case))
 
 
 def whole(case: Case) -> list[Weight]:

@@ -45,6 +45,16 @@ class Weight(NamedTuple):
     return "block" in self.roles
 
   @property
+  def layers(self) -> int:
+    """The number of blocks of its stack; 1 outside the blocks."""
+    return self.shape[0] if self.in_blocks else 1
+
+  @property
+  def entry(self) -> str:
+    """The outermost entry of the parameters that holds it, such as "blocks"."""
+    return self.name.partition("/")[0]
+
+  @property
   def is_matrix(self) -> bool:
     """Whether one of its sides is the model's width. If not, it is a scale, a bias or half of an adapter."""
     return "embed" in self.dims

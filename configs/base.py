@@ -62,6 +62,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "mlp_width": 384,  # hidden units of the gated MLP
         # A mixture of experts in place of the MLP (docs/strategies.md#expert)
         "experts": 0,  # of each block; 0: none
+        "dense_layers": 0,  # of a mixture: so many blocks at the start have the MLP of mlp_width, and no experts
         "experts_per_token": 2,  # how many work on a token
         "expert_width": 0,  # hidden units of an expert; 0: mlp_width
         "shared_experts": 0,  # experts that work on every token, besides

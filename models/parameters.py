@@ -12,7 +12,7 @@ from flax import nnx
 
 from models import lora
 from models.keys import Purpose
-from models.sizes import ModelSizes
+from models.sizes import STACKS, ModelSizes
 from models.transformer import Transformer, is_param, used_dtype
 
 
@@ -25,7 +25,7 @@ def definition(sizes: ModelSizes) -> tuple[nnx.GraphDef, nnx.State]:
 
 def logical_dims(sizes: ModelSizes) -> dict[str, Any]:
   """The names of each parameter's dimensions, in the same nested dicts as the parameters."""
-  return _of_each(sizes, lambda top, param: (("layers",) if top == "blocks" else ()) + param.dims)
+  return _of_each(sizes, lambda top, param: (("layers",) if top in STACKS else ()) + param.dims)
 
 
 def used_dtypes(sizes: ModelSizes) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def used_dtypes(sizes: ModelSizes) -> dict[str, Any]:
 
 
 def _of_each(sizes: ModelSizes, f: Callable[[str, nnx.Param], Any]) -> dict[str, Any]:
-  """f of each parameter, given the name of the outermost entry that holds it: "embedding", "blocks", "norm", "head"."""
+  """f of each parameter, given the name of the outermost entry that holds it: "embedding", "norm", or one of STACKS."""
   of = lambda path, param: f(path[0].key, param)
   return nnx.to_pure_dict(jax.tree.map_with_path(of, definition(sizes)[1], is_leaf=is_param))
 

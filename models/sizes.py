@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -21,6 +21,15 @@ ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # in the order of what they keep on the device
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 PACKINGS = ("windows", "documents")
+STACKS = ("dense_blocks", "blocks")  # the entries of the parameters that hold blocks, in the order in which these run
+
+
+class Stack(NamedTuple):
+  """Equal blocks that follow one another."""
+
+  name: str  # one of STACKS
+  sizes: "ModelSizes"  # those of a model that has only such blocks
+  layers: int  # how many there are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +45,7 @@ class ModelSizes:
   head_dim: int  # 0 becomes width / heads
   mlp_width: int
   experts: int  # 0: none
+  dense_layers: int
   experts_per_token: int
   expert_width: int  # 0 becomes mlp_width; without experts it is 0
   shared_experts: int
@@ -128,22 +138,43 @@ class ModelSizes:
     """Fills in the width of experts, and raises ConfigError unless the fields of a mixture fit each other."""
     one_of("model.router", self.router, ROUTERS)
     one_of("model.expert_transport", self.expert_transport, experts.WAYS)
-    for name in ("experts", "expert_width", "shared_experts", "router_aux", "router_z", "router_bias_rate"):
+    counts = ("experts", "dense_layers", "expert_width", "shared_experts")
+    for name in (*counts, "router_aux", "router_z", "router_bias_rate"):
       not_negative(f"model.{name}", getattr(self, name))
     above_zero("model.router_scale", self.router_scale, "1")
     object.__setattr__(self, "expert_width", (self.expert_width or self.mlp_width) if self.experts else 0)
     if not self.experts:
-      if self.shared_experts:
-        raise ConfigError(
-          f"model.shared_experts={self.shared_experts} needs other experts beside them, but model.experts=0; set "
-          "model.experts, or use model.mlp_width for a dense model"
-        )
+      for name in ("shared_experts", "dense_layers"):
+        if value := getattr(self, name):
+          raise ConfigError(
+            f"model.{name}={value} is for mixtures of experts, but model.experts=0; set model.experts, or use "
+            f"model.{name}=0"
+          )
       return
+    if self.dense_layers >= self.depth:
+      raise ConfigError(
+        f"model.dense_layers={self.dense_layers} leaves no block for the experts (model.experts={self.experts}), "
+        f"because model.depth={self.depth}; use at most {self.depth - 1}, or model.experts=0 for a dense model"
+      )
     if not 1 <= self.experts_per_token <= self.experts:
       raise ConfigError(
         f"model.experts_per_token={self.experts_per_token} must be from 1 to model.experts={self.experts}; use "
         f"{min(2, self.experts)}"
       )
+
+  @property
+  def stacks(self) -> tuple[Stack, ...]:
+    """The stacks of blocks, in the order in which they run: one, or two if the first blocks of a mixture are dense."""
+    if not self.dense_layers:
+      return (Stack("blocks", self, self.depth),)
+    dense = dataclasses.replace(self, experts=0, shared_experts=0, dense_layers=0)
+    others = dataclasses.replace(self, dense_layers=0)
+    return Stack("dense_blocks", dense, self.dense_layers), Stack("blocks", others, self.depth - self.dense_layers)
+
+  @property
+  def mixtures(self) -> int:
+    """The number of blocks with experts."""
+    return self.depth - self.dense_layers if self.experts else 0
 
   @property
   def has_router_bias(self) -> bool:
@@ -220,7 +251,7 @@ class ModelSizes:
       ("embed", "model.width", self.width),
       ("heads", "model.heads", self.heads),
       ("heads", "model.kv_heads", self.kv_heads),
-      ("mlp", "model.expert_width" if self.experts else "model.mlp_width", self.hidden_width),
+      *(("mlp", f"model.{'expert' if c.experts else 'mlp'}_width", c.hidden_width) for _, c, _ in self.stacks),
       ("layers", "model.depth", self.depth),
     ]
     if self.experts:
@@ -257,11 +288,13 @@ class ModelSizes:
   def _train_flops(self, pairs: float, pixels: int) -> float:
     """The count for this many pairs, with `pixels` added for each weight of an embedding of patches that is trained."""
     t = self.positions
-    hidden = self.dense_width + self.experts_per_token * self.expert_width  # that work on a token
-    block = self.width * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * hidden + self.experts)
+    # Of an MLP and a router, the weights that work on a token, divided by the width.
+    of_mlp = lambda c: 3 * (c.dense_width + c.experts_per_token * c.expert_width) + c.experts
+    mlps = sum(stack.layers * of_mlp(stack.sizes) for stack in self.stacks)
+    blocks = self.width * (self.depth * 2 * self.head_dim * (self.heads + self.kv_heads) + mlps)
     head = math.prod(self.predicts.head()[0]) * self.predicts.predictions() / t
     each, patches = (4, 2) if self.lora_rank else (6, 6 + pixels)
-    weights = each * (self.depth * block + head) + patches * self.reads.embedding_products()
+    weights = each * (blocks + head) + patches * self.reads.embedding_products()
     attention = 12 * pairs * self.heads * self.head_dim
     return t * (weights + self.depth * 6 * self.adapter_weights) + self.depth * attention
 

@@ -2,7 +2,8 @@
 
 The blocks' weights are stacked on a leading `layers` dimension and the blocks run in a scan. So compile time does not
 grow with depth, and a pipeline stage is a slice of that dimension. The body of the scan gathers the weights of one
-block. That one line is all that fully sharded data parallelism needs from a model.
+block. That one line is all that fully sharded data parallelism needs from a model. If the first blocks of a mixture are
+dense, these are a stack of their own, with a scan that runs before the other.
 
 A training step has three parts, each a method (`embed`, `run_blocks`, `head_loss_sums`), so that a pipeline can run
 them on different devices.
@@ -23,7 +24,7 @@ from models.ops.loss import Sums, Targets
 from models.ops.positions import own
 from models.ops.routing import Counted, of_layers, penalty
 from models.remat import Policy, policy_of
-from models.sizes import ModelSizes
+from models.sizes import STACKS, ModelSizes, Stack
 
 
 class Transformer(nnx.Module):
@@ -34,12 +35,8 @@ class Transformer(nnx.Module):
     shape, dims, std = sizes.reads.embedding()
     self.embedding = weight(rngs.weights, shape, dims, std=std, dtype=sizes.param_dtype)
 
-    @nnx.split_rngs(splits=sizes.depth)
-    @nnx.vmap(in_axes=0, out_axes=0)
-    def stacked(rngs: nnx.Rngs) -> Block:
-      return Block(sizes, rngs)
-
-    self.blocks = stacked(rngs)
+    for stack in sizes.stacks:
+      setattr(self, stack.name, stacked(stack, rngs))
     self.norm = RMSNorm(sizes.width, sizes)
     if not sizes.tied_embedding:
       shape, dims = sizes.predicts.head()
@@ -135,8 +132,6 @@ class Transformer(nnx.Module):
       length: the number of positions, if x holds only a device's own.
       counted: what counts for routers; without it nothing does, and there are no sums.
     """
-    graph, stacked = nnx.split(self.blocks)
-    depth = jax.tree.leaves(stacked)[0].shape[0]
     if segments is None:
       length = length or x.shape[1] * sharding.shards("positions")
       positions = jnp.expand_dims(start, -1) + own(jnp.arange(length)[None], sharding)[0]  # [T] or [B, T]
@@ -146,18 +141,38 @@ class Transformer(nnx.Module):
     coordinates = self.sizes.reads.locate(positions)
     angles = rope_angles(coordinates, self.sizes)
 
-    def body(x: jax.Array, layer: tuple[nnx.State, jax.Array, Cache | None]) -> tuple[jax.Array, Any]:
-      x, (weights, number, cache) = checkpoint_name(x, "block_input"), layer
-      weights = jax.tree.map(lambda w: self._cast_and_gathered(w, sharding), weights, is_leaf=is_param)
-      block = nnx.merge(graph, weights)
-      x, *found = block(x, angles, segments, fold_in(keys, number), sharding, cache, start, counted)
-      return x, found
+    c, stacks = self.sizes, [getattr(self, name) for name in STACKS if hasattr(self, name)]
+    # With several stacks, a block takes its part of the cache by its number: a part for each stack would be a copy.
+    by_number = cache if len(stacks) > 1 else None
 
-    c, numbers = self.sizes, first_layer + jnp.arange(depth)
-    body = jax.checkpoint(body, policy=policy or policy_of(c.remat, c.saved, c.lora_rank), prevent_cse=False)
-    x, (new, routed) = jax.lax.scan(body, x, (stacked, numbers, cache), unroll=unroll)
+    def run(blocks: Block, x: jax.Array, first: jax.Array | int) -> tuple[jax.Array, Cache, Sums]:
+      graph, weights = nnx.split(blocks)
+
+      def body(x: jax.Array, layer: tuple[nnx.State, jax.Array, Cache | None]) -> tuple[jax.Array, Any]:
+        x, (weights, number, cache) = checkpoint_name(x, "block_input"), layer
+        weights = jax.tree.map(lambda w: self._cast_and_gathered(w, sharding), weights, is_leaf=is_param)
+        block = nnx.merge(graph, weights)
+        cache = cache if by_number is None else by_number.of_layer(number)
+        x, *found = block(x, angles, segments, fold_in(keys, number), sharding, cache, start, counted)
+        return x, found
+
+      numbers = first + jnp.arange(jax.tree.leaves(weights)[0].shape[0])
+      # A scan of one round is no loop: compilers would merge what is computed again with the forward pass, and save it.
+      alone = len(stacks) > 1 and len(numbers) == 1
+      body = jax.checkpoint(body, policy=policy or policy_of(c.remat, c.saved, c.lora_rank), prevent_cse=alone)
+      xs = weights, numbers, cache if by_number is None else None
+      x, (new, routed) = jax.lax.scan(body, x, xs, unroll=unroll)
+      return x, new, of_layers(routed, numbers, c)
+
+    news, routed = list[Any](), dict[str, jax.Array]()
+    for blocks in stacks:
+      x, new, found = run(blocks, x, first_layer if blocks is stacks[0] else first_layer + c.dense_layers)
+      news, routed = [*news, new], routed | found
+    if cache is None:
+      return x, None, routed
+    new = news[0] if len(news) == 1 else Cache(*map(jnp.concatenate, zip(*news, strict=True)))
     # Written once for all blocks: a scan that returned the cache would copy it.
-    return x, None if cache is None else cache.add(new, start), of_layers(routed, numbers, c)
+    return x, cache.add(new, start), routed
 
   @jax.named_scope("head")
   def logits(
@@ -207,6 +222,17 @@ class Transformer(nnx.Module):
   def _cast_and_gathered(self, w: nnx.Param, sharding: Sharding) -> jax.Array:
     """A weight as products need it: cast, which sends fewer bytes, and then gathered."""
     return sharding.gather(w[...].astype(used_dtype(w, self.sizes)), w.dims)
+
+
+def stacked(stack: Stack, rngs: nnx.Rngs) -> Block:
+  """The blocks of a stack, as one block with stacked weights."""
+
+  @nnx.split_rngs(splits=stack.layers)
+  @nnx.vmap(in_axes=0, out_axes=0)
+  def make(rngs: nnx.Rngs) -> Block:
+    return Block(stack.sizes, rngs)
+
+  return make(rngs)
 
 
 def used_dtype(w: nnx.Param, sizes: ModelSizes) -> str:

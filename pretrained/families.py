@@ -51,6 +51,7 @@ class Family:
     qkv_bias, qk_norm: fields of the model, the same in all models of the family.
     experts: what a config.json calls the fields of experts; {} if the family has none.
     routers: how experts are weighed, if the family has any: without norm_topk_prob, and with it.
+    dense_layers: whether layers may have an MLP instead of experts (`mlp_only_layers`).
     defaults: what a config.json means that leaves a field out; None for a value that follows from others.
   """
 
@@ -59,6 +60,7 @@ class Family:
   qk_norm: bool = False
   experts: Mapping[str, str] = dataclasses.field(default_factory=dict)
   routers: tuple[str, ...] = ()
+  dense_layers: bool = False
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -91,6 +93,7 @@ FAMILIES = {
       "num_experts": "experts", "num_experts_per_tok": "experts_per_token", "moe_intermediate_size": "expert_width",
     },
     routers=("topk_softmax", "softmax_topk"),
+    dense_layers=True,
     defaults={"num_key_value_heads": 4, "use_sliding_window": False},
   ),
 }  # fmt: skip
@@ -124,8 +127,9 @@ def read(given: dict[str, Any], where: str) -> Shape:
     known |= {*family.experts, *READ_OF_EXPERTS}
   if "num_experts" in family.experts:  # newer files call it num_local_experts
     given = {"num_experts": given.get("num_local_experts"), **given}
+  dense = (given.get("mlp_only_layers") or []) if family.dense_layers else []
   for key, value in given.items():
-    if key in FIXED and value not in (FIXED[key], None):
+    if key in FIXED and not (dense and key == "mlp_only_layers") and value not in (FIXED[key], None):
       raise ConfigError(f"{where} has {key}={value!r}, which this model cannot compute; use a model without it")
     if key not in known and not key.endswith(("_token_id", "name_or_path")):
       raise ConfigError(
@@ -134,6 +138,10 @@ def read(given: dict[str, Any], where: str) -> Shape:
   for key in required:
     if not isinstance(given.get(key), int) or given[key] < 1:
       raise ConfigError(f"{where} has {key}={given.get(key)!r}, and needs a positive number; copy the file again")
+  if not isinstance(dense, list) or dense != [*range(min(len(dense), given["num_hidden_layers"] - 1))]:
+    raise ConfigError(
+      f"{where} has mlp_only_layers={dense!r}, but only the first layers may be dense, and not all; use another model"
+    )
   get = lambda key: {**DEFAULTS, **family.defaults, **given}[key]
   rope = (given.get("rope_scaling") or {}) | (given.get("rope_parameters") or {})
   fields = {
@@ -149,6 +157,7 @@ def read(given: dict[str, Any], where: str) -> Shape:
     "qkv_bias": family.qkv_bias,
     "qk_norm": family.qk_norm,
     "experts": 0,
+    "dense_layers": len(dense),
     **{ours: given[theirs] for theirs, ours in family.experts.items()},
     "shared_experts": 0,
   }
@@ -165,10 +174,10 @@ def read(given: dict[str, Any], where: str) -> Shape:
 def _aux_unit(fields: Mapping[str, Any]) -> float:
   """Our weight of the balance loss is this part of router_aux_loss_coef.
 
-  The library's loss is that of all blocks together, and is experts_per_token if all experts have equal loads. Ours is 1
-  in each block.
+  The library's loss is that of all blocks with experts together, and is experts_per_token if all experts have equal
+  loads. Ours is 1 in each of these blocks.
   """
-  return fields["depth"] / fields["experts_per_token"]
+  return (fields["depth"] - fields["dense_layers"]) / fields["experts_per_token"]
 
 
 def _scaling(rope: dict[str, Any], where: str) -> tuple[float, ...]:
@@ -206,6 +215,12 @@ def of(sizes: ModelSizes) -> str:
       f"model.experts={sizes.experts} with model.router={sizes.router!r}, model.qk_norm={sizes.qk_norm} and "
       f"model.qkv_bias={sizes.qkv_bias} is no known family; use model.router='softmax_topk' without biases"
     )
+  fitting = [name for name in fitting if FAMILIES[name].dense_layers or not sizes.dense_layers]
+  if not fitting:
+    raise ConfigError(
+      f"model.dense_layers={sizes.dense_layers} with model.qk_norm={sizes.qk_norm} is no known family; use "
+      "model.qk_norm=True, as Qwen3-MoE has, or model.dense_layers=0"
+    )
   if sizes.experts and (sizes.shared_experts or sizes.router_scale != 1):
     raise ConfigError(
       f"model.shared_experts={sizes.shared_experts} with model.router_scale={sizes.router_scale} is no known family; "
@@ -238,6 +253,8 @@ def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> d
     mixture["router_aux_loss_coef"] = float(f"{sizes.router_aux * _aux_unit(dataclasses.asdict(sizes)):.12g}")
   if len(family.routers) > 1:
     mixture["norm_topk_prob"] = sizes.router == family.routers[1]
+  if sizes.dense_layers:
+    mixture["mlp_only_layers"] = [*range(sizes.dense_layers)]
   return {
     "architectures": [family.architecture],
     "model_type": name,

@@ -109,7 +109,8 @@ def tensors(sizes: ModelSizes) -> tuple[Tensor, ...]:
   """
   params = nnx.to_pure_dict(definition(dataclasses.replace(sizes, lora_rank=0))[1])
   forms = FORMS | EXPERTS.get(families.of(sizes), {})
-  return _made(params, lambda weight: forms[weight])
+  of = lambda weight: (forms if weight.startswith("blocks/") else FORMS)[weight.removeprefix("dense_")]
+  return _made(sizes, params, of)
 
 
 @functools.cache
@@ -118,23 +119,27 @@ def adapter_tensors(sizes: ModelSizes) -> tuple[Tensor, ...]:
 
   def form(weight: str) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     *layer, _, target, side = weight.split("/")
-    name, outputs, inputs = FORMS["/".join([*layer, target])]
+    name, outputs, inputs = FORMS["/".join([*layer, target]).removeprefix("dense_")]
     name = "base_model.model." + name.removesuffix("weight") + f"lora_{side.upper()}.weight"
     # An `a` is [I..., R] and a `b` [R, O...]: R stands for the outputs, or for the inputs.
     if side == "a":
       return name, (len(inputs),), tuple(range(len(inputs)))
     return name, tuple(range(1, 1 + len(outputs))), (0,)
 
-  return _made(trained(sizes, nnx.to_pure_dict(definition(sizes)[1])), form)
+  return _made(sizes, trained(sizes, nnx.to_pure_dict(definition(sizes)[1])), form)
 
 
-def _made(params: dict[str, Any], form: Callable[[str], Form]) -> tuple[Tensor, ...]:
-  """The tensors of these parameters. `form` returns the form of a weight (FORMS)."""
+def _made(sizes: ModelSizes, params: dict[str, Any], form: Callable[[str], Form]) -> tuple[Tensor, ...]:
+  """The tensors of these parameters. `form` returns the form of a weight (FORMS).
+
+  A folder numbers all layers. Here the stack `blocks` begins after the dense ones.
+  """
   made = []
   for path, param in jax.tree.leaves_with_path(params):
     weight = jax.tree_util.keystr(path, simple=True, separator="/")
     name, rows, columns = form(weight)
     stacked, groups = name.count("{}"), (rows, columns) if columns else (rows,)
-    sizes = tuple(param.shape[stacked:])
-    made += [Tensor(name.format(*at), weight, at, sizes, groups) for at in np.ndindex(*param.shape[:stacked])]
+    shape, first = tuple(param.shape[stacked:]), sizes.dense_layers if weight.startswith("blocks/") else 0
+    for at in np.ndindex(*param.shape[:stacked]):
+      made.append(Tensor(name.format(*[at[0] + first, *at[1:]] if at else []), weight, at, shape, groups))
   return tuple(made)

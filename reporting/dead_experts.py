@@ -16,12 +16,12 @@ class DeadExperts:
   """Counts the steps in which experts have had no token.
 
   Attributes:
-    dead: [depth, experts], which experts are dead now.
+    dead: [blocks with experts, experts], which experts are dead now.
   """
 
   def __init__(self, sizes: ModelSizes):
     self.sizes = sizes
-    self.waiting = np.zeros((sizes.depth, max(sizes.experts, 1)), np.int64)  # steps since the last token
+    self.waiting = np.zeros((sizes.mixtures, max(sizes.experts, 1)), np.int64)  # steps since the last token
     self.named = np.zeros(self.waiting.shape, bool)  # a sentence has named them
 
   @property
@@ -29,7 +29,7 @@ class DeadExperts:
     return self.waiting >= STEPS
 
   def after(self, load: np.ndarray) -> list[str]:
-    """Takes the loads of a step [depth, experts]. Returns a sentence for each layer with experts that died just now.
+    """Takes the loads of a step, in the form of `dead`. Returns a sentence for each layer in which experts died now.
 
     No expert is named twice. With adapters the routers are not trained, so nothing can be done, and there is no
     sentence.
@@ -50,4 +50,4 @@ class DeadExperts:
       fix = f"raise model.router_bias_rate={c.router_bias_rate:g}"
     else:
       fix = f"raise model.router_aux={c.router_aux:g}, or use model.router='sigmoid_bias'"
-    return f"{which} of layer {layer}, counted from 0, had no token in the last {STEPS} steps; {fix}"
+    return f"{which} of layer {c.dense_layers + layer}, counted from 0, had no token in the last {STEPS} steps; {fix}"

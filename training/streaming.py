@@ -12,6 +12,8 @@ from typing import Any
 
 import jax
 
+from models.sizes import STACKS
+
 State = Any  # the optimizer's. Dicts in it have an array for each weight, as the parameters; nothing else is in dicts.
 Parts = dict[str, Any]  # entries of the parameters or of their gradients, such as {"blocks": ...}
 Update = Callable[[Parts, State, Parts], tuple[Parts, State]]  # parameters, state, gradients → new parameters and state
@@ -25,11 +27,11 @@ def streamed(update: Update, params: Parts, state: State, gradients: Parts, piec
     pieces: the number of pieces into which devices split the layers. A part has one layer of each.
   """
   new, states = dict[str, Any](), []
-  for name in sorted(params, key=lambda name: name != "blocks"):
+  for name in sorted(params, key=lambda name: name not in STACKS):
     entry = lambda x, name=name: {name: x[name]}
     part = entry(params), _of_weights(entry, state), entry(gradients)
     part, new = jax.lax.optimization_barrier((part, new))  # not before the part before is updated
-    run = functools.partial(_by_layer, pieces=pieces) if name == "blocks" else _on_device
+    run = functools.partial(_by_layer, pieces=pieces) if name in STACKS else _on_device
     weights, after = run(update, *part)
     new |= weights
     states.append(after)

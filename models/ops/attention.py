@@ -156,6 +156,10 @@ class Cache(NamedTuple):
   k: jax.Array
   v: jax.Array
 
+  def of_layer(self, number: jax.Array) -> "Cache":
+    """The part of one block."""
+    return Cache(*(jax.lax.dynamic_index_in_dim(x, number, keepdims=False) for x in self))
+
   def add(self, new: "Cache", start: jax.Array | int) -> "Cache":
     """The cache of all blocks with the new positions [L, B, K, T, H] from `start` on: a number, or [B]."""
     starts = jnp.asarray(start)

@@ -93,10 +93,14 @@ def sums(routes: Routes, counted: Counted, sizes: "ModelSizes", sharding: Shardi
 
 
 def of_layers(found: Sums, numbers: jax.Array, sizes: "ModelSizes") -> Sums:
-  """The sums of several blocks from those of each [L', ...]: added up, but loads [L, E] by the blocks' numbers."""
+  """The sums of several blocks from those of each [L', ...]: added up, but loads [L, E] by the blocks' numbers.
+
+  L counts the blocks that have experts.
+  """
   if not found:
     return {}
-  empty = jnp.zeros((sizes.depth, sizes.experts), jnp.int32)
+  empty = jnp.zeros((sizes.mixtures, sizes.experts), jnp.int32)
+  numbers = numbers - sizes.dense_layers if sizes.dense_layers else numbers
   return {name: jnp.sum(x) for name, x in found.items()} | {"load": empty.at[numbers].add(found["load"])}
 
 
@@ -106,17 +110,17 @@ def penalty(found: Sums, sizes: "ModelSizes") -> jax.Array | float:
 
 
 def no_sums(sizes: "ModelSizes") -> Sums:
-  """The sums of the routers of all blocks over an empty batch; {} without experts."""
+  """The sums of all routers over an empty batch; {} without experts."""
   if not sizes.experts:
     return {}
   zero = jnp.zeros(())
   return {
-    "balance": zero, "router_z": zero, "entropy": zero, "load": jnp.zeros((sizes.depth, sizes.experts), jnp.int32)
+    "balance": zero, "router_z": zero, "entropy": zero, "load": jnp.zeros((sizes.mixtures, sizes.experts), jnp.int32)
   }  # fmt: skip
 
 
 def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
-  """What a step reports of its routers, from the sums over its batch: means over blocks, and the worst expert.
+  """What a step reports of its routers, from the sums over its batch: means over blocks with experts, and the worst.
 
   `load_max` is the load of the busiest expert of all blocks, relative to the mean load; `idle_experts` is the share of
   experts without a token; `router_entropy` is the mean entropy of a router's probabilities, at most log(experts).
@@ -126,8 +130,8 @@ def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
   mean = jnp.maximum(jnp.mean(load, axis=1, keepdims=True), 1e-9)
   routed = jnp.maximum(jnp.sum(load) / sizes.experts_per_token, 1)
   return {
-    "balance_loss": found["balance"] / (sizes.depth * found["count"]),
-    "router_z_loss": found["router_z"] / (sizes.depth * found["count"]),
+    "balance_loss": found["balance"] / (sizes.mixtures * found["count"]),
+    "router_z_loss": found["router_z"] / (sizes.mixtures * found["count"]),
     "router_entropy": found["entropy"] / routed,
     "load_max": jnp.max(load / mean),
     "idle_experts": jnp.mean(load == 0),

@@ -90,6 +90,9 @@ class Staged(ByHand):
   @staticmethod
   def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
     found = []
+    if sizes.dense_layers:
+      why = "the stages of a pipeline have equal blocks, and these have no experts"
+      found.append(Limit("model.dense_layers", sizes.dense_layers, why, "0, or a strategy without stages"))
     if sizes.remat == "offload":  # the TPU compiler fails on such slots in the host's memory (libtpu 0.0.42)
       why = "the stages of a pipeline keep what they save in slots on the device"
       found.append(Limit("model.remat", "offload", why, "'full'"))

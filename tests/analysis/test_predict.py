@@ -1,5 +1,6 @@
 """Predictions against compilers: memory on CPU, compiled here; everything on TPU, from the record of the benchmark."""
 
+import dataclasses
 import json
 
 import pytest
@@ -189,3 +190,19 @@ def test_what_is_kept_is_linear_in_layers_and_in_parts(remat: str):
   sizes = program(remat).sizes
   for parts in ((1, 1, 1, 3), (4, 4, 4, 1), (4, 1, 1, 5), (2, 8, 4, 4)):  # heads, mlp, sequence, layers
     assert bytes_per_example(sizes, *parts) == traced(sizes, remat, *parts)[False]
+
+
+@pytest.mark.parametrize("remat", in_full(["minimal", "dots", "full", "offload"], "minimal", "full"))
+def test_what_is_kept_of_dense_blocks_and_of_those_with_experts_adds_up(remat: str):
+  """Also what both have once: the angles of the positions of documents. With "minimal", a trace counts some twice."""
+  fields = {"model__experts": 8, "model__dense_layers": 2, "model__expert_width": 32, "model__seq_len": 64}
+  sizes = program(
+    remat, **fields, model__shared_experts=1, data__packing="windows" if remat == "minimal" else "documents"
+  ).sizes
+  for parts in ((1, 1, 1, 3), (4, 4, 1, 5)):  # heads, mlp, sequence, layers
+    model = dataclasses.replace(sizes, depth=parts[-1])
+    for host in (False, True):
+      assert bytes_per_example(model, *parts, host=host) == traced(model, remat, *parts)[host]
+  last = dataclasses.replace(sizes, dense_layers=0)
+  for layers in (1, sizes.depth - 2):
+    assert bytes_per_example(sizes, 1, 1, 1, layers) == bytes_per_example(last, 1, 1, 1, layers)

@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from helpers import PARITY, assert_trees_close, in_full, model_sizes, one_sentence, params_of, program, random_batch
 
 from models.dimensions import UNSHARDED
 from models.ops import experts, grouped, routing
 from models.ops.grouped import Rows, Weights
 from models.ops.routing import ROUTERS, Counted
+from models.parameters import bind
 from models.sizes import ModelSizes
+from models.transformer import Transformer
 
 E, D, F, K, RANK = 5, 16, 24, 2, 3
 
@@ -99,17 +102,35 @@ def plainly_routed(scores: jax.Array, bias: Any, sizes: ModelSizes, sharding: An
   return routing.Routes(best, sizes.router_scale * weights, probabilities, jnp.log(jnp.exp(scores).sum(-1)))
 
 
+def one_after_another(model: Transformer, x: jax.Array, **given: Any) -> tuple[jax.Array, None, Any]:
+  """Runs the blocks of a mixture whose first blocks are dense as two models: a dense one, then a mixture."""
+  sizes, params = model.sizes, nnx.to_pure_dict(nnx.state(model, nnx.Param))
+  mixture = dataclasses.replace(sizes, dense_layers=0, depth=sizes.depth - sizes.dense_layers)
+  dense = dataclasses.replace(sizes, dense_layers=0, depth=sizes.dense_layers, experts=0, shared_experts=0)
+  first = {name: params[{"blocks": "dense_blocks"}.get(name, name)] for name in params if name != "dense_blocks"}
+  rest = {name: params[name] for name in params if name != "dense_blocks"}
+  x, *_ = RUN_BLOCKS(bind(dense, first), x, **given)
+  x, _, sums = RUN_BLOCKS(bind(mixture, rest), x, first_layer=sizes.dense_layers, **given)
+  return x, None, sums
+
+
+RUN_BLOCKS = Transformer.run_blocks
+FIRST_ARE_DENSE = {"dense_layers": 2, "depth": 4, "mlp_width": 40, "expert_width": F, "dropout": 0.2}
+
+
 @pytest.mark.parametrize("router", in_full(ROUTERS, "sigmoid_bias"))
 def test_a_model_with_experts_equals_the_dense_computation(router: str, monkeypatch: pytest.MonkeyPatch):
-  """The loss and every gradient, that of the router included."""
-  sizes = sizes_of(router=router, shared_experts=1)
+  """The loss and every gradient, that of the router included. In one case the first blocks are dense."""
+  sizes = sizes_of(router=router, shared_experts=1, **(FIRST_ARE_DENSE if router == "sigmoid_bias" else {}))
   params, whole = params_of(sizes), dataclasses.replace(program(), sizes=sizes)
   batch = random_batch(whole, 4)
 
   def loss(params: Any) -> jax.Array:
-    return whole.loss_sums(params, batch, None)[0]
+    return whole.loss_sums(params, batch, np.int32(0))[0]
 
   ours = jax.jit(jax.value_and_grad(loss))(params)
+  if sizes.dense_layers:
+    monkeypatch.setattr(Transformer, "run_blocks", one_after_another)
   monkeypatch.setattr("models.experts.mix", lambda x, chosen, scales, w, sharding, way: dense(x, chosen, scales, w))
   monkeypatch.setattr("models.experts.route", plainly_routed)
   expected = jax.jit(jax.value_and_grad(lambda params: loss(params)))(params)
@@ -178,6 +199,39 @@ def test_the_balance_loss_is_1_for_equal_loads_and_padding_does_not_count():
     np.testing.assert_allclose(both[name], found[name] + skewed[name], rtol=1e-5)
 
 
+@pytest.mark.full
+def test_dense_blocks_are_no_idle_experts():
+  """Loads and means are those of the blocks that have experts."""
+  sizes, load = sizes_of(dense_layers=3, depth=5), np.int32([[2] * E, [1] * E])
+
+  @jax.jit
+  def run(load: jax.Array) -> tuple[dict, dict]:
+    of_two = {"balance": jnp.full(2, 6.0), "router_z": jnp.full(2, 3.0), "entropy": jnp.ones(2), "load": load}
+    found = routing.of_layers(of_two, jnp.arange(3, 5), sizes)
+    return found, routing.metrics(found | {"count": 3}, sizes)
+
+  found, metrics = jax.device_get(run(load))
+  np.testing.assert_array_equal(found["load"], load)
+  assert (metrics["balance_loss"], metrics["router_z_loss"]) == (2, 1)  # 12 and 6, of 2 blocks and 3 predictions
+  assert (metrics["load_max"], metrics["idle_experts"]) == (1, 0)
+
+
+@pytest.mark.full
+def test_texts_are_continued_with_a_cache_for_both_kinds_of_blocks():
+  sizes = sizes_of(**FIRST_ARE_DENSE, seq_len=24)
+  model, tokens = bind(sizes, params_of(sizes)), np.random.default_rng(0).integers(0, 32, (2, 24), np.int32)
+
+  @jax.jit
+  def in_parts(tokens: jax.Array) -> jax.Array:
+    cache, parts = model.empty_cache(2, 24), []
+    for start, stop in ((0, 10), (10, 11), (11, 24)):
+      x, cache, _ = model.run_blocks(model.embed(tokens[:, start:stop]), cache=cache, start=start)
+      parts.append(model.logits(x))
+    return jnp.concatenate(parts, axis=1)
+
+  assert_trees_close(in_parts(tokens), jax.jit(model)(tokens), PARITY)
+
+
 def test_the_bias_of_a_router_moves_towards_equal_loads():
   bias = jax.jit(routing.balanced)(np.zeros((2, 3)), np.array([[5, 1, 3], [2, 2, 2]]), 0.1)
   np.testing.assert_allclose(bias, [[-0.1, 0.1, 0.0], [0.0, 0.0, 0.0]], atol=1e-7)
@@ -197,6 +251,9 @@ def test_auto_chooses_what_sends_less():
     ({"expert_transport": "gathers"}, ["model.expert_transport='gathers'", "'gather'"]),
     ({"experts": 0, "shared_experts": 1}, ["model.shared_experts=1", "model.experts=0"]),
     ({"router_aux": -1.0}, ["model.router_aux=-1.0"]),
+    ({"dense_layers": -1}, ["model.dense_layers=-1"]),
+    ({"dense_layers": 2}, ["model.dense_layers=2", "model.depth=2", "at most 1"]),
+    ({"dense_layers": 1, "experts": 0}, ["model.dense_layers=1", "model.experts=0"]),
   ],
 )
 def test_mistakes_get_one_sentence(fields: dict[str, Any], parts: list[str]):

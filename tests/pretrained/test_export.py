@@ -1,13 +1,15 @@
 """What a folder gave comes out again bit for bit, and a trained model becomes a folder that computes the same."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
+import jax
 import model_folders
 import numpy as np
 import pytest
-from helpers import config, each_once, model_sizes, one_sentence
+from helpers import config, each_once, model_sizes, one_sentence, program, random_params, strategy
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
@@ -16,6 +18,7 @@ import train
 from errors import ConfigError
 from pretrained import families
 from pretrained.export import export
+from pretrained.tensors import adapter_tensors
 from tools import export as tool
 
 SMALL = {
@@ -49,6 +52,37 @@ def test_what_comes_in_goes_out_bit_for_bit(name: str, shard_bytes: int, tmp_pat
   assert not shape_of(out).window
   assert shape_of(out).context == 1 << 17
   pretrained.Folder(str(out)).check(runner.program.sizes)
+
+
+def test_a_mixture_whose_first_layers_are_dense_goes_out_and_comes_in(tmp_path: Path):
+  """A folder numbers all layers; here those with experts are a stack of their own."""
+  fields = {"width": 16, "heads": 2, "kv_heads": 2, "mlp_width": 40, "experts": 4, "expert_width": 24, "depth": 3}
+  sizes = model_sizes(**fields, dense_layers=1, qk_norm=True, router="topk_softmax", router_aux=0.03)
+  params = random_params(sizes)
+  export(tmp_path / "out", sizes, lambda weight: model_folders.weight(params, weight), {})
+  written, mlps = weights_of(tmp_path / "out"), [params[stack]["mlp"] for stack in ("dense_blocks", "blocks")]
+  np.testing.assert_array_equal(written["model.layers.0.mlp.up_proj.weight"], mlps[0]["up"][0].T)
+  np.testing.assert_array_equal(written["model.layers.2.mlp.experts.3.up_proj.weight"], mlps[1]["up"][1, 3].T)
+  np.testing.assert_array_equal(written["model.layers.1.mlp.gate.weight"], mlps[1]["router"][0].T)
+  said = json.loads((tmp_path / "out/config.json").read_text())
+  assert said["mlp_only_layers"] == [0]
+  assert said["router_aux_loss_coef"] == pytest.approx(0.03 * 2 / sizes.experts_per_token)  # of two layers
+  read = shape_of(tmp_path / "out").fields
+  assert {name: read[name] for name in ("dense_layers", "mlp_width", "expert_width")} == {
+    "dense_layers": 1, "mlp_width": 40, "expert_width": 24
+  }  # fmt: skip
+  assert read["router_aux"] == pytest.approx(0.03)
+  runner = strategy("expert_fsdp", dataclasses.replace(program(), sizes=sizes))
+  loaded = pretrained.load(pretrained.Folder(str(tmp_path / "out")), sizes, runner.abstract_state().params)
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(loaded), params)
+  adapted = dataclasses.replace(sizes, lora_rank=2, lora_targets="query")
+  names = {tensor.name.partition(".self_attn")[0] for tensor in adapter_tensors(adapted)}
+  assert names == {f"base_model.model.model.layers.{layer}" for layer in range(3)}
+
+
+def test_dense_layers_of_another_family_are_refused():
+  with one_sentence("model.dense_layers=1", "model.qk_norm=False", "model.dense_layers=0"):
+    families.of(model_sizes(experts=4, dense_layers=1))
 
 
 @pytest.mark.full

@@ -192,6 +192,24 @@ def test_a_damaged_or_unknown_model_gets_one_sentence(
     pretrained.Folder(str(folder)).check(train.settings.program(adopted, "cpu").sizes)
 
 
+@pytest.mark.parametrize(
+  "layers, parts",
+  [
+    ([1], ["mlp_only_layers=[1]", "only the first layers"]),
+    ([0, 2], ["mlp_only_layers=[0, 2]", "only the first layers"]),
+    ("first", ["mlp_only_layers='first'"]),
+    ([0, 1], ["mlp_only_layers=[0, 1]", "not all"]),
+    ([0], ["'model.layers.0.mlp.experts.0.", "does not have"]),  # its weights say that layer 0 has experts
+  ],
+)
+def test_dense_layers_that_are_not_the_first_get_one_sentence(layers: object, parts: list[str], tmp_path: Path):
+  folder = shutil.copytree(model_folders.FOLDER / "qwen3_moe", tmp_path / "model")
+  edit(folder, mlp_only_layers=layers)
+  with one_sentence(*parts):
+    adopted = pretrained.adopt(config(init_from=str(folder), model__seq_len=48))
+    pretrained.Folder(str(folder)).check(train.settings.program(adopted, "cpu").sizes)
+
+
 EXPERT = "model.layers.1.block_sparse_moe.experts.5.w3.weight"
 
 

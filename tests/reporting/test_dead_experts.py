@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from helpers import config, measured, model_sizes, program
 import train
 from reporting import dead_experts, report
 from reporting.dead_experts import STEPS, DeadExperts
+from reporting.heartbeat import Heartbeat
 from reporting.journal import Journal
 from reporting.metrics import Writer
 from reporting.progress import Progress
@@ -71,7 +73,9 @@ def test_a_run_warns_and_its_page_names_the_expert(tmp_path: Path, capsys: pytes
   clock, plan = Clock(), StepPlan.of(asked)
   meter = Meter(clock, items=1, unit="tokens", flops=1.0, palm_flops=1.0, peak=None)
   with Writer(tmp_path, LoopState(), plan.last) as writer, Journal(tmp_path, clock, True, pytest.fail) as journal:
-    progress = Progress(clock, meter, writer, journal, plan, jax.devices()[:1], LoopState(), DeadExperts(mixture()))
+    heartbeat, status = Heartbeat(tmp_path, 0, clock, 0), SimpleNamespace(update=lambda *_: None)
+    devices, experts = jax.devices()[:1], DeadExperts(mixture())
+    progress = Progress(clock, meter, writer, journal, plan, devices, LoopState(), heartbeat, status, experts)
     for step in range(1, STEPS + 3):
       skipped = step == 3
       metrics = {"loss": np.float32(2), "skipped": np.bool_(skipped), "load": loads() if skipped else loads((1, 2))}

@@ -61,7 +61,7 @@ def test_waiting_for_devices_is_not_work_of_the_host(tmp_path: Path, monkeypatch
   ours = Heartbeat(tmp_path, 0, clock, 1000.0)
   silent = SimpleNamespace(progress=lambda step: None)
   plan = StepPlan(100, 0, 50, 0, 1, 0, 1.0)
-  followed = progress.Progress(clock, None, silent, plan, [], LoopState(), ours, None)
+  followed = progress.Progress(clock, None, silent, None, plan, [], LoopState(), ours, None, None)
   for step in range(1, 4):
     with clock("data"):
       now[0] += 1

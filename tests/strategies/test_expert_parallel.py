@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,12 +17,14 @@ from helpers import (
   in_full,
   initial_state,
   laid_out,
+  measured,
   one_sentence,
   step_and_evaluation,
   trained,
 )
 
 import strategies
+import train
 from strategies import Strategy, layout_of
 from training import settings
 from training.program import Params, Program
@@ -31,6 +34,8 @@ SMALL = {
   "model__width": 32, "model__heads": 4, "model__kv_heads": 2, "model__mlp_width": 32, "model__vocab_size": 64,
   "model__seq_len": 16, "model__depth": 2, "model__experts": 8, "model__router_z": 0.01, "optimizer__clip_norm": 0.0,
 }  # fmt: skip
+FIRST_IS_DENSE = {"model__dense_layers": 1, "model__mlp_width": 48, "model__expert_width": 32}
+FIRST_ARE_DENSE = FIRST_IS_DENSE | {"model__dense_layers": 2, "model__depth": 4}
 VARIANTS = {
   "text": {},
   "documents": {"data__packing": "documents", "data__prompt_field": "prompt", "model__remat": "dots"},
@@ -41,12 +46,26 @@ VARIANTS = {
     "model__shared_experts": 1,
   },
   "images": {**IMAGES, "model__router": "topk_softmax", "model__experts_per_token": 1},
-  "one has all": {"model__router": "sigmoid_bias", "model__router_scale": 2.5},
+  "one has all": {"model__router": "sigmoid_bias", "model__router_scale": 2.5, **FIRST_IS_DENSE},
   "one has none": {"model__router": "sigmoid_bias", "model__experts_per_token": 3},
   "adapters": {"init_from": "a model", "model__lora_rank": 2, "model__shared_experts": 1},
 }
 # What is added to the scores of the first and of the last experts, in these variants.
 BIASES = {"one has all": (9.0, 0.0), "one has none": (0.0, -9.0)}
+# Mixtures whose first blocks are dense. Pipelines have none of them.
+WITH_DENSE = {
+  "dense first": {**FIRST_ARE_DENSE, "model__shared_experts": 1},
+  "dense first, documents": {
+    **FIRST_ARE_DENSE,
+    "data__packing": "documents",
+    "model__dropout": 0.1,
+    "accumulation": 2,
+    "model__remat": "full",
+  },
+  "dense first, adapters": {
+    **FIRST_ARE_DENSE, "model__lora_rank": 4, "model__lora_targets": "query,key,value,out", "init_from": "a model"
+  },
+}  # fmt: skip
 WAYS = ("gather", "exchange", "ragged")
 EXPERT = layout_of("expert")
 ALONE = {f"expert-{n}": EXPERT.on(expert=n) for n in (2, 4, 8)}
@@ -65,10 +84,16 @@ LAYOUTS = ALONE | {
 # Alone, each way runs each variant. With others, each layout runs half of the variants, each in another way.
 CASES = [(name, WAYS[(i + j) % 3], variant) for i, name in enumerate(ALONE) for j, variant in enumerate(VARIANTS)] + [
   (name, WAYS[(i + j // 2) % 3], variant)
-  for i, name in enumerate(LAYOUTS)
+  for i, (name, layout) in enumerate(LAYOUTS.items())
   for j, variant in enumerate(VARIANTS)
-  if name not in ALONE and (i + j) % 2 == 0
+  if name not in ALONE and (i + j) % 2 == 0 and not (layout.layers and "model__dense_layers" in VARIANTS[variant])
 ]
+CASES += [
+  ("expert_fsdp", "gather", "dense first"), ("tensor_parallel", "exchange", "dense first"),
+  ("context", "exchange", "dense first, documents"), ("two_d", "gather", "dense first, documents"),
+  ("hsdp", "ragged", "dense first, documents"), ("zero2", "gather", "dense first, documents"),
+  ("expert_fsdp", "exchange", "dense first, adapters"),
+]  # fmt: skip
 SHORT = [
   ("expert-4", "ragged", "documents"),
   ("two_d", "exchange", "one has all"),
@@ -78,7 +103,7 @@ assert set(SHORT) <= set(CASES), set(SHORT) - set(CASES)
 
 
 def program_of(way: str, variant: str, **fields: object) -> Program:
-  asked = SMALL | VARIANTS[variant] | fields
+  asked = SMALL | (VARIANTS | WITH_DENSE)[variant] | fields
   return settings.program(config(steps=STEPS, model__expert_transport=way, **asked), "cpu")
 
 
@@ -143,8 +168,41 @@ def test_20_steps_equal_a_single_device(name: str, way: str):
 
 
 @pytest.mark.full
-def test_texts_are_scored_and_continued():
-  program = program_of("exchange", "text")
+@pytest.mark.parametrize(
+  "name, fields", [("expert_fsdp", {"optimizer__on_host": True}), ("two_d", {"optimizer__name": "muon"})]
+)
+def test_10_steps_of_a_mixture_with_dense_blocks_equal_a_single_device(name: str, fields: dict):
+  """With the optimizer's state in the host's memory, which a single device does not have, and with whole matrices."""
+  make = functools.partial(program_of, variant="dense first", model__router="sigmoid_bias")
+  ours = trained(laid_out(LAYOUTS[name], make("gather", **fields)), 10, BATCH)
+  alone = trained(laid_out(layout_of("single"), make("auto", **fields | {"optimizer__on_host": False})), 10, BATCH)
+  for metric in ("loss", "grad_norm", "balance_loss", "load_max", "idle_experts"):
+    np.testing.assert_allclose(ours[metric], alone[metric], rtol=PARITY, err_msg=metric)
+
+
+@pytest.mark.full
+def test_a_mixture_with_dense_blocks_resumes_under_another_strategy(tmp_path: Path):
+  """The loss of a run that goes on, with its state in other pieces, is that of a run that was never stopped."""
+  run = {
+    **SMALL, **WITH_DENSE["dense first"], "steps": 4, "batch_size": 8, "log_every": 1, "eval_examples": 8,
+    "eval_batch_size": 8, "sample_length": 0, "data__name": "synthetic",
+  }  # fmt: skip
+  train.train(config("single", **run), tmp_path / "whole")
+  train.train(config("expert_fsdp", **run, stop_after=2), tmp_path / "parts")
+  train.train(config("two_d", **run), tmp_path / "parts")
+  whole, parts = (
+    [line["loss"] for line in measured(tmp_path / name) if "grad_norm" in line] for name in ("whole", "parts")
+  )
+  assert len(whole) == 4
+  np.testing.assert_allclose(parts, whole, rtol=PARITY)
+  with one_sentence("model.dense_layers was 2 and is now 1"):
+    train.train(config("two_d", **run | {"model__dense_layers": 1}), tmp_path / "parts")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("variant", ["text", "dense first"])
+def test_texts_are_scored_and_continued(variant: str):
+  program = program_of("exchange", variant)
   assert_writes_as(laid_out(LAYOUTS["expert_fsdp"], program), laid_out(layout_of("single"), program))
 
 
@@ -153,6 +211,11 @@ def test_texts_are_scored_and_continued():
   [
     ("expert", {"model__experts": 6}, ["mesh.expert=8", "model.experts=6", "use 1, 2, 3 or 6"]),
     ("fsdp", {"mesh__expert": 2}, ["mesh.expert=2", "no 'expert' axis"]),
+    (
+      "pipeline",
+      {"model__experts": 8, "model__dense_layers": 1},
+      ["model.dense_layers=1", "stages of a pipeline have equal blocks", "use 0, or a strategy without stages"],
+    ),
   ],
 )
 def test_mistakes_get_one_sentence(name: str, fields: dict, parts: list[str]):

@@ -10,8 +10,10 @@ import pytest
 from helpers import IMAGES, assert_trees_close, equations, in_full, one_sentence, program, random_batch
 
 from models.ops import loss as losses
+from models.sizes import STACKS
 from training.optimizer import is_decayed
 from training.program import Program, TrainState
+from training.streaming import streamed
 
 
 @functools.cache
@@ -181,3 +183,19 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_masters():
 def test_invalid_settings_are_refused(fields: dict, parts: list[str]):
   with one_sentence(*parts):
     program(**fields)
+
+
+def test_a_streamed_update_sees_one_block_at_a_time():
+  """Of both stacks of a mixture whose first blocks are dense, so that one block's state is on the device."""
+  whole = program(model__experts=4, model__dense_layers=2, model__depth=5, optimizer__on_host=True)
+  params = jax.eval_shape(lambda: whole.init(jax.random.key(0))).params
+  seen = list[tuple[str, int]]()
+
+  def update(part: dict, state: dict, gradients: dict) -> tuple[dict, dict]:
+    ((name, arrays),) = part.items()
+    seen.append((name, len(arrays["mlp"]["up"]) if name in STACKS else 0))
+    return part, state
+
+  on_host = lambda tree: jax.device_put(tree, jax.memory.Space.Host)
+  jax.eval_shape(lambda params: streamed(update, params, on_host(params), params), params)
+  assert set(seen) == {("blocks", 1), ("dense_blocks", 1), ("embedding", 0), ("head", 0), ("norm", 0)}
