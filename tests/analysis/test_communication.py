@@ -113,7 +113,7 @@ def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, varia
 @pytest.mark.parametrize("name, variant", PAIRS)
 def test_a_device_holds_the_state_that_is_predicted(name: str, variant: str, monkeypatch: pytest.MonkeyPatch):
   for traced in ("_saved", "_block"):  # not of the state, and slow
-    monkeypatch.setattr(memory, traced, lambda case: 0)
+    monkeypatch.setattr(memory, traced, lambda *_: 0)
   case, step = compiled_case(name, variant, BATCH * make(variant).accumulation)
   fields = make(variant).example_shapes().items()
   examples = case.batch_size / case.layout.shards("batch")
