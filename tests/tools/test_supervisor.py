@@ -34,7 +34,8 @@ number = max(int(file.stem) for file in (work / "attempts").glob("*.log"))
 acts = json.loads((work / "plan.json").read_text())
 act = {"end": 0.0} | (acts[number - 1] if number <= len(acts) else {})
 mine = act.get(str(rank), {})
-signal.signal(signal.SIGTERM, lambda *_: (print("stopped", flush=True), sys.exit(0)))
+if not mine.get("early"):
+  signal.signal(signal.SIGTERM, lambda *_: (print("stopped", flush=True), sys.exit(0)))
 print(f"start {number} with {count}", flush=True)
 if mine.get("refuse") and flags.get("config.strategy") != "other":
   print("error: does not fit", flush=True)
@@ -167,7 +168,9 @@ def test_fewer_processes_go_on_until_the_lost_one_is_back(job: Callable[..., int
   """4 → 3, which cannot run → 2, and 4 again when the place of the lost process has returned."""
   lost = {"end": FOREVER, "step": 2, "saves": [1], "3": DIES}
   cannot = {"end": FOREVER, **{str(rank): {"refuse": True} for rank in range(3)}}
+  began = time.monotonic()
   assert job([lost, cannot, {"end": FOREVER, "step": 3}, {}], 4, lost_for=2.0) == 0
+  assert time.monotonic() - began < FOREVER  # it was stopped
   output = capfd.readouterr().out
   assert "smaller   3 processes cannot run: does not fit" in output
   assert "restart   4 of 4 processes can run again" in output
@@ -222,18 +225,24 @@ def test_a_killed_supervisor_takes_its_processes_along_and_goes_on(job: Callable
 
 
 @pytest.mark.parametrize(
-  "plan", [[{"end": FOREVER}], [{"end": FOREVER, "step": 1, "1": DIES}] * 3], ids=["run", "wait"]
+  "plan, status",
+  [
+    ([{"end": FOREVER}], 0),
+    ([{"end": FOREVER, "0": {"early": True}}], 128 + signal.SIGTERM),
+    ([{"end": FOREVER, "step": 1, "1": DIES}] * 3, 0),
+  ],
+  ids=["run", "start", "wait"],
 )
 def test_a_signal_ends_the_job_and_not_only_its_processes(
-  plan: list[dict], job: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+  plan: list[dict], status: int, job: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-  """While processes run, and while it waits before a start."""
+  """While processes run, while one starts and has no handler of signals yet, and while the job waits for a start."""
   monkeypatch.setattr(supervisor, "LONGEST_WAIT", FOREVER)
   if len(plan) > 1:
     monkeypatch.setattr(supervisor.Supervisor, "_sleep", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
   else:
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-  assert job(plan) == 0
+  assert job(plan) == status
   assert len(starts(tmp_path)) == 1
 
 
