@@ -48,7 +48,7 @@ VARIANTS = {
   "images": {**IMAGES, "model__router": "topk_softmax", "model__experts_per_token": 1},
   "one has all": {"model__router": "sigmoid_bias", "model__router_scale": 2.5, **FIRST_IS_DENSE},
   "one has none": {"model__router": "sigmoid_bias", "model__experts_per_token": 3},
-  "adapters": {"init_from": "a model", "model__lora_rank": 2, "model__shared_experts": 1},
+  "adapters": {"init_from": "a model", "model__lora_rank": 4, "model__shared_experts": 1},
 }
 # What is added to the scores of the first and of the last experts, in these variants.
 BIASES = {"one has all": (9.0, 0.0), "one has none": (0.0, -9.0)}
