@@ -1,5 +1,6 @@
 """The account of a job: no second is missing or counted twice, whatever ended its attempts."""
 
+import functools
 import math
 import random
 import signal
@@ -119,17 +120,22 @@ RUN = {
 }  # fmt: skip
 
 
+def made(workdir: Path, job: Job, step: int) -> bool:
+  """Whether a job has made so many steps. Until it gives a sign of life, the file is that of the one before."""
+  beat = heartbeat.of_job(workdir).get(0, {})
+  return beat.get("pid") == job.process.pid and beat["step"] >= step
+
+
 @pytest.mark.parametrize(
   "number, times", in_full([(0, 0), (signal.SIGTERM, 1), (signal.SIGKILL, 2)], (signal.SIGKILL, 2))
 )
 def test_the_account_of_a_job_is_its_wall_time(number: int, times: int, tmp_path: Path):
   """Compared with the test's own clock, to 1%, for a job that is stopped or killed after its checkpoint of step 200."""
   workdir, log, begun = tmp_path / "run", tmp_path / "log", 0.0
-  step = lambda: heartbeat.of_job(workdir).get(0, {}).get("step", 0)
   for i in range(times):
     job = Job("single", workdir, log, **RUN)
     begun = begun or time.time()
-    job.wait_until(lambda: step() >= 220 + 20 * i, "has made some steps")  # noqa: B023
+    job.wait_until(functools.partial(made, workdir, job, 220 + 20 * i), "has made some steps")
     job.send(number)
     assert job.wait() == (0 if number == signal.SIGTERM else -number), job.output
   last = Job("single", workdir, log, **RUN)
