@@ -8,22 +8,17 @@ learning rate of a grid from one seed, and with its best rate from all seeds. Ev
 batches of a seed, the shape of the learning rate, weight decay and clipping.
 """
 
-import argparse
-import json
 import statistics
 from typing import Any
 
 import jax
-from absl import logging
 
 import data
 import strategies
 from analysis.weights import weights
-from benchmarks.pages import ROOT, machine, rewrite, source
+from benchmarks.pages import ROOT, command, machine, source
 from configs import base
-from errors import positive
 from evaluation.evaluator import Evaluator
-from runtime import command_line
 from runtime.devices import start_jax
 from training import settings
 
@@ -100,16 +95,7 @@ def seeds(record: dict[str, Any], name: str) -> list[float]:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--tables", action="store_true", help="write the table from the existing record")
-  parser.add_argument("--steps", type=int, default=400, help="updates of each run (default: 400)")
-  options = parser.parse_args()
-  with command_line.bad_input_ends_the_program():
-    positive("steps", options.steps)
-  logging.set_verbosity(logging.WARNING)
-  if not options.tables:
-    RECORD.write_text(json.dumps(measure(options.steps), indent=1) + "\n")
-  print(rewrite(PAGE, RECORD, tables)["muon"])
+  command(__doc__, ("steps", 400, "updates of each run"), PAGE, RECORD, measure, tables, "muon")
 
 
 if __name__ == "__main__":

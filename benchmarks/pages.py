@@ -11,8 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 
-from runtime import folders
+from errors import positive
+from runtime import command_line, folders
 
 ROOT = Path(__file__).parents[1]  # of the repository
 
@@ -80,6 +82,35 @@ def keep(
     if options.record:
       return print(*tables(made).values(), sep="\n\n")
   print(*rewrite(page, record, tables).values(), sep="\n\n")
+
+
+def command(
+  about: str,
+  count: tuple[str, int, str],
+  page: Path,
+  record: Path,
+  measure: Callable[[int], dict[str, Any]],
+  tables: Callable[[dict[str, Any]], dict[str, str]],
+  shown: str,
+) -> None:
+  """The command line of a benchmark that needs a single number. Measures, unless --tables is given, and fills the page.
+
+  Args:
+    about: the module's docstring.
+    count: name, default and meaning of the number, which `measure` gets.
+    shown: the name of the table that is printed.
+  """
+  name, default, what = count
+  parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--tables", action="store_true", help="write the tables from the existing record")
+  parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} (default: {default})")
+  options = parser.parse_args()
+  with command_line.bad_input_ends_the_program():
+    number = positive(name, getattr(options, name))
+  logging.set_verbosity(logging.WARNING)
+  if not options.tables:
+    record.write_text(json.dumps(measure(number), indent=1) + "\n")
+  print(rewrite(page, record, tables)[shown])
 
 
 def rewrite(page: Path, record: Path, tables: Callable[[dict[str, Any]], dict[str, str]]) -> dict[str, str]:

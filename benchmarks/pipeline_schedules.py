@@ -7,22 +7,17 @@
 in an order that rotates. Only steps of the same round are compared, so a machine that slows down slows all of them.
 """
 
-import argparse
-import json
 import statistics
 import time
 from typing import Any
 
 import jax
-from absl import logging
 
 import data
 import strategies
 from analysis.timeline import describe, schedules
-from benchmarks.pages import ROOT, machine, rewrite, source
+from benchmarks.pages import ROOT, command, machine, source
 from configs import base
-from errors import positive
-from runtime import command_line
 from runtime.devices import start_jax
 from training import settings
 
@@ -95,16 +90,7 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--tables", action="store_true", help="write the tables from the existing record")
-  parser.add_argument("--rounds", type=int, default=15, help="steps of each program (default: 15)")
-  options = parser.parse_args()
-  with command_line.bad_input_ends_the_program():
-    positive("rounds", options.rounds)
-  logging.set_verbosity(logging.WARNING)
-  if not options.tables:
-    RECORD.write_text(json.dumps(measure(options.rounds), indent=1) + "\n")
-  print(rewrite(PAGE, RECORD, tables)["speed"])
+  command(__doc__, ("rounds", 15, "steps of each program"), PAGE, RECORD, measure, tables, "speed")
 
 
 if __name__ == "__main__":

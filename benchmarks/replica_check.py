@@ -7,9 +7,7 @@ There are two states, each held whole by every device: that of the preset `lm` u
 devices, and 1 GB on 2 simulated devices. Each round times a check and, of the preset, a training step.
 """
 
-import argparse
 import collections
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,16 +15,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from absl import logging
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import strategies
-from benchmarks.pages import ROOT, machine, rewrite, source
+from benchmarks.pages import ROOT, command, machine, source
 from checkpointing import record
 from configs import base
-from errors import positive
-from runtime import command_line
 from runtime.devices import start_jax
 from runtime.replicas import Replicas
 from training import settings
@@ -103,16 +98,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--tables", action="store_true", help="write the table from the existing record")
-  parser.add_argument("--rounds", type=int, default=15, help="rounds to time (default: 15)")
-  options = parser.parse_args()
-  with command_line.bad_input_ends_the_program():
-    positive("rounds", options.rounds)
-  logging.set_verbosity(logging.WARNING)
-  if not options.tables:
-    RECORD.write_text(json.dumps(measure(options.rounds), indent=1) + "\n")
-  print(rewrite(PAGE, RECORD, tables)["check"])
+  command(__doc__, ("rounds", 15, "rounds to time"), PAGE, RECORD, measure, tables, "check")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def document(title: str, subtitle: str, *sections: str, script: str = "", style:
 
 
 def write(path: Path, page: str) -> None:
-  """Writes a page at once, so that a browser never reads half of one. Raises OSError.
+  """Writes a page, or another text, at once, so that nobody ever reads half of it. Raises OSError.
 
   Names of files may hold what UTF-8 cannot write: the bytes of another encoding. Each becomes a question mark.
   """

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pages
 from reporting.speed import Clock
 
 FOLDER = "heartbeats"  # in a workdir
@@ -52,6 +53,8 @@ class Heartbeat:
   def __enter__(self) -> "Heartbeat":
     self.killed = self._of_killed()
     self.furthest = max((beat["furthest"] for beat in self.killed), default=0)
+    if self.rank:
+      self.killed = []  # only process 0 has a journal
     if self.seconds:
       self.write()
       self._thread.start()
@@ -103,11 +106,9 @@ class Heartbeat:
       "wall_time": self.clock.parts(), "furthest": max(self.furthest, self.step), "killed": self.killed,
       **self._mean(),
     }  # fmt: skip
-    part = self.path.with_suffix(".part")
     with contextlib.suppress(OSError):
       self.path.parent.mkdir(exist_ok=True)
-      part.write_text(json.dumps(found))
-      part.replace(self.path)
+      pages.write(self.path, json.dumps(found))
 
   def _mean(self) -> dict[str, float]:
     """Seconds of a step, and those in which the host worked and did not wait for devices. Means of the last steps."""

@@ -42,7 +42,7 @@ class Journal:
     self.step, self.written, self.cost, self.failed = 0, -float("inf"), 0.0, False
     self.heartbeat = heartbeat
     self.first: int | None = None  # the step from which this attempt started
-    if heartbeat:
+    if self.file and heartbeat:
       ended = [event.get("began") for event in recorded.events(workdir) if event["event"] in ENDINGS]
       for beat in heartbeat.killed:
         if beat["began"] not in ended:

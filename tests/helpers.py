@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import flags
@@ -26,6 +27,7 @@ from configs import base
 from data.batches import HostBatch, id_words
 from errors import ConfigError
 from models.sizes import ModelSizes
+from models.transformer import Transformer
 from reporting import metrics
 from runtime import command_line
 from strategies.layout import Layout
@@ -166,6 +168,20 @@ def measured(workdir: Path) -> list[dict[str, Any]]:
   timing = ("tokens_per_second", "images_per_second", "step_ms", "data_wait", "tflops_per_second")
   lines = [line for line in metrics.read(workdir / "metrics.jsonl") if line["split"] != "job"]
   return [{k: v for k, v in line.items() if k not in timing} for line in lines]
+
+
+def logits_in_parts(model: Transformer, tokens: np.ndarray) -> jax.Array:
+  """The logits of texts [B, 24] that are read in three parts, with a cache of what was read before."""
+
+  @jax.jit
+  def in_parts(tokens: jax.Array) -> jax.Array:
+    cache, parts = model.empty_cache(*tokens.shape), []
+    for start, stop in ((0, 10), (10, 11), (11, 24)):
+      x, cache, _ = model.run_blocks(model.embed(tokens[:, start:stop]), cache=cache, start=start)
+      parts.append(model.logits(x))
+    return jnp.concatenate(parts, axis=1)
+
+  return in_parts(tokens)
 
 
 def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:

@@ -23,6 +23,7 @@ NOISE = "[Gloo] Rank "  # lines that gloo prints; they are dropped
 # of forks.)
 BECOME = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
 BEFORE = [sys.executable, "-c", BECOME] if sys.platform == "linux" else []
+_printing = threading.Lock()
 Take = Callable[[int, str], None]  # gets the rank of a process and a line of its output
 
 
@@ -154,14 +155,10 @@ class Attempt:
     self._ended.put(rank)
 
 
-def show(lock: threading.Lock) -> Take:
-  """Prints lines, each prefixed by the rank of its process."""
-
-  def take(rank: int, line: str) -> None:
-    with lock:
-      print(f"[{rank}] {line}", end="", flush=True)
-
-  return take
+def show(rank: int, line: str) -> None:
+  """Prints a line, prefixed by the rank of its process."""
+  with _printing:
+    print(f"[{rank}] {line}", end="", flush=True)
 
 
 class Output:
@@ -199,7 +196,7 @@ class Output:
     with self._lock:
       while self._held and time.monotonic() - self._held[0][0] >= held:
         _, rank, line = self._held.popleft()
-        print(f"[{rank}] {line}", end="", flush=True)
+        show(rank, line)
 
   def drop(self) -> None:
     """Leaves out the lines that are still held."""

@@ -11,6 +11,7 @@ again. At the end it prints what it did, and compares all losses. The job logs a
 import argparse
 import collections
 import contextlib
+import math
 import os
 import random
 import signal
@@ -21,10 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from checkpointing.reading import FOLDER, steps
-from errors import ConfigError, positive
+from errors import ConfigError
 from reporting import heartbeat, metrics
 from runtime import command_line
-from tools.launch import split
+from tools.launch import check, parsed
 from tools.supervisor import workdir_of
 
 FAULTS = {"kill": 6, "stop": 1, "slow": 2, "kill the supervisor": 1}  # how often each of them is, among ten
@@ -116,7 +117,7 @@ def compared(undisturbed: Path, found: Path) -> tuple[int, float]:
   ours, theirs = (_losses(workdir / "metrics.jsonl") for workdir in (found, undisturbed))
   wrong = sum(len(ours.get(key, [])) != 1 for key in theirs) + len(ours.keys() - theirs.keys())
   apart = [abs(ours[key][0] - loss) / abs(loss) for key, (loss, *_) in theirs.items() if key in ours]
-  return wrong, max(apart)
+  return wrong, max(apart, default=math.inf)
 
 
 def _losses(path: Path) -> dict[tuple[str, int], list[float]]:
@@ -150,18 +151,14 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-  own, rest = split(sys.argv[1:])
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--faults", type=int, default=10, help="default: 10")
   parser.add_argument("--seed", type=int, default=0, help="of what is done to whom and when (default: 0)")
   parser.add_argument("--processes", type=int, default=4, help="default: 4")
   parser.add_argument("--devices-per-process", type=int, default=2, help="default: 2")
-  options = parser.parse_args(own)
+  options, rest = parsed(parser)
   with command_line.bad_input_ends_the_program():
-    for name in ("faults", "processes", "devices_per_process"):
-      positive(name.replace("_", "-"), getattr(options, name))
-    if not rest:
-      raise ConfigError("the flags of train.py are missing; give them after --, such as -- --config=configs/fsdp.py")
+    check(options, rest, "faults")
     sys.exit(run(options, rest))
 
 

@@ -11,7 +11,6 @@ job has its exit status. With --restart, the job is started again from its newes
 import argparse
 import shlex
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ def launch(processes: int, devices_per_process: int, arguments: Sequence[str], p
   """
   with (
     Forwarded() as signals,
-    Attempt(processes, devices_per_process, arguments, program, show(threading.Lock()), signals) as attempt,
+    Attempt(processes, devices_per_process, arguments, program, show, signals) as attempt,
   ):
     return _wait(attempt) if attempt.whole else 128 + signals.received[0]
 
@@ -55,7 +54,6 @@ def _wait(attempt: Attempt) -> int:
 
 
 def main() -> None:
-  own, rest = split(sys.argv[1:])
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--processes", type=int, default=2, help="default: 2")
   parser.add_argument("--devices-per-process", type=int, default=4, help="default: 4")
@@ -69,15 +67,12 @@ def main() -> None:
     help="seconds for which a process that failed counts as lost; the job goes on with fewer (default: 0, none is)",
   )  # fmt: skip
   again.add_argument("--smaller", default="", help="flags of train.py to add where fewer processes need them")
-  options = parser.parse_args(own)
+  options, rest = parsed(parser)
   with command_line.bad_input_ends_the_program():
-    for name in ("processes", "devices_per_process", "restarts"):
-      positive(name.replace("_", "-"), getattr(options, name))
+    check(options, rest, "restarts")
     above_zero("patience", options.patience, "--patience=1800")
     above_zero("shortest", options.shortest, "--shortest=30")
     not_negative("lost-for", options.lost_for, "use 0 to start all processes again")
-    if not rest:
-      raise ConfigError("the flags of train.py are missing; give them after --, such as -- --config=configs/fsdp.py")
     if not options.restart:
       sys.exit(launch(options.processes, options.devices_per_process, rest))
     policy = Policy(
@@ -87,10 +82,19 @@ def main() -> None:
     sys.exit(supervise(policy, rest))
 
 
-def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-  """The arguments before and after the first `--`."""
+def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
+  """The options of the command line, up to the first `--`, and the flags of train.py behind it."""
+  arguments = sys.argv[1:]
   at = arguments.index("--") if "--" in arguments else len(arguments)
-  return arguments[:at], arguments[at + 1 :]
+  return parser.parse_args(arguments[:at]), arguments[at + 1 :]
+
+
+def check(options: argparse.Namespace, rest: Sequence[str], *counts: str) -> None:
+  """Raises ConfigError if flags of train.py are missing, or if a number of processes, devices, `counts` is below 1."""
+  for name in ("processes", "devices_per_process", *counts):
+    positive(name.replace("_", "-"), getattr(options, name))
+  if not rest:
+    raise ConfigError("the flags of train.py are missing; give them after --, such as -- --config=configs/fsdp.py")
 
 
 if __name__ == "__main__":

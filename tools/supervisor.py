@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import pages
 from checkpointing.reading import FOLDER, steps
 from errors import ConfigError
 from reporting import heartbeat
@@ -114,14 +115,11 @@ class Supervisor:
 
   def run(self) -> int:
     """Starts the job until it has ended for good."""
-    while True:
+    status = None
+    while status is None:
       chosen = next(self._choices(), None)
-      if chosen is None:
-        return self._none_fits()
-      count, extra = chosen
-      status = self._start(count, extra)
-      if status is not None:
-        return status
+      status = self._start(*chosen) if chosen else self._none_fits()
+    return status
 
   def _choices(self) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The numbers of processes that can be started now, the largest first, and flags to add."""
@@ -136,14 +134,14 @@ class Supervisor:
     self.state.lost = {place: until for place, until in self.state.lost.items() if until > now}
     return [place for place in range(self.policy.processes) if str(place) not in self.state.lost]
 
-  def _none_fits(self) -> int:
-    """Waits for the next place that returns. Returns a status if there is none."""
+  def _none_fits(self) -> int | None:
+    """Waits for the next place that returns. Returns the job's status if there is none, or if it is stopped."""
     if not self.state.lost:
       why = next(iter(self.state.refused.values()))
       self.output.say(f"gave up   no number of processes can run this: {why}")
       return self._end(BAD_INPUT)
     self._sleep(min(self.state.lost.values()) - time.time())
-    return self.run() if not self.signals.received else self._end(0)
+    return self._end(0) if self.signals.received else None
 
   def _start(self, count: int, extra: tuple[str, ...]) -> int | None:
     """Runs one start of the job to its end. Returns the job's status if it is over."""
@@ -158,7 +156,6 @@ class Supervisor:
         count, self.policy.devices_per_process, flags, self.program, self.output.take, self.signals
       ) as attempt:
         failure, grows = self._watch(attempt)
-        attempt.kill()
     finally:
       self.output.close()
     if self.signals.received or (failure is None and not grows):
@@ -224,7 +221,7 @@ class Supervisor:
       if rank is not None:
         running.discard(rank)
         if attempt.status(rank):
-          return self._culprit(attempt, rank, running), False
+          return self._culprit(attempt, rank), False
       elif hung := self._hung(attempt, running, began):
         return hung, False
       elif not grows and not self.signals.received and self._can_grow(attempt):
@@ -237,12 +234,11 @@ class Supervisor:
     largest = next(self._choices(), (0, ()))[0]
     return largest > attempt.count and any(beat["step"] for beat in self._beats(attempt).values())
 
-  def _culprit(self, attempt: Attempt, first: int, running: set[int]) -> Failure:
+  def _culprit(self, attempt: Attempt, first: int) -> Failure:
     """Who failed: the first that ended, or one that a signal killed at the same time, which made the first fail."""
     ended = [first]
     until = time.monotonic() + HELD
     while (rank := attempt.ended(until - time.monotonic())) is not None:
-      running.discard(rank)
       ended += [rank] if attempt.status(rank) else []
     killed = [rank for rank in ended if attempt.status(rank) > 128 and attempt.status(rank) != 128 + signal.SIGABRT]
     rank = (killed or ended)[0]
@@ -289,9 +285,7 @@ class Supervisor:
       time.sleep(min(POLL, left))
 
   def _save(self) -> None:
-    part = self.workdir / f"{STATE}.part"
-    part.write_text(json.dumps(dataclasses.asdict(self.state)))
-    part.replace(self.workdir / STATE)
+    pages.write(self.workdir / STATE, json.dumps(dataclasses.asdict(self.state)))
 
   def _end(self, status: int) -> int:
     """The job is over: the next one begins without its failures."""

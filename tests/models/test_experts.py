@@ -9,7 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers import PARITY, assert_trees_close, in_full, model_sizes, one_sentence, params_of, program, random_batch
+from helpers import (
+  PARITY,
+  assert_trees_close,
+  in_full,
+  logits_in_parts,
+  model_sizes,
+  one_sentence,
+  params_of,
+  program,
+  random_batch,
+)
 
 from models.dimensions import UNSHARDED
 from models.ops import experts, grouped, routing
@@ -220,16 +230,7 @@ def test_dense_blocks_are_no_idle_experts():
 def test_texts_are_continued_with_a_cache_for_both_kinds_of_blocks():
   sizes = sizes_of(**FIRST_ARE_DENSE, seq_len=24)
   model, tokens = bind(sizes, params_of(sizes)), np.random.default_rng(0).integers(0, 32, (2, 24), np.int32)
-
-  @jax.jit
-  def in_parts(tokens: jax.Array) -> jax.Array:
-    cache, parts = model.empty_cache(2, 24), []
-    for start, stop in ((0, 10), (10, 11), (11, 24)):
-      x, cache, _ = model.run_blocks(model.embed(tokens[:, start:stop]), cache=cache, start=start)
-      parts.append(model.logits(x))
-    return jnp.concatenate(parts, axis=1)
-
-  assert_trees_close(in_parts(tokens), jax.jit(model)(tokens), PARITY)
+  assert_trees_close(logits_in_parts(model, tokens), jax.jit(model)(tokens), PARITY)
 
 
 def test_the_bias_of_a_router_moves_towards_equal_loads():

@@ -12,6 +12,7 @@ from helpers import (
   each_once,
   equations,
   in_full,
+  logits_in_parts,
   model_sizes,
   one_sentence,
   params_of,
@@ -162,16 +163,7 @@ def test_cached_logits_equal_full_recomputation():
   sizes = model_sizes()
   model = parameters.bind(sizes, params_of(sizes))
   tokens = random_tokens(2, 24)
-
-  @jax.jit
-  def in_parts(tokens: jax.Array) -> jax.Array:
-    cache, parts = model.empty_cache(2, 24), []
-    for start, stop in ((0, 10), (10, 11), (11, 24)):
-      x, cache, _ = model.run_blocks(model.embed(tokens[:, start:stop]), cache=cache, start=start)
-      parts.append(model.logits(x))
-    return jnp.concatenate(parts, axis=1)
-
-  assert relative_difference(in_parts(tokens), apply(sizes, tokens)) < 1e-5
+  assert relative_difference(logits_in_parts(model, tokens), apply(sizes, tokens)) < 1e-5
 
 
 @pytest.mark.parametrize("tied", [False, True])
