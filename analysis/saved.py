@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,17 @@ class OwnPositions(Sharding):
     return x[:, : x.shape[1] // self.parts]
 
 
+class Saved(NamedTuple):
+  """Bytes of one example: of the values that exist once, and of those that the traced blocks have."""
+
+  once: int
+  blocks: int
+
+  def of(self, layers: int) -> int:
+    """The bytes of so many blocks, if one was traced."""
+    return self.once + layers * self.blocks
+
+
 def bytes_per_example(
   sizes: ModelSizes,
   heads: int,
@@ -68,7 +79,8 @@ def bytes_per_example(
   If a model has two stacks, these are the last of its blocks.
 
   It has 1/heads of the heads, 1/mlp of the MLP, and 1/sequence of the residual stream's positions. Each saved value is
-  proportional to one of these or to none, and exists once or in each block. Eight traces are therefore enough.
+  proportional to one of these or to none, and exists once or in each block. Four traces of one block are therefore
+  enough.
 
   Args:
     remat: the remat policy; the model's if None. "all" counts all values of a block.
@@ -86,17 +98,13 @@ def bytes_per_example(
   traced_here = lambda **shards: traced(sizes, remat or sizes.remat, **shards, sharers=sharers)[host]
   own = sizes.positions // sharers
   splits = {"heads": (sizes.kv_heads, heads), "mlp": (sizes.hidden_width, mlp), "sequence": (own, sequence)}
-
-  def by(layers: int) -> int:
-    whole = found = traced_here(layers=layers)
-    for part, (size, shards) in splits.items():
-      if shards > 1:
-        few = next(n for n in range(2, size + 1) if size % n == 0)
-        in_part = (whole - traced_here(layers=layers, **{part: few})) * few // (few - 1)
-        found -= in_part - in_part // shards
-    return found
-
-  return by(1) + (layers - 1) * (by(2) - by(1)) if layers > 1 else by(1)
+  whole = found = traced_here().of(layers)
+  for part, (size, shards) in splits.items():
+    if shards > 1:
+      few = next(n for n in range(2, size + 1) if size % n == 0)
+      in_part = (whole - traced_here(**{part: few}).of(layers)) * few // (few - 1)
+      found -= in_part - in_part // shards
+  return found
 
 
 def block_values(sizes: ModelSizes, heads: int, mlp: int, sequence: int, sharers: int = 1) -> tuple[int, int]:
@@ -113,8 +121,8 @@ def block_values(sizes: ModelSizes, heads: int, mlp: int, sequence: int, sharers
 
 def traced(
   sizes: ModelSizes, remat: str, heads: int = 1, mlp: int = 1, sequence: int = 1, layers: int = 1, sharers: int = 1
-) -> tuple[int, int]:
-  """`bytes_per_example` without and with `host`, from a single trace of the model in exactly these sizes."""
+) -> tuple[Saved, Saved]:
+  """What a single trace of the model in exactly these sizes saves: on the device, and in the memory of its host."""
   part = dataclasses.replace(
     sizes,
     heads=sizes.heads // heads,
@@ -131,7 +139,7 @@ def traced(
 
 
 @functools.cache
-def _traced(sizes: ModelSizes, remat: str, sequence: int, sharers: int) -> tuple[int, int]:
+def _traced(sizes: ModelSizes, remat: str, sequence: int, sharers: int) -> tuple[Saved, Saved]:
   chosen = SAVE_ALL if remat == "all" else policy_of(remat, sizes.saved, sizes.lora_rank)
   policy = lambda primitive, *given, **named: primitive.name != GATHER and chosen(primitive, *given, **named)
   sharding = OwnPositions(sequence, sharers)
@@ -151,13 +159,14 @@ def _traced(sizes: ModelSizes, remat: str, sequence: int, sharers: int) -> tuple
     leaves = jax.make_jaxpr(lambda *given: jax.tree.leaves(vjp(*given)), axis_env=[(SHARERS, sharers)])(
       nnx.to_pure_dict(definition(sizes)[1]), x, {"keys": keys, "segments": segments}
     ).out_avals
-  device = host = 0
+  found = {(place, stacked): 0 for place in (False, True) for stacked in (False, True)}
   for leaf in leaves:
     if leaf.size % examples == 0:  # so it is of the examples: weights and angles of positions have smaller dimensions
-      size = leaf.size // examples * leaf.dtype.itemsize
-      is_host = leaf.memory_space == jax.memory.Space.Host
-      device, host = device + size * (not is_host), host + size * is_host
-  return device * sharers, host * sharers
+      # The scan stacks what each block saves. What exists once begins with the examples, alone or times others.
+      stacked = leaf.shape[0] % examples != 0
+      found[leaf.memory_space == jax.memory.Space.Host, stacked] += leaf.size // examples * leaf.dtype.itemsize
+  device, host = (Saved(sharers * found[place, False], sharers * found[place, True]) for place in (False, True))
+  return device, host
 
 
 def _prime_above(number: int) -> int:
