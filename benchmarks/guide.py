@@ -3,17 +3,18 @@
     python -m benchmarks.guide
 
 What a strategy sends comes from its golden page (tests/golden/explain); tests compare those with the compiled programs.
-`python -m tests.golden.make_explain` writes both. The measured rows are those of one machine; benchmarks/README.md has
-the others.
+`python -m tests.golden.make_explain` writes both. The measured rows are those of one machine. A strategy that it lacks
+has those of another record; benchmarks/README.md has them all.
 """
 
 import re
+from collections.abc import Sequence
 
 import strategies
 from benchmarks import figures, tables
 from benchmarks.figures import Record
 from benchmarks.pages import ROOT, fill
-from benchmarks.sections import megabytes, milliseconds, table, where
+from benchmarks.sections import megabytes, milliseconds, mixture, table, where
 from benchmarks.tables import SHARED
 from strategies.mesh import resolve
 
@@ -41,24 +42,29 @@ def sent(name: str) -> str:
   return f"```\n{text[start.start() :].rstrip()}\n```"
 
 
-def measured(name: str, record: Record) -> str:
-  """The strategy's rows in a throughput record."""
-  rows = [
-    (str(row.devices), f"{row.relative.median:.2f}", f"{milliseconds(row.seconds.median)} ms", megabytes(row.bytes))
-    for row in figures.rows(record)
-    if row.row == name and row.relative and row.seconds
-  ]
+def measured(name: str, records: Sequence[Record]) -> str:
+  """The strategy's rows in the first throughput record that has some. If that is a later one, says of what it is."""
   heads = ("Devices", "Throughput, single device = 1", "Step", "Memory a device")
-  return "\n".join(table(heads, rows)) if rows else "Not measured yet."
+  for record in records:
+    rows = [
+      (str(row.devices), f"{row.relative.median:.2f}", f"{milliseconds(row.seconds.median)} ms", megabytes(row.bytes))
+      for row in figures.rows(record)
+      if row.row == name and row.relative and row.seconds
+    ]
+    if rows:
+      other = "" if record is records[0] else f"On {where(record)}{mixture(record)}:\n\n"
+      return other + "\n".join(table(heads, rows))
+  return "Not measured yet."
 
 
 def parts() -> dict[str, str]:
   """The generated parts of the page, by the names of their places: one for each strategy that has a place there."""
-  record = tables.read()[RECORD]
+  found = tables.read()
+  records = [found.pop(RECORD), *found.values()]
   named = [name for name in strategies.names() if f"<!-- {name} -->" in PAGE.read_text()]
   return {
-    "machine": f"The measured rows come from {where(record)}. {SHARED}",
-    **{name: f"{rule(name)}\n\n{sent(name)}\n\n{measured(name, record)}" for name in named},
+    "machine": f"The measured rows come from {where(records[0])}. {SHARED}",
+    **{name: f"{rule(name)}\n\n{sent(name)}\n\n{measured(name, records)}" for name in named},
   }
 
 

@@ -74,14 +74,21 @@ def details(name: str, record: Record) -> str:
 
 
 def _title(record: Record) -> str:
-  return f"{where(record)}: {record['parameters'] / 1e6:.1f} M parameters"
+  return f"{where(record)}: {record['parameters'] / 1e6:.1f} M parameters{mixture(record)}"
+
+
+def mixture(record: Record) -> str:
+  """The number of experts of its model, in words; "" if the model is dense."""
+  experts = record["config"]["model"].get("experts", 0)
+  return f", {experts} experts" if experts else ""
 
 
 def _model(record: Record) -> str:
   model = record["config"]["model"]
   shape = f"{model['seq_len']} tokens" if record["unit"] == "tokens" else f"{model['image_size']}² pixels"
   return (
-    f"The model has {record['parameters'] / 1e6:.1f} M parameters ({model['depth']} blocks of width {model['width']}). "
+    f"The model has {record['parameters'] / 1e6:.1f} M parameters ({model['depth']} blocks of width "
+    f"{model['width']}{mixture(record)}). "
     f"A global batch has {record['config']['batch_size']} synthetic examples of {shape}. A step takes "
     f"{figures.flops(record)[0] / 1e12:.3g} TFLOP."
   )
