@@ -146,7 +146,7 @@ def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   size = case.batch_size // case.batch_parts
   fields = program.example_shapes()
   batch = {name: jax.ShapeDtypeStruct((size, *field.shape), field.dtype) for name, field in fields.items()}
-  state = jax.eval_shape(program.init, jax.random.key(0))
+  state = program.abstract_state()
   jax.eval_shape(lambda state, batch: program.loss_sums(state.params, batch, state.step, recorder), state, batch)
   shown = {dims: _with_positions(layout, dims) for _, _, dims in recorder.seen}
   return [

@@ -43,7 +43,7 @@ class Strategy:
     self.program, self.layout, self.transfers = runner.program, runner.layout, runner.transfers
     self.schedule, self.compiler_options = runner.schedule, compiler_options or {}
     program, layout, sharding = self.program, self.layout, runner.sharding
-    replicated, shapes = NamedSharding(mesh, P()), jax.eval_shape(program.init, jax.random.key(0))
+    replicated, shapes = NamedSharding(mesh, P()), program.abstract_state()
     params = self._shardings(layout, program.dims())
     self.state_sharding = TrainState(
       step=replicated,  # type: ignore[arg-type]  # the same tree, with shardings for arrays

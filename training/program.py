@@ -79,6 +79,12 @@ class Program:
     opt_state = self.rule.transform.init(self.trained(params))
     return TrainState(step=jnp.zeros((), jnp.int32), params=self.stored(params), opt_state=opt_state)
 
+  @functools.cache  # noqa: B019 - equal programs share it, and there are few
+  def abstract_state(self) -> TrainState:
+    """The shapes and dtypes of `init`."""
+    state: TrainState = jax.eval_shape(self.init, jax.random.key(0))
+    return state
+
   @property
   def rule(self) -> Rule:
     """The optimizer, for the weights of this model that are trained."""
