@@ -26,11 +26,13 @@ LAYOUTS = {
   "pipeline": (layout_of("pipeline") | EXPERT).on(stage=2, data=2, expert=2),
 }
 WITH_ADAPTERS = {"init_from": "a model", "model__lora_rank": 8}
+LATER = {"pipeline__schedule": "zero_bubble"}
 CASES = [
   ("data_parallel", "auto", {}), ("fsdp", "auto", {}), ("expert", "gather", {}), ("expert", "exchange", {}),
   ("expert_fsdp", "gather", {}), ("two_d", "exchange", {}), ("context", "exchange", {}), ("pipeline", "gather", {}),
   ("fsdp", "auto", WITH_ADAPTERS), ("expert_fsdp", "gather", WITH_ADAPTERS), ("two_d", "exchange", WITH_ADAPTERS),
   ("two_d", "gather", WITH_ADAPTERS | {"sequence_parallel": False}),
+  ("pipeline", "gather", LATER), ("pipeline", "exchange", LATER | {"model__remat": "minimal"}),
 ]  # fmt: skip
 SIZES = {
   "model__width": 64, "model__heads": 4, "model__kv_heads": 2, "model__mlp_width": 128, "model__seq_len": 64,
