@@ -19,19 +19,21 @@ def activations(case: Case) -> list[Sent]:
   If the positions are split, they are gathered where the sums' gradients come from: before attention and the MLP, again
   for the backward pass, and the cotangents of their outputs. A pipeline's weight units gather these cotangents again,
   and repeat the forward pass, too. Without gradients of these weights, only remat needs the positions again.
+  Shared experts are one more MLP beside the experts: they have sums of their own, and gather positions for themselves.
   """
   compiler, sizes = COMPILERS[case.compiler], case.sizes
   numbers = case.examples * sizes.positions  # [b, T]
   stream = numbers * sizes.width * case.item  # [b, T, D]
   layers = sizes.depth / case.layout.shards("layers")
-  splits = bool(case.schedule and case.schedule.splits)
-  again = 0 if "attention_output" in case.saved_names else 1 + splits
+  again = 0 if "attention_output" in case.saved_names else 1 + case.splits
   heads, mlp = 2 + again + compiler.attention_again(case), 2
   has_table = any(weight.is_table for weight in weights(sizes))
   has_logits = "vocab" in sizes.predicts.head()[1]
   vocab = ["embedding"] * has_table + ["head"] * has_logits  # rows that a device does not hold are zero; the cotangent
   for_weights = 2 if not sizes.lora_rank or case.repeats else 0
-  gathers = layers * (4 + for_weights + (0 if sizes.lora_rank else 2 * splits) + 2 * max(again - 1, 0))
+  shared = sizes.mixtures / case.layout.shards("layers") if sizes.shared_experts else 0  # blocks
+  each = 4 + for_weights + (0 if sizes.lora_rank else 2 * case.splits) + 2 * max(again - 1, 0)
+  gathers = (layers + shared / 2) * each
   gathers += (has_table and not sizes.lora_rank) + has_logits  # the cotangent of that sum, and the head's input
   loss = numbers * 3 * 4 if has_logits else 0  # the largest logit, the target's, and the sum
   mean = 0 if has_logits else case.examples * sizes.width * 4  # over the positions, for a class
@@ -39,6 +41,7 @@ def activations(case: Case) -> list[Sent]:
   return [
     summed("heads", layers * heads * stream, f"activations: {heads:.3g} sums a block for the heads"),
     summed("mlp", layers * mlp * stream, f"activations: {mlp} sums a block for the mlp"),
+    summed("mlp", shared * 2 * stream, "activations: 2 sums a block for the shared experts"),
     summed("vocab", len(vocab) * stream, " and ".join(vocab)),
     _waits(case, "all-gather", "sequence", gathers * stream, "activations: positions for products"),
     _waits(case, "all-reduce", "vocab", loss, "loss"),

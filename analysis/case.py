@@ -99,6 +99,11 @@ class Case:
     return 3.0 if self.repeats else 2.0
 
   @property
+  def splits(self) -> bool:
+    """Whether a pipeline's weight units compute the gradients of weights."""
+    return bool(self.schedule and self.schedule.splits)
+
+  @property
   def idle(self) -> float:
     """The share of time in which a pipeline's stages wait; 0 without a pipeline."""
     return self.schedule.idle_time(self.backward) if self.schedule else 0.0

@@ -19,7 +19,8 @@ INDEX = 4  # bytes of a number of an expert, of a count of rows, and of the grad
 def sent(case: Case) -> list[Sent]:
   """What devices that share experts send: tokens and results, and in the backward pass tokens again, and gradients.
 
-  `gather` sends them to all, and `exchange` and `ragged` a row for each of a token's experts.
+  `gather` sends them to all, and `exchange` and `ragged` a row for each of a token's experts. A pipeline's weight units
+  send tokens and the gradients of results once more.
   """
   return [*_always(case), *_shared(case)] if case.sizes.experts else []
 
@@ -55,24 +56,30 @@ def _shared(case: Case) -> list[Sent]:
     return []
   times, k = case.batch_parts * sizes.mixtures / case.layout.shards("layers"), sizes.experts_per_token
   token, counts = sizes.width * case.item, sizes.experts * INDEX * ring_share(m)
+  later = case.splits
   send = lambda kind, size, what: Sent(kind, axes, times * size, f"experts: {what}", waits=True)
   if sizes.expert_transport == "gather":
     to_all = (m - 1) * case.tokens
     return [
-      send("all-gather", to_all * (3 * token + 2 * k * (INDEX + case.item)), "tokens and gradients, to all"),
+      send(
+        "all-gather",
+        to_all * ((3 + 2 * later) * token + (2 + later) * k * (INDEX + case.item)),
+        "tokens and gradients, to all",
+      ),
       send("reduce-scatter", to_all * 2 * token, "sums of results and gradients"),
       send("all-to-all", to_all * k * INDEX, "gradients of scales"),
     ]
   if sizes.expert_transport == "ragged":
     rows, kind = case.tokens * k * ring_share(m), "ragged-all-to-all"
-    again = [send("all-gather", 2 * (m - 1) * sizes.experts * INDEX, "how many rows go where")]
+    again = [send("all-gather", (2 + later) * (m - 1) * sizes.experts * INDEX, "how many rows go where")]
   else:
     rows, kind = rounds(case) * (m - 1) * _capacity(case), "all-to-all"
     again = [
-      send("all-to-all", 2 * counts, "how many rows go where"),
-      send("all-reduce", 2 * 2 * INDEX * ring_share(m), "how many rounds there are"),
+      send("all-to-all", (2 + later) * counts, "how many rows go where"),
+      send("all-reduce", (2 + later) * 2 * INDEX * ring_share(m), "how many rounds there are"),
     ]
-  return [send(kind, rows * (5 * token + 2 * case.item + INDEX), "rows, results and gradients"), *again]
+  numbers = (5 + 2 * later) * token + (2 + later) * case.item + INDEX
+  return [send(kind, rows * numbers, "rows, results and gradients"), *again]
 
 
 def _capacity(case: Case) -> int:
@@ -106,8 +113,8 @@ def loops(case: Case) -> dict[str, int]:
 def products(case: Case) -> list[Product]:
   """The products of the experts and of the router of one of the blocks that have them, of one device.
 
-  The backward pass has two for each of the forward pass, and computes hidden units again. Blocks that are not full
-  count as full.
+  The backward pass has two for each of the forward pass, and computes hidden units again. A pipeline's weight units
+  compute them and their gradients once more. Blocks that are not full count as full.
   """
   sizes = case.sizes
   if not sizes.experts:
@@ -117,25 +124,35 @@ def products(case: Case) -> list[Product]:
   forward = 6 * sizes.width * sizes.experts_per_token * sizes.expert_width / case.layout.shards("mlp")
   router = 2 * sizes.width * sizes.experts
   return [
-    Product(padded * ((2 if sizes.lora_rank else 3) + 2 / 3) * forward, ("mlp",)),
+    Product(padded * ((2 if sizes.lora_rank else 3) + 2 / 3 + _later(case)) * forward, ("mlp",)),
     *_adapters(case, padded),
-    Product((2 + case.repeats) * router, ()),
+    Product((2 + case.repeats * (1 + case.splits)) * router, ()),
     Product(router / case.layout.shards("sequence"), ("sequence",)),  # the gradient of the stream
   ]
+
+
+def _later(case: Case) -> float:
+  """What weight units compute again of the experts' products, relative to those of a forward pass."""
+  if not case.splits or (case.sizes.lora_rank and not case.sizes.expert_adapters):
+    return 0.0
+  reads = not case.sizes.lora_rank or {"gate", "up"} & set(lora.targets_of(case.sizes.lora_targets))
+  return 1.0 if reads else 2 / 3  # an adapter of `down` alone needs no gradients of hidden units
 
 
 def _adapters(case: Case, padded: float) -> list[Product]:
   """The products of experts' adapters: the half on the side of the stream, and the other half.
 
   The forward pass has one with each half, and the backward pass one for each gradient of a half, of what goes between
-  the halves, and of the input. Both halves of `gate` and `up`, and the first of `down`, are multiplied again.
+  the halves, and of the input. Both halves of `gate` and `up`, and the first of `down`, are multiplied again. Weight
+  units multiply with both halves once more, and with the gradients of results.
   """
   sizes, names = case.sizes, lora.targets_of(case.sizes.lora_targets)
   if not sizes.expert_adapters:
     return []
   reading, writing = len({"gate", "up"} & set(names)), len({"down"} & set(names))
   each = padded * 2 * sizes.lora_rank * sizes.experts_per_token
-  stream, hidden = 4 * reading + 3 * writing, 4 * (reading + writing)
+  stream = (4 + case.splits) * reading + (3 + case.splits) * writing
+  hidden = (4 + 2 * case.splits) * reading + (4 + bool(case.splits and reading)) * writing
   width = sizes.expert_width / case.layout.shards("mlp")
   return [Product(each * stream * sizes.width, ()), Product(each * hidden * width, ("mlp",))]
 

@@ -82,7 +82,7 @@ def _saved(case: Case) -> float:
   copies = 2 if in_unit > UNROLL else 1  # a scan stacks its residuals before they are copied to their slot
   of_unit = bytes_per_example(case.sizes, *case.pieces, in_unit, sharers=case.sharers)
   saved = (schedule.slots["residuals"] + copies) * of_unit
-  return saved + (copies + schedule.slots["kept"]) * in_unit * cotangents(case) * schedule.splits
+  return saved + (copies + schedule.slots["kept"]) * in_unit * cotangents(case) * case.splits
 
 
 def _block(case: Case, stack: Stack) -> float:
@@ -106,11 +106,14 @@ def _block(case: Case, stack: Stack) -> float:
 
 
 def cotangents(case: Case) -> float:
-  """Bytes of one example that a block's backward unit keeps for its weight unit: the cotangents of seven products."""
+  """Bytes of one example that a block's backward unit keeps for its weight unit: the cotangents of seven products.
+
+  Experts keep that of their result, as the last product of a dense block, and that of the router's scores in float32.
+  """
   sizes, layout = case.sizes, case.layout
   heads = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim / layout.shards("heads")
   mlp = 2 * sizes.dense_width / layout.shards("mlp")
-  return case.item * sizes.positions * (heads + mlp + 2 * sizes.width / layout.shards("sequence"))
+  return sizes.positions * (case.item * (heads + mlp + 2 * sizes.width / layout.shards("sequence")) + 4 * sizes.experts)
 
 
 def _loss(case: Case) -> float:

@@ -62,7 +62,7 @@ def _products(case: Case) -> list[Product]:
   hidden = sum(stack.layers * stack.sizes.dense_width for stack in sizes.stacks) / sizes.depth  # the mean of all blocks
   mlp = 6 * d * hidden / layout.shards("mlp")
   attention_again, mlp_again = _again(case, projections, scores, mlp)
-  if case.schedule and case.schedule.splits:  # backward and weight units both compute again what they read
+  if case.splits:  # backward and weight units both compute again what they read
     attention_again += attention_again if case.repeats else attention_again / 2
     mlp_again *= 2
   # The backward passes of kernels compute the scores again; splash attention in both its kernels, and another product.
@@ -191,7 +191,7 @@ def traffic(case: Case) -> float:
     activations += case.examples * layers * _splash_bytes(case)
   if in_pieces(case):
     activations += case.examples * layers * _merged_bytes(case)
-  if case.schedule and case.schedule.splits:  # what is kept is written, put into its slot, taken out of it, and read
+  if case.splits:  # what is kept is written, put into its slot, taken out of it, and read
     activations += case.examples * 4 * layers * cotangents(case)
   state = update.state_bytes(case)
   return case.batch_parts * (activations + weight_passes * used + 2 * summed) + 2 * (

@@ -147,7 +147,7 @@ def _cases(case: Case) -> Iterator[tuple[Case, tuple[str, int, int, int] | None]
   layout = case.layout
   for accumulation, pipeline in itertools.product((1, 2, 4, 8, 16), _pipelines(layout, case.sizes.depth)):
     schedule = _schedule(*pipeline) if pipeline else None
-    if schedule and (accumulation > 1 or (schedule.splits and case.sizes.experts)):
+    if schedule and accumulation > 1:
       continue
     made = dataclasses.replace(case, accumulation=accumulation, schedule=schedule)
     if case.batch_size % (made.batch_parts * layout.shards("batch")) == 0:

@@ -110,6 +110,13 @@ class Sharding:
     """
     return parts[0]
 
+  def gradients(self, work: Callable[..., list[jax.Array]], *arrays: jax.Array, streams: int) -> list[jax.Array]:
+    """work(*arrays): a list of gradients, of which the first `streams` are of activations, and the others of weights.
+
+    Use it where both come out of one computation, such as a loop. Some pipelines need them at different times.
+    """
+    return work(*arrays)
+
   def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
     """`then`, unchanged, but not before devices have computed `first` together."""
     return then

@@ -19,6 +19,7 @@ from models.dimensions import Dims, Sharding
 from models.ops.workarounds import cast_before_sending, in_order
 from strategies.collectives import Collectives, as_matrices, by_layer, leading, on_own_parts, with_transpose
 from strategies.layout import Layout, Place, axes_of, place_of
+from strategies.pipeline.split import unsplit
 from strategies.transfers import Transfers
 
 T = TypeVar("T")
@@ -34,11 +35,13 @@ class Constraints(Sharding):
       `gradients` is where the compiler leaves gradients after each part of the batch.
     by_hand: the collectives by which weights are gathered; None if the compiler gathers them.
     own: the places on the axes that are not left to the compiler. Outside a `shard_map`, every position is there.
+    weights_later: whether the gradients of weights are computed apart, in the weight units of a pipeline.
   """
 
   layout: Layout
   by_hand: Collectives | None = None
   own: Layout = NOTHING
+  weights_later: bool = False
 
   @staticmethod
   def outside(layout: Layout, transfers: Transfers) -> "Constraints":
@@ -166,6 +169,13 @@ class Constraints(Sharding):
       summed = constrain(add(matrices), P(spec[0], columns)).reshape(first.shape[1:])
       parts = jnp.moveaxis(summed, range(1, count + 1), range(count))
     return parts
+
+  def gradients(self, work: Callable[..., list[jax.Array]], *arrays: jax.Array, streams: int) -> list[jax.Array]:
+    if not self.weights_later:
+      return work(*arrays)
+    # Computed once for each part of the results. Compilers leave out what only the other part needs.
+    some = lambda part: unsplit(lambda *arrays: work(*arrays)[part])(*arrays)
+    return [*some(slice(streams)), *some(slice(streams, None))]
 
   def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
     return then if self.layout.device_count == 1 else in_order(first, then)

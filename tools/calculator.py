@@ -77,6 +77,11 @@ def machine(kind: str, devices: int) -> Machine:
   return machine_of(f"{kind}:{'x'.join(str(2 ** ((doubled + side) // sides)) for side in range(sides))}")
 
 
+def names() -> list[str]:
+  """The strategies, without those that share experts, because the models are dense."""
+  return [name for name in strategies.names() if not strategies.layout_of(name).axes("experts")]
+
+
 def meshes(name: str, devices: int) -> list[Mesh]:
   """The meshes of a strategy on this number of devices; its default one if none fits, for `strategy_of` to refuse."""
   template, found = strategies.layout_of(name), []
@@ -120,7 +125,7 @@ def figures(made: strategies.Strategy, batch_size: int, where: Sequence[Machine]
 def rows(kinds: Sequence[str], parameters: str, devices: int, remat: str, batch: int) -> list[Row]:
   """All strategies, on kinds of devices of one platform. What a run would refuse has the sentence that it would say."""
   found, where = [], [machine(kind, devices) for kind in kinds]
-  for name in strategies.names():
+  for name in names():
     for mesh in meshes(name, devices):
       try:
         made = strategy_of(name, mesh, devices, parameters, remat, where[0].platform)

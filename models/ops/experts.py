@@ -60,7 +60,8 @@ def mix(
 
   def backward(given: tuple[jax.Array, ...], of_out: jax.Array) -> tuple[jax.Array | None, ...]:
     results = [("mlp", *TOKENS), ("mlp", *TOKENS), *((*_in_pieces(names), *_gathered(names)) for names in trained)]
-    of_x, of_scales, *found = sharding.local(kernel, *given, of_out, dims=[*dims, TOKENS], results=results)
+    run = lambda *arrays: sharding.local(kernel, *arrays, dims=[*dims, TOKENS], results=results)
+    of_x, of_scales, *found = sharding.gradients(run, *given, of_out, streams=2)
     # In the order in which gradients are added up and split.
     found = [_turned(g, names) for g, names in zip(found, trained, strict=True)]
     of_trained = [_summed(g, names, sharding) for g, names in zip(found, trained, strict=True)]

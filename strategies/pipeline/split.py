@@ -12,14 +12,17 @@ is kept, the other has no carry.
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
+UNSPLIT = "unsplit"  # the name of a call that stays one equation
 VIEWS = {"reshape", "transpose", "squeeze"}  # they are as large as their operands, which are kept instead
+
+T = TypeVar("T")
 
 Env = dict[Var, Any]
 Kept = tuple[list[jax.Array], dict[int, Any]]  # values, and for each scan its own, stacked
@@ -186,15 +189,25 @@ def _plan(closed: ClosedJaxpr, moving: set[Var], first: list[Var], second: list[
   return _Plan(closed, moving, delayed, list(kept), scans)
 
 
+def unsplit(work: Callable[..., T]) -> Callable[..., T]:
+  """`work` as one equation: all its results are early, or all are late. Nothing inside is kept, only operands."""
+
+  def call(*given: Any) -> T:
+    return work(*given)
+
+  call.__name__ = UNSPLIT
+  return jax.jit(call)
+
+
 def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
-  """The same without calls inside, also in the bodies of scans."""
+  """The same without calls inside, except those of `unsplit`; also in the bodies of scans."""
 
   def evaluate(jaxpr: Jaxpr, consts: Iterable[Any], args: Iterable[Any]) -> list[Any]:
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
     value = lambda v: v.val if isinstance(v, Literal) else env[v]
     for equation in jaxpr.eqns:
       values = [value(v) for v in equation.invars]
-      if equation.primitive.name in CALLS:
+      if equation.primitive.name in CALLS and equation.params.get("name") != UNSPLIT:
         (inner,) = [equation.params[name] for name in ("jaxpr", "call_jaxpr") if name in equation.params]
         found = evaluate(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), values)
       elif equation.primitive.name == "scan":

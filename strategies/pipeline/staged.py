@@ -54,11 +54,6 @@ class Staged(ByHand):
           f"{2 * stages}",
           stacklevel=2,
         )
-    if schedule == "zero_bubble" and program.sizes.experts:
-      raise ConfigError(
-        "pipeline.schedule='zero_bubble' computes the gradients of weights later, but those of experts (model.experts="
-        f"{program.sizes.experts}) exist only together with those of their tokens; use '1f1b'"
-      )
     if depth % (stages * chunks):
       raise ConfigError(
         f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide model.depth={depth}; "
@@ -124,6 +119,7 @@ class Staged(ByHand):
     """Sums over a stage's rows and, in training (`step` is given), the gradient of the summed loss."""
     schedule = self._schedule_of(step)
     microbatches = split_batch(batch, schedule.microbatches, sharding)
+    sharding = dataclasses.replace(sharding, weights_later=schedule.splits)
     end = Stage(self.program, schedule, sharding, jax.lax.axis_index("stage"), params, microbatches, step).run()
     return end.sums, end.gradients
 

@@ -9,7 +9,7 @@ from helpers import laid_out, program
 import strategies
 from analysis import memory, predict, theory
 from analysis.case import Case
-from analysis.compiled import compile_step
+from analysis.compiled import CompiledStep, compile_step
 from models.ops import transports
 from strategies import layout_of
 from strategies.layout import Layout
@@ -20,16 +20,19 @@ LAYOUTS = {
   "fsdp": layout_of("fsdp").on(data=8),
   "expert": EXPERT.on(expert=8),
   "expert_fsdp": layout_of("expert_fsdp").on(data=2, expert=4),
+  "tensor_parallel": (layout_of("tensor_parallel") | EXPERT).on(expert=4, model=2),
   "two_d": (layout_of("tensor_parallel") | layout_of("expert_fsdp")).on(data=2, expert=2, model=2),
   "context": (layout_of("context") | EXPERT).on(context=2, expert=4),
   "pipeline": (layout_of("pipeline") | EXPERT).on(stage=2, data=2, expert=2),
 }
 WITH_ADAPTERS = {"init_from": "a model", "model__lora_rank": 8}
+LATER = {"pipeline__schedule": "zero_bubble"}
 CASES = [
   ("data_parallel", "auto", {}), ("fsdp", "auto", {}), ("expert", "gather", {}), ("expert", "exchange", {}),
   ("expert_fsdp", "gather", {}), ("two_d", "exchange", {}), ("context", "exchange", {}), ("pipeline", "gather", {}),
   ("fsdp", "auto", WITH_ADAPTERS), ("expert_fsdp", "gather", WITH_ADAPTERS), ("two_d", "exchange", WITH_ADAPTERS),
   ("two_d", "gather", WITH_ADAPTERS | {"sequence_parallel": False}),
+  ("pipeline", "gather", LATER), ("pipeline", "exchange", LATER | {"model__remat": "minimal"}),
 ]  # fmt: skip
 SIZES = {
   "model__width": 64, "model__heads": 4, "model__kv_heads": 2, "model__mlp_width": 128, "model__seq_len": 64,
@@ -59,6 +62,12 @@ def test_theory_is_the_compiled_program(name: str, way: str, fields: dict[str, A
 
   The dense blocks are two, because XLA's CPU backend merges both passes of a single one, in spite of a barrier.
   """
+  case, step = compiled_as_theory_says(name, way, **fields)
+  assert memory.of(case).total == pytest.approx(step.bytes, rel=0.2)
+
+
+def compiled_as_theory_says(name: str, way: str, **fields: Any) -> tuple[Case, CompiledStep]:
+  """A case and its compiled step, after its bytes and FLOPs were checked."""
   runner = built(LAYOUTS[name], way, **fields)
   case, step = Case.of(runner, BATCH, "cpu"), compile_step(runner, BATCH)
   assert not step.left_out()
@@ -70,7 +79,17 @@ def test_theory_is_the_compiled_program(name: str, way: str, fields: dict[str, A
   for key in {*found, *expected}:
     assert found[key] == pytest.approx(expected[key], abs=256), key
   assert step.flops() == pytest.approx(predict.flops(case), rel=0.005)
-  assert memory.of(case).total == pytest.approx(step.bytes, rel=0.2)
+  return case, step
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+  "name, way, fields",
+  [("tensor_parallel", "gather", {}), ("two_d", "exchange", {"model__remat": "minimal"}), ("context", "gather", {})],
+)
+def test_shared_experts_send_what_theory_says(name: str, way: str, fields: dict[str, Any]):
+  """Beside the experts of a token, where devices share hidden units and positions."""
+  compiled_as_theory_says(name, way, model__shared_experts=1, **fields)
 
 
 def test_flops_of_experts_are_those_of_tokens():

@@ -80,6 +80,7 @@ LAYOUTS = ALONE | {
   "pipeline": (layout_of("pipeline") | EXPERT).on(stage=2, data=2, expert=2),
   "interleaved": (layout_of("pipeline") | EXPERT).on(stage=2, data=1, expert=4),
   "three_d": (layout_of("three_d") | EXPERT).on(stage=2, data=1, expert=2, model=2),
+  "zero_bubble": (layout_of("pipeline") | EXPERT).on(stage=2, data=1, expert=4),
 }
 # Alone, each way runs each variant. With others, each layout runs half of the variants, each in another way.
 CASES = [(name, WAYS[(i + j) % 3], variant) for i, name in enumerate(ALONE) for j, variant in enumerate(VARIANTS)] + [
@@ -131,7 +132,8 @@ def expected(variant: str) -> tuple[dict[str, np.ndarray], Params, Any]:
 
 def schedule_of(name: str) -> dict[str, object]:
   """Two microbatches of each part of a batch."""
-  return {"pipeline__schedule": "interleaved" if name == "interleaved" else "1f1b", "pipeline__microbatches": 2}
+  schedule = name if name in ("interleaved", "zero_bubble") else "1f1b"
+  return {"pipeline__schedule": schedule, "pipeline__microbatches": 2}
 
 
 @pytest.mark.parametrize("name, way, variant", in_full(CASES, *SHORT))

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers import PARITY, assert_trees_close, equations
 
-from strategies.pipeline.split import split_backward
+from strategies.pipeline.split import split_backward, unsplit
 
 LAYERS, WIDTH, HIDDEN = 3, 4, 6
 Weights = dict[str, jax.Array]
@@ -60,6 +61,33 @@ def test_both_parts_together_are_the_backward_pass(remat: bool, shared: bool):
     assert counts == (2 + 5, 1 + 3, 1 + 3)
   else:
     assert counts == (2 + 4, 1 + 2, 1 + 2)
+
+
+def test_a_computation_that_is_not_split_runs_in_both_parts_and_keeps_what_it_reads():
+  """As the loops of experts do. Each part needs some of its results. It keeps a cotangent, and nothing made of it."""
+  random = np.random.default_rng(0)
+  w, x, cotangent = (random.standard_normal((n, WIDTH), np.float32) for n in (WIDTH, 5, 5))
+
+  def pullback(fixed: Any, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    w, x = fixed
+
+    def both(cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+      twice = jnp.concatenate([cotangent, cotangent])
+      return (twice @ w)[: len(x)], jnp.concatenate([x, 2 * x]).T @ twice
+
+    of_x, of_w = (unsplit(lambda g, i=i: both(g)[i])(cotangent) for i in range(2))
+    return of_w, of_x
+
+  early, late = split_backward(pullback, (w, x), cotangent)
+
+  @jax.jit
+  def run(fixed: Any, cotangent: jax.Array) -> tuple[Any, Any, Any]:
+    before, kept = early(fixed, cotangent)
+    return (late(fixed, kept), before), pullback(fixed, cotangent), kept
+
+  ours, expected, kept = run((w, x), cotangent)
+  assert_trees_close(ours, expected, PARITY)
+  assert [leaf.shape for leaf in jax.tree.leaves(kept)] == [cotangent.shape]
 
 
 def test_only_what_the_weights_need_is_kept():

@@ -71,7 +71,7 @@ def test_every_row_is_what_analysis_says(known: dict[str, Any]):
   refused = 0
   for key, rows in known["rows"].items():
     platform, *chosen = key.split(" ")
-    assert set(strategies.names()) == {row[0] for row in rows}
+    assert set(strategies.names()) - {"expert", "expert_fsdp"} == {row[0] for row in rows}  # the models are dense
     for row in rows:
       if len(row) == 3:
         with pytest.raises(ConfigError) as error:
