@@ -29,6 +29,7 @@ from reporting.heartbeat import Heartbeat
 from reporting.journal import Journal
 from reporting.metrics import NotWritten, Writer, read, warn
 from reporting.progress import Diverged, Progress
+from reporting.save_interval import SaveInterval, first_minutes
 from reporting.speed import Clock, Meter, process_start
 from reporting.status import Status
 from runtime import command_line, folders, processes, signals
@@ -95,6 +96,7 @@ class Run:
   evaluator: Evaluator
   checkpoints: Checkpoints
   requests: signals.Requests
+  save_interval: SaveInterval
   profiler: Profiler
   replicas: Replicas
 
@@ -174,6 +176,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock, 
   with clock("set-up"):
     checkpoints = Checkpoints(folder, keep.keep, keep.keep_best, writer.say, warn)
   status = Status(workdir, writer, journal, checkpoints)
+  requests, hosts = signals.Requests(first_minutes(keep.minutes)), processes.hosts()
   return Run(
     config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer, journal, status,
     batches=data.Batches(mixture, config.batch_size, config.seed),
@@ -182,7 +185,8 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock, 
     ),
     evaluator=Evaluator(strategy, dataset, config),
     checkpoints=checkpoints,
-    requests=signals.Requests(config.checkpoint.minutes),
+    requests=requests,
+    save_interval=SaveInterval(keep.minutes, len(set(hosts)), requests, checkpoints, journal, writer.say),
     profiler=Profiler(workdir, config.profile, start.loop.step, writer.say, warn),
     replicas=Replicas(
       record.named(strategy.abstract_state()), config.runtime.check_every, writer.say,
@@ -229,6 +233,7 @@ def loop(run: Run) -> Ended:
         run.progress.read(*pending)  # of the step before, while the device works on this one
       pending, done = (step + 1, metrics), step + 1
       run.checkpoints.check()
+      run.save_interval.update()
       decision = run.requests.decide()
       stopped = decision.stop
       saves = plan.saves(done) or decision.save or stopped

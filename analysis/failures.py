@@ -13,6 +13,8 @@ import heapq
 import math
 from typing import NamedTuple, Protocol
 
+from runtime.hardware import HOURS_OF_A_HOST
+
 DEVICES = 8  # of a host
 MOST_FAILURES = 5000  # a run that has not ended by then ends there: its shares no longer change much
 # What a device's time goes into. training: new steps. repeating: lost steps. saving, restoring: of checkpoints, while
@@ -38,11 +40,11 @@ class Rates:
 # From the counts of unexpected interruptions in 54 days on 16,384 GPUs (arXiv:2407.21783, table 5; they add up to 419):
 # 268 of GPUs and their memory, 53 of hosts (maintenance 32, network cards 7, solid-state disks 3, power supplies 3,
 # chassis 2, IO expansion boards 2, processors 2, memory 2), 98 others (software 54, switches and cables 35, timeouts of
-# NCCL 7, dependencies 2). And 6.50 failures in a thousand days of a host, on Meta's RSC-1 cluster (arXiv:2410.21680).
+# NCCL 7, dependencies 2). And those of a host on Meta's RSC-1 cluster.
 _HOURS = 54 * 24 * 16384
 PUBLISHED = {
   "llama3": Rates(device=_HOURS / 268, host=_HOURS / DEVICES / 53, other=_HOURS / 98),
-  "rsc1": Rates(host=1000 * 24 / 6.50),
+  "rsc1": Rates(host=HOURS_OF_A_HOST),
 }
 
 

@@ -6,8 +6,12 @@ while the job saves or restarts. `analysis/failures.py` simulates jobs that diff
 """
 
 import math
+from typing import NamedTuple
 
 from errors import above_zero, not_negative
+from runtime.hardware import HOURS_OF_A_HOST
+
+LEAST_PAUSE = 1e-3  # seconds that a save stops training for, at least; the formulas need a number above 0
 
 
 def young_interval(save_seconds: float, mtbf_seconds: float) -> float:
@@ -69,6 +73,52 @@ def expected_seconds(
   except OverflowError:
     return math.inf
   return work_seconds / interval * mtbf_seconds * of_restarts * of_interval
+
+
+class Choice(NamedTuple):
+  """Seconds between two saves, and why so many, as the end of a sentence."""
+
+  seconds: float
+  why: str
+
+
+def choose(pause: float, written: float, restart: float, running: float, failures: int, hosts: int) -> Choice:
+  """Chooses how often a job saves, by Daly's formula.
+
+  Before the first failure it assumes that hosts fail as often as on a large cluster (`HOURS_OF_A_HOST`), or less often
+  if the job has run for longer than that.
+
+  Args:
+    pause: seconds for which a save stops training.
+    written: seconds until a save is complete. Two saves do not overlap, so the interval is not shorter.
+    restart: seconds from a failure to the first new step after it, on average.
+    running: seconds that the job has run, over all its attempts.
+    failures: how many of these attempts have ended in a failure.
+    hosts: of the job.
+  """
+  pause = max(pause, LEAST_PAUSE)
+  if failures:
+    mtbf = max(running, LEAST_PAUSE) / failures
+    known = f"{failures} failure{'s' if failures > 1 else ''} in {duration(running)} mean one in {duration(mtbf)}"
+  else:
+    assumed = 3600 * HOURS_OF_A_HOST / hosts
+    mtbf = max(assumed, running)
+    of_hosts = f"{hosts} hosts" if hosts > 1 else "one host"
+    known = f"nothing has failed yet, so one failure in {duration(mtbf)} is assumed for {of_hosts}"
+  interval = max(best_interval(pause, mtbf), written)
+  share = 1 - interval / expected_seconds(interval, interval, pause, mtbf, restart)
+  return Choice(
+    interval,
+    f"a save stops training for {duration(pause)}, and {known}; saves and failures then cost {share:.1%} of the time",
+  )
+
+
+def duration(seconds: float) -> str:
+  """Seconds as a text with a unit that suits them, such as 1.5 h."""
+  for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+    if seconds >= 2 * size:
+      return f"{seconds / size:.3g} {unit}"
+  return f"{seconds:.3g} s"
 
 
 def _check(save_seconds: float, mtbf_seconds: float) -> None:

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
@@ -35,6 +35,14 @@ SECONDS_TO_WRITE = 300  # how long a process waits for the others' shards before
 SLICE_BYTES = 1 << 20  # replicas share the writing of an array only in slices of at least this size
 CHUNK_BYTES = 4 << 20  # the unit of reading: a part of an array is read in whole chunks
 Notify = Callable[[str], None]
+
+
+class Cost(NamedTuple):
+  """What a save has cost: the seconds that training waited for it, and those until it was complete."""
+
+  step: int
+  waited: float
+  written: float
 
 
 class NotSaved(JobError):
@@ -72,7 +80,9 @@ class Checkpoints:
     self.folder, self.keep, self.keep_best, self.say, self.warn = folder, keep, keep_best, say, warn
     self.failed: list[int] = []  # the steps whose checkpoints could not be written
     self.newest = max(steps(folder), default=0)  # the step of the newest complete checkpoint; 0: none
-    self._pending: tuple[int, float, concurrent.futures.Future[None]] | None = None  # step, seconds waited, writing
+    self.cost: Cost | None = None  # of the newest save that is complete
+    # The step, when the save began, the seconds that training waited, and the writing, which returns when it was done.
+    self._pending: tuple[int, float, float, concurrent.futures.Future[float]] | None = None
     self._attempts = 0
     self._watcher = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
     shorten_storage_logs()
@@ -166,10 +176,10 @@ class Checkpoints:
       self._fail(step, error)
     else:
       waited = time.perf_counter() - start
-      self._pending = (step, waited, self._watcher.submit(self._wait, step))
+      self._pending = (step, start, waited, self._watcher.submit(self._wait, step))
 
-  def _wait(self, step: int) -> None:
-    """Waits until a checkpoint is complete and would survive a power failure.
+  def _wait(self, step: int) -> float:
+    """Waits until a checkpoint is complete and would survive a power failure. Returns when that was.
 
     tensorstore syncs the arrays' files; the rest is synced here.
     """
@@ -182,10 +192,11 @@ class Checkpoints:
           os.fsync(descriptor)
         finally:
           os.close(descriptor)
+    return time.perf_counter()
 
   def check(self) -> None:
     """Reports whether the pending checkpoint was saved, if it is done. Does not wait."""
-    if not self._pending or self._pending[2].done():
+    if not self._pending or self._pending[-1].done():
       self.finish()
 
   def evaluated(self, step: int, loss: float) -> None:
@@ -197,10 +208,10 @@ class Checkpoints:
   def finish(self) -> None:
     """Waits for the pending checkpoint, reports whether it was saved, and adds its loss."""
     if self._pending:
-      step, waited, future = self._pending
+      step, start, waited, future = self._pending
       self._pending = None
       try:
-        future.result()
+        self.cost = Cost(step, waited, future.result() - start)
         self.newest = step
         self.say(f"checkpoint {step} saved; training waited {waited:.2f} s for it")
       except Exception as error:  # whatever storage may raise

@@ -142,7 +142,8 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       # What to save, in WORKDIR/checkpoints. A run with the same workdir resumes from there.
       "checkpoint": {  # saved before each evaluation, at the end, on SIGTERM or SIGINT, and
         "every": 0,  # every so many steps; 0: not by steps
-        "minutes": 5.0,  # this many minutes after the last one; 0: not by time
+        # This many minutes after the last one; 0: not by time. "auto": as often as failures and the cost of saves ask
+        "minutes": FieldReference(5.0, field_type=object),
         "keep": 2,  # how many of the latest to keep
         "keep_best": 1,  # and how many of those with the lowest validation loss
       },

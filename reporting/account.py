@@ -44,6 +44,8 @@ class Attempt(NamedTuple):
     step: the one that it started from; None if it ended before it started to train.
     ended: whether it made the last step of its job.
     stuck: seconds of `spent` after its last step was done, in a step that never ended, by activity.
+    stopped: whether a signal ended it, in order.
+    source: what it resumed from: "checkpoint", or "memory" of the hosts; "": neither, or not known.
   """
 
   began: float
@@ -51,6 +53,8 @@ class Attempt(NamedTuple):
   step: int | None = None
   ended: bool = False
   stuck: Mapping[str, float] = {}
+  stopped: bool = False
+  source: str = ""
 
   @property
   def total(self) -> float:
@@ -108,10 +112,11 @@ def attempts(events: Iterable[Mapping[str, Any]]) -> list[Attempt]:
       continue
     known = found.get(began, Attempt(began))
     if event.get("event") == "start" and is_time(event.get("step")):
-      known = known._replace(step=event["step"])
+      known = known._replace(step=event["step"], source=str(event.get("source", "")))
     if sum((spent := seconds(event.get("wall_time"))).values()) >= known.total:
       known = known._replace(spent=spent, stuck=_stuck(event))
-    last, found[began] = began, known._replace(ended=known.ended or event.get("event") == "end")
+    known = known._replace(ended=known.ended or event.get("event") == "end", stopped=event.get("event") == "stop")
+    last, found[began] = began, known
   return [found[began] for began in sorted(found)]
 
 

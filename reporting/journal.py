@@ -42,6 +42,7 @@ class Journal:
     self.step, self.written, self.cost, self.failed = 0, -float("inf"), 0.0, False
     self.heartbeat = heartbeat
     self.first: int | None = None  # the step from which this attempt started
+    self.source = ""  # what it resumed from (`account.Attempt.source`)
     if self.file and heartbeat:
       ended = [event.get("began") for event in recorded.events(workdir) if event["event"] in ENDINGS]
       for beat in heartbeat.killed:
@@ -62,7 +63,7 @@ class Journal:
     """Writes an event, and the page: after an evaluation only if that takes less than SHARE of the time since."""
     self.step = step
     if event == "start":
-      self.first = step
+      self.first, self.source = step, values.get("source", "")
     if not self.file:
       return
     with self.clock("logging"):
@@ -82,9 +83,13 @@ class Journal:
       self.written = time.perf_counter()
       self.cost = self.written - start
 
+  def now(self) -> Attempt:
+    """What this attempt has done until now."""
+    return Attempt(self.clock.began, self.clock.parts(), self.first, source=self.source)
+
   def account(self) -> Account:
     """Where the time of the job went until now, over all its attempts."""
-    return account([*self.before, Attempt(self.clock.began, self.clock.parts(), self.first)])
+    return account([*self.before, self.now()])
 
   def _write(self, event: str, step: int, values: dict[str, Any]) -> None:
     if self.file:

@@ -91,6 +91,11 @@ def _deadline(seconds: float, message: str) -> Iterator[None]:
     timer.cancel()
 
 
+def hosts() -> list[str]:
+  """The host of each process, by name. All processes must call it."""
+  return [str(name) for name in all_gather(socket.gethostname())]
+
+
 def failed_alone(error: BaseException | None) -> bool:
   """Whether other processes of the job do not raise this error, too, but may be waiting for this one."""
   return error is not None and not isinstance(error, JobError) and jax.distributed.is_initialized()

@@ -62,6 +62,10 @@ class Requests:
     # Not print(): the signal may have interrupted one.
     os.write(2, f"{self.signal}: will save and end after this step; another SIGINT ends it immediately\n".encode())
 
+  def save_every(self, seconds: float) -> None:
+    """Changes how long after a save the next one is asked for. Only process 0's value counts."""
+    self._timer.seconds = seconds
+
   def saved(self) -> None:
     """Must be called after each save. It answers all requests to save that were made until now."""
     self._timer.restart()

@@ -1,10 +1,13 @@
 """The training loop as data: which steps log, evaluate and save, and what a resumed run must know."""
 
 import dataclasses
+from typing import Any
 
 from ml_collections import ConfigDict
 
 from errors import ConfigError, not_negative, positive
+
+AUTO = "auto"  # the value of checkpoint.minutes that leaves the choice to the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +36,9 @@ class StepPlan:
     not_negative("runtime.check_every", config.runtime.check_every)
     not_negative("sample_temperature", config.sample_temperature, "use 0 for the likeliest token")
     positive("checkpoint.keep", config.checkpoint.keep)
-    for name in ("every", "minutes", "keep_best"):
+    for name in ("every", "keep_best"):
       not_negative(f"checkpoint.{name}", config.checkpoint[name])
+    _check_minutes(config.checkpoint.minutes)
     for name in ("start", "steps"):
       not_negative(f"profile.{name}", config.profile[name])
     fields = {"save_every": config.checkpoint.every, "learning_rate": config.optimizer.learning_rate} | dict(config)
@@ -57,6 +61,14 @@ class StepPlan:
 
   def saves(self, step: int) -> bool:
     return self.evaluates(step) or (self.save_every > 0 and step % self.save_every == 0)
+
+
+def _check_minutes(minutes: Any) -> None:
+  if minutes == AUTO:
+    return
+  if not isinstance(minutes, int | float) or isinstance(minutes, bool):
+    raise ConfigError(f"checkpoint.minutes={minutes!r} is not a number of minutes; use one, such as 5, or {AUTO}")
+  not_negative("checkpoint.minutes", minutes)
 
 
 @dataclasses.dataclass(frozen=True)

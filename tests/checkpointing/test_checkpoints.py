@@ -213,7 +213,7 @@ def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, runner: 
     writer.finish()
     with full_disk():
       save(writer, 2, state)
-      writer._pending[2].exception()  # waits until the write has failed
+      writer._pending[-1].exception()  # waits until the write has failed
       assert "could not" not in messages.text
       writer.check()
     assert "checkpoint 2 in" in messages[-1]

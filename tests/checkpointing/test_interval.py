@@ -5,7 +5,7 @@ import math
 import pytest
 from helpers import one_sentence
 
-from checkpointing.interval import best_interval, expected_seconds, young_interval
+from checkpointing.interval import best_interval, choose, duration, expected_seconds, young_interval
 
 
 def searched(save: float, mtbf: float) -> float:
@@ -61,3 +61,35 @@ def test_expected_seconds_refuses_what_is_no_job():
     expected_seconds(60, -5, 1, 60, 0)
   with one_sentence("restart_seconds=-1", "0 or more"):
     expected_seconds(60, 60, 1, 60, -1)
+
+
+def test_a_job_that_fails_saves_at_dalys_interval_for_its_own_failures():
+  """4 failures in 8 h of running. Restarts cost time, but change no interval."""
+  chosen = choose(pause=2.0, written=30.0, restart=60.0, running=8 * 3600, failures=4, hosts=4)
+  assert chosen.seconds == best_interval(2.0, 2 * 3600)
+  assert "a save stops training for 2 s, and 4 failures in 8 h mean one in 2 h" in chosen.why
+  slow = choose(pause=2.0, written=30.0, restart=1800.0, running=8 * 3600, failures=4, hosts=4)
+  assert slow.seconds == chosen.seconds
+  share = lambda choice: float(choice.why.split("cost ")[1].split("%")[0])
+  assert share(chosen) == pytest.approx(100 * (1 - 1 / (math.exp(60 / 7200) * (1 + 2 * 2.0 / chosen.seconds))), abs=0.2)
+  assert share(slow) > 20
+
+
+def test_before_the_first_failure_the_assumption_is_named():
+  hosts = {1: "one host", 8: "8 hosts"}
+  for count, named in hosts.items():
+    chosen = choose(pause=1.0, written=5.0, restart=60.0, running=60.0, failures=0, hosts=count)
+    days = 1000 / 6.5 / count
+    assert chosen.seconds == pytest.approx(best_interval(1.0, 86400 * days))
+    assert f"nothing has failed yet, so one failure in {days:.3g} days is assumed for {named}" in chosen.why
+  long = choose(pause=1.0, written=5.0, restart=60.0, running=86400 * 400, failures=0, hosts=8)
+  assert long.seconds == best_interval(1.0, 86400 * 400)
+
+
+def test_saves_do_not_overlap():
+  assert choose(pause=0.0, written=90.0, restart=0.0, running=600.0, failures=20, hosts=1).seconds == 90.0
+
+
+def test_durations_have_units():
+  texts = ["0.042 s", "119 s", "2 min", "2 h", "154 days"]
+  assert [duration(x) for x in (0.042, 119, 120, 7200, 86400 * 153.85)] == texts
