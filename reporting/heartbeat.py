@@ -1,5 +1,7 @@
 """Signs of life of a process: WORKDIR/heartbeats/PROCESS.json says what it is doing, for whoever watches the job.
 
+    python -m reporting.heartbeat WORKDIR PROCESS    # fails if the process hangs; for a container's liveness probe
+
 A file without its process means that the process was killed, or that it failed. The next run reads what it did until
 then, so that no second is missing in the job's account. A run that ends in order removes its file.
 """
@@ -9,16 +11,21 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pages
-from reporting.speed import Clock
+from reporting.speed import Clock, process_start
 
 FOLDER = "heartbeats"  # in a workdir
 STEPS = ("data", "train", "repeat")  # what a process does in steps
+PATIENCE = 1800.0  # seconds without progress after which a process hangs outside of steps, as while it compiles
+SHORTEST = 30.0  # seconds that are never too long for a step
+SLOW = 10.0  # a step that takes so many times as long as the slowest one before hangs
+HANGS = 4  # exit status of this file's program
 LAST = 100  # steps of which a beat gives the mean times
 READ = {"pid", "host", "process", "time", "began", "step", "doing", "since", "slowest", "wall_time", "furthest"}
 Beat = dict[str, Any]
@@ -139,3 +146,32 @@ def of_job(workdir: Path) -> dict[int, Beat]:
   """The last beats of a job's processes, by their numbers."""
   files = (workdir / FOLDER).glob("*.json")
   return {int(file.stem): beat for file in files if file.stem.isdigit() and is_whole(beat := read(file))}
+
+
+def starting(since: float) -> Beat:
+  """What is known of a process that has given no sign of life yet."""
+  return {"doing": "starting", "since": since, "slowest": 0.0, "step": 0}
+
+
+def late(beat: Beat, now: float, patience: float = PATIENCE, shortest: float = SHORTEST) -> bool:
+  """Whether a process has made no progress for so long that it hangs, or waits for one that does."""
+  limit = patience
+  if beat["doing"] in STEPS and beat["slowest"]:
+    limit = min(limit, max(shortest, SLOW * beat["slowest"]))
+  return now - beat["since"] > limit
+
+
+def main() -> None:
+  """The liveness probe. A sign of life from before this container started is of an earlier start of the job."""
+  workdir, rank = Path(sys.argv[1]), int(sys.argv[2])
+  began, now = process_start(1), time.time()
+  beat = of_job(workdir).get(rank)
+  beat = beat if beat and beat["began"] >= began else starting(began)
+  if late(beat, now):
+    seconds, doing = now - beat["since"], beat["doing"]
+    print(f"process {rank} made no progress for {seconds:.0f} s ({doing}) after step {beat['step']}")
+    sys.exit(HANGS)
+
+
+if __name__ == "__main__":
+  main()

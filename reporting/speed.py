@@ -46,11 +46,11 @@ class Clock:
     return dict(sorted(parts.items(), key=lambda part: -part[1]))
 
 
-def process_start() -> float:
-  """When this process started, in seconds since 1970; where the system does not say it: now."""
+def process_start(pid: int | str = "self") -> float:
+  """When a process started, by default this one, in seconds since 1970; where the system does not say it: now."""
   now = time.time()
   try:
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # since the system started
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])  # since the system started
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
   except (OSError, ValueError, IndexError, AttributeError):  # not Linux
     return now

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from errors import ConfigError, JobConfigError, JobError, positive
+from errors import ConfigError, JobConfigError, JobError, first_line, positive
 
 
 def join(config: Any) -> None:
@@ -27,7 +27,8 @@ def join(config: Any) -> None:
 
   Clusters are found as jax.distributed finds them: SLURM, Open MPI, Kubernetes, Cloud TPU. Without a cluster this is
   a job of one process. Raises ConfigError if the fields do not fit together. If the other processes do not arrive in
-  time, ends the program with status 2, because jax itself would abort.
+  time, or one of them is lost meanwhile, ends the program with status 1: another start may succeed. (jax itself would
+  abort.)
   """
   if jax.distributed.is_initialized():
     return
@@ -61,6 +62,8 @@ def join(config: Any) -> None:
       # Without an address there is no cluster, or JAX is already running, as in a notebook or a test.
       alone = ("coordinator_address should be defined", "before any JAX")
       if given or not any(reason in str(error) for reason in alone):
+        if isinstance(error, RuntimeError) and alone[1] not in str(error):
+          _give_up(f"{where}: {first_line(error)}")
         raise ConfigError(f"{where}: {error}") from error
 
 
@@ -72,17 +75,17 @@ def _is_free(port: int) -> bool:
   return True
 
 
+def _give_up(message: str) -> NoReturn:
+  """Ends the program because other processes are missing."""
+  why = f"{message}; check that all processes are running and can reach that address"
+  print(f"error: {why}", file=sys.stderr, flush=True)
+  os._exit(1)
+
+
 @contextlib.contextmanager
 def _deadline(seconds: float, message: str) -> Iterator[None]:
-  """Ends the program with status 2 unless the body finishes in time."""
-
-  def give_up() -> None:
-    print(
-      f"error: {message}; check that all processes are running and can reach that address", file=sys.stderr, flush=True
-    )
-    os._exit(2)
-
-  timer = threading.Timer(seconds, give_up)
+  """Ends the program unless the body finishes in time."""
+  timer = threading.Timer(seconds, _give_up, (message,))
   timer.daemon = True
   timer.start()
   try:

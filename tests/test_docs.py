@@ -106,7 +106,8 @@ def test_the_programs_and_flags_of_a_pages_commands_exist(page: Path):
 
 def test_every_tool_is_on_the_page_of_commands():
   named = {program(command[:2])[0].stem for command in commands(COMMANDS)}
-  assert {file.stem for file in (ROOT / "tools").glob("*.py") if "__main__" in file.read_text()} <= named
+  tools = {file.stem for file in (ROOT / "tools").glob("*.py") if "__main__" in file.read_text()}
+  assert tools - {"fragile"} <= named  # which only chaos starts
 
 
 def test_the_pipeline_page_shows_the_schedules_and_the_record():

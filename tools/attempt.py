@@ -1,8 +1,9 @@
-"""One start of a job on this machine: its processes, their output, and the signals that they are sent."""
+"""One start of a job: its processes, where they run, their output, and the signals that they are sent."""
 
 import collections
 import os
 import queue
+import re
 import signal
 import socket
 import subprocess
@@ -17,12 +18,13 @@ from typing import IO
 from errors import ConfigError
 
 TRAIN = Path(__file__).parents[1] / "train.py"
-NOISE = "[Gloo] Rank "  # lines that gloo prints; they are dropped
-# On Linux a process first asks to be killed when the program that started it ends, even if that is killed; 1 is prctl's
+# Lines that gloo prints, and that SLURM prints about an end of a process of which we know. They are dropped.
+NOISE = re.compile(r"\[Gloo\] Rank |srun: error: \S+: task 0: |srun: Force Terminated|slurmstepd: error: \*\*\* STEP ")
+# On Linux a process first asks for a signal when the program that started it ends, even if that is killed; 1 is prctl's
 # PR_SET_PDEATHSIG. Then it becomes the process of the job. (Code between fork and exec could do the same, but JAX warns
 # of forks.)
-BECOME = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.argv[1], sys.argv[1:])"
-BEFORE = [sys.executable, "-c", BECOME] if sys.platform == "linux" else []
+BECOME = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])"
+SECONDS_TO_END = 30.0  # that the processes of an attempt have, once they are ended at once
 _printing = threading.Lock()
 Take = Callable[[int, str], None]  # gets the rank of a process and a line of its output
 
@@ -48,19 +50,69 @@ class Forwarded:
       self.to.send(number)
 
 
+class Here:
+  """Where processes run: on this machine, with devices simulated from the CPU. tools/slurm.py has another one.
+
+  A place is a number from 0 on, for one process. A job with fewer processes leaves places out.
+
+  Attributes:
+    unit: places that are lost together.
+    ends: the signal that ends what `command` starts, at once and with all that it has started.
+  """
+
+  unit, ends = 1, signal.SIGKILL
+
+  def __init__(self, processes: int, devices_per_process: int):
+    self.processes, self.devices = processes, devices_per_process
+
+  def places(self) -> list[int]:
+    """The places that can be used now."""
+    return list(range(self.processes))
+
+  def name(self, place: int) -> str:
+    """What is lost if the process at this place is."""
+    return str(place)
+
+  def host(self, place: int) -> str:
+    return socket.gethostname()
+
+  def address(self, place: int) -> str:
+    """That of the host, for the other processes of the job."""
+    return "127.0.0.1"
+
+  def flags(self) -> list[str]:
+    """Flags of train.py for all processes."""
+    return [f"--config.simulated_devices={self.devices}"]
+
+  def command(self, place: int) -> list[str]:
+    """What comes before the program, to run it there."""
+    return [sys.executable, "-c", BECOME, str(int(self.ends))] if sys.platform == "linux" else []
+
+  def environment(self, place: int) -> dict[str, str]:
+    return {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+
+  def send(self, jobs: Sequence[subprocess.Popen], number: int) -> None:
+    """Sends a signal to the processes that run."""
+    for job in jobs:
+      if job.poll() is None:
+        job.send_signal(number)
+
+
 class Attempt:
   """The processes of a job. Use it as a context manager: no process outlives it, nor the program that entered it.
 
   Args:
+    where: what runs processes.
+    places: of the processes, in the order of their ranks.
     take: called with each line of output, in threads.
     signals: where signals come from. If one comes before all processes are started, the rest is not started.
   """
 
   def __init__(
-    self, processes: int, devices_per_process: int, arguments: Sequence[str], program: Path, take: Take,
-    signals: Forwarded,
-  ):  # fmt: skip
-    self.count, self.devices, self.arguments, self.program = processes, devices_per_process, arguments, program
+    self, where: Here, places: Sequence[int], arguments: Sequence[str], program: Path, take: Take, signals: Forwarded
+  ):
+    self.where, self.places, self.count = where, places, len(places)
+    self.arguments, self.program = arguments, program
     self.take, self.signals = take, signals
     self.jobs: list[subprocess.Popen] = []
     self._readers: list[threading.Thread] = []
@@ -83,26 +135,28 @@ class Attempt:
       reader.join()
 
   def _start(self) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-      port = probe.getsockname()[1]
-    common = [
+    address = self.where.address(self.places[0])
+    with socket.create_server(("", 0)) as probe:
+      port = probe.getsockname()[1]  # probably free on another host, too
+    program = [
+      sys.executable,
+      str(self.program),
       *self.arguments,
-      f"--config.simulated_devices={self.devices}",
-      f"--config.distributed.coordinator=127.0.0.1:{port}",
+      *self.where.flags(),
+      f"--config.distributed.coordinator={address}:{port}",
       f"--config.distributed.processes={self.count}",
     ]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
-    for rank in range(self.count):
+    for rank, place in enumerate(self.places):
       if self.signals.received:  # those that have started wait for the rest and have nothing to save
         return
       try:
         job = subprocess.Popen(
-          [*BEFORE, sys.executable, str(self.program), *common, f"--config.distributed.process={rank}"],
+          [*self.where.command(place), *program, f"--config.distributed.process={rank}"],
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
           text=True,
           errors="replace",
-          env=environment,
+          env=os.environ | self.where.environment(place),
           start_new_session=True,  # a terminal's signal then reaches the process once, through `Forwarded`
         )
       except OSError as error:
@@ -121,16 +175,19 @@ class Attempt:
 
   def send(self, number: int) -> None:
     """Sends a signal to all processes that run."""
-    for job in self.jobs:
-      if job.poll() is None:
-        job.send_signal(number)
+    self.where.send(self.jobs, number)
 
   def kill(self) -> None:
     """Ends all processes at once, and waits until they are gone."""
+    until = time.monotonic() + SECONDS_TO_END
     for job in self.jobs:
-      job.kill()
+      job.send_signal(self.where.ends)
     for job in self.jobs:
-      job.wait()
+      try:
+        job.wait(max(0.0, until - time.monotonic()))
+      except subprocess.TimeoutExpired:  # what ends other processes has not, as on a host that is gone
+        job.kill()
+        job.wait()
 
   def ended(self, seconds: float | None) -> int | None:
     """Waits at most so long for the next process that ends. Returns its rank; None if none has ended."""
@@ -147,7 +204,7 @@ class Attempt:
   def _read(self, job: subprocess.Popen, rank: int) -> None:
     source: IO[str] = job.stdout  # type: ignore[assignment]  # a pipe
     for line in source:
-      if not line.startswith(NOISE):
+      if not NOISE.match(line):
         self.take(rank, line)
 
   def _wait(self, job: subprocess.Popen, rank: int) -> None:

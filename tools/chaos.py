@@ -4,8 +4,9 @@
 
 First runs the job undisturbed, in WORKDIR/undisturbed. Then runs it again, in WORKDIR/hurt, with a supervisor
 (tools.launch --restart), and does one of these to a random process, again and again: kills it, stops it, so that all
-others wait, or makes it slow for a while. Sometimes the supervisor is the process that is killed; then it is started
-again. At the end it prints what it did, and compares all losses. The job logs and may save every step.
+others wait, makes it slow for a while, or flips a bit of a weight (fragile.py). Sometimes the supervisor is the process
+that is killed; then it is started again. At the end it prints what it did, and compares all losses. The job logs every
+step, and compares the copies of its weights after every step.
 """
 
 import argparse
@@ -25,15 +26,18 @@ from checkpointing.reading import FOLDER, steps
 from errors import ConfigError
 from reporting import heartbeat, metrics
 from runtime import command_line
+from tools import fragile
 from tools.launch import check, parsed
 from tools.supervisor import workdir_of
 
-FAULTS = {"kill": 6, "stop": 1, "slow": 2, "kill the supervisor": 1}  # how often each of them is, among ten
+FAULTS = {"kill": 5, "stop": 1, "slow": 2, "corrupt": 1, "kill the supervisor": 1}  # how often each is, among ten
 AT_START = 0.25  # of the faults come while processes start; the others, while they train
 LONGEST = 4.0  # seconds until the next fault may come
 SLOW = 2.0  # seconds for which a process is slow
 EVERY = 5  # steps between checkpoints
 POLL = 0.1
+# The supervisor's command, for a job of this program.
+LAUNCH = f"from pathlib import Path; from tools import launch; launch.main(Path({str(fragile.__file__)!r}))"
 
 
 class Job:
@@ -41,10 +45,12 @@ class Job:
 
   def __init__(self, workdir: Path, options: argparse.Namespace, arguments: Sequence[str]):
     self.workdir = workdir
+    checks = () if any("runtime.check_every" in flag for flag in arguments) else ("--config.runtime.check_every=1",)
     self.command = [
-      sys.executable, "-m", "tools.launch", "--restart", f"--processes={options.processes}",
-      f"--devices-per-process={options.devices_per_process}", "--restarts=1000", "--shortest=10", "--",
-      *arguments, f"--workdir={workdir}", "--config.log_every=1", f"--config.checkpoint.every={EVERY}",
+      sys.executable, "-c", LAUNCH, "--restart", f"--processes={options.processes}",
+      f"--devices-per-process={options.devices_per_process}", "--restarts=1000", "--shortest=10",
+      "--patience=120", "--", *arguments, f"--workdir={workdir}", "--config.log_every=1",
+      f"--config.checkpoint.every={EVERY}", *checks,
     ]  # fmt: skip
     self.start()
 
@@ -66,20 +72,21 @@ class Job:
 def hurt(job: Job, faults: int, chance: random.Random) -> collections.Counter[str]:
   """Hurts a job so many times, or until it has ended. Returns what was done how often."""
   done: collections.Counter[str] = collections.Counter()
-  began = 0.0
+  began, deck = 0.0, list[str]()
   while done.total() < faults and job.process.poll() is None:
-    if chance.random() > AT_START:
+    deck = deck or chance.sample(list(FAULTS), counts=list(FAULTS.values()), k=sum(FAULTS.values()))
+    if chance.random() > AT_START or deck[-1] in ("corrupt", "stop"):
       job.wait_for_a_step(began)
     time.sleep(chance.uniform(0, LONGEST))
-    (fault,) = chance.choices(list(FAULTS), list(FAULTS.values()))
     beats = job.beats()
     if job.process.poll() is not None or not beats:
       continue
+    fault = deck.pop()
     rank = chance.choice(sorted(beats))
     what = f"{fault} process {rank}" if fault != "kill the supervisor" else fault
     print(f"chaos     {what} after step {beats[rank]['step']}", flush=True)
     _do(fault, job, beats[rank]["pid"])
-    began = time.time() if fault != "slow" else began
+    began = began if fault in ("slow", "corrupt") else time.time()
     done[fault] += 1
   return done
 
@@ -96,7 +103,8 @@ def _do(fault: str, job: Job, pid: int) -> None:
         _send(pid, number)
         time.sleep(POLL)
   else:
-    _send(pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+    _send(pid, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "corrupt": fragile.SIGNAL}[fault])
+    time.sleep(SLOW if fault == "corrupt" else 0.0)  # the bit flips after the next step
 
 
 def _send(pid: int, number: int) -> None:
@@ -112,10 +120,10 @@ def _runs(pid: int) -> bool:
   return True
 
 
-def compared(undisturbed: Path, found: Path) -> tuple[int, float]:
-  """The steps whose lines are missing or there twice, and the largest relative difference of a loss."""
+def compared(undisturbed: Path, found: Path) -> tuple[set[tuple[str, int]], float]:
+  """The lines, by split and step, that are missing or there twice, and the largest relative difference of a loss."""
   ours, theirs = (_losses(workdir / "metrics.jsonl") for workdir in (found, undisturbed))
-  wrong = sum(len(ours.get(key, [])) != 1 for key in theirs) + len(ours.keys() - theirs.keys())
+  wrong = {key for key in ours.keys() | theirs.keys() if key not in theirs or len(ours.get(key, [])) != 1}
   apart = [abs(ours[key][0] - loss) / abs(loss) for key, (loss, *_) in theirs.items() if key in ours]
   return wrong, max(apart, default=math.inf)
 
@@ -146,8 +154,11 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
   wrong, apart = compared(undisturbed, found)
   what = ", ".join(f"{count} × {fault}" for fault, count in done.items())
   equal = "bit by bit" if apart == 0 else f"to {apart:.0e}"
-  print(f"chaos     {done.total()} faults ({what}); {wrong} steps lost or repeated; losses equal {equal}")
-  return status or int(wrong > 0 or apart > 1e-5)
+  config = heartbeat.read(undisturbed / "config.json")  # the examples of a batch follow from its step
+  examples = [config["batch_size"] * count for count in (sum(split == "train" for split, _ in wrong), config["steps"])]
+  lost = f"{examples[0]:,} of {examples[1]:,} examples lost or repeated"
+  print(f"chaos     {done.total()} faults ({what}); {lost}; losses equal {equal}")
+  return status or int(bool(wrong) or apart > 1e-5)
 
 
 def main() -> None:

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from errors import ConfigError, above_zero, not_negative, positive
+from reporting.heartbeat import PATIENCE, SHORTEST
 from runtime import command_line
-from tools.attempt import TRAIN, Attempt, Forwarded, show
+from tools.attempt import TRAIN, Attempt, Forwarded, Here, show
+from tools.slurm import Nodes
 from tools.supervisor import Policy, supervise
 
 SECONDS_TO_END = 10.0  # after one process has failed, the others have this long to end before they are killed
@@ -31,7 +33,7 @@ def launch(processes: int, devices_per_process: int, arguments: Sequence[str], p
   """
   with (
     Forwarded() as signals,
-    Attempt(processes, devices_per_process, arguments, program, show, signals) as attempt,
+    Attempt(Here(processes, devices_per_process), range(processes), arguments, program, show, signals) as attempt,
   ):
     return _wait(attempt) if attempt.whole else 128 + signals.received[0]
 
@@ -53,33 +55,39 @@ def _wait(attempt: Attempt) -> int:
   return status
 
 
-def main() -> None:
+def main(program: Path = TRAIN) -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--processes", type=int, default=2, help="default: 2")
   parser.add_argument("--devices-per-process", type=int, default=4, help="default: 4")
   parser.add_argument("--restart", action="store_true", help="after a failure, start again from the newest checkpoint")
   again = parser.add_argument_group("with --restart")
   again.add_argument("--restarts", type=int, default=5, help="give up after so many without a new checkpoint")
-  again.add_argument("--patience", type=float, default=1800.0, help="seconds without progress that are not a hang")
-  again.add_argument("--shortest", type=float, default=30.0, help="seconds that are never too long for a step")
+  again.add_argument("--patience", type=float, default=PATIENCE, help="seconds without progress that are not a hang")
+  again.add_argument("--shortest", type=float, default=SHORTEST, help="seconds that are never too long for a step")
   again.add_argument(
     "--lost-for", type=float, default=0.0,
     help="seconds for which a process that failed counts as lost; the job goes on with fewer (default: 0, none is)",
   )  # fmt: skip
-  again.add_argument("--smaller", default="", help="flags of train.py to add where fewer processes need them")
+  again.add_argument(
+    "--smaller", default="", help="flags of train.py to add where fewer processes need them (default: plan's choice)"
+  )
+  again.add_argument(
+    "--slurm", action="store_true", help="run on the nodes of the SLURM job, which says how many processes there are"
+  )
   options, rest = parsed(parser)
   with command_line.bad_input_ends_the_program():
     check(options, rest, "restarts")
     above_zero("patience", options.patience, "--patience=1800")
     above_zero("shortest", options.shortest, "--shortest=30")
     not_negative("lost-for", options.lost_for, "use 0 to start all processes again")
-    if not options.restart:
-      sys.exit(launch(options.processes, options.devices_per_process, rest))
+    if not options.restart and not options.slurm:
+      sys.exit(launch(options.processes, options.devices_per_process, rest, program))
+    where = Nodes() if options.slurm else Here(options.processes, options.devices_per_process)
     policy = Policy(
-      options.processes, options.devices_per_process, options.restarts, options.patience, options.shortest,
-      options.lost_for, tuple(shlex.split(options.smaller)),
+      where.processes, where.devices, options.restarts, options.patience, options.shortest, options.lost_for,
+      tuple(shlex.split(options.smaller)),
     )  # fmt: skip
-    sys.exit(supervise(policy, rest))
+    sys.exit(supervise(policy, rest, program, where))
 
 
 def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:

@@ -111,12 +111,17 @@ def batch_of(tokens: float, length: int, devices: int) -> int:
   return max(1, round(sequences / unit)) * unit
 
 
-def fields_of(candidate: Candidate, config: Any) -> dict[str, Any]:
-  """The fields of its command line: the config's changes, the plan's own, and an evaluation batch size that splits."""
+def chosen_fields(candidate: Candidate, config: Any) -> dict[str, Any]:
+  """The fields that a plan chooses, and an evaluation batch size that splits."""
   case, size = candidate.case, config.eval_batch_size
   unit = case.layout.shards("batch") * (case.schedule.microbatches if case.schedule else 1)
   splits = {} if size % unit == 0 else {"eval_batch_size": math.ceil(size / unit) * unit}
-  return changed(config) | dict(candidate.fields) | splits
+  return dict(candidate.fields) | splits
+
+
+def fields_of(candidate: Candidate, config: Any) -> dict[str, Any]:
+  """The fields of its command line: the config's changes, and what the plan chooses."""
+  return changed(config) | chosen_fields(candidate, config)
 
 
 def config_of(candidate: Candidate, config: Any) -> Any:

@@ -2,18 +2,18 @@
 
     python -m tools.launch --processes=4 --restart -- --config=configs/fsdp.py --workdir=runs/a
 
-What it needs to know stands in WORKDIR/supervisor.json. So it may be killed, too: its processes end with it, and the
-same command goes on. The output of each start is kept whole in WORKDIR/attempts.
+Its processes are on this machine, or on the nodes of a SLURM job (slurm.py). What it needs to know stands in
+WORKDIR/supervisor.json. So it may be killed, too: its processes end with it, and the same command goes on. The output
+of each start is kept whole in WORKDIR/attempts.
 
-If processes that fail count as lost, the next start has fewer, as many as the config allows; when they are back, the
-job is stopped in order and started with more. Any number of processes resumes any checkpoint, with the exact next
-batch.
+If processes that fail count as lost, the next start has fewer, with another mesh or strategy if need be (smaller.py);
+when they are back, the job is stopped in order and started with more. Any number of processes resumes any checkpoint,
+with the exact next batch.
 """
 
 import dataclasses
 import json
 import signal
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,12 +24,11 @@ from errors import ConfigError
 from reporting import heartbeat
 from runtime.command_line import BAD_INPUT, DIVERGED
 from runtime.folders import writable
-from tools.attempt import TRAIN, Attempt, Forwarded, Output
+from tools.attempt import TRAIN, Attempt, Forwarded, Here, Output
 
 STATE, LOGS = "supervisor.json", "attempts"  # in a workdir
 POLL = 0.25  # seconds between two looks at the processes
 HELD = 1.0  # seconds for which lines are held back: those of processes that fail because another one did are not shown
-SLOW = 10.0  # a step that takes so many times as long as the slowest one before hangs
 SILENT = 5.0  # seconds after which a process that gives no sign of life is the one that hangs
 LONGEST_WAIT = 60.0  # seconds before a start; the first ones wait less
 SAME = 3  # failures after the same step, without a new checkpoint, that are no accident
@@ -44,14 +43,14 @@ class Policy:
     patience: seconds without progress after which a process hangs, outside of steps: while it compiles, for example.
     shortest: seconds that are never too long for a step.
     lost_for: seconds for which a process that failed counts as lost; 0: it is started again with the others.
-    smaller: flags to add where fewer processes cannot run with the given ones.
+    smaller: flags to add where fewer processes cannot run with the given ones; without any, plan chooses some.
   """
 
   processes: int
   devices_per_process: int
   restarts: int = 5
-  patience: float = 1800.0
-  shortest: float = 30.0
+  patience: float = heartbeat.PATIENCE
+  shortest: float = heartbeat.SHORTEST
   lost_for: float = 0.0
   smaller: tuple[str, ...] = ()
 
@@ -64,7 +63,7 @@ class State:
     starts: how often the job was started.
     saved: the newest checkpoint at the last failure; -1: none.
     failures: the last steps of starts that have failed since that checkpoint was written.
-    lost: until when a place for a process is lost, in seconds since 1970, by its number.
+    lost: until when places for processes are lost, in seconds since 1970, by their names.
     refused: why numbers of processes cannot run, by their names.
   """
 
@@ -85,15 +84,18 @@ class Failure:
   status: int
 
 
-def supervise(policy: Policy, arguments: Sequence[str], program: Path = TRAIN) -> int:
+def supervise(policy: Policy, arguments: Sequence[str], program: Path = TRAIN, where: Here | None = None) -> int:
   """Runs `program` with these arguments until it is finished. Returns the job's exit status.
+
+  It runs on this machine, unless `where` has other places.
 
   That is 0 if it is finished or was stopped by a signal; otherwise that of the last process that failed, if it makes no
   sense to start again. Raises ConfigError if the arguments name no workdir, or if nothing can be written there.
   """
   workdir = workdir_of(arguments)
   with Forwarded() as signals:
-    return Supervisor(policy, arguments, workdir, program, signals).run()
+    where = where or Here(policy.processes, policy.devices_per_process)
+    return Supervisor(policy, arguments, workdir, program, signals, where).run()
 
 
 def workdir_of(arguments: Sequence[str]) -> Path:
@@ -107,8 +109,12 @@ def workdir_of(arguments: Sequence[str]) -> Path:
 class Supervisor:
   """One job, and what has happened to it."""
 
-  def __init__(self, policy: Policy, arguments: Sequence[str], workdir: Path, program: Path, signals: Forwarded):
+  def __init__(
+    self, policy: Policy, arguments: Sequence[str], workdir: Path, program: Path, signals: Forwarded, where: Here
+  ):
     self.policy, self.arguments, self.workdir, self.program, self.signals = policy, arguments, workdir, program, signals
+    self.where, self.up = where, where.places()
+    self._planned: dict[int, tuple[str, ...] | None] = {}
     found, known = heartbeat.read(workdir / STATE), {field.name for field in dataclasses.fields(State)}
     self.state = State(**{name: value for name, value in found.items() if name in known})
     self.output = Output(writable(workdir / LOGS, "workdir"))
@@ -117,22 +123,42 @@ class Supervisor:
     """Starts the job until it has ended for good."""
     status = None
     while status is None:
+      self.up = self.where.places()
       chosen = next(self._choices(), None)
       status = self._start(*chosen) if chosen else self._none_fits()
     return status
 
   def _choices(self) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The numbers of processes that can be started now, the largest first, and flags to add."""
-    for count in range(len(self._places()), 0, -1):
-      for extra in ((), self.policy.smaller) if count < self.policy.processes and self.policy.smaller else ((),):
+    for count in range(len(self._places()), 0, -self.where.unit):
+      for extra in self._flags(count):
         if _name(count, extra) not in self.state.refused:
           yield count, extra
 
+  def _flags(self, count: int) -> Iterator[tuple[str, ...]]:
+    """Flags to add for so many processes: none, and if these cannot run, the user's, or those that plan chooses."""
+    yield ()
+    if self.policy.smaller and count < self.policy.processes:
+      yield self.policy.smaller
+    elif count < self.policy.processes and (planned := self._plan(count)) is not None:
+      yield planned
+
+  def _plan(self, count: int) -> tuple[str, ...] | None:
+    """What plan chooses for so many processes."""
+    if count not in self._planned:
+      from tools import smaller  # now, since most jobs never need it
+
+      chosen = smaller.choose(self.arguments, self.workdir, count, self.policy.devices_per_process)
+      if chosen:
+        self.output.say(f"smaller   {_name(count, ())}: {chosen[1]}")
+      self._planned[count] = chosen and chosen[0]
+    return self._planned[count]
+
   def _places(self) -> list[int]:
-    """The numbers of the places for processes that are not lost."""
+    """The places for processes that are up and not lost."""
     now = time.time()
-    self.state.lost = {place: until for place, until in self.state.lost.items() if until > now}
-    return [place for place in range(self.policy.processes) if str(place) not in self.state.lost]
+    self.state.lost = {name: until for name, until in self.state.lost.items() if until > now}
+    return [place for place in self.up if self.where.name(place) not in self.state.lost]
 
   def _none_fits(self) -> int | None:
     """Waits for the next place that returns. Returns the job's status if there is none, or if it is stopped."""
@@ -147,14 +173,13 @@ class Supervisor:
     """Runs one start of the job to its end. Returns the job's status if it is over."""
     self.state.starts += 1
     self._save()
-    places = self._places()
+    places = self._places()[:count]
+    self._before = {_process(beat) for beat in heartbeat.of_job(self.workdir).values()}
     often = () if any("runtime.heartbeat" in flag for flag in self.arguments) else ("--config.runtime.heartbeat=1.0",)
     flags = [*self.arguments, *often, *extra]
     self.output.open(self.state.starts)
     try:
-      with Attempt(
-        count, self.policy.devices_per_process, flags, self.program, self.output.take, self.signals
-      ) as attempt:
+      with Attempt(self.where, places, flags, self.program, self.output.take, self.signals) as attempt:
         failure, grows = self._watch(attempt)
     finally:
       self.output.close()
@@ -171,8 +196,8 @@ class Supervisor:
       self.output.release()
       return self._end(failure.status)
     if self.policy.lost_for:
-      self.state.lost[str(places[failure.rank])] = time.time() + self.policy.lost_for
-    return self._fail(count, failure)
+      self.state.lost[self.where.name(places[failure.rank])] = time.time() + self.policy.lost_for
+    return self._fail(f"process {failure.rank} of {count} on {self.where.host(places[failure.rank])}", failure)
 
   def _refuse(self, count: int, extra: tuple[str, ...], failure: Failure) -> int | None:
     """Notes that so many processes cannot run. With all of them, the input is at fault, and the job is over."""
@@ -184,7 +209,7 @@ class Supervisor:
     self.output.say(f"smaller   {_name(count, extra)} cannot run: {self.output.last(failure.rank)}")
     return None
 
-  def _fail(self, count: int, failure: Failure) -> int | None:
+  def _fail(self, where: str, failure: Failure) -> int | None:
     """Says what has failed and waits, or gives up."""
     self.output.drop()
     newest = max(steps(self.workdir / FOLDER), default=-1)
@@ -192,7 +217,7 @@ class Supervisor:
       self.state.saved, self.state.failures = newest, []
     self.state.failures.append(failure.step)
     self._save()
-    number, where = len(self.state.failures), f"process {failure.rank} of {count} on {socket.gethostname()}"
+    number = len(self.state.failures)
     saved = f"checkpoint {newest}" if newest >= 0 else "the beginning"
     log = f"log: {self.output.path}"
     same = self.state.failures[-SAME:]
@@ -254,24 +279,23 @@ class Supervisor:
     beats, now = self._beats(attempt), time.time()
     late = {}
     for rank in running:
-      beat = beats.get(rank, {"doing": "starting", "since": began, "slowest": 0.0})
-      limit = self.policy.patience
-      if beat["doing"] in heartbeat.STEPS and beat["slowest"]:
-        limit = min(limit, max(self.policy.shortest, SLOW * beat["slowest"]))
-      if now - beat["since"] > limit:
+      beat = beats.get(rank, heartbeat.starting(began))
+      if heartbeat.late(beat, now, self.policy.patience, self.policy.shortest):
         late[rank] = beat
     if not late:
       return None
     silent = {rank: beat for rank, beat in beats.items() if rank in running and now - beat["time"] > SILENT} or late
-    rank = min(silent, key=lambda rank: (silent[rank].get("step", 0), silent[rank]["since"]))
+    rank = min(silent, key=lambda rank: (silent[rank]["step"], silent[rank]["since"]))
     seconds, doing = now - silent[rank]["since"], silent[rank]["doing"]
     why = f"made no progress for {seconds:.0f} s ({doing})"
     return Failure(rank, self._step(attempt), why, 128 + signal.SIGKILL)
 
   def _beats(self, attempt: Attempt) -> dict[int, heartbeat.Beat]:
-    """The last signs of life of an attempt's processes."""
-    pids = {rank: job.pid for rank, job in enumerate(attempt.jobs)}
-    return {rank: beat for rank, beat in heartbeat.of_job(self.workdir).items() if pids.get(rank) == beat["pid"]}
+    """The last signs of life of an attempt's processes: those that were not there before it."""
+    beats = heartbeat.of_job(self.workdir)
+    return {
+      rank: beats[rank] for rank in range(attempt.count) if rank in beats and _process(beats[rank]) not in self._before
+    }
 
   def _step(self, attempt: Attempt) -> int:
     """The last step that an attempt is known to have done; the newest checkpoint's if it has done none."""
@@ -292,6 +316,11 @@ class Supervisor:
     self.state = State(starts=self.state.starts)
     self._save()
     return status
+
+
+def _process(beat: heartbeat.Beat) -> tuple[object, ...]:
+  """What tells the process of a beat from all others."""
+  return beat["host"], beat["pid"], beat["began"]
 
 
 def _name(count: int, extra: Sequence[str]) -> str:

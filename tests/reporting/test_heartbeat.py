@@ -4,6 +4,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,3 +131,42 @@ def test_a_beat_says_how_long_the_host_works_in_a_step(tmp_path: Path):
     process.after(step, waited=0.375)
   process.write()
   assert (beat_of(tmp_path, 1)["step_time"], beat_of(tmp_path, 1)["on_host"]) == (0.75, 0.375)
+
+
+def probe(workdir: Path, monkeypatch: pytest.MonkeyPatch, began: float) -> int:
+  """The exit status of the liveness probe of process 3 in a container that began then."""
+  monkeypatch.setattr(heartbeat, "process_start", lambda pid: began)
+  monkeypatch.setattr("sys.argv", ["heartbeat", str(workdir), "3"])
+  try:
+    heartbeat.main()
+  except SystemExit as ended:
+    return int(ended.code or 0)
+  return 0
+
+
+@pytest.mark.parametrize(
+  "doing, ago, slowest, status",
+  [
+    ("train", 20.0, 0.1, 0),
+    ("train", 40.0, 0.1, heartbeat.HANGS),
+    ("train", 40.0, 8.0, 0),  # not ten times as long as the slowest step
+    ("compile", 1700.0, 0.1, 0),
+    ("compile", 1900.0, 0.1, heartbeat.HANGS),
+  ],
+)
+def test_the_probe_of_a_container_finds_a_process_that_hangs(
+  doing: str, ago: float, slowest: float, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+  """launch/jobset.yaml runs it. An older beat is of an earlier container, and says nothing about this one."""
+  killed(tmp_path, 5, rank=3)
+  file = tmp_path / heartbeat.FOLDER / "3.json"
+  now = time.time()
+  beat = {"doing": doing, "since": now - ago, "slowest": slowest, "began": now - 3000, "step": 5}
+  file.write_text(json.dumps(json.loads(file.read_text()) | beat))
+  assert probe(tmp_path, monkeypatch, began=now - 3010) == status
+  said = f"process 3 made no progress for {ago:.0f} s ({doing}) after step 5\n" if status else ""
+  assert capsys.readouterr().out == said
+  assert probe(tmp_path, monkeypatch, began=now - 100) == 0
+  file.unlink()  # nothing since the container began
+  assert probe(tmp_path, monkeypatch, began=now - 1700) == 0
+  assert probe(tmp_path, monkeypatch, began=now - 1900) == heartbeat.HANGS

@@ -166,7 +166,7 @@ def test_a_process_that_finds_no_coordinator_names_it(tmp_path: Path):
   where = {"coordinator": "127.0.0.1:1", "processes": 2, "process": 1, "timeout": 1}
   asked = flags("fsdp", tmp_path, **{f"distributed.{field}": value for field, value in where.items()})
   done = subprocess.run([sys.executable, "train.py", *asked], cwd=ROOT, capture_output=True, text=True, check=False)
-  assert done.returncode == 2
+  assert done.returncode == 1  # not 2: another start may find it
   last = done.stderr.strip().splitlines()[-1]
   for part in ("error: ", "127.0.0.1:1", "distributed.timeout=1 s"):
     assert part in last

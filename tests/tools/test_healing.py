@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import config, measured
 from jobs import TINY, flags
 
+import data
 import train
 from checkpointing.reading import FOLDER, steps
 from reporting import account, heartbeat, recorded
@@ -18,6 +20,26 @@ from tools import chaos, supervisor
 from tools.supervisor import Policy, supervise
 
 FAULTS = int(os.environ.get("MESHWRIGHT_FAULTS", "10"))
+
+
+def logs(workdir: Path) -> str:
+  """All output of a job's starts."""
+  return "".join(file.read_text() for file in (workdir / supervisor.LOGS).iterdir())
+
+
+def require_each_example_once(workdir: Path, fields: dict[str, Any]) -> None:
+  """Fails unless the steps of the joined metrics have trained on each example equally often, to one epoch's end.
+
+  A batch is a function of its step. So it needs the steps, each once, and what is in their batches.
+  """
+  steps = [line["step"] for line in measured(workdir) if line["split"] == "train"]
+  given = config("fsdp", **TINY | fields)
+  dataset = data.load(given)
+  batches = data.Batches(data.mixture(dataset), given.batch_size, given.seed)
+  ids = np.concatenate([batches.ids(step - 1) for step in steps])
+  counts = np.bincount(ids, minlength=len(dataset.parts[0].train))
+  assert len(ids) == given.batch_size * max(steps)
+  assert counts.max() - counts.min() <= 1
 
 
 @pytest.mark.full
@@ -29,7 +51,13 @@ def test_a_job_that_is_hurt_at_random_loses_nothing(tmp_path: Path, monkeypatch:
     chaos.main()
   output = capfd.readouterr().out
   assert ended.value.code == 0, output
-  assert re.search(rf"{FAULTS} faults \(.*\); 0 steps lost or repeated; losses equal bit by bit", output)
+  examples = 16 * 20 * FAULTS
+  assert f"; 0 of {examples:,} examples lost or repeated; losses equal bit by bit" in output
+  for fault, among_ten in chaos.FAULTS.items():
+    assert f"{among_ten * FAULTS // 10} × {fault}" in output
+  assert len(re.findall("chaos     flipped a bit of params/.*after step", logs(tmp_path / "hurt"))) >= FAULTS // 20 + 1
+  assert "healed    after step" in output
+  require_each_example_once(tmp_path / "hurt", {"batch_size": 16})
   assert "Traceback" not in output
   events = recorded.events(tmp_path / "hurt")
   known = account.account(account.attempts(events))
@@ -67,3 +95,37 @@ def test_a_lost_process_is_done_without_until_it_is_back(tmp_path: Path, monkeyp
     {(line["split"], line["step"]): line["loss"] for line in measured(tmp_path / name)} for name in ("run", "whole")
   )
   assert ours == pytest.approx(reference, rel=1e-5)
+
+
+@pytest.mark.full
+def test_fewer_processes_take_the_strategy_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+  """Tensor parallelism on 4 devices; 3 do not divide 8 heads, so data parallelism; on 2 tensor parallelism again."""
+  short = {"steps": 300, "eval_every": 150, "checkpoint__every": 10, "runtime__heartbeat": 0.1, "batch_size": 24}
+  short |= {"eval_batch_size": 24, "mesh__model": 4}
+  train.train(config("single", **TINY | short | {"mesh__model": None}), tmp_path / "whole")
+  run, killed = tmp_path / "run", set[int]()
+  watch = supervisor.Supervisor._hung
+
+  def hung(self: Any, attempt: Any, running: set[int], began: float) -> Any:
+    beats = self._beats(attempt)
+    saved = max(steps(run / FOLDER), default=0)
+    due = {4: 10, 3: 20}.get(attempt.count, 1000)
+    if attempt.count not in killed and saved >= due and beats.get(1, {}).get("step"):
+      killed.add(attempt.count)
+      os.kill(beats[1]["pid"], signal.SIGKILL)
+    return watch(self, attempt, running, began)
+
+  monkeypatch.setattr(supervisor.Supervisor, "_hung", hung)
+  assert supervise(Policy(4, 1, lost_for=1000.0), flags("tensor_parallel", run, **short)) == 0
+  output = capfd.readouterr().out
+  assert "smaller   3 processes cannot run: " in output
+  assert "smaller   3 processes: tensor_parallel splits this model and batch over no mesh of 3 devices, and" in output
+  assert "smaller   2 processes: tensor_parallel on mesh model=2 is the best of" in output
+  assert killed == {4, 3}
+  ran = re.findall(r"\[0\] strategy  (\w+)", output)
+  assert ran == ["tensor_parallel", "data_parallel", "tensor_parallel"]
+  ours, reference = (
+    {(line["split"], line["step"]): line["loss"] for line in measured(tmp_path / name)} for name in ("run", "whole")
+  )
+  assert ours == pytest.approx(reference, rel=1e-5)
+  require_each_example_once(run, {"batch_size": 24})

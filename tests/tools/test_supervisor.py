@@ -20,7 +20,7 @@ import pytest
 from helpers import ROOT, one_sentence
 
 from reporting import heartbeat
-from tools import launch, supervisor
+from tools import launch, slurm, smaller, supervisor
 from tools.supervisor import Policy, supervise
 
 PROGRAM = """
@@ -84,11 +84,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
   monkeypatch.setattr(supervisor, "POLL", 0.05)
   monkeypatch.setattr(supervisor, "LONGEST_WAIT", 0.2)
 
-  def run(plan: list[dict[str, Any]], processes: int = 2, **policy: Any) -> int:
+  def run(plan: list[dict[str, Any]], processes: int = 2, where: Any = None, **policy: Any) -> int:
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "plan.json").write_text(json.dumps(plan))
     asked = Policy(processes, 1, **{"patience": 5.0, "shortest": 1.5} | policy)
-    return supervise(asked, [f"--workdir={tmp_path / 'run'}"], tmp_path / "program.py")
+    return supervise(asked, [f"--workdir={tmp_path / 'run'}"], tmp_path / "program.py", where)
 
   return run
 
@@ -264,3 +264,75 @@ def test_bad_numbers_are_named(flag: str, words: str, monkeypatch: pytest.Monkey
   with pytest.raises(SystemExit, match="2"):
     launch.main()
   assert words in capfd.readouterr().err
+
+
+def test_without_such_flags_plan_chooses_some_once(
+  job: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
+  """Only where the given ones cannot run. tests/tools/test_smaller.py says what plan chooses."""
+  asked = []
+  chosen = ("--config.strategy=other",), "other on mesh data=3 is the best of 5 plans"
+  monkeypatch.setattr(smaller, "choose", lambda *given: asked.append(given[2:]) or chosen)
+  lost = {"end": FOREVER, "step": 2, "saves": [1], "3": DIES}
+  cannot = {"end": 0.2, **{str(rank): {"refuse": True} for rank in range(3)}}
+  assert job([lost, cannot, cannot | {"0": {"after": 0.1}}], 4, lost_for=FOREVER) == 0
+  assert starts(tmp_path) == ["4", "3", "3"]
+  assert asked == [(3, 1)]
+  assert capfd.readouterr().out.count("smaller   3 processes: other on mesh data=3 is the best of 5 plans\n") == 1
+
+
+def test_what_plan_needs_is_imported_only_then():
+  code = "import sys; from tools import launch; sys.exit('analysis' in sys.modules or 'tools.plan' in sys.modules)"
+  assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+SLURM = {  # stands in for SLURM's commands: two nodes of two tasks, of which one is gone after the first start
+  "srun": 'node=none; for word; do case "$word" in --nodelist=*) node="${word#*=}" ;; esac; done\n'
+  'while [ "${1#--}" != "$1" ]; do shift; done; echo "on $node with ${JAX_LOCAL_DEVICE_IDS-no} GPUs"; exec "$@"',
+  "squeue": 'if [ -e "$FOLDER/run/attempts/1.log" ]; then echo n1; else echo "n1,n2"; fi',
+  "scontrol": 'case "$*" in *hostnames*) echo "$3" | tr , "\\n" ;; *) echo "NodeName=$4 NodeAddr=127.0.0.1 x" ;; esac',
+  "scancel": 'echo "$@" >>"$FOLDER/cancelled"',
+}
+
+
+@pytest.fixture
+def on_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+  """Makes this process believe that it runs in a SLURM job of two nodes."""
+  (tmp_path / "bin").mkdir()
+  for name, script in SLURM.items():
+    (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "bin" / name).chmod(0o755)
+  given = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1,n2", "SLURM_NTASKS_PER_NODE": "2", "FOLDER": str(tmp_path)}
+  for name, value in (given | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}).items():
+    monkeypatch.setenv(name, value)
+  monkeypatch.delenv("SLURM_GPUS_ON_NODE", raising=False)
+  return tmp_path
+
+
+def test_on_slurm_a_node_that_is_gone_is_done_without(on_slurm: Path, job: Callable[..., int], capfd: Any):
+  """Both its tasks are left out, without --lost-for. The line names the node."""
+  dies = {"end": FOREVER, "step": 5, "saves": [3], "3": DIES}
+  assert job([dies, {}], 4, where=slurm.Nodes()) == 0
+  output = capfd.readouterr().out
+  assert re.search("restart   process 3 of 4 on n2 was killed by SIGKILL after step 5; starts again from", output)
+  assert starts(on_slurm) == ["4", "2"]
+  nodes = [re.findall(r"\[\d\] on (n\d)", (on_slurm / f"run/attempts/{n}.log").read_text()) for n in (1, 2)]
+  assert [sorted(found) for found in nodes] == [["n1", "n1", "n2", "n2"], ["n1", "n1"]]
+
+
+def test_on_slurm_a_task_has_its_part_of_the_gpus(on_slurm: Path, monkeypatch: pytest.MonkeyPatch):
+  """JAX would give each step the first GPU. A signal goes to the steps."""
+  monkeypatch.setenv("SLURM_GPUS_ON_NODE", "8")
+  nodes = slurm.Nodes()
+  assert (nodes.processes, nodes.devices) == (4, 4)
+  ids = [nodes.environment(place)["JAX_LOCAL_DEVICE_IDS"] for place in nodes.places()]
+  assert ids == ["0,1,2,3", "4,5,6,7"] * 2
+  assert [nodes.host(place) for place in nodes.places()] == ["n1", "n1", "n2", "n2"]
+  nodes.send([], signal.SIGTERM)
+  assert (on_slurm / "cancelled").read_text() == "--signal=TERM 7\n"
+
+
+def test_slurm_is_needed_for_its_flag(monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+  with one_sentence("--slurm works in a job of SLURM only", "sbatch launch/slurm.sh"):
+    slurm.Nodes()

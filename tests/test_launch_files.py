@@ -1,0 +1,78 @@
+"""The manifest of launch/ for Kubernetes, as far as it can be tested without it. tests/cluster/ tests slurm.sh."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import ROOT
+
+from reporting import heartbeat
+from runtime.command_line import BAD_INPUT, DIVERGED
+
+
+@pytest.fixture(scope="module")
+def manifest() -> dict[str, Any]:
+  return yaml.safe_load((ROOT / "launch/jobset.yaml").read_text())["spec"]
+
+
+def action(manifest: dict[str, Any], status: int | None) -> str:
+  """What happens to the JobSet if a pod ends with this exit status, or without one because its node is gone."""
+  job = manifest["replicatedJobs"][0]["template"]["spec"]
+  reason, message = "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+  for i, rule in enumerate(job["podFailurePolicy"]["rules"]):
+    codes = rule.get("onExitCodes")
+    if (status in codes["values"]) if codes else status is None:
+      assert rule["action"] == "FailJob"
+      reason = "PodFailurePolicy"
+      message = f"Container train for pod a/b failed with exit code {status} matching FailJob rule at index {i}"
+      break
+  for rule in manifest["failurePolicy"]["rules"]:
+    patterns = rule.get("onJobFailureMessagePatterns", [""])
+    if reason in rule["onJobFailureReasons"] and any(re.search(pattern, message) for pattern in patterns):
+      return rule["action"]
+  return "RestartJobSet"
+
+
+@pytest.mark.parametrize(
+  "status, expected",
+  [
+    (BAD_INPUT, "FailJobSet"),
+    (DIVERGED, "FailJobSet"),
+    (75, "RestartJobSetAndIgnoreMaxRestarts"),  # stopped early: the script's own status
+    (None, "RestartJobSetAndIgnoreMaxRestarts"),  # preempted, or its node is gone
+    (1, "RestartJobSet"),
+    (137, "RestartJobSet"),  # killed, also by the probe
+  ],
+)
+def test_what_would_fail_again_ends_the_jobset(manifest: dict[str, Any], status: int | None, expected: str):
+  assert action(manifest, status) == expected
+
+
+def test_the_number_of_pods_is_the_same_everywhere(manifest: dict[str, Any]):
+  job = manifest["replicatedJobs"][0]["template"]["spec"]
+  (container,) = job["template"]["spec"]["containers"]
+  (processes,) = [variable["value"] for variable in container["env"] if variable["name"] == "PROCESSES"]
+  assert job["parallelism"] == job["completions"] == int(processes)
+
+
+@pytest.mark.parametrize("minutes, alive", [(10, True), (40, False)])
+def test_the_probe_ends_a_pod_whose_process_hangs(manifest: dict[str, Any], minutes: int, alive: bool, tmp_path: Path):
+  """Runs the manifest's own command. The process has been compiling for so many minutes."""
+  (container,) = manifest["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+  now = time.time()
+  beat = dict.fromkeys(heartbeat.READ, 0) | {"began": now, "doing": "compile", "since": now - 60 * minutes}
+  (tmp_path / heartbeat.FOLDER).mkdir()
+  (tmp_path / heartbeat.FOLDER / "1.json").write_text(json.dumps(beat))
+  path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+  given = os.environ | {"WORKDIR": str(tmp_path), "JOB_COMPLETION_INDEX": "1", "PATH": path}
+  command = container["livenessProbe"]["exec"]["command"]
+  done = subprocess.run(command, cwd=ROOT, env=given, stdout=subprocess.PIPE, text=True, check=False)
+  assert (done.returncode == 0) == alive, done
+  assert ("process 1 made no progress for 2400 s (compile)" in done.stdout) == (not alive)

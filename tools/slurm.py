@@ -1,0 +1,79 @@
+"""The processes of a job on the nodes of a SLURM job: each is a step, started with srun. launch/slurm.sh uses it.
+
+    python -m tools.launch --slurm --restart -- --config=configs/fsdp.py --workdir=runs/a
+
+The job's nodes and tasks say how many processes there are, and which GPUs each of them has. A node that fails leaves
+the job if sbatch was told --no-kill; the next start then does without it.
+"""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Sequence
+
+from errors import ConfigError
+from tools.attempt import Here
+
+
+class Nodes(Here):
+  """The nodes of the SLURM job in which this program runs. Raises ConfigError outside of one."""
+
+  ends = signal.SIGTERM  # srun then kills its tasks
+
+  def __init__(self) -> None:
+    environment = os.environ
+    if "SLURM_JOB_ID" not in environment:
+      raise ConfigError("--slurm works in a job of SLURM only; start it with sbatch launch/slurm.sh")
+    self.job, self.nodes = environment["SLURM_JOB_ID"], _hosts(environment["SLURM_JOB_NODELIST"])
+    self.unit = int(environment.get("SLURM_NTASKS_PER_NODE", 1))
+    self.gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
+    super().__init__(len(self.nodes) * self.unit, self.gpus // self.unit)
+
+  def places(self) -> list[int]:
+    left = _hosts(_answer("squeue", "--noheader", f"--jobs={self.job}", "--format=%N"))
+    up = [place for place in range(self.processes) if self.host(place) in left]
+    return up or list(range(self.processes))  # SLURM does not answer: the start will show which of them work
+
+  def name(self, place: int) -> str:
+    return self.host(place)
+
+  def host(self, place: int) -> str:
+    return self.nodes[place // self.unit]
+
+  def address(self, place: int) -> str:
+    node = self.host(place)
+    found = re.search(r"\bNodeAddr=(\S+)", _answer("scontrol", "--oneliner", "show", "node", node))
+    return found[1] if found else node
+
+  def flags(self) -> list[str]:
+    return []
+
+  def command(self, place: int) -> list[str]:
+    step = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={self.host(place)}"]
+    return [*super().command(place), *step, "--overlap", "--input=none"]  # all steps share what the job has
+
+  def environment(self, place: int) -> dict[str, str]:
+    """Each task of a node has an equal part of its GPUs. Without this, JAX would give each step the first one."""
+    first = place % self.unit * self.devices
+    ids = ",".join(str(number) for number in range(first, first + self.devices))
+    return {"PYTHONUNBUFFERED": "1"} | ({"JAX_LOCAL_DEVICE_IDS": ids} if ids else {})
+
+  def send(self, jobs: Sequence[subprocess.Popen], number: int) -> None:
+    """Signals the steps, and not srun, which would kill its task."""
+    _answer("scancel", f"--signal={signal.Signals(number).name.removeprefix('SIG')}", self.job)
+
+
+def _hosts(names: str) -> list[str]:
+  """The nodes of a list in SLURM's short form, such as "n[1-3]"."""
+  return _answer("scontrol", "show", "hostnames", names.strip()).split() if names.strip() else []
+
+
+def _answer(*command: str) -> str:
+  """What one of SLURM's commands prints; "" if it fails."""
+  try:
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+  except OSError as error:
+    raise ConfigError(
+      f"--slurm needs SLURM's command {command[0]} here ({error.strerror}); use a node that has it"
+    ) from error
