@@ -32,7 +32,7 @@ test-topology: $(COMPILERS)
 	$(PYTEST) tests/analysis/test_topology.py tests/analysis/test_gpu_topology.py \
 	  tests/analysis/test_accelerator_programs.py tests/tools/test_with_tpu_compiler.py
 
-# A real SLURM of one node on this machine, and a job that is requeued in mid-run; needs Debian, and root to install it.
+# A real SLURM of two nodes on this machine, and jobs that are hurt and requeued; needs Debian, and root to install it.
 test-cluster: $(INSTALLED)
 	tests/cluster/slurm.sh
 

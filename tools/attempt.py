@@ -19,7 +19,10 @@ from errors import ConfigError
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 # Lines that gloo prints, and that SLURM prints about an end of a process of which we know. They are dropped.
-NOISE = re.compile(r"\[Gloo\] Rank |srun: error: \S+: task 0: |srun: Force Terminated|slurmstepd: error: \*\*\* STEP ")
+NOISE = re.compile(
+  r"\[Gloo\] Rank |slurmstepd\S*: error: \*\*\*|"
+  r"srun: (error: \S+: task 0: |Force Terminated|forcing job termination|Job step aborted)"
+)
 # On Linux a process first asks for a signal when the program that started it ends, even if that is killed; 1 is prctl's
 # PR_SET_PDEATHSIG. Then it becomes the process of the job. (Code between fork and exec could do the same, but JAX warns
 # of forks.)

@@ -265,11 +265,11 @@ class Supervisor:
     until = time.monotonic() + HELD
     while (rank := attempt.ended(until - time.monotonic())) is not None:
       ended += [rank] if attempt.status(rank) else []
-    killed = [rank for rank in ended if attempt.status(rank) > 128 and attempt.status(rank) != 128 + signal.SIGABRT]
+    killed = [rank for rank in ended if _signal(attempt.status(rank)) not in ("", "SIGABRT")]
     rank = (killed or ended)[0]
     status = attempt.status(rank)
-    if status > 128:
-      why = f"was killed by {signal.Signals(status - 128).name}"
+    if number := _signal(status):
+      why = f"was killed by {number}"
     else:
       why = f"failed with status {status} ({self.output.last(rank)})"
     return Failure(rank, self._step(attempt), why, status)
@@ -316,6 +316,11 @@ class Supervisor:
     self.state = State(starts=self.state.starts)
     self._save()
     return status
+
+
+def _signal(status: int) -> str:
+  """The name of the signal that ended a process with this exit status; "" if none did."""
+  return next((number.name for number in signal.Signals if status == 128 + number), "")
 
 
 def _process(beat: heartbeat.Beat) -> tuple[object, ...]:

@@ -114,6 +114,12 @@ def test_a_killed_process_is_one_line_and_a_new_start(job: Callable[..., int], t
     assert "[0] start 2 with 3" in output
 
 
+def test_a_status_that_is_no_signal_is_shown(job: Callable[..., int], capfd: Any):
+  """srun ends with 233 if it cannot reach a node, and 105 is no signal."""
+  assert job([{"end": FOREVER, "1": {"status": 233, "after": 0.1, "prints": "srun: error: no node"}}, {}]) == 0
+  assert re.search(r"process 1 of 2 on \S+ failed with status 233 \(srun: error: no node\)", capfd.readouterr().out)
+
+
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_process_that_hangs_is_found(who: int, job: Callable[..., int], capfd: Any):
   """All processes are late then, since they wait for it. The one that is silent is named."""
