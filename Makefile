@@ -8,6 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 INSTALLED := $(VENV)/.installed
 COMPILERS := $(VENV)/.compilers
+EMULATORS := $(VENV)/.emulators
 PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist worksteal -q
 TRAIN := train.py --config=configs/fsdp.py
 
@@ -22,8 +23,8 @@ train: $(INSTALLED)
 test: $(INSTALLED)
 	$(PYTEST) -m "not full"
 
-# Everything: `make test`, then what is left of the suite, with both compilers.
-test-all: test $(COMPILERS)
+# Everything: `make test`, then what is left of the suite, with both compilers and the emulators of buckets.
+test-all: test $(COMPILERS) $(EMULATORS)
 	$(PYTEST) -m full
 
 # Compiles every strategy for a TPU slice and for a host of GPUs, and compares what it sends with theory; also tests the
@@ -65,6 +66,11 @@ $(INSTALLED): requirements.lock
 $(COMPILERS): $(INSTALLED)
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check 'jax[tpu]' 'jax[cuda13-local]'
 	@touch $(COMPILERS)
+
+# Emulators of Google Cloud Storage and S3, for tests: the extra `storage-tests`.
+$(EMULATORS): $(INSTALLED)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check '.[storage-tests]'
+	@touch $(EMULATORS)
 
 # Writes requirements.lock anew from pyproject.toml, for every platform, with the newest packages that each Python
 # version can have; needs `pip install uv`.

@@ -21,6 +21,7 @@ import pretrained
 import strategies
 from checkpointing import reading, record, restore
 from checkpointing.save import Checkpoints, NotSaved
+from checkpointing.shipping import Shipping
 from evaluation.evaluator import Evaluator
 from reporting import summary
 from reporting.account import sentence
@@ -37,16 +38,21 @@ from runtime.devices import start_jax
 from runtime.hardware import peak_flops
 from runtime.profiling import Profiler
 from runtime.replicas import Corrupted, Replicas
+from storage.bucket import location
+from storage.mirror import Mirror, NotSent
 from training import settings
 from training.loop import StepPlan
 from training.program import TrainState
 
-WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the results; default runs/STRATEGY-TIME.")
+WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Folder for the results; default runs/STRATEGY-TIME. Or gs://... or s3://..."
+)
 
 
-def train(config: Any, workdir: Path | None, clock: Clock | None = None) -> dict[str, float]:
+def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -> dict[str, float]:
   """Trains as `config` says, writes the results into `workdir`, and returns the values of the last evaluation.
 
+  The workdir may be a folder of a bucket (gs://... or s3://...). Then `Run.workdir` is where this machine works.
   SIGTERM and SIGINT end it early, with a checkpoint. Its time is counted from the beginning of `clock`.
 
   Raises:
@@ -54,18 +60,20 @@ def train(config: Any, workdir: Path | None, clock: Clock | None = None) -> dict
     Corrupted: devices hold other bits of the same weights, and cannot be healed.
     Diverged: too many updates in a row were not finite.
     NotSaved: at the end, if a checkpoint could not be written on the way.
+    NotSent: at the end, if the last results could not be copied to a bucket.
   """
   clock, config = clock or Clock(), pretrained.adopt(config)
   with clock("set-up"):
     devices = start_jax(config)
     default = f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
-    workdir = Path(processes.on_process_zero(lambda: str(workdir or default))).expanduser()
+    results = location(processes.on_process_zero(lambda: str(location(str(workdir or default), "workdir"))), "workdir")
+    here = folders.here(results)
     fields = record.flat(config.to_dict())
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
-  heartbeat = Heartbeat(workdir, jax.process_index(), clock, config.runtime.heartbeat)
-  with folders.owned(workdir), heartbeat:
+  heartbeat = Heartbeat(here, jax.process_index(), clock, config.runtime.heartbeat)
+  with folders.owned(results) as mirror, heartbeat:
     # A signal ends this at once; a preparation goes on in the next run.
-    run = set_up(config, workdir, devices, clock, heartbeat)
+    run = set_up(config, here, mirror, devices, clock, heartbeat)
     # The writer last: only process 0 can raise there.
     with run.requests, run.journal, run.writer, run.checkpoints, run.profiler:
       announce(run, devices)
@@ -81,6 +89,7 @@ class Run:
 
   config: Any
   workdir: Path
+  mirror: Mirror | None  # copies the workdir to a bucket
   plan: StepPlan
   start: restore.Start
   strategy: strategies.Strategy
@@ -123,6 +132,8 @@ class Run:
       with self.clock("checkpoint"):
         self.checkpoints.evaluated(step, values["loss"])
     self.journal.add("evaluation", step)
+    if self.mirror:
+      self.mirror.soon()
     self.meter.restart(step)
     return values
 
@@ -137,7 +148,9 @@ class Ended:
   stopped: bool  # by a request
 
 
-def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock, heartbeat: Heartbeat) -> Run:
+def set_up(
+  config: Any, workdir: Path, mirror: Mirror | None, devices: list[jax.Device], clock: Clock, heartbeat: Heartbeat
+) -> Run:
   """Checks the config, loads the data, and creates or restores the state."""
   with clock("set-up"), processes.raise_together():
     plan = StepPlan.of(config)
@@ -152,7 +165,8 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock, 
     prompt = summary.prompt(config, dataset, program.sizes)
   processes.require_equal({f"the content of {part.name!r}": part.fingerprint for part in dataset.parts})
   with clock("initial state"):
-    start = restore.begin(workdir, config.init_from, strategy, record.make(config, dataset, strategy), warn)
+    results, now = mirror.remote if mirror else workdir, record.make(config, dataset, strategy)
+    start = restore.begin(results, config.init_from, strategy, now, warn)
   history = start.record["data"]
   mixture = data.mixture(dataset, history["first"], tuple(history["given"]), tuple(history["streams"]))
 
@@ -174,11 +188,12 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock, 
       summary.write_config(workdir, config, dataset)
   folder, keep = workdir / reading.FOLDER, config.checkpoint
   with clock("set-up"):
-    checkpoints = Checkpoints(folder, keep.keep, keep.keep_best, writer.say, warn)
+    send = Shipping(workdir, mirror) if mirror else None
+    checkpoints = Checkpoints(folder, keep.keep, keep.keep_best, writer.say, warn, send)
   status = Status(workdir, writer, journal, checkpoints)
   requests, hosts = signals.Requests(first_minutes(keep.minutes)), processes.hosts()
   return Run(
-    config, workdir, plan, start, strategy, dataset, prompt, clock, meter, writer, journal, status,
+    config, workdir, mirror, plan, start, strategy, dataset, prompt, clock, meter, writer, journal, status,
     batches=data.Batches(mixture, config.batch_size, config.seed),
     progress=Progress(
       clock, meter, writer, journal, plan, used, start.loop, heartbeat, status, DeadExperts(program.sizes)
@@ -290,17 +305,18 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
   run.journal.add("end", ended.step, sample=sample)
   say("\n".join(summary.wall_time_lines(run.clock)))
   say(run.status.write(ended.step))
-  say(f"results in {run.workdir}: report.html, metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/")
+  where = run.mirror.remote if run.mirror else run.workdir
+  say(f"results in {where}: report.html, metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/")
   return result
 
 
-def main(config: Any, workdir: Path | None) -> None:
+def main(config: Any, workdir: Path | str | None) -> None:
   """`train` as a program: a run that failed ends with one line on standard error, and exit status 1 or DIVERGED."""
   try:
     train(config, workdir, Clock(process_start()))
-  except (Corrupted, Diverged, NotSaved, NotWritten) as error:
+  except (Corrupted, Diverged, NotSaved, NotSent, NotWritten) as error:
     command_line.fail(error, status=command_line.DIVERGED if isinstance(error, Diverged) else 1)
 
 
 if __name__ == "__main__":
-  command_line.run(lambda config: main(config, Path(WORKDIR.value) if WORKDIR.value else None))
+  command_line.run(lambda config: main(config, WORKDIR.value))

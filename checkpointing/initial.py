@@ -5,7 +5,6 @@ trains. A record's `base` says where the other weights are, and has a digest of 
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from checkpointing.record import Record
 from errors import ConfigError, JobConfigError
 from models.parameters import joined
 from runtime import processes
+from storage.bucket import Location, location
 from training.program import Params, Program
 
 Base = dict[str, Any]  # "path", and the digests of "weights" by name
@@ -50,8 +50,8 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> Initial:
       params = pretrained.load(folder, program.sizes, wanted)
     whose = f"{source}, a {folder.shape.family} model in {' and '.join(folder.dtypes)}"
     return Initial(params, whose, folder.shape.context)
-  place = Path(processes.on_process_zero(lambda: str(reading.newest(Path(source).expanduser()))))
-  saved = processes.on_process_zero(lambda: reading.read_record(place))
+  at = location(processes.on_process_zero(lambda: str(reading.newest(location(source, "init_from")))), "init_from")
+  saved = processes.on_process_zero(lambda: reading.read_record(at))
   where = f"init_from={source!r}"
   with processes.raise_together():
     if saved is None:
@@ -71,12 +71,12 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> Initial:
         f"{where} was trained on tokens of {theirs!r}, but this run has tokens of {ours!r}; use the same tokenizer"
       )
   stored = lambda w: jax.ShapeDtypeStruct(w.shape, program.sizes.param_dtype, sharding=w.sharding)
-  params = read_params(place, saved, jax.tree.map(stored, wanted), where)
+  params = read_params(at, saved, jax.tree.map(stored, wanted), where)
   params = jax.tree.map(lambda w, to: w.astype(to.dtype), params, wanted)
   return Initial(params, f"{source}, step {saved['loop']['step']}, saved by {saved['strategy']}", saved["context"])
 
 
-def read_params(folder: Path, saved: Record, abstract: Params, where: str) -> Params:
+def read_params(folder: Location, saved: Record, abstract: Params, where: str) -> Params:
   """Parameters of a checkpoint with record `saved`, in the layout of `abstract`.
 
   Raises ConfigError, naming `where`, if they have other shapes or are damaged.
@@ -90,7 +90,7 @@ def read_params(folder: Path, saved: Record, abstract: Params, where: str) -> Pa
   return params["params"]
 
 
-def read_model(folder: Path, saved: Record, abstract: Params, program: Program) -> Params:
+def read_model(folder: Location, saved: Record, abstract: Params, program: Program) -> Params:
   """All parameters of the model in a checkpoint; those that were not trained are read from where they are."""
   trained = read_params(folder, saved, program.trained(abstract), str(folder))
   others = program.frozen(abstract)
@@ -99,7 +99,7 @@ def read_model(folder: Path, saved: Record, abstract: Params, program: Program) 
 
 def base_of(source: str, params: Params) -> Base:
   """What a record says of parameters that are not trained. Of a workdir it names the checkpoint."""
-  return {"path": str(reading.newest(Path(source).expanduser()).absolute()), "weights": _digests(params)}
+  return {"path": str(reading.newest(location(source, "init_from")).absolute()), "weights": _digests(params)}
 
 
 def load_base(source: str, wanted: Params, program: Program, now: Record, base: Base) -> Params:

@@ -4,6 +4,7 @@ Each process reads its own shards, in the layout of its strategy, and the arrays
 record. restore.py and initial.py decide what is read.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,32 +12,40 @@ from typing import TypeVar
 
 import jax
 import orbax.checkpoint as ocp
+import tensorstore as ts
 from etils import epath
 from jax.sharding import SingleDeviceSharding
 
 from checkpointing import record
 from checkpointing.record import Record
-from errors import first_line
+from errors import JobConfigError, first_line
 from runtime import processes
+from storage.answers import StorageError, explained, of_storage
+from storage.bucket import Folder, Location, context
 
 FOLDER = "checkpoints"  # in the workdir
+INDEX = "index.json"  # in that folder, if it is in a bucket: the steps of the complete checkpoints
+SENT = "sent.json"  # in the folder of a run on this machine whose checkpoints are sent to a bucket: the same
 RECORD = Path("run", "metadata")  # in a checkpoint
 READ_BYTES = 2 << 30  # the most that a process reads at a time, except for a single larger array
 Tree = TypeVar("Tree")
 
 
-def newest(source: Path) -> Path:
+def newest(source: Location) -> Location:
   """The newest checkpoint of a workdir. A path without checkpoints may be one itself, and stays as it is."""
   held = steps(source / FOLDER)
   return source / FOLDER / str(max(held)) if held else source
 
 
-def steps(folder: Path) -> list[int]:
+def steps(folder: Location) -> list[int]:
   """The steps of the finished checkpoints in a folder, sorted."""
+  with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+    listed = folder / (INDEX if isinstance(folder, Folder) else SENT)
+    return sorted(int(step) for step in json.loads(listed.read_text()))
   return sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdecimal()) if folder.is_dir() else []
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Location) -> Record | None:
   """The record of a checkpoint; None if it is missing or damaged. Raises OSError if storage does not respond."""
   try:
     found = json.loads((folder / RECORD).read_text())
@@ -45,30 +54,40 @@ def read_record(folder: Path) -> Record | None:
   return found if record.is_whole(found) else None
 
 
-def read_tree(folder: Path, abstract: Tree, saved: Record) -> tuple[Tree | None, str]:
-  """Reads the arrays of a checkpoint into a tree like `abstract`, in its layout; or returns None and the reason."""
-  why = ""
+def read_tree(folder: Location, abstract: Tree, saved: Record) -> tuple[Tree | None, str]:
+  """Reads the arrays of a checkpoint into a tree like `abstract`, in its layout; or returns None and the reason.
+
+  Raises ConfigError if storage does not answer properly, which says nothing of the checkpoint.
+  """
+  why, unanswered = "", ""
   try:
     found = read_arrays(folder, record.named(abstract))
   except (MemoryError, jax.errors.JaxRuntimeError):
     raise  # the files are not to blame
+  except StorageError as error:
+    unanswered = str(error)
   except Exception as error:  # orbax raises bare Exceptions for broken files
     why = first_line(error.__cause__ or error)
-  why = next(filter(None, processes.all_gather(why)), "")
-  if why:
-    return None, why
+  reasons, failures = zip(*processes.all_gather([why, unanswered]), strict=True)
+  if any(failures):
+    raise JobConfigError(f"a checkpoint cannot be read: {next(filter(None, failures))}")
+  if any(reasons):
+    return None, next(filter(None, reasons))
   state = jax.tree.unflatten(jax.tree.structure(abstract), found)
   wrong = record.damaged(state, saved)
   return (None, f"{wrong} is not what was saved") if wrong else (state, "")
 
 
-def read_arrays(folder: Path, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> list[jax.Array]:
+def read_arrays(folder: Location, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> list[jax.Array]:
   """Reads the named arrays of a checkpoint, in their layouts, about READ_BYTES at a time to limit memory.
 
   Each process reads its shards without waiting for the others, so that an error of one can be reported to all.
   """
   out: list[jax.Array] = []
   for item, group in _groups(wanted):
+    if isinstance(folder, Folder):
+      out += _from_bucket(folder / item, [(name.removeprefix("params/"), x) for name, x in group])
+      continue
     tree = record.nested((name.removeprefix("params/"), x) for name, x in group)
     args = ocp.args.PyTreeRestore(
       tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=True
@@ -80,7 +99,40 @@ def read_arrays(folder: Path, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) ->
   return out
 
 
-def read_array(folder: Path, saved: Record, name: str) -> tuple[jax.Array, bool]:
+def _from_bucket(item: Folder, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> list[jax.Array]:
+  """The same for one item of a checkpoint in a bucket, of which orbax reads only some kinds."""
+  try:
+    return _read_by_tensorstore(item, wanted)
+  except Exception as error:  # of tensorstore, which raises ValueErrors
+    if not of_storage(error):
+      raise
+    failed = explained(str(item), error)
+  raise failed
+
+
+def _read_by_tensorstore(item: Folder, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> list[jax.Array]:
+  """Reads every piece once, all at the same time, and puts it on the devices that hold it."""
+  spec = lambda name: {
+    "driver": "zarr", "kvstore": {"driver": "ocdbt", "base": item.spec, "path": name.replace("/", ".") + "/"}
+  }  # fmt: skip
+  opened = [ts.open(spec(name), open=True, read=True, context=context()) for name, _ in wanted]
+  places = [x.sharding.addressable_devices_indices_map(x.shape) for _, x in wanted]
+  pieces = [
+    {str(index): store.result()[index].read() for index in indices.values()}
+    for store, indices in zip(opened, places, strict=True)
+  ]
+  out: list[jax.Array] = []
+  for (_, x), indices, found in zip(wanted, places, pieces, strict=True):
+    on = lambda device, x=x: SingleDeviceSharding(device, memory_kind=x.sharding.memory_kind)
+    parts = [
+      jax.device_put(found[str(index)].result().astype(x.dtype, copy=False), on(device))
+      for device, index in indices.items()
+    ]
+    out.append(jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts))
+  return out
+
+
+def read_array(folder: Location, saved: Record, name: str) -> tuple[jax.Array, bool]:
   """An array of a checkpoint with record `saved`, on a CPU device, and whether it is what was saved."""
   shape, dtype, _ = saved["arrays"][name]
   here = SingleDeviceSharding(jax.devices("cpu")[0])

@@ -5,15 +5,16 @@ A run can resume under another strategy, or on another number of devices.
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable
-from pathlib import Path
 
 from checkpointing import history, initial, record
-from checkpointing.reading import FOLDER, read_record, read_tree, steps
+from checkpointing.reading import FOLDER, INDEX, read_record, read_tree, steps
 from checkpointing.record import Record
 from errors import JobConfigError
 from models.parameters import joined
 from runtime import processes
+from storage.bucket import Folder, Location
 from strategies import Strategy
 from training.loop import LoopState
 from training.program import TrainState
@@ -29,7 +30,7 @@ class Start:
   lines: list[str]
 
 
-def begin(workdir: Path, init_from: str, strategy: Strategy, run: Record, warn: Callable[[str], None]) -> Start:
+def begin(workdir: Location, init_from: str, strategy: Strategy, run: Record, warn: Callable[[str], None]) -> Start:
   """Restores the newest checkpoint in `workdir`. Without one, starts with new parameters or those of `init_from`.
 
   Those of `init_from` are evaluated first, in a run that evaluates as it goes: that is what training starts from.
@@ -68,7 +69,7 @@ def begin(workdir: Path, init_from: str, strategy: Strategy, run: Record, warn: 
 
 
 def restore(
-  folder: Path, abstract: TrainState, now: Record, warn: Callable[[str], None]
+  folder: Location, abstract: TrainState, now: Record, warn: Callable[[str], None]
 ) -> tuple[TrainState, Record] | None:
   """The newest intact checkpoint, in the layout of `abstract`, and its record. None if there is no checkpoint.
 
@@ -111,8 +112,13 @@ def restore(
   return None
 
 
-def _set_aside(folder: Path) -> str:
+def _set_aside(folder: Location) -> str:
   """Renames a damaged checkpoint, so that its step can be saved again and nothing is lost."""
-  aside = next(p for n in range(1, 1000) if not (p := folder.with_name(f"damaged-{folder.name}-{n}")).exists())
-  folder.rename(aside)
-  return aside.name
+  name = next(name for n in range(1, 1000) if not (folder.parent / (name := f"damaged-{folder.name}-{n}")).exists())
+  if isinstance(folder, Folder):
+    folder.rename(folder.parent / name)
+    others = [step for step in steps(folder.parent) if str(step) != folder.name]
+    (folder.parent / INDEX).write(json.dumps(others).encode())
+  else:
+    folder.rename(folder.parent / name)
+  return name

@@ -25,6 +25,7 @@ from orbax.checkpoint import checkpoint_managers
 from checkpointing import record
 from checkpointing.reading import RECORD, read_record, steps
 from checkpointing.record import Record
+from checkpointing.shipping import FILE_BYTES, Shipping
 from checkpointing.storage_logs import shorten_storage_logs
 from errors import JobError, first_line
 from runtime import processes
@@ -61,9 +62,13 @@ class Best(checkpoint_managers.PreservationPolicy):
     *,
     context: checkpoint_managers.PreservationContext,
   ) -> list[bool]:
-    found = [info.step for info in checkpoints if math.isfinite(self.losses.get(info.step, math.nan))]
-    best = sorted(found, key=lambda step: self.losses[step])[: self.n]
+    best = best_of([info.step for info in checkpoints], self.n, self.losses)
     return [info.step in best for info in checkpoints]
+
+
+def best_of(steps: Sequence[int], n: int, losses: dict[int, float]) -> list[int]:
+  """The `n` of some steps with the lowest loss. Steps without a finite loss are not among them."""
+  return sorted((s for s in steps if math.isfinite(losses.get(s, math.nan))), key=lambda s: losses[s])[:n]
 
 
 class Checkpoints:
@@ -74,12 +79,18 @@ class Checkpoints:
     keep: how many of the latest to keep.
     keep_best: how many of those with the lowest validation loss to keep, in addition.
     say, warn: called with a message when a checkpoint is saved, and when it could not be written.
+    shipping: sends them to a bucket, which has all of them; None: they stay in `folder`.
   """
 
-  def __init__(self, folder: Path, keep: int, keep_best: int, say: Notify, warn: Notify):
+  def __init__(
+    self, folder: Path, keep: int, keep_best: int, say: Notify, warn: Notify, shipping: Shipping | None = None
+  ):
     self.folder, self.keep, self.keep_best, self.say, self.warn = folder, keep, keep_best, say, warn
+    if shipping:
+      self.folder = shipping.local
+    self.shipping, self.where = shipping, shipping.remote if shipping else folder
     self.failed: list[int] = []  # the steps whose checkpoints could not be written
-    self.newest = max(steps(folder), default=0)  # the step of the newest complete checkpoint; 0: none
+    self.newest = max(self.complete(), default=0)  # the step of the newest complete checkpoint; 0: none
     self.cost: Cost | None = None  # of the newest save that is complete
     # The step, when the save began, the seconds that training waited, and the writing, which returns when it was done.
     self._pending: tuple[int, float, float, concurrent.futures.Future[float]] | None = None
@@ -89,10 +100,20 @@ class Checkpoints:
     self._losses = dict(processes.on_process_zero(self._stored_losses))  # of the steps that were evaluated
     self._unnoted: int | None = None  # a step whose loss is not in its checkpoint's record yet
     # Replicas share only the writing of large arrays, because slicing compiles a program for each shape.
-    handler = ocp.type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SLICE_BYTES)
+    handler = ocp.type_handlers.ArrayHandler(
+      min_slice_bytes_for_replica_parallel=SLICE_BYTES, primary_host=shipping.primary if shipping else 0
+    )
     ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
     self._open()
     self._place = processes.on_process_zero(self._found_place)
+
+  def complete(self) -> list[int]:
+    """The steps of the complete checkpoints."""
+    return self.shipping.steps if self.shipping else steps(self.folder)
+
+  def _kept(self, found: Sequence[int]) -> list[int]:
+    """Which of some steps to keep."""
+    return [*sorted(found)[-self.keep :], *best_of(found, self.keep_best, self._losses)]
 
   def _found_place(self) -> list[int] | None:
     """What tells this folder from another one at the same path; None if there is none."""
@@ -106,18 +127,26 @@ class Checkpoints:
     self._broken = False  # true after a failed write, when processes may wait at different barriers
     self._clear()
     self._attempts += 1
-    policies = [checkpoint_managers.LatestN(self.keep), Best(self.keep_best, self._losses)]
+    local = self.shipping is None  # otherwise the newest is enough here
+    policies = [
+      checkpoint_managers.LatestN(self.keep if local else 1), Best(self.keep_best if local else 0, self._losses)
+    ]  # fmt: skip
+    together = ocp.options.MultiprocessingOptions(
+      primary_host=self.shipping.primary if self.shipping else 0, barrier_sync_key_prefix=f"try-{self._attempts}"
+    )
     options = ocp.CheckpointManagerOptions(
       preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
       cleanup_tmp_directories=self._attempts == 1,
-      async_options=ocp.AsyncOptions(timeout_secs=SECONDS_TO_WRITE),
-      multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=f"try-{self._attempts}"),
+      # Asynchronously, the first process to have made its folder would let all others write into theirs.
+      async_options=ocp.AsyncOptions(timeout_secs=SECONDS_TO_WRITE, create_directories_asynchronously=local),
+      multiprocessing_options=together,
     )
-    self._manager = ocp.CheckpointManager(epath.Path(self.folder.absolute()), options=options)
+    handlers = self.shipping.handlers(together) if self.shipping else None
+    self._manager = ocp.CheckpointManager(epath.Path(self.folder.absolute()), options=options, item_handlers=handlers)
 
   def _stored_losses(self) -> list[tuple[int, float]]:
     """The evaluated checkpoints of the folder, and their losses."""
-    losses = [(step, (read_record(self.folder / str(step)) or {}).get("loss")) for step in steps(self.folder)]
+    losses = [(step, (read_record(self.where / str(step)) or {}).get("loss")) for step in self.complete()]
     return [(step, loss) for step, loss in losses if loss is not None]
 
   def _clear(self) -> None:
@@ -143,7 +172,7 @@ class Checkpoints:
     if kind is None:
       failed = sorted({step for steps in processes.all_gather(self.failed) for step in steps})
       if failed:
-        raise NotSaved(f"the checkpoints of steps {', '.join(map(str, failed))} could not be written to {self.folder}")
+        raise NotSaved(f"the checkpoints of steps {', '.join(map(str, failed))} could not be written to {self.where}")
       self._manager.close()
 
   def save(self, state: TrainState, run: Record, loop: LoopState) -> None:
@@ -160,8 +189,8 @@ class Checkpoints:
     tree = record.nested((name, x) for name, x in record.named(state) if name not in unchanging)
     run = run | {"loop": dataclasses.asdict(loop), "loss": None, "arrays": record.arrays(tree), "time": time.time()}
     items = {
-      "params": _save_args(tree.pop("params")),
-      "optimizer": _save_args(tree),
+      "params": self._save_args(tree.pop("params")),
+      "optimizer": self._save_args(tree),
       "run": ocp.args.JsonSave(run),
     }
     try:
@@ -169,7 +198,7 @@ class Checkpoints:
         raise FileNotFoundError("the folder was moved or removed; move it back")
       if any(processes.all_gather(self._broken)):
         self._open()
-      if step in self._manager.all_steps():
+      if step in {*self._manager.all_steps(), *self.complete()}:
         return
       self._manager.save(step, args=ocp.args.Composite(**items), force=True)
     except Exception as error:  # whatever storage may raise
@@ -179,12 +208,14 @@ class Checkpoints:
       self._pending = (step, start, waited, self._watcher.submit(self._wait, step))
 
   def _wait(self, step: int) -> float:
-    """Waits until a checkpoint is complete and would survive a power failure. Returns when that was.
+    """Waits until a checkpoint is complete, and is in the bucket or would survive a power failure. Returns when.
 
     tensorstore syncs the arrays' files; the rest is synced here.
     """
     self._manager.wait_until_finished()
-    if jax.process_index() == 0:
+    if self.shipping:
+      self.shipping.send(step, self._kept)
+    elif jax.process_index() == 0:
       rest = [place for place in (self.folder / str(step)).rglob("*") if place.parent.name != "d"]
       for place in [*rest, self.folder / str(step), self.folder]:
         descriptor = os.open(place, os.O_RDONLY)
@@ -232,9 +263,17 @@ class Checkpoints:
           out.flush()
           os.fsync(out.fileno())
         part.replace(file)
+        if self.shipping:
+          self.shipping.note(step, file.read_bytes())
     except OSError as error:
       self.failed.append(step)
       self.warn(f"the loss of checkpoint {step} could not be written ({error.strerror}); training continues without it")
+
+  def _save_args(self, tree: dict[str, Any]) -> ocp.args.CheckpointArgs:
+    args = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
+    if self.shipping:
+      return ocp.args.PyTreeSave(tree, save_args=args, ocdbt_target_data_file_size=FILE_BYTES)
+    return ocp.args.StandardSave(tree, save_args=args)
 
   def _fail(self, step: int, error: Exception) -> None:
     self.failed.append(step)
@@ -242,12 +281,8 @@ class Checkpoints:
     cause: BaseException = error
     while cause.__context__ is not None:  # the first error, not the time-outs that followed
       cause = cause.__context__
-    left = max((s for s in steps(self.folder) if s != step), default=None)
+    left = max((s for s in self.complete() if s != step), default=None)
     stays = "there is none before it" if left is None else f"checkpoint {left} stays"
     self.warn(
-      f"checkpoint {step} in {self.folder} could not be written ({first_line(cause)}); training continues, {stays}"
+      f"checkpoint {step} in {self.where} could not be written ({first_line(cause)}); training continues, {stays}"
     )
-
-
-def _save_args(tree: dict[str, Any]) -> ocp.args.StandardSave:
-  return ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree))

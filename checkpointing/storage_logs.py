@@ -36,7 +36,10 @@ def _brief(log: logging.LogRecord) -> bool:
   if "orbax" in log.pathname:
     if log.exc_info and log.exc_info[1]:
       log.msg, log.args, log.exc_info = f"{log.getMessage()}: {first_line(log.exc_info[1])}", (), None
-    return "overriding" not in log.getMessage() and (log.levelno < logging.ERROR or jax.process_count() > 1)
+    quiet = ("overriding", "size logging disabled")
+    return not any(words in log.getMessage() for words in quiet) and (
+      log.levelno < logging.ERROR or jax.process_count() > 1
+    )
   return True
 
 

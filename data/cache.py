@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from errors import ConfigError
+from storage.answers import StorageError
 
 
 def prepared(root: str, name: str, key: Any, write: Callable[[Path], None]) -> Path:
@@ -51,6 +52,8 @@ def prepared(root: str, name: str, key: Any, write: Callable[[Path], None]) -> P
           raise
         shutil.rmtree(unfinished, ignore_errors=True)  # without locks, another process was first
       (folder / f".{name}-{digest}.lock").unlink(missing_ok=True)
+  except StorageError:
+    raise  # of a bucket, from which the folder is filled
   except OSError as error:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
       raise ConfigError(

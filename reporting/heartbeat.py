@@ -19,6 +19,7 @@ from typing import Any
 
 import pages
 from reporting.speed import Clock, process_start
+from storage.bucket import Location
 
 FOLDER = "heartbeats"  # in a workdir
 STEPS = ("data", "train", "repeat")  # what a process does in steps
@@ -128,7 +129,7 @@ class Heartbeat:
       self.write()
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Location) -> dict[str, Any]:
   """The JSON object in a file; {} if there is none, or if it is damaged."""
   with contextlib.suppress(OSError, ValueError):
     found = json.loads(path.read_text())
@@ -142,7 +143,7 @@ def is_whole(beat: Any) -> bool:
   return isinstance(beat, dict) and beat.keys() >= READ
 
 
-def of_job(workdir: Path) -> dict[int, Beat]:
+def of_job(workdir: Location) -> dict[int, Beat]:
   """The last beats of a job's processes, by their numbers."""
   files = (workdir / FOLDER).glob("*.json")
   return {int(file.stem): beat for file in files if file.stem.isdigit() and is_whole(beat := read(file))}

@@ -19,6 +19,7 @@ from tensorboardX.record_writer import masked_crc32c
 from tqdm import tqdm
 
 from errors import JobError
+from storage.bucket import Location
 from training.loop import LoopState
 
 # How each measurement is shown in the terminal. Others go to the files only.
@@ -198,7 +199,7 @@ def read(path: Path) -> list[dict]:
   return [line for line in objects(lines_of(path)) if "step" in line and "split" in line]
 
 
-def lines_of(path: Path) -> list[bytes]:
+def lines_of(path: Location) -> list[bytes]:
   """The lines of a file; none if there is no file."""
   return path.read_bytes().splitlines() if path.exists() else []
 

@@ -6,12 +6,12 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from checkpointing import reading, record
 from reporting import heartbeat, metrics
 from reporting.account import Attempt, attempts
+from storage.bucket import Location
 
 JOURNAL, PAGE = "journal.jsonl", "report.html"  # in a workdir
 ENDINGS = ("stop", "end", "failure", "killed")  # the events that end an attempt
@@ -59,7 +59,7 @@ class Recorded(NamedTuple):
     return max([0, *(found[-1][0] for found in self.lines.values()), *(e["step"] for e in self.events)])
 
 
-def load(workdir: Path) -> Recorded:
+def load(workdir: Location) -> Recorded:
   """Reads a workdir. Damaged and half-written lines are left out."""
   lines: dict[str, list[tuple[int, dict[str, float | None]]]] = {}
   written, every = _written(workdir / "metrics.jsonl")
@@ -81,7 +81,7 @@ def load(workdir: Path) -> Recorded:
   return Recorded(name, lines, happened, config, reading.steps(workdir / reading.FOLDER), every, beat)
 
 
-def _written(path: Path) -> tuple[list[bytes], int]:
+def _written(path: Location) -> tuple[list[bytes], int]:
   """The lines to read, and how many lines of training each stands for."""
   lines = metrics.lines_of(path)
   every = math.ceil(len(lines) / LINES) or 1
@@ -89,7 +89,7 @@ def _written(path: Path) -> tuple[list[bytes], int]:
   return [line for i, line in enumerate(lines) if chosen(i, line)], every
 
 
-def events(workdir: Path) -> list[dict[str, Any]]:
+def events(workdir: Location) -> list[dict[str, Any]]:
   """The events of a run's journal."""
   found: list[dict[str, Any]] = []
   with contextlib.suppress(OSError):

@@ -4,12 +4,17 @@ import contextlib
 import fcntl
 import os
 import socket
+import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from errors import ConfigError
 from runtime import processes
+from storage.bucket import Folder, Location
+from storage.lease import Lease
+from storage.mirror import Mirror
 
 
 def writable(folder: Path, field: str) -> Path:
@@ -43,13 +48,21 @@ def writable_file(file: Path, field: str) -> Path:
   return file
 
 
+def here(results: Location) -> Path:
+  """The folder of this machine that a run writes into: its workdir, or what it then copies to a bucket."""
+  return Path("runs", results.scheme, results.bucket, results.path) if isinstance(results, Folder) else results
+
+
 @contextlib.contextmanager
-def owned(workdir: Path) -> Iterator[None]:
-  """Locks `workdir` for this job while the body runs. All processes must call it.
+def owned(results: Location) -> Iterator[Mirror | None]:
+  """Locks the workdir `results` for this job while the body runs. All processes must call it.
+
+  If it is in a bucket, the folder of this machine is locked, too. Yields what copies that to the bucket.
 
   Raises ConfigError if nothing can be written there, if another run holds the lock, or if the job's processes do not
   all see the same folder. The lock belongs to the operating system and ends with the process that holds it.
   """
+  workdir = here(results)
   with contextlib.ExitStack() as held:
 
     def lock() -> str:
@@ -73,8 +86,30 @@ def owned(workdir: Path) -> Iterator[None]:
 
     owner = processes.on_process_zero(lock)
     with processes.raise_together():
-      if not (workdir / "lock").exists() or (workdir / "lock").read_text().strip() != owner:
+      if isinstance(results, Folder):
+        writable(workdir, "workdir")  # of this process's machine
+      elif not (workdir / "lock").exists() or (workdir / "lock").read_text().strip() != owner:
         raise ConfigError(
           f"workdir={str(workdir)!r} is not the same folder for all processes; use a shared file system"
         )
-    yield
+    if not isinstance(results, Folder):
+      yield None
+      return
+    leases: list[Lease] = []
+    processes.on_process_zero(lambda: leases.append(held.enter_context(_leased(workdir, results, owner))))
+    mirror = Mirror(workdir, results, leases[0] if leases else None, _warn)
+    with processes.raise_together():
+      mirror.bring()
+    with mirror:
+      yield mirror
+
+
+def _leased(workdir: Path, remote: Folder, owner: str) -> Lease:
+  home = workdir / "home"
+  if not home.exists():
+    home.write_text(uuid.uuid4().hex)
+  return Lease(remote, home.read_text(), owner, lambda line: print(line, flush=True))
+
+
+def _warn(text: str) -> None:
+  print(f"error: {text}", file=sys.stderr, flush=True)

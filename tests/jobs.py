@@ -17,6 +17,7 @@ import jax
 from helpers import ROOT, config
 
 import train
+from storage import lease as leases
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["train", "helpers"])
@@ -28,7 +29,12 @@ TINY = {  # for jobs of several processes
 }  # fmt: skip
 
 
-def _run(log: str, strategy: str, workdir: str, hold: bool, fields: dict[str, Any]) -> None:
+def _run(
+  log: str, strategy: str, workdir: str, hold: bool, fields: dict[str, Any], environment: dict[str, str], folder: str
+) -> None:
+  os.environ.update(environment)
+  os.chdir(folder)
+  leases.RENEW, leases.PATIENCE = 0.3, 2.0  # so that no test waits long for a killed run
   out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
   os.dup2(out, 1)
   os.dup2(out, 2)
@@ -40,19 +46,25 @@ def _run(log: str, strategy: str, workdir: str, hold: bool, fields: dict[str, An
         time.sleep(0.1)
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # the same programs start many times
   jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/meshwright/tests").expanduser()))
-  train.main(config(strategy, **fields | {"compilation_cache_dir": ""}), Path(workdir))
+  train.main(config(strategy, **fields | {"compilation_cache_dir": ""}), workdir)
 
 
 class Job:
   """A run of a strategy in a workdir, which starts immediately. `fields` change the tiny preset.
 
-  With `hold`, it handles signals as a run does, but trains nothing and never ends.
+  With `hold`, it handles signals as a run does, but trains nothing and never ends. With `machine`, an environment and a
+  folder to run in, the workdir may be in a bucket.
   """
 
-  def __init__(self, strategy: str, workdir: Path, log: Path, hold: bool = False, **fields: Any):
+  def __init__(
+    self, strategy: str, workdir: Path | str, log: Path, hold: bool = False,
+    machine: tuple[dict[str, str], Path] | None = None, **fields: Any,
+  ):  # fmt: skip
     self.log = log
     self._start = len(self.log_text())  # several jobs may share a log
-    self.process = _context.Process(target=_run, args=(str(log), strategy, str(workdir), hold, fields))
+    environment, folder = machine or ({}, Path.cwd())
+    arguments = (str(log), strategy, str(workdir), hold, fields, environment, str(folder))
+    self.process = _context.Process(target=_run, args=arguments)
     self.process.start()
 
   def log_text(self) -> str:

@@ -20,14 +20,15 @@ from checkpointing import reading
 from checkpointing.storage_logs import shorten_storage_logs
 from errors import ConfigError, first_line
 from runtime import command_line
+from storage.bucket import Location, location
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
   """A checkpoint's folder. `health` is "whole", "unfinished", "set aside" or "damaged: WHY"."""
 
-  folder: Path
-  bytes: int
+  folder: Location
+  bytes: int | None  # None in a bucket
   saved: dict[str, Any] | None  # its record
   health: str
 
@@ -36,7 +37,7 @@ class Found:
     return next(int(part) for part in self.folder.name.replace(".", "-").split("-") if part.isdigit())
 
 
-def find(workdir: Path) -> list[Found]:
+def find(workdir: Location) -> list[Found]:
   """The checkpoints of a run, in order of their steps. Reads their records only, no arrays."""
   root = workdir / reading.FOLDER
   if not root.is_dir():
@@ -45,14 +46,15 @@ def find(workdir: Path) -> list[Found]:
   return sorted((_look(folder) for folder in folders), key=lambda found: (found.step, found.folder.name))
 
 
-def _look(folder: Path) -> Found:
-  size = 0
+def _look(folder: Location) -> Found:
+  size = 0 if isinstance(folder, Path) else None
   with contextlib.suppress(FileNotFoundError):  # a run may be writing or removing the folder
-    size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
+    if isinstance(folder, Path):
+      size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
   saved = reading.read_record(folder)
   if folder.name.startswith("damaged-"):
     health = "set aside"
-  elif not folder.name.isdigit():
+  elif not folder.name.isdigit() or int(folder.name) not in reading.steps(folder.parent):
     health = "unfinished"
   elif saved is None:
     health = "damaged: its record cannot be read"
@@ -83,8 +85,9 @@ def table(found: list[Found]) -> str:
     saved = one.saved or {}
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved["time"])) if saved else "?"
     loss = f"{saved['loss']:.4f}" if saved.get("loss") is not None else "-"
+    size = f"{one.bytes / 1e6:>7.1f} MB" if one.bytes is not None else f"{'-':>10}"
     lines.append(
-      f"{one.step:>8}  {one.bytes / 1e6:>7.1f} MB  {when:<19}  {loss:>7}  {saved.get('devices', '?'):>7}  "
+      f"{one.step:>8}  {size}  {when:<19}  {loss:>7}  {saved.get('devices', '?'):>7}  "
       f"{saved.get('strategy', '?')}; {one.health}"
     )
   return "\n".join(lines)
@@ -92,16 +95,16 @@ def table(found: list[Found]) -> str:
 
 def main(arguments: list[str]) -> int:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("workdir", type=Path)
+  parser.add_argument("workdir")
   parser.add_argument("--verify", action="store_true", help="read every array and compare it with its digest")
   parser.add_argument("--step", type=int, help="only the checkpoint of this step")
   options = parser.parse_args(arguments)
-  found = find(options.workdir)
+  found = find(location(options.workdir, "workdir"))
   if options.step is not None:
     steps = [one.step for one in found]
     found = [one for one in found if one.step == options.step]
     if not found:
-      raise ConfigError(f"step={options.step} has no checkpoint in {str(options.workdir)!r}; use one of {steps}")
+      raise ConfigError(f"step={options.step} has no checkpoint in {options.workdir!r}; use one of {steps}")
   if options.verify:
     shorten_storage_logs()
     jax.config.update("jax_platforms", "cpu")  # a run may be using the accelerators

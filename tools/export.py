@@ -30,6 +30,7 @@ from models.sizes import ModelSizes, model_sizes
 from pretrained.export import DTYPES, export, export_adapters
 from reporting.summary import TOKENIZER
 from runtime import command_line
+from storage.bucket import Location, location
 from tools.source import checkpoint_of, config_of
 
 CARD = """---
@@ -63,7 +64,7 @@ ADAPTERS = {
 }
 
 
-def reader(folder: Path, saved: dict[str, Any]) -> Callable[[str], np.ndarray]:
+def reader(folder: Location, saved: dict[str, Any]) -> Callable[[str], np.ndarray]:
   """A function that reads a weight of a checkpoint by its name."""
 
   def read(name: str) -> np.ndarray:
@@ -128,7 +129,7 @@ def code(text: str) -> str:
 
 def main(arguments: list[str]) -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("workdir", type=Path, help="of a run, or one of its checkpoints")
+  parser.add_argument("workdir", help="of a run, or one of its checkpoints")
   parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
   parser.add_argument("--step", type=int, help="the step of the checkpoint (default: the newest)")
   parser.add_argument("--dtype", default="float32", help=f"of the weights: {', '.join(DTYPES)}")
@@ -138,13 +139,13 @@ def main(arguments: list[str]) -> None:
   one_of("dtype", options.dtype, DTYPES)
   shorten_storage_logs()
   jax.config.update("jax_platforms", "cpu")  # a run may be using the accelerators
-  folder, saved = checkpoint_of(options.workdir.expanduser(), options.step)
+  folder, saved = checkpoint_of(location(options.workdir, "workdir"), options.step)
   sizes = model_sizes(config_of(saved), "cpu")
   workdir = folder.parent.parent
   files = {file.name: file.read_text() for file in sorted((workdir / TOKENIZER).glob("*"))}
   end = json.loads(files["generation_config.json"])["eos_token_id"] if files else None
   if options.merge and not sizes.lora_rank:
-    raise ConfigError(f"{str(options.workdir)!r} has no adapters to merge; leave --merge out")
+    raise ConfigError(f"{options.workdir!r} has no adapters to merge; leave --merge out")
   out, read, is_whole = options.out.expanduser(), reader(folder, saved), options.merge or not sizes.lora_rank
   files["README.md"] = card(sizes, saved, is_whole, options.with_paths)
   if is_whole:

@@ -15,9 +15,10 @@ from reporting import report
 from reporting.recorded import PAGE, Recorded, load
 from runtime import command_line
 from runtime.folders import writable_file
+from storage.bucket import Location, location
 
 
-def opened(folder: Path) -> Recorded:
+def opened(folder: Location) -> Recorded:
   """The run in a workdir. Raises ConfigError if it holds nothing of a run."""
   if not folder.is_dir():
     raise ConfigError(f"RUN={str(folder)!r} is not a folder; give the workdir of a run")
@@ -29,11 +30,13 @@ def opened(folder: Path) -> Recorded:
 
 def main(arguments: list[str]) -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="the workdir of a run")
+  parser.add_argument("runs", nargs="+", metavar="RUN", help="the workdir of a run")
   parser.add_argument("--html", type=Path, help="the file to write (default: RUN/report.html, or comparison.html)")
   options = parser.parse_args(arguments)
-  runs = [opened(folder) for folder in options.runs]
-  file = options.html or (options.runs[0] / PAGE if len(runs) == 1 else Path("comparison.html"))
+  places = [location(run, "RUN") for run in options.runs]
+  runs = [opened(folder) for folder in places]
+  beside = places[0] / PAGE if isinstance(places[0], Path) else Path(PAGE)  # of a run in a bucket: here
+  file = options.html or (beside if len(runs) == 1 else Path("comparison.html"))
   writable_file(file, "html")
   report.write(file, runs)
   print(f"wrote {file}")

@@ -1,6 +1,7 @@
 """A trained model to use: the workdir of a run, one of its checkpoints, or a folder in the form of Hugging Face."""
 
 import dataclasses
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from data.text import tokenizers
 from data.text.tokenizers import Tokenizer
 from errors import ConfigError
 from reporting.summary import TOKENIZER
+from storage.bucket import Location, location
 from strategies import Strategy
 from training import settings
 from training.program import Params
@@ -52,7 +54,7 @@ class Model:
 
 def open_model(path: str) -> Model:
   """The model that a path names. Raises ConfigError if it names none."""
-  return _of_folder(path) if pretrained.is_folder(path) else _of_run(Path(path).expanduser())
+  return _of_folder(path) if pretrained.is_folder(path) else _of_run(location(path, "model"))
 
 
 def _of_folder(path: str) -> Model:
@@ -65,15 +67,26 @@ def _of_folder(path: str) -> Model:
   return Model(config, tokenizer, load, window, min(SEQ_LEN, window or SEQ_LEN))
 
 
-def _of_run(workdir: Path) -> Model:
+def _of_run(workdir: Location) -> Model:
   folder, saved = checkpoint_of(workdir, None)
   load = lambda strategy: initial.read_model(folder, saved, strategy.abstract_state().params, strategy.program)
-  files = folder.parent.parent / TOKENIZER
-  tokenizer = tokenizers.from_file(files / "tokenizer.json") if files.exists() else None
+  tokenizer = _tokenizer_in(folder.parent.parent / TOKENIZER)
   if saved["data"]["tokenizer"] == tokenizers.BYTES.name:
     tokenizer = tokenizers.BYTES
   config = config_of(saved)
   return Model(config, tokenizer, load, None, config.model.seq_len, config.model.seq_len)
+
+
+def _tokenizer_in(folder: Location) -> Tokenizer | None:
+  """The tokenizer that a run has left in this folder; None without one."""
+  if not folder.is_dir():
+    return None
+  if isinstance(folder, Path):
+    return tokenizers.from_file(folder / "tokenizer.json")
+  with tempfile.TemporaryDirectory() as here:
+    for name in folder.names():
+      (folder / name).download(Path(here) / name)
+    return tokenizers.from_file(Path(here) / "tokenizer.json")
 
 
 def config_of(saved: dict[str, Any]) -> ConfigDict:
@@ -81,7 +94,7 @@ def config_of(saved: dict[str, Any]) -> ConfigDict:
   return ConfigDict(base.get_config().to_dict() | saved["config"])
 
 
-def checkpoint_of(workdir: Path, step: int | None) -> tuple[Path, dict[str, Any]]:
+def checkpoint_of(workdir: Location, step: int | None) -> tuple[Location, dict[str, Any]]:
   """The newest checkpoint of a run, or that of a step, and its record."""
   steps = reading.steps(workdir / reading.FOLDER)
   if step is not None and step not in steps:

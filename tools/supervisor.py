@@ -23,7 +23,8 @@ from checkpointing.reading import FOLDER, steps
 from errors import ConfigError
 from reporting import heartbeat
 from runtime.command_line import BAD_INPUT, DIVERGED
-from runtime.folders import writable
+from runtime.folders import here, writable
+from storage.bucket import location
 from tools.attempt import TRAIN, Attempt, Forwarded, Here, Output
 
 STATE, LOGS = "supervisor.json", "attempts"  # in a workdir
@@ -103,7 +104,7 @@ def workdir_of(arguments: Sequence[str]) -> Path:
   given = [flag.partition("=")[2] for flag in arguments if flag.startswith(("--workdir=", "-workdir="))]
   if not given or not given[-1]:
     raise ConfigError("--workdir is missing after --; name one, or each start would be a new run")
-  return writable(Path(given[-1]).expanduser(), "workdir")
+  return writable(here(location(given[-1], "workdir")), "workdir")
 
 
 class Supervisor:

@@ -14,6 +14,7 @@ from data.dataset import Dataset, Part, sources_of
 from data.images import arrays, folder, tfds
 from data.images.examples import Form, Joined, readable
 from data.images.store import Stored, prepare
+from data.remote import brought
 from errors import ConfigError, not_negative
 
 SOME = 100  # names to look at before guessing
@@ -56,7 +57,7 @@ def load(config: ConfigDict) -> Dataset:
 
 def find(path: str, field: str, data: ConfigDict) -> Form:
   """The form of the images at a path. Raises ConfigError if there are none; `field` names the path in errors."""
-  said, at = f"{field}={path!r}", Path(path).expanduser()
+  said, at = f"{field}={path!r}", Path(brought(path, field, data.cache_dir)).expanduser()
   if not path:
     raise ConfigError(f"{said} names no images; use {FORMS}")
   with readable(said):

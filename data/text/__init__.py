@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from data.cache import prepared
 from data.dataset import Dataset, Part, Source, sources_of
 from data.files import array_file
+from data.remote import brought
 from data.text import foreign, prepare, tokenizers
 from data.text.files import TRAIN, Files, find, stamps
 from data.text.foreign import TokenFiles
@@ -81,19 +82,21 @@ def load(config: ConfigDict) -> Dataset:
 
 def find_sources(config: ConfigDict) -> Sources:
   """The files of each source of `config.data.path`. Raises ConfigError for one that does not exist or holds no text."""
-  path, validation_path = config.data.path, config.data.validation_path
+  path, validation_path, cache = config.data.path, config.data.validation_path, config.data.cache_dir
   if validation_path and isinstance(path, dict):
     raise ConfigError(
       f"data.validation_path={validation_path!r} needs a single source, but data.path is a mixture; leave it empty to "
       "hold out a part of each source"
     )
+  held_out = brought(validation_path, "data.validation_path", cache)
   sources: Sources = {}
   for name, _ in sources_of(path):
-    if not (tokens := foreign.find(name)):
-      sources[name] = find(name, validation_path)
+    here = brought(name, "data.path", cache)
+    if not (tokens := foreign.find(here)):
+      sources[name] = find(here, held_out)
       continue
     if validation_path:
-      if not (other := foreign.find(validation_path)):
+      if not (other := foreign.find(held_out)):
         raise ConfigError(
           f"data.validation_path={validation_path!r} holds text, but data.path={name!r} holds tokens; use tokens for "
           "both"

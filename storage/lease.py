@@ -1,0 +1,130 @@
+"""Keeps a second run out of a folder of a bucket.
+
+An object `lock.json` says who writes there. It is only ever changed if it still is as it was read, so of two runs that
+want it one gets it. A run renews it every few seconds. One that was killed renews it no more: another machine waits
+PATIENCE seconds to see that, and the same machine need not wait, because its own lock (runtime/folders.py) tells it.
+Times of different machines are never compared.
+"""
+
+import contextlib
+import errno
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from errors import ConfigError
+from storage.answers import StorageError
+from storage.bucket import Folder
+
+LOCK = "lock.json"
+RENEW = 10.0  # seconds between two renewals
+PATIENCE = 35.0  # seconds without a renewal after which a run has ended
+
+
+class Lease:
+  """The right to write into a folder of a bucket. Enter it to get the right, and leave it to give it up.
+
+  Args:
+    home: names this machine's working folder of the run.
+    owner: what another run is told about this one.
+    say: prints a line, if it takes long.
+
+  Attributes:
+    before: the home of the run that had the right before; "" if there was none.
+  """
+
+  def __init__(self, folder: Folder, home: str, owner: str, say: Callable[[str], None]):
+    self.folder, self.home, self.owner, self.say = folder, home, owner, say
+    self.before = ""
+    self._object = folder / LOCK
+    self._generation, self._count, self._renewed = b"", 0, 0.0
+    self._taken_by = ""  # another run, while this one had the right
+    self._change = threading.Lock()
+    self._done = threading.Event()
+    self._thread = threading.Thread(target=self._run, daemon=True)
+
+  def __enter__(self) -> "Lease":
+    """Raises ConfigError if another run has the right, and StorageError if that cannot be found out."""
+    self._take()
+    self._thread.start()
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._done.set()
+    self._thread.join()
+    with contextlib.suppress(StorageError):  # then the next run waits for the end of this one
+      self._write(held=False)
+
+  def check(self) -> None:
+    """Raises StorageError unless this run surely still has the right."""
+    if not self._taken_by and time.monotonic() - self._renewed > PATIENCE / 2:
+      self._renew()
+    if self._taken_by:
+      raise StorageError(errno.EBUSY, f"another run has taken over {self.folder} ({self._taken_by})")
+
+  def _take(self) -> None:
+    generation, found = self._look()
+    if found.get("held") and found.get("home") != self.home:
+      generation, found = self._wait_for_its_end(generation, found)
+    self.before = str(found.get("home", ""))
+    self._generation = generation
+    if not self._write(held=True):
+      raise self._in_use(self._look()[1])
+
+  def _look(self) -> tuple[bytes, dict[str, Any]]:
+    """The generation of the lock, and what it says: {} if there is none."""
+    data, generation = self._object.read()
+    return generation, _parsed(data or b"{}")
+
+  def _wait_for_its_end(self, generation: bytes, found: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
+    """Waits until the other run has given up the right, or has not renewed it for PATIENCE seconds."""
+    self.say(f"waiting up to {PATIENCE:.0f} s: {self.folder} was in use by {found.get('owner')}")
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+      time.sleep(PATIENCE / 35)
+      newer, now = self._look()
+      if newer != generation:
+        if now.get("held"):
+          raise self._in_use(now)
+        return newer, now
+    return generation, found
+
+  def _in_use(self, found: dict[str, Any]) -> ConfigError:
+    return ConfigError(
+      f"workdir={str(self.folder)!r} is in use by another run ({found.get('owner')}); name another, or end that run"
+    )
+
+  def _write(self, held: bool) -> bool:
+    """Changes the lock, if it is still as this run knows it."""
+    with self._change:
+      self._count += 1
+      said = {"held": held, "owner": self.owner, "home": self.home, "count": self._count}
+      written = self._object.write(json.dumps(said).encode(), only_if=self._generation)
+      if written is None:
+        # An answer may have been lost, and the second try refused: then the lock says what we wrote.
+        written, found = self._look()
+        if found != said:
+          self._taken_by = str(found.get("owner", "somebody who removed the lock"))
+          return False
+      self._generation, self._renewed = written, time.monotonic()
+      return True
+
+  def _renew(self) -> None:
+    if not self._taken_by:
+      self._write(held=True)
+
+  def _run(self) -> None:
+    while not self._done.wait(RENEW):
+      with contextlib.suppress(StorageError):  # `check` tries again
+        self._renew()
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+  """What a lock says. One that cannot be read is held by nobody."""
+  with contextlib.suppress(ValueError):
+    found = json.loads(data)
+    if isinstance(found, dict):
+      return found
+  return {}

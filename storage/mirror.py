@@ -1,0 +1,134 @@
+"""Copies the small files of a run to a bucket, and back to a machine that has none of them.
+
+A run writes metrics, journal, pages and so on into a folder on this machine, as always. The mirror puts those that
+have changed into the bucket, each as a whole. `files.json` there names them, and is put after them, so a listing of the
+bucket that lags behind loses none.
+"""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from errors import JobError
+from storage.bucket import Folder
+from storage.lease import LOCK, Lease
+
+INDEX = "files.json"
+CHECKPOINTS = "checkpoints"  # and what begins like it: sent by checkpointing/shipping.py
+OWN = ("lock", "home", "attempts", "supervisor.json", LOCK, INDEX)  # of this machine, or of the bucket
+
+
+class NotSent(JobError):
+  """A run has ended, but not all of its results are in the bucket."""
+
+
+class Mirror:
+  """A folder of this machine whose small files are copied to a bucket. Enter it to copy the rest at the end.
+
+  Args:
+    lease: the right to write there. Without one, as in all processes of a job but the first, nothing is copied.
+    warn: called with a message when files could not be copied by `soon`.
+  """
+
+  def __init__(self, local: Path, remote: Folder, lease: Lease | None, warn: Callable[[str], None]):
+    self.local, self.remote, self.lease, self.warn = local, remote, lease, warn
+    self._sent: dict[str, tuple[int, int]] = {}  # size and time of change when they were sent
+    self._listed: list[str] | None = None  # what INDEX says in the bucket
+    self._failing = False
+    self._copying = threading.Lock()
+    self._wanted, self._done = threading.Event(), threading.Event()
+    self._thread = threading.Thread(target=self._run, daemon=True)
+    self._thread.start()
+
+  def bring(self) -> None:
+    """Copies the files of the bucket to this machine, unless this machine was the last to write there."""
+    if self.lease is None or self.lease.before == self.lease.home:
+      return
+    shutil.rmtree(self.local / "heartbeats", ignore_errors=True)  # of earlier processes on this machine
+    for name in self._index():
+      try:
+        (self.remote / name).download(self.local / name)
+      except FileNotFoundError:
+        continue  # somebody removed it
+      self._sent[name] = _stamp(self.local / name)
+
+  def push(self) -> None:
+    """Copies to the bucket what has changed, and removes there what is no longer here. Raises StorageError."""
+    if self.lease is None:
+      return
+    with self._copying:
+      self.lease.check()
+      listed = self._listed if self._listed is not None else self._index()
+      here = {name: _stamp(self.local / name) for name in self._names()}
+      changed = [name for name, stamp in here.items() if self._sent.get(name) != stamp]
+      self.remote.upload(self.local, changed)
+      if sorted(here) != listed:
+        (self.remote / INDEX).write(json.dumps(sorted(here)).encode())
+      for name in set(listed) - here.keys():
+        (self.remote / name).unlink()
+      self._sent, self._listed, self._failing = here, sorted(here), False
+
+  def soon(self) -> None:
+    """Does the same in a thread of its own. Warns once if that fails; the next time tries again."""
+    self._wanted.set()
+
+  def __enter__(self) -> "Mirror":
+    return self
+
+  def __exit__(self, kind: type | None, *_: object) -> None:
+    """Copies what is left. Raises NotSent if that cannot be done, unless the run has failed anyway."""
+    self._done.set()
+    self._wanted.set()
+    self._thread.join()
+    failed = ""
+    try:
+      self.push()
+    except OSError as error:
+      failed = f"the last results in {self.local} could not be copied to {self.remote} ({error.strerror})"
+    if failed and kind is None:
+      raise NotSent(failed)
+    if failed:
+      self.warn(failed)
+
+  def _run(self) -> None:
+    while not self._done.is_set():
+      self._wanted.wait()
+      self._wanted.clear()
+      if self._done.is_set():
+        return
+      try:
+        self.push()
+      except OSError as error:
+        if not self._failing:
+          self.warn(
+            f"the results cannot be copied to {self.remote} ({error.strerror}); training continues, and the next time "
+            "retries"
+          )
+        self._failing = True
+
+  def _index(self) -> list[str]:
+    """The names of the files in the bucket. Without an index, those that are listed."""
+    found, _ = (self.remote / INDEX).read()
+    if found is not None:
+      return [str(name) for name in json.loads(found)]
+    return [name for name in self.remote.names() if _is_ours(name)]
+
+  def _names(self) -> list[str]:
+    found = (file.relative_to(self.local).as_posix() for file in self.local.rglob("*") if file.is_file())
+    return [name for name in found if _is_ours(name)]
+
+
+def _is_ours(name: str) -> bool:
+  parts = name.split("/")
+  hidden = any(part.startswith(".") or part.endswith(".part") for part in parts)
+  return not hidden and not parts[0].startswith(CHECKPOINTS) and parts[0] not in OWN
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+  try:
+    stat = file.stat()
+  except FileNotFoundError:  # removed a moment ago
+    return 0, 0
+  return stat.st_size, stat.st_mtime_ns
