@@ -20,6 +20,7 @@ import data
 import pretrained
 import strategies
 from checkpointing import reading, record, restore
+from checkpointing.memory.tier import Tier
 from checkpointing.save import Checkpoints, NotSaved
 from evaluation.evaluator import Evaluator
 from reporting import summary
@@ -67,7 +68,7 @@ def train(config: Any, workdir: Path | None, clock: Clock | None = None) -> dict
     # A signal ends this at once; a preparation goes on in the next run.
     run = set_up(config, workdir, devices, clock, heartbeat)
     # The writer last: only process 0 can raise there.
-    with run.requests, run.journal, run.writer, run.checkpoints, run.profiler:
+    with run.requests, run.journal, run.writer, run.tier, run.checkpoints, run.profiler:
       announce(run, devices)
       ended = loop(run)
       with clock("checkpoint"):
@@ -95,6 +96,7 @@ class Run:
   progress: Progress
   evaluator: Evaluator
   checkpoints: Checkpoints
+  tier: Tier
   requests: signals.Requests
   save_interval: SaveInterval
   profiler: Profiler
@@ -152,7 +154,8 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock, 
     prompt = summary.prompt(config, dataset, program.sizes)
   processes.require_equal({f"the content of {part.name!r}": part.fingerprint for part in dataset.parts})
   with clock("initial state"):
-    start = restore.begin(workdir, config.init_from, strategy, record.make(config, dataset, strategy), warn)
+    tier = Tier(config, workdir, warn)
+    start = restore.begin(workdir, config.init_from, strategy, record.make(config, dataset, strategy), warn, tier)
   history = start.record["data"]
   mixture = data.mixture(dataset, history["first"], tuple(history["given"]), tuple(history["streams"]))
 
@@ -185,6 +188,7 @@ def set_up(config: Any, workdir: Path, devices: list[jax.Device], clock: Clock, 
     ),
     evaluator=Evaluator(strategy, dataset, config),
     checkpoints=checkpoints,
+    tier=tier,
     requests=requests,
     save_interval=SaveInterval(keep.minutes, len(set(hosts)), requests, checkpoints, journal, writer.say),
     profiler=Profiler(workdir, config.profile, start.loop.step, writer.say, warn),
@@ -201,9 +205,11 @@ def announce(run: Run, devices: list[jax.Device]) -> None:
   with run.clock("logging"):
     about = summary.about(devices, strategy.describe(run.config.strategy), strategy, run.dataset)
     table = summary.parameter_table(strategy.program.sizes, run.start.state.params)
-    for line in (*summary.start_lines(about), table, *run.start.lines, *run.replicas.lines):
+    for line in (*summary.start_lines(about), table, *run.start.lines, *run.tier.lines, *run.replicas.lines):
       run.writer.say(line)
-  run.journal.add("start", run.start.loop.step, **about, versions=saved["versions"], command=saved["command"])
+  run.journal.add(
+    "start", run.start.loop.step, source=run.start.source, **about, versions=saved["versions"], command=saved["command"]
+  )
 
 
 def loop(run: Run) -> Ended:
@@ -237,13 +243,18 @@ def loop(run: Run) -> Ended:
       decision = run.requests.decide()
       stopped = decision.stop
       saves = plan.saves(done) or decision.save or stopped
-      checks = run.replicas.due(done, saves)
-      if saves or checks:
+      keeps = plan.keeps(done) and not saves
+      checks = run.replicas.due(done, saves or keeps)
+      if saves or keeps or checks:
         run.progress.read(*pending)
         pending = None
       if checks:
         with clock("check"):
           state = run.replicas.check(state, done)
+      if keeps:
+        with clock("checkpoint"):
+          run.writer.sync()
+          run.tier.save(state, run.start.record, run.progress.loop)
       if saves:
         with clock("checkpoint"):
           run.writer.sync()
@@ -288,7 +299,7 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
     with run.clock("logging"):
       summary.plot_loss(run.workdir / "loss.png", read(run.writer.path), baseline)
   run.journal.add("end", ended.step, sample=sample)
-  say("\n".join(summary.wall_time_lines(run.clock)))
+  say("\n".join([*filter(None, [run.tier.summary]), *summary.wall_time_lines(run.clock)]))
   say(run.status.write(ended.step))
   say(f"results in {run.workdir}: report.html, metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/")
   return result

@@ -53,15 +53,16 @@ class Attempt:
 
   Args:
     take: called with each line of output, in threads.
+    places: the numbers of the places that the processes have, each of which counts as a host.
     signals: where signals come from. If one comes before all processes are started, the rest is not started.
   """
 
   def __init__(
     self, processes: int, devices_per_process: int, arguments: Sequence[str], program: Path, take: Take,
-    signals: Forwarded,
+    signals: Forwarded, places: Sequence[int] = (),
   ):  # fmt: skip
     self.count, self.devices, self.arguments, self.program = processes, devices_per_process, arguments, program
-    self.take, self.signals = take, signals
+    self.take, self.signals, self.places = take, signals, list(places) or list(range(processes))
     self.jobs: list[subprocess.Popen] = []
     self._readers: list[threading.Thread] = []
     self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -95,9 +96,10 @@ class Attempt:
     for rank in range(self.count):
       if self.signals.received:  # those that have started wait for the rest and have nothing to save
         return
+      own = [f"--config.distributed.process={rank}", f"--config.distributed.host={host(self.places[rank])}"]
       try:
         job = subprocess.Popen(
-          [*BEFORE, sys.executable, str(self.program), *common, f"--config.distributed.process={rank}"],
+          [*BEFORE, sys.executable, str(self.program), *common, *own],
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
           text=True,
@@ -153,6 +155,11 @@ class Attempt:
   def _wait(self, job: subprocess.Popen, rank: int) -> None:
     job.wait()
     self._ended.put(rank)
+
+
+def host(place: int) -> str:
+  """The name of the host that a place for a process counts as. It keeps its memory until that is removed."""
+  return f"host{place}"
 
 
 def show(rank: int, line: str) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pages
+from checkpointing.memory import tier
 from checkpointing.reading import FOLDER, steps
 from errors import ConfigError
 from reporting import heartbeat
@@ -153,7 +154,7 @@ class Supervisor:
     self.output.open(self.state.starts)
     try:
       with Attempt(
-        count, self.policy.devices_per_process, flags, self.program, self.output.take, self.signals
+        count, self.policy.devices_per_process, flags, self.program, self.output.take, self.signals, places[:count]
       ) as attempt:
         failure, grows = self._watch(attempt)
     finally:
@@ -187,13 +188,15 @@ class Supervisor:
   def _fail(self, count: int, failure: Failure) -> int | None:
     """Says what has failed and waits, or gives up."""
     self.output.drop()
-    newest = max(steps(self.workdir / FOLDER), default=-1)
+    stored, kept = max(steps(self.workdir / FOLDER), default=-1), tier.newest(self.workdir)
+    newest = max(stored, kept)
     if newest > self.state.saved:
       self.state.saved, self.state.failures = newest, []
     self.state.failures.append(failure.step)
     self._save()
     number, where = len(self.state.failures), f"process {failure.rank} of {count} on {socket.gethostname()}"
     saved = f"checkpoint {newest}" if newest >= 0 else "the beginning"
+    saved += " in memory" if kept > stored else ""
     log = f"log: {self.output.path}"
     same = self.state.failures[-SAME:]
     if len(same) == SAME and set(same) == {failure.step} and failure.step > max(newest, 0):
