@@ -20,6 +20,7 @@ import data
 import pretrained
 import strategies
 from checkpointing import reading, record, restore
+from checkpointing.memory.tier import Tier
 from checkpointing.save import Checkpoints, NotSaved
 from checkpointing.shipping import Shipping
 from evaluation.evaluator import Evaluator
@@ -75,7 +76,7 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
     # A signal ends this at once; a preparation goes on in the next run.
     run = set_up(config, here, mirror, devices, clock, heartbeat)
     # The writer last: only process 0 can raise there.
-    with run.requests, run.journal, run.writer, run.checkpoints, run.profiler:
+    with run.requests, run.journal, run.writer, run.tier, run.checkpoints, run.profiler:
       announce(run, devices)
       ended = loop(run)
       with clock("checkpoint"):
@@ -104,6 +105,7 @@ class Run:
   progress: Progress
   evaluator: Evaluator
   checkpoints: Checkpoints
+  tier: Tier
   requests: signals.Requests
   save_interval: SaveInterval
   profiler: Profiler
@@ -166,7 +168,8 @@ def set_up(
   processes.require_equal({f"the content of {part.name!r}": part.fingerprint for part in dataset.parts})
   with clock("initial state"):
     results, now = mirror.remote if mirror else workdir, record.make(config, dataset, strategy)
-    start = restore.begin(results, config.init_from, strategy, now, warn)
+    tier = Tier(config, workdir, warn)
+    start = restore.begin(results, config.init_from, strategy, now, warn, tier)
   history = start.record["data"]
   mixture = data.mixture(dataset, history["first"], tuple(history["given"]), tuple(history["streams"]))
 
@@ -200,6 +203,7 @@ def set_up(
     ),
     evaluator=Evaluator(strategy, dataset, config),
     checkpoints=checkpoints,
+    tier=tier,
     requests=requests,
     save_interval=SaveInterval(keep.minutes, len(set(hosts)), requests, checkpoints, journal, writer.say),
     profiler=Profiler(workdir, config.profile, start.loop.step, writer.say, warn),
@@ -216,9 +220,11 @@ def announce(run: Run, devices: list[jax.Device]) -> None:
   with run.clock("logging"):
     about = summary.about(devices, strategy.describe(run.config.strategy), strategy, run.dataset)
     table = summary.parameter_table(strategy.program.sizes, run.start.state.params)
-    for line in (*summary.start_lines(about), table, *run.start.lines, *run.replicas.lines):
+    for line in (*summary.start_lines(about), table, *run.start.lines, *run.tier.lines, *run.replicas.lines):
       run.writer.say(line)
-  run.journal.add("start", run.start.loop.step, **about, versions=saved["versions"], command=saved["command"])
+  run.journal.add(
+    "start", run.start.loop.step, source=run.start.source, **about, versions=saved["versions"], command=saved["command"]
+  )
 
 
 def loop(run: Run) -> Ended:
@@ -252,13 +258,18 @@ def loop(run: Run) -> Ended:
       decision = run.requests.decide()
       stopped = decision.stop
       saves = plan.saves(done) or decision.save or stopped
-      checks = run.replicas.due(done, saves)
-      if saves or checks:
+      keeps = plan.keeps(done) and not saves
+      checks = run.replicas.due(done, saves or keeps)
+      if saves or keeps or checks:
         run.progress.read(*pending)
         pending = None
       if checks:
         with clock("check"):
           state = run.replicas.check(state, done)
+      if keeps:
+        with clock("checkpoint"):
+          run.writer.sync()
+          run.tier.save(state, run.start.record, run.progress.loop)
       if saves:
         with clock("checkpoint"):
           run.writer.sync()
@@ -303,7 +314,7 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
     with run.clock("logging"):
       summary.plot_loss(run.workdir / "loss.png", read(run.writer.path), baseline)
   run.journal.add("end", ended.step, sample=sample)
-  say("\n".join(summary.wall_time_lines(run.clock)))
+  say("\n".join([*filter(None, [run.tier.summary]), *summary.wall_time_lines(run.clock)]))
   say(run.status.write(ended.step))
   where = run.mirror.remote if run.mirror else run.workdir
   say(f"results in {where}: report.html, metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/")

@@ -70,6 +70,7 @@ def explain(
   where: Machine | None = None,
   network: float | None = None,
   compiled: bool = True,
+  in_hosts: bool = False,
 ) -> dict[str, Any]:
   """Compiles the strategy's step for a global batch and reports its placement, memory, communication and time.
 
@@ -77,6 +78,7 @@ def explain(
     where: the slice or cluster of the strategy's devices, if they are not those of this machine.
     network: of this machine's GPUs: bytes/s from each to GPUs that NVLink does not connect to it.
     compiled: whether to compile. If not, everything that only a compiler knows is None.
+    in_hosts: whether checkpoints are also saved in the memory of the hosts.
   """
   device = strategy.mesh.devices.flat[0]
   figures = chip(device.device_kind)
@@ -96,7 +98,8 @@ def explain(
     "batch_size": batch_size,
     "weights": _weights(strategy),
     "activations": _activations(strategy, case),
-    "memory": _memory(name, case, step, error, figures, device.platform == "tpu"),
+    "memory": _memory(name, case, step, error, figures, device.platform == "tpu")
+    | ({"in_hosts": memory.in_hosts(case)} if in_hosts else {}),
     "transfers": _transfers(case),
     "communication": _communication(collectives, timed) if step else None,
     "theory": [row._asdict() for row in sent],

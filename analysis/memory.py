@@ -17,6 +17,7 @@ from analysis.weights import trained, weights
 from models.ops.loss import chunk_count
 from models.sizes import Stack
 from strategies.pipeline.stage import UNROLL
+from training.loop import MEMORY_SAVES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +72,16 @@ def of(case: Case) -> Memory:
     largest = max(case.updated(w) / (w.layers // stages if w.in_blocks else 1) for w in trained(sizes))
     working = max(working, 4 * largest * param - saved)
   return Memory(stored, update.state_bytes(case) - state, gradients, saved, working, on_host / case.batch_parts + state)
+
+
+def in_hosts(case: Case) -> float:
+  """Bytes in the memory of the hosts for each device, if checkpoints are saved there (`checkpoint.memory_every`).
+
+  Each piece of what is trained is kept once by its owner, and once by a neighbour, whatever the layout.
+  """
+  params = sum(weight.size * case.stored_item(weight) for weight in trained(case.sizes))
+  state = params + sum(array.bytes for array in update.state(case.sizes, case.optimizer))
+  return 2 * MEMORY_SAVES * state / case.layout.device_count
 
 
 def _saved(case: Case) -> float:

@@ -7,6 +7,7 @@ The model is a transformer whose state has half a gigabyte, under FSDP on 8 simu
 
 - some training steps
 - the same steps while a checkpoint is written
+- the same steps while the state is kept in the host's memory, without a neighbour
 - a plain copy of the checkpoint's files, with fsync, as a checkpoint's files are written
 - a save and a restore while nothing else runs
 """
@@ -31,6 +32,7 @@ import data
 import strategies
 from benchmarks.pages import ROOT, machine, rewrite, source
 from checkpointing import reading, record
+from checkpointing.memory.tier import Tier
 from checkpointing.save import Checkpoints
 from configs import base
 from errors import positive
@@ -49,7 +51,7 @@ def config() -> Any:
   c = base.get_config("lm", "fsdp")
   c.data.name = "synthetic"
   c.model.update(width=512, depth=12, heads=8, kv_heads=8, mlp_width=1536, seq_len=64, vocab_size=8192)
-  c.batch_size = 8
+  c.batch_size, c.checkpoint.memory_every = 8, 1
   return c
 
 
@@ -89,7 +91,12 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
 
   seconds: dict[str, list[float]] = collections.defaultdict(list)
   abstract = record.named(strategy.abstract_state())
-  with Checkpoints(folder / "checkpoints", 1, 0, lambda _: None, print) as writer:
+  (folder / "run").mkdir()
+  with (
+    Tier(asked, folder / "run", print) as tier,
+    Checkpoints(folder / "checkpoints", 1, 0, lambda _: None, print) as writer,
+  ):
+    tier.prepare(abstract)
     for turn in range(rounds + 1):
       taken: dict[str, float] = {}
       saved = folder / "checkpoints" / str(turn + 1)
@@ -100,6 +107,11 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
           writer.save(state, run, LoopState(turn + 1))
         state = steps(state)
       writer.finish()
+      with timed(taken, "steps_with_memory"):
+        with timed(taken, "memory"):
+          tier.save(state, run, LoopState(turn + 1))
+        state = steps(state)
+      tier.wait()
       shutil.rmtree(folder / "copy", ignore_errors=True)
       with timed(taken, "copy"):
         copy(saved, folder / "copy")
@@ -133,6 +145,16 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     name: statistics.median(a / b for a, b in zip(seconds["copy"], seconds[name], strict=True))
     for name in ("save", "restore", "copy")
   }
+  in_memory = []
+  if "memory" in seconds:  # older records are without it
+    waited = statistics.median(seconds["memory"])
+    pairs = zip(seconds["steps"], seconds["steps_with_memory"], strict=True)
+    slower = statistics.median(b - a for a, b in pairs)
+    in_memory = [
+      f"| training waits for a save in the host's memory (the same, into `/dev/shm`) | {waited:.2f} s = "
+      f"{waited / step:.2f} steps |",
+      f"| such a save slows {steps} steps down by this much in total, waiting included | {slower:.2f} s |",
+    ]
   rows = [
     "| Time | Median |",
     "|---|---|",
@@ -140,6 +162,7 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     f"| training waits for a checkpoint (digests, copy to the host) | {blocked:.2f} s = {blocked / step:.2f} steps |",
     f"| a checkpoint slows {steps} steps down by this much in total, waiting included | {lost:.2f} s |",
     f"| share of all time, with a checkpoint every {found['minutes']:g} minutes (default) | {lost / interval:.2%} |",
+    *in_memory,
     "",
     f"| {found['file_bytes'] / 1e6:,.0f} MB of files | GB/s | Speed, plain copy = 1 |",
     "|---|---|---|",

@@ -106,10 +106,10 @@ def choose(pause: float, written: float, restart: float, running: float, failure
     of_hosts = f"{hosts} hosts" if hosts > 1 else "one host"
     known = f"nothing has failed yet, so one failure in {duration(mtbf)} is assumed for {of_hosts}"
   interval = max(best_interval(pause, mtbf), written)
-  share = 1 - interval / expected_seconds(interval, interval, pause, mtbf, restart)
+  share = 100 - 100 * interval / expected_seconds(interval, interval, pause, mtbf, restart)
   return Choice(
     interval,
-    f"a save stops training for {duration(pause)}, and {known}; saves and failures then cost {share:.1%} of the time",
+    f"a save stops training for {duration(pause)}, and {known}; saves and failures then cost {share:.2g}% of the time",
   )
 
 

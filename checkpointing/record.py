@@ -5,12 +5,14 @@ shape, dtype and a digest. The digest is computed on the devices and does not de
 are checked against it.
 """
 
+import dataclasses
 import functools
 import importlib.metadata
 import json
 import platform
 import shlex
 import sys
+import time
 import typing
 from collections.abc import Iterable
 from typing import Any
@@ -181,6 +183,19 @@ def nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     *path, last = name.split("/")
     functools.reduce(lambda inner, part: inner.setdefault(part, {}), path, out)[last] = leaf
   return out
+
+
+def of_state(state: Any, run: Record, loop: LoopState) -> tuple[dict[str, Any], Record]:
+  """What a checkpoint of `state` holds: its arrays, as a tree of dicts, and its record. Waits until they are computed.
+
+  Weights of a base, which a run with adapters does not train, are left out.
+
+  Args:
+    run: the record of the run (`make`).
+  """
+  unchanging = run.get("base", {}).get("weights", {})
+  tree = nested((name, x) for name, x in named(state) if name not in unchanging)
+  return tree, run | {"loop": dataclasses.asdict(loop), "loss": None, "arrays": arrays(tree), "time": time.time()}
 
 
 def arrays(state: Any) -> dict[str, list]:

@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable
 
 from checkpointing import history, initial, record
+from checkpointing.memory import recovery
+from checkpointing.memory.tier import Tier
 from checkpointing.reading import FOLDER, INDEX, read_record, read_tree, steps
 from checkpointing.record import Record
 from errors import JobConfigError
@@ -22,16 +24,29 @@ from training.program import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """The beginning of a run: its state, the state of its loop, the record of its checkpoints, and lines to print."""
+  """The beginning of a run.
+
+  Attributes:
+    loop: the state of its loop.
+    record: that of its checkpoints.
+    lines: to print.
+    source: what it resumed from: "checkpoint" or "memory"; "" if it begins.
+  """
 
   state: TrainState
   loop: LoopState
   record: Record
   lines: list[str]
+  source: str = ""
 
 
-def begin(workdir: Location, init_from: str, strategy: Strategy, run: Record, warn: Callable[[str], None]) -> Start:
+def begin(
+  workdir: Location, init_from: str, strategy: Strategy, run: Record, warn: Callable[[str], None],
+  tier: Tier | None = None,
+) -> Start:  # fmt: skip
   """Restores the newest checkpoint in `workdir`. Without one, starts with new parameters or those of `init_from`.
+
+  If the hosts' memory holds a newer state, restores that.
 
   Those of `init_from` are evaluated first, in a run that evaluates as it goes: that is what training starts from.
 
@@ -39,20 +54,28 @@ def begin(workdir: Location, init_from: str, strategy: Strategy, run: Record, wa
     init_from: another run's workdir or checkpoint, or a model folder; "" for new parameters.
     run: the record of this run (record.make).
     warn: called with a message for each damaged checkpoint that is skipped.
+    tier: saves in the hosts' memory, if there are any.
   """
   program, abstract = strategy.program, strategy.abstract_state()
   others = program.frozen(abstract.params)
   changing = dataclasses.replace(abstract, params=program.trained(abstract.params))
-  if found := restore(workdir / FOLDER, changing, run, warn):
+  found, source = None, "memory"
+  if tier and tier.every:
+    stored = processes.on_process_zero(lambda: max(steps(workdir / FOLDER), default=-1))
+    found = recovery.restore(tier, changing, run, stored, warn)
+  if found is None:
+    found, source = restore(workdir / FOLDER, changing, run, warn), "checkpoint"
+  if found:
     state, saved = found
     loop = LoopState(**saved["loop"])
-    lines = [f"resumed   at step {loop.step}, saved by {saved['strategy']}"]
+    where = ", from the hosts' memory" if source == "memory" else ""
+    lines = [f"resumed   at step {loop.step}, saved by {saved['strategy']}{where}"]
     lines += [f"note      {change}" for change in record.changes(saved, run)]
     run = run | {"data": history.continued(saved["data"], run["data"], loop.step), "context": saved["context"]}
     if others:
       params = initial.load_base(init_from, others, program, run, saved["base"])
       state, run = dataclasses.replace(state, params=joined(state.params, params)), run | {"base": saved["base"]}
-    return Start(state, loop, run, lines)
+    return Start(state, loop, run, lines, source)
   state = strategy.init(run["config"]["seed"])
   if not init_from:
     return Start(state, LoopState(), run, [])

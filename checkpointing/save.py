@@ -7,7 +7,6 @@ complete. So a killed run leaves complete checkpoints and at most one unfinished
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -185,9 +184,7 @@ class Checkpoints:
     step = loop.step
     self.finish()
     start = time.perf_counter()
-    unchanging = run.get("base", {}).get("weights", {})
-    tree = record.nested((name, x) for name, x in record.named(state) if name not in unchanging)
-    run = run | {"loop": dataclasses.asdict(loop), "loss": None, "arrays": record.arrays(tree), "time": time.time()}
+    tree, run = record.of_state(state, run, loop)
     items = {
       "params": self._save_args(tree.pop("params")),
       "optimizer": self._save_args(tree),

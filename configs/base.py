@@ -41,6 +41,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "coordinator": "",  # HOST:PORT of process 0; "": use SLURM, Open MPI, Kubernetes, Cloud TPU or one process
         "processes": 0,  # with coordinator: the number of processes
         "process": -1,  # with coordinator: the number of this process, from 0
+        "host": "",  # the host of this process, if several are simulated on one machine; "": the machine
         "timeout": 300,  # seconds to wait for all processes at the start
       },
       "compilation_cache_dir": "~/.cache/meshwright/compiled",  # keeps programs that took over 0.5 s; "": off
@@ -144,6 +145,9 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "every": 0,  # every so many steps; 0: not by steps
         # This many minutes after the last one; 0: not by time. "auto": as often as failures and the cost of saves ask
         "minutes": FieldReference(5.0, field_type=object),
+        # Also keep the state in the memory of the hosts, every so many steps, with a copy on a neighbour of each.
+        "memory_every": 0,  # 0: never (docs/checkpoints.md)
+        "memory_dir": "",  # a folder in memory; "": /dev/shm/meshwright-USER
         "keep": 2,  # how many of the latest to keep
         "keep_best": 1,  # and how many of those with the lowest validation loss
       },

@@ -87,6 +87,10 @@ class Here:
     """Flags of train.py for all processes."""
     return [f"--config.simulated_devices={self.devices}"]
 
+  def flags_of(self, place: int) -> list[str]:
+    """Flags of train.py for the process at this place, which counts as a host of its own."""
+    return [f"--config.distributed.host={host(place)}"]
+
   def command(self, place: int) -> list[str]:
     """What comes before the program, to run it there."""
     return [sys.executable, "-c", BECOME, str(int(self.ends))] if sys.platform == "linux" else []
@@ -152,9 +156,10 @@ class Attempt:
     for rank, place in enumerate(self.places):
       if self.signals.received:  # those that have started wait for the rest and have nothing to save
         return
+      own = [f"--config.distributed.process={rank}", *self.where.flags_of(place)]
       try:
         job = subprocess.Popen(
-          [*self.where.command(place), *program, f"--config.distributed.process={rank}"],
+          [*self.where.command(place), *program, *own],
           stdout=subprocess.PIPE,
           stderr=subprocess.STDOUT,
           text=True,
@@ -213,6 +218,11 @@ class Attempt:
   def _wait(self, job: subprocess.Popen, rank: int) -> None:
     job.wait()
     self._ended.put(rank)
+
+
+def host(place: int) -> str:
+  """The name of the host that a place for a process counts as. It keeps its memory until that is removed."""
+  return f"host{place}"
 
 
 def show(rank: int, line: str) -> None:

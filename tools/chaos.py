@@ -3,10 +3,11 @@
     python -m tools.chaos --faults=10 -- --config=configs/fsdp.py:tiny --workdir=runs/chaos
 
 First runs the job undisturbed, in WORKDIR/undisturbed. Then runs it again, in WORKDIR/hurt, with a supervisor
-(tools.launch --restart), and does one of these to a random process, again and again: kills it, stops it, so that all
-others wait, makes it slow for a while, or flips a bit of a weight (fragile.py). Sometimes the supervisor is the process
-that is killed; then it is started again. At the end it prints what it did, and compares all losses. The job logs every
-step, and compares the copies of its weights after every step.
+(tools.launch --restart), and does one of these to a random process, again and again: kills it, also with all that its
+host has in memory, stops it, so that all others wait, makes it slow for a while, or flips a bit of a weight
+(fragile.py). Sometimes the supervisor is the process that is killed; then it is started again. At the end it prints
+what it did, and compares all losses. The job logs every step, compares the copies of its weights after every step, and
+saves often, also in the hosts' memory.
 """
 
 import argparse
@@ -15,9 +16,11 @@ import contextlib
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,30 +30,35 @@ from errors import ConfigError
 from reporting import heartbeat, metrics
 from runtime import command_line
 from tools import fragile
+from tools.attempt import host
 from tools.launch import check, parsed
 from tools.supervisor import workdir_of
 
-FAULTS = {"kill": 5, "stop": 1, "slow": 2, "corrupt": 1, "kill the supervisor": 1}  # how often each is, among ten
+LOSE = "lose the host of"  # kills a process, and removes what its host has in memory
+FAULTS = {"kill": 4, LOSE: 1, "stop": 1, "slow": 2, "corrupt": 1, "kill the supervisor": 1}  # how often each, among ten
 AT_START = 0.25  # of the faults come while processes start; the others, while they train
 LONGEST = 4.0  # seconds until the next fault may come
 SLOW = 2.0  # seconds for which a process is slow
 EVERY = 5  # steps between checkpoints
+IN_MEMORY = 2  # steps between saves in the hosts' memory
 POLL = 0.1
 # The supervisor's command, for a job of this program.
 LAUNCH = f"from pathlib import Path; from tools import launch; launch.main(Path({str(fragile.__file__)!r}))"
+SHARED = Path("/dev/shm")
 
 
 class Job:
   """A job under a supervisor, which is a process of its own."""
 
-  def __init__(self, workdir: Path, options: argparse.Namespace, arguments: Sequence[str]):
-    self.workdir = workdir
+  def __init__(self, workdir: Path, options: argparse.Namespace, arguments: Sequence[str], memory: Path):
+    self.workdir, self.memory = workdir, memory
     checks = () if any("runtime.check_every" in flag for flag in arguments) else ("--config.runtime.check_every=1",)
     self.command = [
       sys.executable, "-c", LAUNCH, "--restart", f"--processes={options.processes}",
       f"--devices-per-process={options.devices_per_process}", "--restarts=1000", "--shortest=10",
       "--patience=120", "--", *arguments, f"--workdir={workdir}", "--config.log_every=1",
       f"--config.checkpoint.every={EVERY}", *checks,
+      f"--config.checkpoint.memory_every={IN_MEMORY}", f"--config.checkpoint.memory_dir={memory}",
     ]  # fmt: skip
     self.start()
 
@@ -85,13 +93,13 @@ def hurt(job: Job, faults: int, chance: random.Random) -> collections.Counter[st
     rank = chance.choice(sorted(beats))
     what = f"{fault} process {rank}" if fault != "kill the supervisor" else fault
     print(f"chaos     {what} after step {beats[rank]['step']}", flush=True)
-    _do(fault, job, beats[rank]["pid"])
+    _do(fault, job, beats[rank]["pid"], rank)
     began = began if fault in ("slow", "corrupt") else time.time()
     done[fault] += 1
   return done
 
 
-def _do(fault: str, job: Job, pid: int) -> None:
+def _do(fault: str, job: Job, pid: int, rank: int) -> None:
   if fault == "kill the supervisor":
     job.process.kill()
     job.process.wait()
@@ -103,8 +111,11 @@ def _do(fault: str, job: Job, pid: int) -> None:
         _send(pid, number)
         time.sleep(POLL)
   else:
-    _send(pid, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "corrupt": fragile.SIGNAL}[fault])
+    _send(pid, {"stop": signal.SIGSTOP, "corrupt": fragile.SIGNAL}.get(fault, signal.SIGKILL))
     time.sleep(SLOW if fault == "corrupt" else 0.0)  # the bit flips after the next step
+  if fault == LOSE:
+    for folder in job.memory.glob(f"*/{host(rank)}"):
+      shutil.rmtree(folder, ignore_errors=True)
 
 
 def _send(pid: int, number: int) -> None:
@@ -143,14 +154,15 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
   undisturbed, found = workdir / "undisturbed", workdir / "hurt"
   if steps(found / FOLDER) or steps(undisturbed / FOLDER):
     raise ConfigError(f"--workdir={str(workdir)!r} holds an earlier job; name a new folder")
-  if status := Job(undisturbed, options, rest).process.wait():
-    return status
-  job = Job(found, options, rest)
-  try:
-    done = hurt(job, options.faults, random.Random(options.seed))
-    status = job.process.wait()
-  finally:
-    job.process.terminate()
+  with tempfile.TemporaryDirectory(prefix="meshwright-", dir=SHARED if SHARED.is_dir() else None) as memory:
+    if status := Job(undisturbed, options, rest, Path(memory)).process.wait():
+      return status
+    job = Job(found, options, rest, Path(memory))
+    try:
+      done = hurt(job, options.faults, random.Random(options.seed))
+      status = job.process.wait()
+    finally:
+      job.process.terminate()
   wrong, apart = compared(undisturbed, found)
   what = ", ".join(f"{count} × {fault}" for fault, count in done.items())
   equal = "bit by bit" if apart == 0 else f"to {apart:.0e}"

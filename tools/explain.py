@@ -120,6 +120,8 @@ def _memory(memory: dict[str, Any]) -> str:
   ]
   if p["host"]:
     rows.append(("and in the host's memory", size(p["host"]), size(memory["host"] or None)))
+  if "in_hosts" in memory:
+    rows.append(("checkpoints in the host's memory", size(memory["in_hosts"]), ""))
   lines = [table(rows)]
   if memory["fits"] is not None:
     verdict = "The step fits" if memory["fits"] else "The step does not fit"
@@ -229,7 +231,8 @@ def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
   strategy = create(config, where)
   if network and not where and strategy.mesh.devices.flat[0].platform != "gpu":
     raise ConfigError(f"network={asked.network!r} is for GPUs; add --topology=h100:16x8 or another cluster")
-  found = explain(config.strategy, strategy, config.batch_size, where, network)
+  also = {"in_hosts": True} if config.checkpoint.memory_every else {}
+  found = explain(config.strategy, strategy, config.batch_size, where, network, **also)
   if not where and jax.process_index():
     return  # with several processes, only the first one prints
   print(text(found, strategy), end="")

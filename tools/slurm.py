@@ -49,6 +49,9 @@ class Nodes(Here):
   def flags(self) -> list[str]:
     return []
 
+  def flags_of(self, place: int) -> list[str]:
+    return []
+
   def command(self, place: int) -> list[str]:
     step = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={self.host(place)}"]
     return [*super().command(place), *step, "--overlap", "--input=none"]  # all steps share what the job has

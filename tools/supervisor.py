@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pages
+from checkpointing.memory import tier
 from checkpointing.reading import FOLDER, steps
 from errors import ConfigError
 from reporting import heartbeat
@@ -213,13 +214,15 @@ class Supervisor:
   def _fail(self, where: str, failure: Failure) -> int | None:
     """Says what has failed and waits, or gives up."""
     self.output.drop()
-    newest = max(steps(self.workdir / FOLDER), default=-1)
+    stored, kept = max(steps(self.workdir / FOLDER), default=-1), tier.newest(self.workdir)
+    newest = max(stored, kept)
     if newest > self.state.saved:
       self.state.saved, self.state.failures = newest, []
     self.state.failures.append(failure.step)
     self._save()
     number = len(self.state.failures)
     saved = f"checkpoint {newest}" if newest >= 0 else "the beginning"
+    saved += " in memory" if kept > stored else ""
     log = f"log: {self.output.path}"
     same = self.state.failures[-SAME:]
     if len(same) == SAME and set(same) == {failure.step} and failure.step > max(newest, 0):

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from errors import ConfigError, not_negative, positive
 
+MEMORY_SAVES = 2  # saves that need the hosts' memory at a time: a complete one, and the one that is being written
 AUTO = "auto"  # the value of checkpoint.minutes that leaves the choice to the run
 
 
@@ -21,6 +22,7 @@ class StepPlan:
   max_skipped: int
   save_every: int
   learning_rate: float  # for error messages
+  memory_every: int = 0
 
   @staticmethod
   def of(config: ConfigDict) -> "StepPlan":
@@ -36,12 +38,13 @@ class StepPlan:
     not_negative("runtime.check_every", config.runtime.check_every)
     not_negative("sample_temperature", config.sample_temperature, "use 0 for the likeliest token")
     positive("checkpoint.keep", config.checkpoint.keep)
-    for name in ("every", "keep_best"):
+    for name in ("every", "keep_best", "memory_every"):
       not_negative(f"checkpoint.{name}", config.checkpoint[name])
     _check_minutes(config.checkpoint.minutes)
     for name in ("start", "steps"):
       not_negative(f"profile.{name}", config.profile[name])
-    fields = {"save_every": config.checkpoint.every, "learning_rate": config.optimizer.learning_rate} | dict(config)
+    fields = {"save_every": config.checkpoint.every, "memory_every": config.checkpoint.memory_every}
+    fields |= {"learning_rate": config.optimizer.learning_rate} | dict(config)
     plan = StepPlan(**{field.name: fields[field.name] for field in dataclasses.fields(StepPlan)})
     start, count = config.profile.start, config.profile.steps
     if count and start + count > plan.last:
@@ -61,6 +64,10 @@ class StepPlan:
 
   def saves(self, step: int) -> bool:
     return self.evaluates(step) or (self.save_every > 0 and step % self.save_every == 0)
+
+  def keeps(self, step: int) -> bool:
+    """Whether the state is kept in the hosts' memory after this step."""
+    return self.memory_every > 0 and step % self.memory_every == 0
 
 
 def _check_minutes(minutes: Any) -> None:

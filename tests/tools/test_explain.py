@@ -298,6 +298,16 @@ def test_a_network_without_gpus_or_without_a_unit_is_refused():
       explain.main(*asked_for("--network=400", *where))
 
 
+def test_checkpoints_in_the_memory_of_hosts_are_a_row(found: dict, monkeypatch: pytest.MonkeyPatch):
+  """test_memory.py compares the figure with the bytes that are kept."""
+  monkeypatch.setattr(explain, "explain", lambda *_, in_hosts=False: pytest.fail(f"in_hosts={in_hosts}"))
+  with pytest.raises(pytest.fail.Exception, match="in_hosts=True"):
+    explain.main(*asked_for("--config.checkpoint.memory_every=5"))
+  with_it, without = (explain._memory(found["memory"] | more) for more in ({"in_hosts": 2.5e6}, {}))
+  assert re.search(r"\ncheckpoints in the host's memory +2.5 MB\n", with_it)
+  assert "checkpoints" not in without
+
+
 def test_the_network_of_the_gpus_that_are_there_can_be_given(found: dict, monkeypatch: pytest.MonkeyPatch):
   """In bits for each second; the times are computed with bytes."""
   given = []

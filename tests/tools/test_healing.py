@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -14,9 +15,10 @@ from jobs import TINY, flags
 
 import data
 import train
+from checkpointing.memory import tier
 from checkpointing.reading import FOLDER, steps
 from reporting import account, heartbeat, recorded
-from tools import chaos, supervisor
+from tools import chaos, launch, supervisor
 from tools.supervisor import Policy, supervise
 
 FAULTS = int(os.environ.get("MESHWRIGHT_FAULTS", "10"))
@@ -129,3 +131,46 @@ def test_fewer_processes_take_the_strategy_that_fits(tmp_path: Path, monkeypatch
   )
   assert ours == pytest.approx(reference, rel=1e-5)
   require_each_example_once(run, {"batch_size": 24})
+
+
+@pytest.mark.full
+def test_a_lost_host_needs_no_storage_and_two_neighbours_do(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
+  """4 processes on simulated hosts. One is lost with its memory, and later two neighbours. No bit of a loss changes."""
+  short = {"steps": 400, "eval_every": 200, "checkpoint__every": 100, "runtime__heartbeat": 0.1}
+  assert launch.launch(4, 1, flags("fsdp", tmp_path / "whole", **short)) == 0
+  capfd.readouterr()
+  memory, to_lose = tmp_path / "memory", [[2], [1, 2]]
+  watch = supervisor.Supervisor._hung
+
+  def hung(self: Any, attempt: Any, running: set[int], began: float) -> Any:
+    beats, stored = heartbeat.of_job(tmp_path / "run"), max(steps(tmp_path / "run" / FOLDER), default=0)
+    runs = len(beats) == 4 and {beat["pid"] for beat in beats.values()} == {job.pid for job in attempt.jobs}
+    if to_lose and stored and runs and tier.newest(tmp_path / "run") > stored and beats[0]["doing"] in heartbeat.STEPS:
+      ranks = to_lose.pop(0)
+      for rank in ranks:
+        os.kill(beats[rank]["pid"], signal.SIGKILL)
+      for rank in ranks:
+        (folder,) = memory.glob(f"*/host{rank}")
+        shutil.rmtree(folder)
+    return watch(self, attempt, running, began)
+
+  monkeypatch.setattr(supervisor.Supervisor, "_hung", hung)
+  fields = short | {"checkpoint__memory_every": 3, "checkpoint__memory_dir": memory}
+  assert supervise(Policy(4, 1), flags("fsdp", tmp_path / "run", **fields)) == 0
+  output = capfd.readouterr().out
+  assert to_lose == [], output
+  assert "memory    every 3 steps: " in output
+  resumed = re.findall(r"resumed   at step (\d+), saved by [^\n]*?(, from the hosts' memory)?\n", output)
+  assert len(resumed) == 2, output
+  assert resumed[0][1]
+  assert int(resumed[0][0]) % 3 == 0
+  assert (int(resumed[1][0]) % 100, resumed[1][1]) == (0, "")
+  assert re.search(r"cannot be used \(step \d+ lacks what process 1 had\); going on from storage", output)
+  assert re.search(r"starts again from checkpoint \d+ in memory", output)
+  lines = [
+    {(line["split"], line["step"]): line["loss"] for line in measured(tmp_path / name)} for name in ("run", "whole")
+  ]
+  assert lines[0] == lines[1]
+  assert list(memory.glob("*/*")) == []  # given back

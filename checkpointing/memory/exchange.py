@@ -1,0 +1,209 @@
+"""Sends portions of the state from one process to another: copies to neighbours, and pieces to whoever restores them.
+
+Each process listens on a TCP port. Who connects must first send the job's secret, which the processes have from JAX's
+own connections. A request is JSON; files and pieces follow as plain bytes. No file is named by its path.
+"""
+
+import contextlib
+import hmac
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from checkpointing.memory.pieces import Piece
+from checkpointing.memory.store import (
+  FOOTER,
+  Damaged,
+  Entry,
+  Index,
+  Portion,
+  Store,
+  check,
+  parsed,
+  portion_of,
+)
+from errors import first_line
+
+CONNECT = 30.0  # seconds to connect to another process
+CHUNK = 8 << 20  # bytes sent at a time
+LONGEST = 1 << 20  # bytes of a request
+SECRET = 64  # bytes of the secret, at most
+Address = tuple[str, int]
+
+
+class Unreachable(OSError):
+  """Another process does not answer, or answers with an error."""
+
+
+class Server:
+  """Gives others what the store has, and takes copies. Use `close` at the end.
+
+  Args:
+    host: the address of this machine under which other processes reach it.
+  """
+
+  def __init__(self, store: Store, secret: bytes, host: str):
+    self.store, self.secret = store, secret
+    self._socket = socket.create_server((host, 0), backlog=64)
+    self.address: Address = self._socket.getsockname()[:2]
+    self._closed = False
+    threading.Thread(target=self._accept, daemon=True).start()
+
+  def close(self) -> None:
+    self._closed = True
+    with contextlib.suppress(OSError):
+      self._socket.shutdown(socket.SHUT_RDWR)  # ends a waiting `accept`
+    self._socket.close()
+
+  def _accept(self) -> None:
+    while not self._closed:
+      with contextlib.suppress(OSError):
+        found, _ = self._socket.accept()
+        threading.Thread(target=self._serve, args=(found,), daemon=True).start()
+
+  def _serve(self, found: socket.socket) -> None:
+    with contextlib.suppress(OSError, EOFError, ValueError), Connection(found.detach()) as connection:
+      if not hmac.compare_digest(connection.recv_bytes(SECRET), self.secret):
+        return
+      while True:
+        asked = json.loads(connection.recv_bytes(LONGEST))
+        try:
+          self._answer(connection, asked)
+        except (ValueError, KeyError, TypeError) as error:
+          _send(connection, {"error": first_line(error)})
+
+  def _answer(self, connection: Connection, asked: dict[str, Any]) -> None:
+    portion = portion_of(asked["portion"])
+    if portion is None:
+      raise Damaged(f"{asked['portion']!r} is not a part")
+    if asked["do"] == "keep":
+      self._keep(connection, portion, asked["bytes"])
+    elif asked["do"] == "index":
+      path, _ = self.store.index(portion)
+      with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(size - FOOTER.size)
+        footer = file.read(FOOTER.size)
+        length, checksum, _ = FOOTER.unpack(footer)
+        file.seek(size - FOOTER.size - length)
+        _send(connection, {"checksum": checksum})
+        connection.send_bytes(file.read(length))
+    elif asked["do"] == "read":
+      name, bounds, dtype = asked["piece"]
+      piece = Piece(name, tuple((start, stop) for start, stop in bounds), dtype)
+      found = self.store.read(portion, Entry(piece, asked["offset"], asked["checksum"]))
+      _send(connection, {"bytes": len(found)})
+      _send_all(connection, memoryview(found))
+
+  def _keep(self, connection: Connection, portion: Portion, size: int) -> None:
+    """Takes a copy of a file. It gets its name only if all of it is there, and is what was sent."""
+    try:
+      copy = self.store.create(portion, size)
+    except OSError as error:
+      _send(connection, {"error": first_line(error)})
+      return
+    try:
+      _send(connection, {})
+      _receive_all(connection, memoryview(copy.memory)[:size])
+      check(Path(copy.file.name))
+      copy.finish()
+    except BaseException:
+      copy.drop()
+      raise
+    _send(connection, {})
+
+
+class Peer:
+  """Another process: what it has, and a copy for it to keep. Use as a context manager.
+
+  Every method raises Unreachable if the other process does not answer, and Damaged if it has not what is asked for.
+  """
+
+  def __init__(self, address: Address, secret: bytes):
+    with _reaching(address):
+      found = socket.create_connection(address, timeout=CONNECT)
+      found.settimeout(None)
+      self._connection, self.address = Connection(found.detach()), address
+      self._connection.send_bytes(secret)
+
+  def __enter__(self) -> "Peer":
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._connection.close()
+
+  def index(self, portion: Portion) -> Index:
+    with _reaching(self.address):
+      checksum = self._ask(do="index", portion=portion.file)["checksum"]
+      return parsed(self._connection.recv_bytes(), checksum)
+
+  def read(self, portion: Portion, entry: Entry) -> bytes:
+    """The bytes of a piece, checked by who has them."""
+    with _reaching(self.address):
+      answer = self._ask(
+        do="read", portion=portion.file, piece=entry.piece, offset=entry.offset, checksum=entry.checksum
+      )
+      out = bytearray(answer["bytes"])
+      _receive_all(self._connection, memoryview(out))
+      return bytes(out)
+
+  def keep(self, portion: Portion, file: Path) -> None:
+    """Has the other process keep a copy of a file. Returns when it has checked it."""
+    with _reaching(self.address), file.open("rb") as source:
+      size = source.seek(0, 2)
+      source.seek(0)
+      self._ask(do="keep", portion=portion.file, bytes=size)
+      while chunk := source.read(CHUNK):
+        self._connection.send_bytes(chunk)
+      self._answer()
+
+  def _ask(self, **asked: Any) -> dict[str, Any]:
+    _send(self._connection, asked)
+    return self._answer()
+
+  def _answer(self) -> dict[str, Any]:
+    answer = json.loads(self._connection.recv_bytes(LONGEST))
+    if "error" in answer:
+      raise Damaged(answer["error"])
+    return answer
+
+
+@contextlib.contextmanager
+def _reaching(address: Address) -> Iterator[None]:
+  try:
+    yield
+  except (OSError, EOFError) as error:
+    why = first_line(error) if str(error) else "it has closed the connection"
+    raise Unreachable(f"the process at {address[0]}:{address[1]} does not answer ({why})") from error
+
+
+def _send(connection: Connection, found: dict[str, Any]) -> None:
+  connection.send_bytes(json.dumps(found).encode())
+
+
+def _send_all(connection: Connection, data: memoryview) -> None:
+  for start in range(0, len(data), CHUNK):
+    connection.send_bytes(data[start : start + CHUNK])
+
+
+def _receive_all(connection: Connection, into: memoryview) -> None:
+  done = 0
+  while done < len(into):
+    done += connection.recv_bytes_into(into[done:])
+
+
+def own_address(coordinator: str) -> str:
+  """The address of this machine on the way to the coordinator, HOST:PORT, or to the default gateway if that is "".
+
+  Nothing is sent: a UDP socket only looks the way up.
+  """
+  host, _, _ = coordinator.rpartition(":")
+  for target in ([host] if host else []) + ["10.255.255.255"]:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+      probe.connect((target, 9))
+      return str(probe.getsockname()[0])
+  return socket.gethostbyname(socket.gethostname())

@@ -1,0 +1,244 @@
+"""A folder in a host's memory: files of pieces, each complete or not there, with a checksum for each piece.
+
+A portion is what one process keeps of a save, and is one file. It has the pieces' bytes, then an index as JSON, then a
+footer. A file has the ending `.part` until it is complete. All processes of a host read all files there, and each
+writes into a folder of its own.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+import re
+import shutil
+import struct
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from checkpointing.memory.pieces import Bounds, Piece
+
+FOOTER = struct.Struct("<QI8s")  # the index's length and checksum, and MAGIC
+MAGIC = b"meshwrt1"
+ALIGNED = 64  # pieces begin at multiples of so many bytes
+PART = ".part"
+
+
+class Damaged(ValueError):
+  """A file, or a piece in it, is not what was written."""
+
+
+class Save(NamedTuple):
+  """One save: all parts of the state after a step. `attempt` tells it from the save of the same step by an earlier job.
+
+  Attributes:
+    processes: how many have saved, each its own portion.
+  """
+
+  step: int
+  attempt: str
+  processes: int
+
+
+class Portion(NamedTuple):
+  """What one process has saved in a save."""
+
+  of: Save
+  owner: int
+
+  @property
+  def file(self) -> str:
+    return f"{self.of.step}-{self.of.attempt}-{self.owner}-of-{self.of.processes}"
+
+
+class Entry(NamedTuple):
+  """Where a piece is in the file of its portion."""
+
+  piece: Piece
+  offset: int
+  checksum: int
+
+
+class Index(NamedTuple):
+  """What a file holds, and the record of its checkpoint (checkpointing/record.py)."""
+
+  entries: list[Entry]
+  record: dict[str, Any]
+
+
+def portion_of(file: str) -> Portion | None:
+  """The portion that a file holds by its name; None if it is not a complete file of ours."""
+  if not (found := re.fullmatch(r"(\d+)-([0-9a-f]+)-(\d+)-of-(\d+)", file)):
+    return None
+  step, attempt, owner, processes = found.groups()
+  return Portion(Save(int(step), attempt, int(processes)), int(owner))
+
+
+def layout(pieces: Sequence[Piece]) -> tuple[list[int], int]:
+  """The offsets of pieces in a file, and the bytes of all."""
+  offsets, end = [], 0
+  for piece in pieces:
+    offsets.append(end)
+    end += -(-piece.bytes // ALIGNED) * ALIGNED
+  return offsets, end
+
+
+class Growing:
+  """A file that is being written.
+
+  Its memory is reserved at once, which raises OSError if too little is free. Later, that would kill the process.
+  """
+
+  def __init__(self, path: Path, size: int):
+    self.path, self.size = path, size
+    part = path.with_name(path.name + PART)
+    self.file = part.open("r+b" if part.exists() else "w+b")
+    with contextlib.ExitStack() as undo:
+      undo.callback(self.drop)
+      self.file.truncate(max(size, 1))
+      if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(self.file.fileno(), 0, max(size, 1))
+      self.memory = mmap.mmap(self.file.fileno(), max(size, 1))
+      undo.pop_all()
+
+  def view(self, offset: int, piece: Piece) -> np.ndarray:
+    """The place of a piece in the file, as an array to write to."""
+    raw = np.frombuffer(self.memory, np.uint8, piece.bytes, offset)
+    return raw.view(jnp.dtype(piece.dtype)).reshape(piece.shape)
+
+  def finish(self, tail: bytes = b"") -> None:
+    """Adds the last bytes, and gives the file its name."""
+    self.file.seek(self.size)
+    self.file.write(tail)
+    self.file.close()
+    Path(self.file.name).replace(self.path)
+
+  def drop(self) -> None:
+    self.file.close()
+    Path(self.file.name).unlink(missing_ok=True)
+
+
+def tail(entries: Sequence[Entry], record: dict[str, Any]) -> bytes:
+  """The index and the footer of a file."""
+  index = json.dumps({"entries": entries, "record": record}).encode()
+  return index + FOOTER.pack(len(index), zlib.crc32(index), MAGIC)
+
+
+class Store:
+  """The files of this process, and those of others on its host.
+
+  Args:
+    host: the folder of this host. Only this user can read it.
+    process: the number of this process.
+  """
+
+  def __init__(self, host: Path, process: int):
+    self.host, self.own = host, host / str(process)
+    self.own.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+  def portions(self) -> list[Portion]:
+    """The portions that this host has, each once. Damaged files may be among them."""
+    return sorted({portion for path in self._files() if (portion := portion_of(path.name))})
+
+  def paths(self, portion: Portion) -> list[Path]:
+    """The files of a portion: its owner's and a neighbour's, if both are on this host."""
+    return [path for path in self._files() if path.name == portion.file]
+
+  def create(self, portion: Portion, size: int) -> Growing:
+    return Growing(self.own / portion.file, size)
+
+  def index(self, portion: Portion) -> tuple[Path, Index]:
+    """A file of a portion whose index is whole, and this index. Raises Damaged if there is none."""
+    why = "it is gone"
+    for path in self.paths(portion):
+      try:
+        return path, read_index(path)
+      except (OSError, Damaged) as error:
+        why = str(error)
+    raise Damaged(why)
+
+  def read(self, portion: Portion, entry: Entry) -> bytes:
+    """The bytes of a piece, checked. Raises Damaged if no file of the portion has them."""
+    for path in self.paths(portion):
+      with contextlib.suppress(OSError), path.open("rb") as file:
+        if (found := _bytes(file, entry)) is not None:
+          return found
+    raise Damaged(f"{entry.piece.name} is not what was saved")
+
+  def prune(self, keep: Collection[Save], following: Portion | None = None) -> None:
+    """Removes all files of this host but those of the saves to keep, finished or not.
+
+    The file that this process will write next, `following`, gets the memory of one that goes. New memory would first be
+    filled with zeros.
+    """
+    for path in self._files():
+      portion = portion_of(path.name.removesuffix(PART))
+      if portion and portion.of in keep:
+        continue
+      with contextlib.suppress(FileNotFoundError):  # another process of this host removes them, too
+        if portion and following and path.parent == self.own and portion.owner == following.owner:
+          path.replace(self.own / (following.file + PART))
+        else:
+          path.unlink()
+
+  def clear(self) -> None:
+    """Removes the folder of this host."""
+    shutil.rmtree(self.host, ignore_errors=True)
+    with contextlib.suppress(OSError):
+      self.host.parent.rmdir()  # unless other hosts are simulated there
+
+  @property
+  def bytes(self) -> int:
+    """What this process's files need."""
+    return sum(path.stat().st_size for path in self._files() if path.parent == self.own)
+
+  def _files(self) -> Iterator[Path]:
+    yield from sorted(self.host.glob("*/*"))
+
+
+def read_index(path: Path) -> Index:
+  """The index of a file. Raises Damaged if it is not whole."""
+  with path.open("rb") as file:
+    size = file.seek(0, os.SEEK_END)
+    if size < FOOTER.size:
+      raise Damaged("it is torn")
+    file.seek(size - FOOTER.size)
+    length, checksum, magic = FOOTER.unpack(file.read(FOOTER.size))
+    if magic != MAGIC or length > size - FOOTER.size:
+      raise Damaged("it is torn")
+    file.seek(size - FOOTER.size - length)
+    return parsed(file.read(length), checksum)
+
+
+def parsed(index: bytes, checksum: int) -> Index:
+  """An index that was read or received. Raises Damaged if it is not what was written."""
+  if zlib.crc32(index) != checksum:
+    raise Damaged("its index is not what was written")
+  found = json.loads(index)
+  entries = [
+    Entry(Piece(name, _bounds(bounds), dtype), offset, crc) for (name, bounds, dtype), offset, crc in found["entries"]
+  ]
+  return Index(entries, found["record"])
+
+
+def _bounds(found: list[list[int]]) -> Bounds:
+  return tuple((start, stop) for start, stop in found)
+
+
+def check(path: Path) -> None:
+  """Raises Damaged unless a file holds what its index says."""
+  with path.open("rb") as file:
+    for entry in read_index(path).entries:
+      if _bytes(file, entry) is None:
+        raise Damaged(f"{entry.piece.name} is not what was sent")
+
+
+def _bytes(file: IO[bytes], entry: Entry) -> bytes | None:
+  """The bytes of a piece; None if they are not what was written."""
+  file.seek(entry.offset)
+  found = file.read(entry.piece.bytes)
+  return found if len(found) == entry.piece.bytes and zlib.crc32(found) == entry.checksum else None

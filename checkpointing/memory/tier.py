@@ -1,0 +1,291 @@
+"""Saves the state in the hosts' memory every few steps: its own portion in each process, and a neighbour's.
+
+If a process or a host is lost, the next start of the job takes its part from the neighbour (recovery.py). Memory here
+means files in a folder of type tmpfs, such as /dev/shm. They outlive the process, but not the host.
+
+Training waits until the state is copied from the devices into this process's file. A thread does the rest. All
+processes save together, and only if all have finished the save before. Then that one is complete, and the ones before
+it are removed. So at most two saves need memory at a time, and one of them is complete.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from checkpointing import record
+from checkpointing.memory import pieces
+from checkpointing.memory.exchange import Peer, Server, own_address
+from checkpointing.memory.store import Entry, Growing, Portion, Save, Store, layout, tail
+from checkpointing.record import Record
+from checkpointing.save import NotSaved
+from errors import ConfigError, JobError, first_line
+from runtime import folders, processes
+from training.loop import MEMORY_SAVES, LoopState
+from training.program import TrainState
+
+NOTE = "memory.json"  # in a workdir: whose memory it is, and the newest complete save
+RUN = "run"  # in the folder of a host: the name of its run
+Notify = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+  """A process of the job: the host that it counts as being on, its machine, and the address of its server."""
+
+  host: str
+  machine: str
+  address: tuple[str, int]
+
+
+class Tier:
+  """The saves of one run in the hosts' memory. All processes call its methods at the same steps. A context manager.
+
+  Call `prepare` before the first save; `recovery.restore` does.
+
+  Args:
+    config: of the run; `checkpoint.memory_every` 0 switches all of this off.
+    workdir: whose run this is. Another one, or a new one at the same path, does not get its memory.
+    warn: called with a message when a save has failed.
+
+  Attributes:
+    members: the processes of the job.
+    lines: to print at the start.
+    complete: the newest save that all processes have, as far as this process knows.
+  """
+
+  def __init__(self, config: Any, workdir: Path, warn: Notify):
+    self.every, self.workdir, self.warn = config.checkpoint.memory_every, workdir, warn
+    self.rank, self.count = jax.process_index(), jax.process_count()
+    self.lines: list[str] = []
+    self.complete: Save | None = None
+    self.skipped, self._waited = 0, list[float]()
+    self._pending: tuple[Save, concurrent.futures.Future[None]] | None = None
+    self._warned = ""
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, "memory")
+    if self.every:
+      self._join(config)
+
+  def _join(self, config: Any) -> None:
+    """Opens the folder in memory, and meets the other processes. Raises ConfigError if that is not possible."""
+    given = config.checkpoint.memory_dir
+    run, self.attempt, secret = processes.on_process_zero(self._names)
+    self.secret = secret.encode()
+    base = Path(given or f"/dev/shm/meshwright-{os.getuid()}").expanduser()
+    host = base / key(self.workdir) / (config.distributed.host or "host")
+    if not _is_of(host, run):  # of a workdir that is gone
+      shutil.rmtree(host, ignore_errors=True)
+    processes.all_gather(None)  # several processes may share the folder
+    with processes.raise_together():
+      with folders.written_into(base, "checkpoint.memory_dir"):
+        self.store = Store(host, self.rank)
+        (host / RUN).write_text(run)
+      self.server = Server(self.store, self.secret, own_address(config.distributed.coordinator))
+    machine = socket.gethostname()
+    mine = [config.distributed.host or machine, machine, *self.server.address]
+    self.members = [Member(name, machine, (at, port)) for name, machine, at, port in processes.all_gather(mine)]
+    self.neighbours = pieces.neighbours([member.host for member in self.members])
+    with processes.raise_together():
+      self._meet_neighbour()
+
+  def _names(self) -> list[str]:
+    """The name of this run, which its workdir keeps, that of this attempt, and the secret of its processes."""
+    run = note_of(self.workdir).get("run") or secrets.token_hex(8)
+    _write(self.workdir / NOTE, note_of(self.workdir) | {"run": run})
+    return [run, secrets.token_hex(4), secrets.token_hex(16)]
+
+  def _meet_neighbour(self) -> None:
+    neighbour = self.neighbours[self.rank]
+    if neighbour == self.rank:
+      return
+    try:
+      Peer(self.members[neighbour].address, self.secret).__exit__()
+    except OSError as error:
+      raise ConfigError(
+        f"checkpoint.memory_every={self.every}: {error}; open the ports between the hosts, or use 0 for no copies in "
+        "memory"
+      ) from error
+
+  def prepare(self, arrays: Sequence[tuple[str, jax.ShapeDtypeStruct]]) -> None:
+    """Decides which process keeps which pieces of these named arrays. Raises ConfigError if memory is short."""
+    self.portions = pieces.shared_out(pieces.held(arrays), self.count)
+    sizes = [layout(portion)[1] for portion in self.portions]
+    of = {self.neighbours[rank]: rank for rank in range(self.count)}  # whose copy a process keeps
+    needs = [MEMORY_SAVES * (sizes[rank] + (sizes[of[rank]] if of[rank] != rank else 0)) for rank in range(self.count)]
+    here = [rank for rank in range(self.count) if self.members[rank].machine == self.members[self.rank].machine]
+    folder, needed = self.store.host.parent, sum(needs[rank] for rank in here)
+    with processes.raise_together():
+      there = sum(path.stat().st_size for path in folder.glob("*/*/*"))
+      free = shutil.disk_usage(folder).free + there
+      if needed > free:
+        raise ConfigError(
+          f"checkpoint.memory_dir={str(folder.parent)!r} has {free / 1e9:.3g} GB free, and the state and its copies "
+          f"need {needed / 1e9:.3g} GB on this machine; use a larger tmpfs, or checkpoint.memory_every=0"
+        )
+    away = sum(self.members[rank].host != self.members[to].host for rank, to in enumerate(self.neighbours))
+    where = "another host" if away == self.count else f"another host ({away} of {self.count} processes)"
+    copies = f"and a copy on {where}" if away else "and a copy for another process" if self.count > 1 else "and no copy"
+    self.lines = [
+      f"memory    every {self.every} steps: {max(needs) / 1e6:,.1f} MB of a host's memory for a process, {copies}; "
+      f"in {folder.parent}"
+    ]
+
+  def __enter__(self) -> "Tier":
+    return self
+
+  def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
+    """After an orderly end, storage has all: removes the files. After an error of this process alone, they stay."""
+    if not self.every or processes.failed_alone(error):
+      return
+    self.wait()
+    processes.all_gather(None)  # neighbours may still send
+    self.server.close()
+    self._thread.shutdown()
+    if error is None or (isinstance(error, JobError) and not isinstance(error, NotSaved)):
+      self.store.clear()
+      self.keep_only(None)
+
+  @property
+  def summary(self) -> str:
+    """A line about all saves; "" if there was none."""
+    if not self._waited:
+      return ""
+    return (
+      f"memory    {len(self._waited)} saves in the hosts' memory, {self.skipped} skipped; training waited "
+      f"{statistics.median(self._waited):.3f} s for one (median)"
+    )
+
+  def save(self, state: TrainState, run: Record, loop: LoopState) -> None:
+    """Copies the state, and starts to send it. Returns when `state` may be donated.
+
+    Does nothing if a process has not finished the save before. `run` and `loop`: as in `Checkpoints.save`.
+    """
+    start = time.perf_counter()
+    if not self._have_finished():
+      self.skipped += 1
+      return
+    tree, saved = record.of_state(state, run, loop)
+    portion = Portion(Save(loop.step, self.attempt, self.count), self.rank)
+    self.store.prune([portion.of] if self.complete is None else [portion.of, self.complete], portion)
+    try:
+      file = self._copied(tree, portion)
+      future = self._thread.submit(self._finish, file, portion, saved)
+    except OSError as error:  # the memory is full
+      future = concurrent.futures.Future()
+      future.set_exception(error)
+    self._pending = portion.of, future
+    self._waited.append(time.perf_counter() - start)
+
+  def wait(self) -> None:
+    """Waits until this process has finished its save, or failed."""
+    if self._pending:
+      concurrent.futures.wait([self._pending[1]])
+
+  def _have_finished(self) -> bool:
+    """Whether all processes have finished the save before. Then that one is complete, unless it failed somewhere."""
+    busy, failed = False, ""
+    if self._pending:
+      busy = not self._pending[1].done()
+      error = None if busy else self._pending[1].exception()
+      failed = first_line(error) if error else ""
+    found = processes.all_gather([busy, failed])
+    if any(busy for busy, _ in found):
+      return False
+    if self._pending:
+      of, self._pending = self._pending[0], None
+      if not any(why for _, why in found):
+        self.complete = of
+        self._note()
+      elif failed and failed != self._warned:
+        self._warned = failed
+        self.warn(f"the state of step {of.step} could not be kept in memory ({failed}); training continues without it")
+    return True
+
+  def keep_only(self, complete: Save | None) -> None:
+    """Removes everything but a complete save. No other process may be reading."""
+    self.complete = complete
+    self.store.prune([complete] if complete else [])
+    self._note()
+
+  def _note(self) -> None:
+    """Writes into the workdir which save is complete, for the supervisor's messages."""
+    if self.rank == 0:
+      known = {"run": note_of(self.workdir).get("run")}
+      _write(self.workdir / NOTE, known | ({"step": self.complete.step} if self.complete else {}))
+
+  def _copied(self, tree: dict[str, Any], portion: Portion) -> Growing:
+    """This process's file of a portion, with the bytes of its pieces. The state may change then."""
+    shards = {name: pieces.own_shards(x) for name, x in record.named(tree)}
+    mine = self.portions[self.rank]
+    for piece in mine:
+      shards[piece.name][piece.bounds].copy_to_host_async()
+    offsets, size = layout(mine)
+    file = self.store.create(portion, size)
+    try:
+      for piece, offset in zip(mine, offsets, strict=True):
+        file.view(offset, piece)[...] = np.asarray(shards[piece.name][piece.bounds])
+    except BaseException:
+      file.drop()
+      raise
+    return file
+
+  def _finish(self, file: Growing, portion: Portion, saved: Record) -> None:
+    """Completes this process's file, and has the neighbour keep a copy."""
+    mine, bytes_of = self.portions[self.rank], memoryview(file.memory)
+    entries = [
+      Entry(piece, offset, zlib.crc32(bytes_of[offset : offset + piece.bytes]))
+      for piece, offset in zip(mine, layout(mine)[0], strict=True)
+    ]
+    file.finish(tail(entries, saved))
+    if (neighbour := self.neighbours[self.rank]) != self.rank:
+      with Peer(self.members[neighbour].address, self.secret) as peer:
+        peer.keep(portion, file.path)
+
+
+def key(workdir: Path) -> str:
+  """The name of a workdir's folder in memory."""
+  return hashlib.sha256(str(workdir.absolute()).encode()).hexdigest()[:16]
+
+
+def note_of(workdir: Path) -> dict[str, Any]:
+  """What a workdir knows of the copies in memory; {} if nothing."""
+  try:
+    found = json.loads((workdir / NOTE).read_text())
+  except (OSError, ValueError):
+    return {}
+  return found if isinstance(found, dict) else {}
+
+
+def newest(workdir: Path) -> int:
+  """The step of the newest save in memory that was complete when it was last looked at; -1: there is none."""
+  step = note_of(workdir).get("step")
+  return step if isinstance(step, int) else -1
+
+
+def _write(path: Path, note: dict[str, Any]) -> None:
+  """Writes a note as a whole. A disk that is full ends no run: the note only serves messages."""
+  part = path.with_suffix(".part")
+  with contextlib.suppress(OSError):
+    part.write_text(json.dumps(note))
+    part.replace(path)
+
+
+def _is_of(host: Path, run: str) -> bool:
+  try:
+    return (host / RUN).read_text() == run
+  except OSError:
+    return not host.exists()
