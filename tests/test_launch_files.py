@@ -75,4 +75,5 @@ def test_the_probe_ends_a_pod_whose_process_hangs(manifest: dict[str, Any], minu
   command = container["livenessProbe"]["exec"]["command"]
   done = subprocess.run(command, cwd=ROOT, env=given, stdout=subprocess.PIPE, text=True, check=False)
   assert (done.returncode == 0) == alive, done
-  assert ("process 1 made no progress for 2400 s (compile)" in done.stdout) == (not alive)
+  # It takes a moment until the program looks at the clock.
+  assert bool(re.search(r"process 1 made no progress for 24\d\d s \(compile\)", done.stdout)) == (not alive)
