@@ -149,6 +149,11 @@ def of_job(workdir: Location) -> dict[int, Beat]:
   return {int(file.stem): beat for file in files if file.stem.isdigit() and is_whole(beat := read(file))}
 
 
+def process(beat: Beat) -> tuple[object, ...]:
+  """What tells the process of a beat from all others."""
+  return beat["host"], beat["pid"], beat["began"]
+
+
 def starting(since: float) -> Beat:
   """What is known of a process that has given no sign of life yet."""
   return {"doing": "starting", "since": since, "slowest": 0.0, "step": 0}

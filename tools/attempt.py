@@ -61,9 +61,10 @@ class Here:
   Attributes:
     unit: places that are lost together.
     ends: the signal that ends what `command` starts, at once and with all that it has started.
+    sees_ends: whether the end of a process is seen at once, whatever ends it.
   """
 
-  unit, ends = 1, signal.SIGKILL
+  unit, ends, sees_ends = 1, signal.SIGKILL, True
 
   def __init__(self, processes: int, devices_per_process: int):
     self.processes, self.devices = processes, devices_per_process
@@ -71,6 +72,10 @@ class Here:
   def places(self) -> list[int]:
     """The places that can be used now."""
     return list(range(self.processes))
+
+  def ending(self) -> bool:
+    """Whether something else ends the job now, so that it makes no sense to start it again."""
+    return False
 
   def name(self, place: int) -> str:
     """What is lost if the process at this place is."""
@@ -208,6 +213,10 @@ class Attempt:
     """The exit status of a process that has ended: 128 + the signal's number if a signal ended it, as in a shell."""
     code = self.jobs[rank].returncode
     return 128 - code if code < 0 else code
+
+  def ended_by(self, rank: int) -> str:
+    """The name of the signal that ended a process; "" if none did."""
+    return next((number.name for number in signal.Signals if self.status(rank) == 128 + number), "")
 
   def _read(self, job: subprocess.Popen, rank: int) -> None:
     source: IO[str] = job.stdout  # type: ignore[assignment]  # a pipe

@@ -20,6 +20,7 @@ class Nodes(Here):
   """The nodes of the SLURM job in which this program runs. Raises ConfigError outside of one."""
 
   ends = signal.SIGTERM  # srun then kills its tasks
+  sees_ends = False  # not if a node fails: SLURM waits for it first
 
   def __init__(self) -> None:
     environment = os.environ
@@ -31,9 +32,16 @@ class Nodes(Here):
     super().__init__(len(self.nodes) * self.unit, self.gpus // self.unit)
 
   def places(self) -> list[int]:
-    left = _hosts(_answer("squeue", "--noheader", f"--jobs={self.job}", "--format=%N"))
+    left = _hosts(self._squeue("%N"))
     up = [place for place in range(self.processes) if self.host(place) in left]
     return up or list(range(self.processes))  # SLURM does not answer: the start will show which of them work
+
+  def ending(self) -> bool:
+    return self._squeue("%T") not in ("", "RUNNING")
+
+  def _squeue(self, form: str) -> str:
+    """What SLURM says of the job; "" if it does not answer."""
+    return _answer("squeue", "--noheader", f"--jobs={self.job}", f"--format={form}").strip()
 
   def name(self, place: int) -> str:
     return self.host(place)
@@ -69,7 +77,7 @@ class Nodes(Here):
 
 def _hosts(names: str) -> list[str]:
   """The nodes of a list in SLURM's short form, such as "n[1-3]"."""
-  return _answer("scontrol", "show", "hostnames", names.strip()).split() if names.strip() else []
+  return _answer("scontrol", "show", "hostnames", names).split() if names else []
 
 
 def _answer(*command: str) -> str:

@@ -34,15 +34,14 @@ def choose(arguments: Sequence[str], workdir: Path, processes: int, devices: int
     workdir: what earlier starts wrote there says which devices they had, and sizes that only the data can say.
     devices: of each process; 0: as many as the config simulates.
   """
-  config = config_of(arguments, workdir)
-  if config is None:
+  try:
+    config = config_of(arguments, workdir)
+    where = _machine(workdir, processes, devices or config.simulated_devices)
+    program = settings.program(config, where.platform)
+  except (ConfigError, flags.Error):  # train.py says what is wrong
     return None
-  where = _machine(workdir, processes, devices or config.simulated_devices)
-  program = settings.program(config, where.platform)
   for names in ((config.strategy,), ()):
-    found = search(
-      program.sizes, config.batch_size, where, names, config.sequence_parallel, program.optimizer
-    )  # fmt: skip
+    found = search(program.sizes, config.batch_size, where, names, config.sequence_parallel, program.optimizer)
     if not found:
       continue
     best = found[0]
@@ -59,19 +58,20 @@ def choose(arguments: Sequence[str], workdir: Path, processes: int, devices: int
 
 
 def config_of(arguments: Sequence[str], workdir: Path) -> Any:
-  """The config that flags of train.py make, with the sizes that its data gave in an earlier start; None without one."""
+  """The config that flags of train.py make, with the sizes that its data gave in an earlier start.
+
+  Raises ConfigError or an error of the flags if they are wrong.
+  """
   values = flags.FlagValues()
   command_line.define_config(values)
   flags.DEFINE_string("workdir", None, "", flag_values=values)
   before, sys.argv = sys.argv, ["train.py", *arguments]  # ml_collections looks for fields there
   try:
     values(sys.argv)
-  except (ConfigError, flags.Error, OSError):
-    return None
   finally:
     sys.argv = before
   if values.config is None:
-    return None
+    raise ConfigError("config is missing; name one with --config=configs/fsdp.py")
   config, given = pretrained.adopt(values.config), heartbeat.read(workdir / "config.json").get("model", {})
   for name in BY_DATA:
     config.model[name] = config.model[name] or given.get(name, 0)

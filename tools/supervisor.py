@@ -176,7 +176,7 @@ class Supervisor:
     self.state.starts += 1
     self._save()
     places = self._places()[:count]
-    self._before = {_process(beat) for beat in heartbeat.of_job(self.workdir).values()}
+    self._before = {heartbeat.process(beat) for beat in heartbeat.of_job(self.workdir).values()}
     often = () if any("runtime.heartbeat" in flag for flag in self.arguments) else ("--config.runtime.heartbeat=1.0",)
     flags = [*self.arguments, *often, *extra]
     self.output.open(self.state.starts)
@@ -185,7 +185,7 @@ class Supervisor:
         failure, grows = self._watch(attempt)
     finally:
       self.output.close()
-    if self.signals.received or (failure is None and not grows):
+    if self.signals.received or (failure is None and not grows) or self.where.ending():
       self.output.release()
       return self._end(0 if failure is None else failure.status)
     if failure is None:
@@ -269,14 +269,25 @@ class Supervisor:
     until = time.monotonic() + HELD
     while (rank := attempt.ended(until - time.monotonic())) is not None:
       ended += [rank] if attempt.status(rank) else []
-    killed = [rank for rank in ended if _signal(attempt.status(rank)) not in ("", "SIGABRT")]
+    killed = [rank for rank in ended if attempt.ended_by(rank) not in ("", "SIGABRT")]
+    if not killed and not self.where.sees_ends and (gone := self._gone(attempt, ended)) is not None:
+      return Failure(gone, self._step(attempt), "gave no sign of life when others failed", attempt.status(first))
     rank = (killed or ended)[0]
     status = attempt.status(rank)
-    if number := _signal(status):
+    if number := attempt.ended_by(rank):
       why = f"was killed by {number}"
     else:
       why = f"failed with status {status} ({self.output.last(rank)})"
     return Failure(rank, self._step(attempt), why, status)
+
+  def _gone(self, attempt: Attempt, ended: list[int]) -> int | None:
+    """A process that neither ends nor gives a sign of life for a while: its host is gone, and so others fail."""
+    until = time.monotonic() + 1.5 * SILENT
+    while (left := set(range(attempt.count)) - set(ended)) and time.monotonic() < until:
+      if (rank := attempt.ended(POLL)) is not None:
+        ended.append(rank)
+    beats = self._beats(attempt)
+    return next((rank for rank in left if rank in beats and time.time() - beats[rank]["time"] > SILENT), None)
 
   def _hung(self, attempt: Attempt, running: set[int], began: float) -> Failure | None:
     """The process that hangs, if one does. All others wait for it, so the one that is silent or behind is to blame."""
@@ -296,10 +307,9 @@ class Supervisor:
 
   def _beats(self, attempt: Attempt) -> dict[int, heartbeat.Beat]:
     """The last signs of life of an attempt's processes: those that were not there before it."""
-    beats = heartbeat.of_job(self.workdir)
-    return {
-      rank: beats[rank] for rank in range(attempt.count) if rank in beats and _process(beats[rank]) not in self._before
-    }
+    beats = heartbeat.of_job(self.workdir).items()
+    mine = lambda rank, beat: rank < attempt.count and heartbeat.process(beat) not in self._before
+    return {rank: beat for rank, beat in beats if mine(rank, beat)}
 
   def _step(self, attempt: Attempt) -> int:
     """The last step that an attempt is known to have done; the newest checkpoint's if it has done none."""
@@ -320,16 +330,6 @@ class Supervisor:
     self.state = State(starts=self.state.starts)
     self._save()
     return status
-
-
-def _signal(status: int) -> str:
-  """The name of the signal that ended a process with this exit status; "" if none did."""
-  return next((number.name for number in signal.Signals if status == 128 + number), "")
-
-
-def _process(beat: heartbeat.Beat) -> tuple[object, ...]:
-  """What tells the process of a beat from all others."""
-  return beat["host"], beat["pid"], beat["began"]
 
 
 def _name(count: int, extra: Sequence[str]) -> str:

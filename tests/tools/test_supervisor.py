@@ -20,7 +20,7 @@ import pytest
 from helpers import ROOT, one_sentence
 
 from reporting import heartbeat
-from tools import launch, slurm, smaller, supervisor
+from tools import attempt, launch, slurm, smaller, supervisor
 from tools.supervisor import Policy, supervise
 
 PROGRAM = """
@@ -295,7 +295,8 @@ def test_what_plan_needs_is_imported_only_then():
 SLURM = {  # stands in for SLURM's commands: two nodes of two tasks, of which one is gone after the first start
   "srun": 'node=none; for word; do case "$word" in --nodelist=*) node="${word#*=}" ;; esac; done\n'
   'while [ "${1#--}" != "$1" ]; do shift; done; echo "on $node with ${JAX_LOCAL_DEVICE_IDS-no} GPUs"; exec "$@"',
-  "squeue": 'if [ -e "$FOLDER/run/attempts/1.log" ]; then echo n1; else echo "n1,n2"; fi',
+  "squeue": 'case "$*" in *%T*) cat "$FOLDER/state" 2>/dev/null || echo RUNNING; exit ;; esac\n'
+  'if [ -e "$FOLDER/run/attempts/1.log" ]; then echo n1; else echo "n1,n2"; fi',
   "scontrol": 'case "$*" in *hostnames*) echo "$3" | tr , "\\n" ;; *) echo "NodeName=$4 NodeAddr=127.0.0.1 x" ;; esac',
   "scancel": 'echo "$@" >>"$FOLDER/cancelled"',
 }
@@ -324,6 +325,25 @@ def test_on_slurm_a_node_that_is_gone_is_done_without(on_slurm: Path, job: Calla
   assert starts(on_slurm) == ["4", "2"]
   nodes = [re.findall(r"\[\d\] on (n\d)", (on_slurm / f"run/attempts/{n}.log").read_text()) for n in (1, 2)]
   assert [sorted(found) for found in nodes] == [["n1", "n1", "n2", "n2"], ["n1", "n1"]]
+
+
+def test_on_slurm_the_node_that_is_gone_is_named(
+  on_slurm: Path, job: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
+  """SLURM has not noticed it yet. A process on another node fails because of it, and srun cannot end this one."""
+  monkeypatch.setattr(attempt, "SECONDS_TO_END", 0.5)
+  stops = {"kill": signal.SIGSTOP, "after": 0.0}
+  dies = {"end": FOREVER, "step": 5, "saves": [3], "0": {"status": 1, "after": 0.3}, "2": stops}
+  assert job([dies, {}], 4, where=slurm.Nodes()) == 0
+  assert re.search("restart   process 2 of 4 on n2 gave no sign of life when others failed", capfd.readouterr().out)
+
+
+def test_on_slurm_a_job_that_slurm_ends_is_not_started_again(on_slurm: Path, job: Callable[..., int], capfd: Any):
+  """Its steps then fail. What they print is shown: they may have saved."""
+  (on_slurm / "state").write_text("COMPLETING\n")
+  assert job([{"end": FOREVER, "1": {"status": 7, "prints": "saved"}}], 4, where=slurm.Nodes()) == 7
+  assert "[1] saved" in capfd.readouterr().out
+  assert starts(on_slurm) == ["4"]
 
 
 def test_on_slurm_a_task_has_its_part_of_the_gpus(on_slurm: Path, monkeypatch: pytest.MonkeyPatch):
