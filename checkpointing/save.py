@@ -110,9 +110,9 @@ class Checkpoints:
     """The steps of the complete checkpoints."""
     return self.shipping.steps if self.shipping else steps(self.folder)
 
-  def _kept(self, found: Sequence[int]) -> list[int]:
+  def _kept(self, found: Sequence[int], losses: dict[int, float]) -> list[int]:
     """Which of some steps to keep."""
-    return [*sorted(found)[-self.keep :], *best_of(found, self.keep_best, self._losses)]
+    return [*sorted(found)[-self.keep :], *best_of(found, self.keep_best, losses)]
 
   def _found_place(self) -> list[int] | None:
     """What tells this folder from another one at the same path; None if there is none."""
@@ -202,16 +202,16 @@ class Checkpoints:
       self._fail(step, error)
     else:
       waited = time.perf_counter() - start
-      self._pending = (step, start, waited, self._watcher.submit(self._wait, step))
+      self._pending = (step, start, waited, self._watcher.submit(self._wait, step, dict(self._losses)))
 
-  def _wait(self, step: int) -> float:
+  def _wait(self, step: int, losses: dict[int, float]) -> float:
     """Waits until a checkpoint is complete, and is in the bucket or would survive a power failure. Returns when.
 
     tensorstore syncs the arrays' files; the rest is synced here.
     """
     self._manager.wait_until_finished()
     if self.shipping:
-      self.shipping.send(step, self._kept)
+      self.shipping.send(step, lambda found: self._kept(found, losses))
     elif jax.process_index() == 0:
       rest = [place for place in (self.folder / str(step)).rglob("*") if place.parent.name != "d"]
       for place in [*rest, self.folder / str(step), self.folder]:

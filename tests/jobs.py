@@ -17,6 +17,7 @@ import jax
 from helpers import ROOT, config
 
 import train
+from runtime import command_line
 from storage import lease as leases
 
 _context = multiprocessing.get_context("forkserver")
@@ -46,7 +47,8 @@ def _run(
         time.sleep(0.1)
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # the same programs start many times
   jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/meshwright/tests").expanduser()))
-  train.main(config(strategy, **fields | {"compilation_cache_dir": ""}), workdir)
+  with command_line.bad_input_ends_the_program():
+    train.main(config(strategy, **fields | {"compilation_cache_dir": ""}), workdir)
 
 
 class Job:
