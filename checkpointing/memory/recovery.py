@@ -187,5 +187,5 @@ def _array(reader: Reader, x: jax.ShapeDtypeStruct, places: dict[Bounds, Place])
         values[bounds] = reader.read(places[bounds])
     shards[target] = pieces.assembled(target, str(x.dtype), {bounds: values[bounds] for bounds in needed})
   return jax.make_array_from_callback(
-    tuple(x.shape), x.sharding, lambda index: shards[pieces.bounds_of(index, x.shape)]
+    tuple(x.shape), x.sharding, lambda index: shards[pieces.bounds_of(index or (), x.shape)]
   )
