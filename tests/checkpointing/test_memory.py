@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from helpers import config, one_sentence, program, strategy
+from helpers import config, initial_state, one_sentence, program, random_batch, strategy
 
 from analysis import memory as predicted
 from analysis.case import Case
@@ -132,6 +132,7 @@ class Job:
         asked.distributed.update(host=f"host{rank}", coordinator="127.0.0.1:1")
         tier = Tier(asked, self.workdir, self.warnings.append)
         out = work(tier)
+        self._all_gather(None)  # others may still send copies to this one
         tier.server.close()
         return out
       except BaseException:
@@ -398,6 +399,39 @@ def test_theory_is_what_each_strategy_keeps(name: str):
   kept = pieces.shared_out(pieces.held(record.named(runner.abstract_state())), 1)[0]
   counted = sum(piece.bytes for piece in kept if piece.shape)
   assert predicted.in_hosts(Case.of(runner, 16, "cpu")) * runner.layout.device_count == 2 * MEMORY_SAVES * counted
+
+
+@pytest.mark.full
+def test_arrays_of_devices_go_from_one_layout_to_another(tmp_path: Path):
+  """Saved under FSDP on 8 devices, while the next step reuses the memory of the state. A single process."""
+  runner = strategy("fsdp", program(model__depth=1))
+  batch = runner.shard(random_batch(runner.program, 16), 16)
+  state, _ = runner.train_step(initial_state(runner), batch)
+  expected = [np.array(x) for x in jax.tree.leaves(state)]
+  (tmp_path / "run").mkdir()
+  asked = config(checkpoint__memory_every=1, checkpoint__memory_dir=str(tmp_path / "memory"))
+
+  def tier() -> Tier:
+    return Tier(asked, tmp_path / "run", pytest.fail)
+
+  ours = tier()
+  ours.prepare(record.named(runner.abstract_state()))
+  ours.save(state, RUN, LoopState(1, False))
+  runner.train_step(state, batch)
+  ours.wait()
+  for name, devices, fields in [
+    ("two_d", 8, {}), ("zero1", 4, {}), ("tensor_parallel", 2, {}), ("pmap_ddp", 8, {}), ("single", 1, {}),
+    ("fsdp", 8, {"optimizer__on_host": True}),
+  ]:  # fmt: skip
+    other = strategy(name, program(model__depth=1, **fields), devices)
+    found, saved = recovery.restore(tier(), other.abstract_state(), RUN, -1, pytest.fail)
+    assert saved["loop"]["step"] == 1
+    for x, y, like in zip(jax.tree.leaves(found), expected, jax.tree.leaves(other.abstract_state()), strict=True):
+      assert x.sharding == like.sharding
+      np.testing.assert_array_equal(x, y, err_msg=name)
+  other = {"params": {"embedding": jax.ShapeDtypeStruct((3, 3), "float32", sharding=runner.state_sharding.step)}}
+  with one_sentence("the state of step 1 in the hosts' memory", "another model or optimizer"):
+    recovery.restore(tier(), other, RUN, -1, pytest.fail)
 
 
 def test_each_piece_is_kept_once_and_evenly():

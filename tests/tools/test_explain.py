@@ -304,7 +304,7 @@ def test_checkpoints_in_the_memory_of_hosts_are_a_row(found: dict, monkeypatch: 
   with pytest.raises(pytest.fail.Exception, match="in_hosts=True"):
     explain.main(*asked_for("--config.checkpoint.memory_every=5"))
   with_it, without = (explain._memory(found["memory"] | more) for more in ({"in_hosts": 2.5e6}, {}))
-  assert re.search(r"\ncheckpoints in the host's memory +2.5 MB\n", with_it)
+  assert re.search(r"\ncheckpoints in the host's memory +2\.50 MB", with_it)
   assert "checkpoints" not in without
 
 
