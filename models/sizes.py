@@ -21,7 +21,8 @@ ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # in the order of what they keep on the device
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 PACKINGS = ("windows", "documents")
-STACKS = ("dense_blocks", "blocks")  # the entries of the parameters that hold blocks, in the order in which these run
+# The entries of the parameters that hold blocks, in the order in which these run, and the dimension that counts them.
+STACKS = {"dense_blocks": "dense_layers", "blocks": "layers"}
 
 
 class Stack(NamedTuple):
@@ -252,7 +253,7 @@ class ModelSizes:
       ("heads", "model.heads", self.heads),
       ("heads", "model.kv_heads", self.kv_heads),
       *(("mlp", f"model.{'expert' if c.experts else 'mlp'}_width", c.hidden_width) for _, c, _ in self.stacks),
-      ("layers", "model.depth", self.depth),
+      ("layers", "model.depth" + " - model.dense_layers" * bool(self.dense_layers), self.stacks[-1].layers),
     ]
     if self.experts:
       found.append(("experts", "model.experts", self.experts))

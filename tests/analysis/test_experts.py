@@ -24,6 +24,7 @@ LAYOUTS = {
   "two_d": (layout_of("tensor_parallel") | layout_of("expert_fsdp")).on(data=2, expert=2, model=2),
   "context": (layout_of("context") | EXPERT).on(context=2, expert=4),
   "pipeline": (layout_of("pipeline") | EXPERT).on(stage=2, data=2, expert=2),
+  "three_d": (layout_of("three_d") | EXPERT).on(stage=2, data=1, expert=2, model=2),
 }
 WITH_ADAPTERS = {"init_from": "a model", "model__lora_rank": 8}
 LATER = {"pipeline__schedule": "zero_bubble"}
@@ -52,6 +53,8 @@ OF_ALL_KINDS = [
   ("expert_fsdp", "gather", FIRST_ARE_DENSE | {"model__remat": "minimal", "optimizer__name": "muon"}),
   ("context", "exchange", FIRST_ARE_DENSE | {"accumulation": 2}),
   ("fsdp", "auto", FIRST_ARE_DENSE | {"optimizer__on_host": True}),
+  ("pipeline", "gather", FIRST_ARE_DENSE),
+  ("three_d", "exchange", FIRST_ARE_DENSE | {"model__remat": "minimal"}),
 ]
 
 

@@ -26,6 +26,7 @@ from helpers import (
 import strategies
 import train
 from strategies import Strategy, layout_of
+from strategies.pipeline.orders import ORDERS
 from training import settings
 from training.program import Params, Program
 
@@ -52,9 +53,10 @@ VARIANTS = {
 }
 # What is added to the scores of the first and of the last experts, in these variants.
 BIASES = {"one has all": (9.0, 0.0), "one has none": (0.0, -9.0)}
-# Mixtures whose first blocks are dense. Pipelines have none of them.
+# Mixtures whose first blocks are dense.
 WITH_DENSE = {
   "dense first": {**FIRST_ARE_DENSE, "model__shared_experts": 1},
+  "dense first, in chunks": {**FIRST_ARE_DENSE, "model__depth": 6, "model__router": "sigmoid_bias"},
   "dense first, documents": {
     **FIRST_ARE_DENSE,
     "data__packing": "documents",
@@ -87,14 +89,18 @@ CASES = [(name, WAYS[(i + j) % 3], variant) for i, name in enumerate(ALONE) for 
   (name, WAYS[(i + j // 2) % 3], variant)
   for i, (name, layout) in enumerate(LAYOUTS.items())
   for j, variant in enumerate(VARIANTS)
-  if name not in ALONE and (i + j) % 2 == 0 and not (layout.layers and "model__dense_layers" in VARIANTS[variant])
+  if name not in ALONE and (i + j) % 2 == 0 and not (layout.layers and variant == "one has all")  # too few blocks
 ]
 CASES += [
   ("expert_fsdp", "gather", "dense first"), ("tensor_parallel", "exchange", "dense first"),
   ("context", "exchange", "dense first, documents"), ("two_d", "gather", "dense first, documents"),
   ("hsdp", "ragged", "dense first, documents"), ("zero2", "gather", "dense first, documents"),
   ("expert_fsdp", "exchange", "dense first, adapters"),
+  ("gpipe", "exchange", "dense first"), ("pipeline", "ragged", "dense first, documents"),
+  ("interleaved", "gather", "dense first, in chunks"), ("zero_bubble", "exchange", "dense first, in chunks"),
+  ("zero_bubble", "gather", "dense first, adapters"), ("three_d", "gather", "dense first"),
 ]  # fmt: skip
+LAYOUTS |= {"gpipe": LAYOUTS["pipeline"]}  # for the cases above only
 SHORT = [
   ("expert-4", "ragged", "documents"),
   ("two_d", "exchange", "one has all"),
@@ -132,7 +138,7 @@ def expected(variant: str) -> tuple[dict[str, np.ndarray], Params, Any]:
 
 def schedule_of(name: str) -> dict[str, object]:
   """Two microbatches of each part of a batch."""
-  schedule = name if name in ("interleaved", "zero_bubble") else "1f1b"
+  schedule = name if name in ORDERS else "1f1b"
   return {"pipeline__schedule": schedule, "pipeline__microbatches": 2}
 
 
@@ -202,10 +208,12 @@ def test_a_mixture_with_dense_blocks_resumes_under_another_strategy(tmp_path: Pa
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("variant", ["text", "dense first"])
-def test_texts_are_scored_and_continued(variant: str):
+@pytest.mark.parametrize(
+  "name, variant", [("expert_fsdp", "text"), ("expert_fsdp", "dense first"), ("pipeline", "dense first")]
+)
+def test_texts_are_scored_and_continued(name: str, variant: str):
   program = program_of("exchange", variant)
-  assert_writes_as(laid_out(LAYOUTS["expert_fsdp"], program), laid_out(layout_of("single"), program))
+  assert_writes_as(laid_out(LAYOUTS[name], program), laid_out(layout_of("single"), program))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +224,7 @@ def test_texts_are_scored_and_continued(variant: str):
     (
       "pipeline",
       {"model__experts": 8, "model__dense_layers": 1},
-      ["model.dense_layers=1", "stages of a pipeline have equal blocks", "use 0, or a strategy without stages"],
+      ["mesh.stage=4", "model.depth - model.dense_layers=3", "use 1 or 3"],
     ),
   ],
 )
