@@ -53,6 +53,7 @@ OF_ALL_KINDS = [
   ("expert_fsdp", "gather", FIRST_ARE_DENSE | {"model__remat": "minimal", "optimizer__name": "muon"}),
   ("context", "exchange", FIRST_ARE_DENSE | {"accumulation": 2}),
   ("fsdp", "auto", FIRST_ARE_DENSE | {"optimizer__on_host": True}),
+  ("context", "exchange", {"model__expert_capacity": 1.0}),
   ("pipeline", "gather", FIRST_ARE_DENSE),
   ("three_d", "exchange", FIRST_ARE_DENSE | {"model__remat": "minimal"}),
 ]
@@ -114,5 +115,5 @@ def test_flops_of_dense_blocks_are_those_of_their_mlps():
 
 
 def test_a_round_has_room_for_more_than_equal_loads():
-  assert transports.capacity(1024, 2, 8) == 320
-  assert transports.capacity(16, 2, 1) == 32
+  assert transports.round_rows(1024, 2, 8) == 320
+  assert transports.round_rows(16, 2, 1) == 32

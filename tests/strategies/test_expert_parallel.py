@@ -53,8 +53,9 @@ VARIANTS = {
 }
 # What is added to the scores of the first and of the last experts, in these variants.
 BIASES = {"one has all": (9.0, 0.0), "one has none": (0.0, -9.0)}
-# Mixtures whose first blocks are dense.
-WITH_DENSE = {
+# Mixtures whose experts have a capacity, and mixtures whose first blocks are dense.
+OTHERS = {
+  "limited": {"data__packing": "documents", "accumulation": 2, "model__remat": "full", "model__expert_capacity": 0.75},
   "dense first": {**FIRST_ARE_DENSE, "model__shared_experts": 1},
   "dense first, in chunks": {**FIRST_ARE_DENSE, "model__depth": 6, "model__router": "sigmoid_bias"},
   "dense first, documents": {
@@ -99,6 +100,8 @@ CASES += [
   ("gpipe", "exchange", "dense first"), ("pipeline", "ragged", "dense first, documents"),
   ("interleaved", "gather", "dense first, in chunks"), ("zero_bubble", "exchange", "dense first, in chunks"),
   ("zero_bubble", "gather", "dense first, adapters"), ("three_d", "gather", "dense first"),
+  ("expert-4", "gather", "limited"), ("context", "exchange", "limited"), ("two_d", "ragged", "limited"),
+  ("zero_bubble", "exchange", "limited"),
 ]  # fmt: skip
 LAYOUTS |= {"gpipe": LAYOUTS["pipeline"]}  # for the cases above only
 SHORT = [
@@ -110,7 +113,7 @@ assert set(SHORT) <= set(CASES), set(SHORT) - set(CASES)
 
 
 def program_of(way: str, variant: str, **fields: object) -> Program:
-  asked = SMALL | (VARIANTS | WITH_DENSE)[variant] | fields
+  asked = SMALL | (VARIANTS | OTHERS)[variant] | fields
   return settings.program(config(steps=STEPS, model__expert_transport=way, **asked), "cpu")
 
 
@@ -157,6 +160,12 @@ def test_all_tokens_go_to_the_experts_that_the_variant_says():
 
 
 @pytest.mark.full
+def test_some_choices_are_dropped_as_the_variant_says():
+  found = expected("limited")[2]
+  assert 0.1 < found["dropped"] / found["load"].sum() < 0.9
+
+
+@pytest.mark.full
 def test_no_token_goes_to_the_expert_that_the_variant_says():
   load = expected("one has none")[2]["load"]
   assert not load[:, -1].any()
@@ -192,7 +201,7 @@ def test_10_steps_of_a_mixture_with_dense_blocks_equal_a_single_device(name: str
 def test_a_mixture_with_dense_blocks_resumes_under_another_strategy(tmp_path: Path):
   """The loss of a run that goes on, with its state in other pieces, is that of a run that was never stopped."""
   run = {
-    **SMALL, **WITH_DENSE["dense first"], "steps": 4, "batch_size": 8, "log_every": 1, "eval_examples": 8,
+    **SMALL, **OTHERS["dense first"], "steps": 4, "batch_size": 8, "log_every": 1, "eval_examples": 8,
     "eval_batch_size": 8, "sample_length": 0, "data__name": "synthetic",
   }  # fmt: skip
   train.train(config("single", **run), tmp_path / "whole")
