@@ -66,6 +66,9 @@ def _shared(case: Case) -> list[Sent]:
   token, counts = sizes.width * case.item, sizes.experts * INDEX * ring_share(m)
   later = case.splits
   send = lambda kind, size, what: Sent(kind, axes, times * size, f"experts: {what}", waits=True)
+  if not set(axes) & set(case.axes("batch")):  # all have the same tokens
+    numbers = case.tokens * (2 * token + k * INDEX)
+    return [send("all-reduce", 2 * ring_share(m) * numbers, "sums of results and gradients")]
   if sizes.expert_transport == "gather":
     to_all = (m - 1) * case.tokens
     return [

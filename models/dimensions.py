@@ -57,6 +57,10 @@ class Sharding:
     """
     return 1
 
+  def repeats(self, dim: str, along: str) -> bool:
+    """Whether all devices that share the dimension `along` have the same piece of `dim`."""
+    return True
+
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     """Constrains the sharding of an activation; `dims` names its dimensions."""
     return x

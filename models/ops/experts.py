@@ -8,6 +8,8 @@ transports.py says how tokens get to the experts that work on them, and back:
                 many rows, so they do so in rounds, as many as the fullest pair needs
     ragged      a ragged all-to-all, which sends what there is, into a buffer for the most that can come
 
+Where all of them have the same tokens, as when texts are written, nothing has to get there: results are summed.
+
 No way drops a token by itself, and all give the same result. A model may have a capacity (routing.py): then experts get
 fewer rows, and devices need less room for those that may come. In the backward pass tokens are sent again, with the
 gradients of results: nothing is kept of other devices' tokens. A row is multiplied by its weight between `up` and
@@ -130,7 +132,11 @@ def _on_own_tokens(
   weights = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
   flat = lambda x: x.reshape(-1, x.shape[-1])
   peers = ExpertPeers(sharding, limit * len(x))
-  transport = TRANSPORTS["gather" if peers.count == 1 else way]
+  if peers.count == 1:
+    way = "gather"
+  elif sharding.repeats("batch", "experts"):
+    way = "none"
+  transport = TRANSPORTS[way]
   # Scales travel in the dtype in which they are used.
   given = flat(x), flat(chosen), flat(scales).astype(x.dtype), weights, peers
   if len(arrays) == tree.num_leaves:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from models.ops import grouped
 from models.ops.grouped import Rows, Weights
 from models.ops.peers import Peers
-from models.ops.workarounds import in_order
+from models.ops.workarounds import in_order, sum_in_dtype
 
 ROOM = 1.25  # rows that a pair of devices exchanges in a round, relative to those of an equal load
 ROUNDS = "rounds"  # the scope of the loop over rounds in a program
@@ -72,6 +72,9 @@ class ExpertPeers(Peers):
       return jax.lax.platform_dependent(x, out, *moves, cpu=functools.partial(_emulated, self), default=ragged)
 
     return self._each(send, *arrays, more=[(x,) for x in empty])
+
+  def sum(self, x: jax.Array) -> jax.Array:
+    return self._send(lambda x, axes: sum_in_dtype(lambda x: jax.lax.psum(x, axes), x), x)
 
   def largest(self, x: jax.Array) -> jax.Array:
     return self._send(jax.lax.pmax, x)
@@ -155,17 +158,20 @@ class Order(NamedTuple):
 # gather: all devices see all tokens, and each works for its own experts.
 
 
-def _own_rows(chosen: jax.Array, scales: jax.Array, experts: int, peers: ExpertPeers) -> Order:
-  """The rows of all tokens that are for the own experts. A token's experts differ, so no more than `experts` are."""
+def _own_rows(chosen: jax.Array, scales: jax.Array, experts: int, peers: ExpertPeers, devices: int) -> Order:
+  """The rows of the tokens of so many devices that are for the own experts.
+
+  A token's experts differ, so no more than `experts` are.
+  """
   own = chosen - experts * peers.index
-  most = peers.count * most_rows(len(chosen) // peers.count, chosen.shape[1], experts, peers.limit)
+  most = devices * most_rows(len(chosen) // devices, chosen.shape[1], experts, peers.limit)
   return Order.of(jnp.where((own >= 0) & (own < experts), own, experts), scales, experts, most)
 
 
 def _gather(x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers) -> jax.Array:
   likely = scales.size
   x, chosen, scales = peers.all_gather(x, chosen, scales)
-  order = _own_rows(chosen, scales, len(weights.gate), peers)
+  order = _own_rows(chosen, scales, len(weights.gate), peers, peers.count)
   return peers.reduce_scatter(order.added_up(grouped.forward(order.rows(x), weights, likely)))
 
 
@@ -174,10 +180,27 @@ def _gather_backward(
 ) -> tuple[jax.Array, jax.Array, Any]:
   likely = scales.size
   x, chosen, scales, of_out = peers.all_gather(x, chosen, scales, of_out)
-  order = _own_rows(chosen, scales, len(weights.gate), peers)
+  order = _own_rows(chosen, scales, len(weights.gate), peers, peers.count)
   of_rows, of_scales, of_weights = grouped.backward(order.rows(x), weights, of_out[order.token], likely)
   of_x = peers.reduce_scatter(order.added_up(of_rows))
   return of_x, peers.summed(in_order(of_x, order.unsorted(of_scales))), of_weights
+
+
+# none: all devices have the same tokens, and each works for its own experts.
+
+
+def _none(x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers) -> jax.Array:
+  order = _own_rows(chosen, scales, len(weights.gate), peers, 1)
+  return peers.sum(order.added_up(grouped.forward(order.rows(x), weights, scales.size // peers.count)))
+
+
+def _none_backward(
+  x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers, of_out: jax.Array
+) -> tuple[jax.Array, jax.Array, Any]:
+  order, likely = _own_rows(chosen, scales, len(weights.gate), peers, 1), scales.size // peers.count
+  of_rows, of_scales, of_weights = grouped.backward(order.rows(x), weights, of_out[order.token], likely)
+  of_x = peers.sum(order.added_up(of_rows))
+  return of_x, peers.sum(in_order(of_x, order.unsorted(of_scales))), of_weights
 
 
 # exchange and ragged: rows go to the devices of their experts, and come back.
@@ -301,6 +324,7 @@ def _at_once(order: Order, counts: jax.Array, peers: ExpertPeers, one: Callable[
 
 
 TRANSPORTS = {
+  "none": Transport(_none, _none_backward),
   "gather": Transport(_gather, _gather_backward),
   "exchange": Transport(functools.partial(_send, _in_rounds), functools.partial(_send_backward, _in_rounds)),
   "ragged": Transport(functools.partial(_send, _at_once), functools.partial(_send_backward, _at_once)),

@@ -23,6 +23,7 @@ LAYOUTS = {
   "tensor_parallel": (layout_of("tensor_parallel") | EXPERT).on(expert=4, model=2),
   "two_d": (layout_of("tensor_parallel") | layout_of("expert_fsdp")).on(data=2, expert=2, model=2),
   "context": (layout_of("context") | EXPERT).on(context=2, expert=4),
+  "own axis": layout_of("data_parallel").on(data=2) | Layout({"x": 4}, experts="x"),
   "pipeline": (layout_of("pipeline") | EXPERT).on(stage=2, data=2, expert=2),
   "three_d": (layout_of("three_d") | EXPERT).on(stage=2, data=1, expert=2, model=2),
 }
@@ -89,10 +90,16 @@ def compiled_as_theory_says(name: str, way: str, **fields: Any) -> tuple[Case, C
 @pytest.mark.full
 @pytest.mark.parametrize(
   "name, way, fields",
-  [("tensor_parallel", "gather", {}), ("two_d", "exchange", {"model__remat": "minimal"}), ("context", "gather", {})],
+  [
+    ("tensor_parallel", "gather", {}),
+    ("two_d", "exchange", {"model__remat": "minimal"}),
+    ("context", "gather", {}),
+    ("own axis", "gather", {}),
+    ("three_d", "exchange", {"pipeline__schedule": "zero_bubble"}),
+  ],
 )
 def test_shared_experts_send_what_theory_says(name: str, way: str, fields: dict[str, Any]):
-  """Beside the experts of a token, where devices share hidden units and positions."""
+  """Beside the experts of a token, where devices share hidden units and positions. On `x` all have the same tokens."""
   compiled_as_theory_says(name, way, model__shared_experts=1, **fields)
 
 

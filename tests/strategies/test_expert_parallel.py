@@ -26,7 +26,10 @@ from helpers import (
 import strategies
 import train
 from strategies import Strategy, layout_of
+from strategies.constraints import Constraints
+from strategies.layout import Layout
 from strategies.pipeline.orders import ORDERS
+from strategies.transfers import Transfers
 from training import settings
 from training.program import Params, Program
 
@@ -52,10 +55,16 @@ VARIANTS = {
   "adapters": {"init_from": "a model", "model__lora_rank": 4, "model__shared_experts": 1},
 }
 # What is added to the scores of the first and of the last experts, in these variants.
-BIASES = {"one has all": (9.0, 0.0), "one has none": (0.0, -9.0)}
+BIASES = {"one has all": (9.0, 0.0), "one has none": (0.0, -9.0), "limited": (0.0, 9.0)}
 # Mixtures whose experts have a capacity, and mixtures whose first blocks are dense.
 OTHERS = {
-  "limited": {"data__packing": "documents", "accumulation": 2, "model__remat": "full", "model__expert_capacity": 0.75},
+  "limited": {
+    "data__packing": "documents",
+    "accumulation": 2,
+    "model__remat": "full",
+    "model__router": "sigmoid_bias",
+    "model__expert_capacity": 0.75,
+  },
   "dense first": {**FIRST_ARE_DENSE, "model__shared_experts": 1},
   "dense first, in chunks": {**FIRST_ARE_DENSE, "model__depth": 6, "model__router": "sigmoid_bias"},
   "dense first, documents": {
@@ -100,10 +109,14 @@ CASES += [
   ("gpipe", "exchange", "dense first"), ("pipeline", "ragged", "dense first, documents"),
   ("interleaved", "gather", "dense first, in chunks"), ("zero_bubble", "exchange", "dense first, in chunks"),
   ("zero_bubble", "gather", "dense first, adapters"), ("three_d", "gather", "dense first"),
-  ("expert-4", "gather", "limited"), ("context", "exchange", "limited"), ("two_d", "ragged", "limited"),
-  ("zero_bubble", "exchange", "limited"),
+  ("expert-8", "exchange", "limited"), ("context", "ragged", "limited"), ("two_d", "gather", "limited"),
+  ("own axis", "exchange", "text"),
 ]  # fmt: skip
-LAYOUTS |= {"gpipe": LAYOUTS["pipeline"]}  # for the cases above only
+# For the cases above only. The devices along `x` have the same tokens.
+LAYOUTS |= {
+  "gpipe": LAYOUTS["pipeline"],
+  "own axis": layout_of("data_parallel").on(data=2) | Layout({"x": 4}, experts="x"),
+}
 SHORT = [
   ("expert-4", "ragged", "documents"),
   ("two_d", "exchange", "one has all"),
@@ -214,6 +227,17 @@ def test_a_mixture_with_dense_blocks_resumes_under_another_strategy(tmp_path: Pa
   np.testing.assert_allclose(parts, whole, rtol=PARITY)
   with one_sentence("model.dense_layers was 2 and is now 1"):
     train.train(config("two_d", **run | {"model__dense_layers": 1}), tmp_path / "parts")
+
+
+def test_devices_that_write_the_same_texts_have_the_same_tokens_and_send_none():
+  """Those that train have other ones, and so have those that score."""
+  same = lambda sharding: sharding.repeats("batch", "experts")
+  for name in ("expert-4", "expert_fsdp", "two_d", "context"):
+    layout = LAYOUTS[name]
+    outside, inside = (make(layout, Transfers.of(layout)) for make in (Constraints.outside, Constraints.inside))
+    assert same(outside.place(batch=None))
+    assert not same(outside)
+    assert not same(inside)
 
 
 @pytest.mark.full
