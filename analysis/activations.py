@@ -20,11 +20,12 @@ def activations(case: Case) -> list[Sent]:
   for the backward pass, and the cotangents of their outputs. A pipeline's weight units gather these cotangents again,
   and repeat the forward pass, too. Without gradients of these weights, only remat needs the positions again.
   Shared experts are one more MLP beside the experts: they have sums of their own, and gather positions for themselves.
+  The first stage runs the embedding and the whole forward pass of its dense blocks twice.
   """
   compiler, sizes = COMPILERS[case.compiler], case.sizes
   numbers = case.examples * sizes.positions  # [b, T]
   stream = numbers * sizes.width * case.item  # [b, T, D]
-  layers = sizes.depth / case.layout.shards("layers")
+  layers, first = case.layers, case.first
   again = 0 if "attention_output" in case.saved_names else 1 + case.splits
   heads, mlp = 2 + again + compiler.attention_again(case), 2
   has_table = any(weight.is_table for weight in weights(sizes))
@@ -34,6 +35,9 @@ def activations(case: Case) -> list[Sent]:
   shared = sizes.mixtures / case.layout.shards("layers") if sizes.shared_experts else 0  # blocks
   each = 4 + for_weights + (0 if sizes.lora_rank else 2 * case.splits) + 2 * max(again - 1, 0)
   gathers = (layers + shared / 2) * each
+  if case.splits and not again:  # both units of experts read the positions; else remat gathers them for each
+    gathers += sizes.mixtures / case.layout.shards("layers")
+  gathers += first * (6 if sizes.lora_rank else 8)
   gathers += (has_table and not sizes.lora_rank) + has_logits  # the cotangent of that sum, and the head's input
   loss = numbers * 3 * 4 if has_logits else 0  # the largest logit, the target's, and the sum
   mean = 0 if has_logits else case.examples * sizes.width * 4  # over the positions, for a class
@@ -42,7 +46,8 @@ def activations(case: Case) -> list[Sent]:
     summed("heads", layers * heads * stream, f"activations: {heads:.3g} sums a block for the heads"),
     summed("mlp", layers * mlp * stream, f"activations: {mlp} sums a block for the mlp"),
     summed("mlp", shared * 2 * stream, "activations: 2 sums a block for the shared experts"),
-    summed("vocab", len(vocab) * stream, " and ".join(vocab)),
+    *(summed(dim, first * 3 * stream, f"activations: 3 sums a dense block for the {dim}") for dim in ("heads", "mlp")),
+    summed("vocab", (len(vocab) + (has_table and first > 0)) * stream, " and ".join(vocab)),
     _waits(case, "all-gather", "sequence", gathers * stream, "activations: positions for products"),
     _waits(case, "all-reduce", "vocab", loss, "loss"),
     _waits(case, "all-reduce", "sequence", mean, "mean over positions"),
@@ -62,24 +67,24 @@ def _positions(case: Case) -> list[Sent]:
   sizes, n, axes = case.sizes, case.sharers, case.axes("positions")
   if n == 1:
     return []
-  layers, heads = sizes.depth / case.layout.shards("layers"), case.layout.shards("heads")
-  numbers = case.examples * sizes.positions * sizes.head_dim * layers * case.batch_parts  # of one head
+  layers, first, heads = case.layers, case.first, case.layout.shards("heads")
+  numbers = case.examples * sizes.positions * sizes.head_dim * case.batch_parts  # of one head
   queries, keys = sizes.heads / heads * numbers, sizes.kv_heads / heads * numbers
   sent = lambda kind, size, what, waits=True: Sent(kind, axes, size, what, waits=waits)
   rows = []
   if sizes.attention_context == "exchange":
     copies = max(1.0, n * heads / sizes.kv_heads)
-    times = 2 if sizes.remat == "minimal" else 3
+    times = (2 if sizes.remat == "minimal" else 3) * layers + 3 * first
     size = times * 2 * (queries + copies * keys) * case.item * ring_share(n)
     rows.append(sent("all-to-all", size, "attention: positions for heads, and back"))
   elif sizes.attention_context == "ring":
     again = 0 if case.saves_attended else max(n - 2, 0)
-    size = 2 * keys * ((2 * n - 1 + again) * case.item + (n - 1) * 4)
+    size = layers * 2 * keys * ((2 * n - 1 + again) * case.item + (n - 1) * 4)
     rows.append(sent("collective-permute", size, "attention: a ring of keys, values and their gradients", waits=False))
   else:
     size = 2 * keys * case.item * (n - 1)
-    rows.append(sent("all-gather", 2 * size, "attention: keys and values"))
-    rows.append(sent("reduce-scatter", size, "attention: gradients of keys and values"))
+    rows.append(sent("all-gather", (2 * layers + 3 * first) * size, "attention: keys and values"))
+    rows.append(sent("reduce-scatter", (layers + first) * size, "attention: gradients of keys and values"))
   if sizes.predicts.predictions() == 1:
     mean = 2 * case.examples * n * sizes.width * 4 * case.batch_parts
     rows.append(sent("all-reduce", 2 * ring_share(n) * mean, "mean over positions"))
@@ -93,12 +98,13 @@ def adapters(case: Case) -> list[Sent]:
   cotangents. One of a weight that writes to it sums them, again if they are not saved, and gathers their cotangents.
   """
   sizes, repeats, scatters = case.sizes, case.repeats, COMPILERS[case.compiler].scatters_adapters(case)
-  low = case.examples * sizes.positions * sizes.lora_rank * case.item * sizes.depth / case.layout.shards("layers")
+  low = case.examples * sizes.positions * sizes.lora_rank * case.item
   gathers, rows = 0, []
   for dim, reading, writing in lora.groups(sizes):
-    sums = len(reading) + len(writing) * (1 + repeats)
+    sums = len(reading) * (case.layers + case.first) + len(writing) * ((1 + repeats) * case.layers + 2 * case.first)
     rows.append(_sum(case, dim, sums * low, f"adapters: sums for the {dim}", scatters))
-    gathers += (1 if sizes.remat == "minimal" else 2) * len(reading) + len(writing)
+    gathers += ((1 if sizes.remat == "minimal" else 2) * case.layers + 2 * case.first) * len(reading)
+    gathers += (case.layers + case.first) * len(writing)
   return [*rows, _waits(case, "all-gather", "sequence", gathers * low, "adapters: positions")]
 
 

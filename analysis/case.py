@@ -99,6 +99,19 @@ class Case:
     return 3.0 if self.repeats else 2.0
 
   @property
+  def first(self) -> int:
+    """The dense blocks of a mixture that only the first stage of a pipeline runs, before its own; else 0.
+
+    Its backward unit runs their forward pass again (strategies/pipeline/stage.py).
+    """
+    return self.sizes.dense_layers if self.schedule else 0
+
+  @property
+  def layers(self) -> int:
+    """The blocks of one device, without those of `first`."""
+    return (self.sizes.depth - self.first) // self.layout.shards("layers")
+
+  @property
   def splits(self) -> bool:
     """Whether a pipeline's weight units compute the gradients of weights."""
     return bool(self.schedule and self.schedule.splits)

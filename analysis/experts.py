@@ -11,7 +11,7 @@ from analysis.sent import Sent
 from analysis.weights import trained
 from models import lora
 from models.ops.grouped import BLOCKS, block_size
-from models.ops.transports import ROUNDS, capacity
+from models.ops.transports import ROUNDS, most_rows, round_rows
 
 INDEX = 4  # bytes of a number of an expert, of a count of rows, and of the gradient of a scale
 
@@ -32,7 +32,7 @@ def _always(case: Case) -> list[Sent]:
   sizes, layout = case.sizes, case.layout
   layers = sizes.mixtures / layout.shards("layers")
   numbers = case.tokens * sizes.experts_per_token * layers
-  loads = sizes.mixtures * sizes.experts + 3
+  loads = sizes.mixtures * sizes.experts + 3 + bool(sizes.expert_limit)
   batch = case.ordered((*layout.axes("batch"), *layout.axes("positions"), *case.transfers.by_hand))
   parts = 1 if case.transfers.by_hand else case.batch_parts
   of_texts = case.examples * case.sharers * (layers * sizes.experts + 1)
@@ -47,7 +47,15 @@ def _always(case: Case) -> list[Sent]:
     summed(case.axes("mlp"), case.batch_parts * in_parts, "gradients of adapters"),
     summed(case.axes("positions"), times * case.batch_parts * of_texts, "loads of texts", waits=True),
     summed(batch, parts * loads, "loads"),
+    *_chunks(case, times * layers),
   ]
+
+
+def _chunks(case: Case, times: float) -> list[Sent]:
+  """How often experts were chosen in the chunks of a text that devices share, if experts have a capacity."""
+  size = case.examples * case.sharers * 2 * case.sizes.experts * INDEX * (case.sharers - 1)
+  times *= case.batch_parts * bool(case.sizes.expert_limit)
+  return [Sent("all-gather", case.axes("positions"), times * size, "experts: loads of chunks", waits=True)]
 
 
 def _shared(case: Case) -> list[Sent]:
@@ -58,6 +66,9 @@ def _shared(case: Case) -> list[Sent]:
   token, counts = sizes.width * case.item, sizes.experts * INDEX * ring_share(m)
   later = case.splits
   send = lambda kind, size, what: Sent(kind, axes, times * size, f"experts: {what}", waits=True)
+  if not set(axes) & set(case.axes("batch")):  # all have the same tokens
+    numbers = case.tokens * (2 * token + k * INDEX)
+    return [send("all-reduce", 2 * ring_share(m) * numbers, "sums of results and gradients")]
   if sizes.expert_transport == "gather":
     to_all = (m - 1) * case.tokens
     return [
@@ -73,7 +84,7 @@ def _shared(case: Case) -> list[Sent]:
     rows, kind = case.tokens * k * ring_share(m), "ragged-all-to-all"
     again = [send("all-gather", (2 + later) * (m - 1) * sizes.experts * INDEX, "how many rows go where")]
   else:
-    rows, kind = rounds(case) * (m - 1) * _capacity(case), "all-to-all"
+    rows, kind = rounds(case) * (m - 1) * _round_rows(case), "all-to-all"
     again = [
       send("all-to-all", (2 + later) * counts, "how many rows go where"),
       send("all-reduce", (2 + later) * 2 * INDEX * ring_share(m), "how many rounds there are"),
@@ -82,18 +93,30 @@ def _shared(case: Case) -> list[Sent]:
   return [send(kind, rows * numbers, "rows, results and gradients"), *again]
 
 
-def _capacity(case: Case) -> int:
-  return capacity(int(case.tokens), case.sizes.experts_per_token, case.layout.shards("experts"))
+def _round_rows(case: Case) -> int:
+  return round_rows(int(case.tokens), case.sizes.experts_per_token, case.layout.shards("experts"), _limit(case))
+
+
+def _limit(case: Case) -> int:
+  """The rows that a device has for the experts of one device because of their capacity, at most; 0: no limit."""
+  own = case.sizes.experts // case.layout.shards("experts")
+  return own * case.sizes.expert_limit * int(case.examples * case.sharers)
+
+
+def _most(case: Case) -> int:
+  """The rows of a device for the experts of one device, at most."""
+  own = case.sizes.experts // case.layout.shards("experts")
+  return most_rows(int(case.tokens), case.sizes.experts_per_token, own, _limit(case) // own)
 
 
 def rounds(case: Case) -> int:
   """The rounds of `exchange`."""
-  return math.ceil(_rows(case) / case.layout.shards("experts") / _capacity(case))
+  return math.ceil(_rows(case) / case.layout.shards("experts") / _round_rows(case))
 
 
 def _rows(case: Case) -> int:
   """The rows that experts of a device work on."""
-  return int(case.tokens * case.sizes.experts_per_token)
+  return min(int(case.tokens * case.sizes.experts_per_token), case.layout.shards("experts") * _most(case))
 
 
 def blocks(case: Case) -> tuple[int, int]:
@@ -120,7 +143,7 @@ def products(case: Case) -> list[Product]:
   if not sizes.experts:
     return []
   count, size = blocks(case)
-  padded = count * size / _rows(case)
+  padded = count * size / int(case.tokens * sizes.experts_per_token)
   forward = 6 * sizes.width * sizes.experts_per_token * sizes.expert_width / case.layout.shards("mlp")
   router = 2 * sizes.width * sizes.experts
   return [
@@ -166,12 +189,12 @@ def working(case: Case) -> float:
   if not sizes.experts:
     return 0.0
   token, k = sizes.width * case.item, sizes.experts_per_token
-  rows, most = case.tokens * k * token, m * case.tokens * min(k, sizes.experts // m) * token
+  rows, most = case.tokens * k * token, m * _most(case) * token
   if m == 1:
     found = 5 * rows
   elif sizes.expert_transport == "gather":
     found = 3 * most + 1.5 * m * case.tokens * token
   else:
-    found = 5 * (rows + (most if sizes.expert_transport == "ragged" else m * _capacity(case) * token))
+    found = 5 * (rows + (most if sizes.expert_transport == "ragged" else m * _round_rows(case) * token))
   own = sum(case.used(weight) for weight in trained(sizes) if "experts" in weight.dims) / sizes.mixtures
   return found + (0 if case.schedule else 2.9 * 4 * own)  # a stage adds them to its sums at once

@@ -17,7 +17,7 @@ def offloaded(case: Case, layers: int) -> int:
 
 def to_host(case: Case) -> tuple[float, float]:
   """Bytes that go from a device to its host in a step, and come back: saved activations, and the optimizer's state."""
-  activations = case.batch_parts * case.examples * offloaded(case, case.sizes.depth // case.layout.shards("layers"))
+  activations = case.batch_parts * case.examples * offloaded(case, case.layers)
   return activations, update.state_bytes(case) if case.optimizer.on_host else 0.0
 
 

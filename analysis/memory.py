@@ -15,8 +15,8 @@ from analysis.host import IN_FLIGHT, offloaded, to_host
 from analysis.saved import block_values, bytes_per_example
 from analysis.weights import trained, weights
 from models.ops.loss import chunk_count
-from models.sizes import Stack
-from strategies.pipeline.stage import UNROLL
+from models.sizes import STACKS, Stack
+from strategies.pipeline.stage import REMAT_OF_FIRST, UNROLL
 from training.loop import MEMORY_SAVES
 
 
@@ -69,7 +69,7 @@ def of(case: Case) -> Memory:
   on_host, state = to_host(case)
   if case.optimizer.on_host:  # a part of the update comes while another goes, when all activations are free
     stages = case.layout.shards("layers")
-    largest = max(case.updated(w) / (w.layers // stages if w.in_blocks else 1) for w in trained(sizes))
+    largest = max(case.updated(w) / (w.layers // (stages if w.in_stages else 1)) for w in trained(sizes))
     working = max(working, 4 * largest * param - saved)
   return Memory(stored, update.state_bytes(case) - state, gradients, saved, working, on_host / case.batch_parts + state)
 
@@ -86,7 +86,7 @@ def in_hosts(case: Case) -> float:
 
 def _saved(case: Case) -> float:
   """Bytes of one example that the blocks save for the backward pass."""
-  schedule, layers = case.schedule, case.sizes.depth // case.layout.shards("layers")
+  schedule, layers = case.schedule, case.layers
   if not schedule:
     return bytes_per_example(case.sizes, *case.pieces, layers, sharers=case.sharers) + IN_FLIGHT * offloaded(case, 1)
   in_unit = layers // schedule.chunks
@@ -99,7 +99,7 @@ def _saved(case: Case) -> float:
 def _block(case: Case, stack: Stack) -> float:
   """Bytes of the backward pass of a block: its values, their cotangents, its gathered weights and their gradients."""
   sizes, layout, fitted = case.sizes, case.layout, COMPILERS[case.compiler].fitted
-  splits_positions, layers = layout.shards("sequence") > 1, stack.layers // layout.shards("layers")
+  splits_positions, layers = layout.shards("sequence") > 1, stack.layers // layout.shards(STACKS[stack.name])
   copies = fitted.block[case.policy]
   if case.schedule:
     copies += 1.0 if layers // case.schedule.chunks > UNROLL else 0.6
@@ -113,6 +113,9 @@ def _block(case: Case, stack: Stack) -> float:
     case.used(w) * case.item_of(w) for w in weights(sizes) if w.entry == stack.name and case.used(w) > case.resident(w)
   )
   total += experts.working(case) if stack.sizes.experts else 0.0
+  if case.first and stack.name != "blocks":  # what their forward pass saves just before
+    found = bytes_per_example(stack.sizes, *case.pieces, layers, remat=REMAT_OF_FIRST, sharers=case.sharers)
+    total += case.examples * found
   return total + fitted.gathered * gathered / layers + fitted.head_later * _gathered_head(case)
 
 

@@ -20,7 +20,7 @@ from analysis.weights import trained, weights
 from models import lora
 from models.ops.attention import KERNELS
 from models.ops.pieces import QUERY_BLOCK
-from models.sizes import ModelSizes
+from models.sizes import STACKS, ModelSizes
 from runtime.hardware import Chip
 
 
@@ -54,13 +54,14 @@ def _products(case: Case) -> list[Product]:
   """
   sizes, layout = case.sizes, case.layout
   t, d = sizes.positions, sizes.width
-  layers, mixtures = (blocks / layout.shards("layers") for blocks in (sizes.depth, sizes.mixtures))
+  layers, first, mixtures = case.layers, case.first, sizes.mixtures / layout.shards("layers")
   each = 2 if sizes.lora_rank else 3
   projections = 2 * d * sizes.head_dim * (2 * sizes.heads + 2 * sizes.kv_heads) / layout.shards("heads")
   per_pair = 4 * sizes.heads * sizes.head_dim / layout.shards("heads") / t
   scores, of_others = per_pair * computed(case), per_pair * computed_of_others(case)
-  hidden = sum(stack.layers * stack.sizes.dense_width for stack in sizes.stacks) / sizes.depth  # the mean of all blocks
-  mlp = 6 * d * hidden / layout.shards("mlp")
+  stacks = sizes.stacks[-1:] if first else sizes.stacks
+  hidden = sum(stack.layers * stack.sizes.dense_width for stack in stacks) / sum(stack.layers for stack in stacks)
+  mlp = 6 * d * hidden / layout.shards("mlp")  # the mean of these blocks
   attention_again, mlp_again = _again(case, projections, scores, mlp)
   if case.splits:  # backward and weight units both compute again what they read
     attention_again += attention_again if case.repeats else attention_again / 2
@@ -78,6 +79,7 @@ def _products(case: Case) -> list[Product]:
   return [
     Product(layers * (each * projections + 3 * scores + attention_again), ("heads",)),
     Product(layers * (each * mlp + mlp_again), ("mlp",)),
+    *_first(case, each, projections, scores),
     *(Product(mixtures * product.flops, product.dims) for product in experts.products(case)),
     # The input has no gradient, so the embedding's product has no second backward product.
     Product((each - 1) * 2 * sizes.reads.embedding_products() / layout.shards("sequence"), ("sequence",)),
@@ -87,6 +89,24 @@ def _products(case: Case) -> list[Product]:
       tuple(dim for dim in head if dim == "vocab"),
     ),
     *_adapters(case, layers),
+  ]
+
+
+def _first(case: Case, each: int, projections: float, scores: float) -> list[Product]:
+  """The products of the dense blocks that a pipeline's first stage runs. It runs their forward pass twice.
+
+  Args:
+    each: how many passes a product has, if nothing is computed again.
+    projections, scores: the FLOPs of attention's products in a forward pass of a block.
+  """
+  if not case.first:
+    return []
+  of_kernels = {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(case.sizes.attention, 0.0)
+  of_kernels += scores / 2 if _saves_logsumexp(case) else 0.0
+  mlp = 6 * case.sizes.width * case.sizes.mlp_width / case.layout.shards("mlp")
+  return [
+    Product(case.first * ((each + 1) * projections + 4 * scores + of_kernels), ("heads",)),
+    Product(case.first * (each + 1) * mlp, ("mlp",)),
   ]
 
 
@@ -175,12 +195,13 @@ def traffic(case: Case) -> float:
   """
   sizes, layout = case.sizes, case.layout
   param = jnp.dtype(sizes.param_dtype).itemsize
-  layers = sizes.depth // layout.shards("layers")
+  layers = case.layers + case.first
   fitted = COMPILERS[case.compiler].fitted
   passes, blocks = fitted.passes[case.policy], 0.0
   for stack in sizes.stacks:
     values, scores = block_values(stack.sizes, *case.pieces, case.sharers)
-    blocks += stack.layers // layout.shards("layers") * (passes * values + (fitted.score_passes or passes) * scores)
+    here = stack.layers // layout.shards(STACKS[stack.name])
+    blocks += here * (passes * values + (fitted.score_passes or passes) * scores)
   whole = fitted.whole_passes * sizes.positions * sizes.width * case.item if layout.shards("sequence") > 1 else 0
   logits = case.logits * 4
   weight_passes = 4 if case.repeats else 3

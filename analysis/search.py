@@ -145,7 +145,7 @@ def _variants(sizes: ModelSizes, layout: Layout) -> Iterator[ModelSizes]:
 def _cases(case: Case) -> Iterator[tuple[Case, tuple[str, int, int, int] | None]]:
   """The case in parts, by accumulation or by a pipeline's schedule, with that schedule as in `_pipelines`."""
   layout = case.layout
-  for accumulation, pipeline in itertools.product((1, 2, 4, 8, 16), _pipelines(layout, case.sizes.depth)):
+  for accumulation, pipeline in itertools.product((1, 2, 4, 8, 16), _pipelines(layout, case.sizes.stacks[-1].layers)):
     schedule = _schedule(*pipeline) if pipeline else None
     if schedule and accumulation > 1:
       continue

@@ -157,7 +157,7 @@ def _sums_by_hand(case: Case) -> list[Sent]:
       kind = "all-to-all" if is_small(weight.dims) else "reduce-scatter"
       add(weight, kind, axes, times * size * ring_share(n), "gradients, to the weight shards")
       size /= n
-    rest, own = () if weight.in_blocks else stages, case.own_axes(weight)
+    rest, own = () if weight.in_stages else stages, case.own_axes(weight)
     whole = case.ordered([*rest, *(axis for axis in transfers.by_hand if axis not in (*pieces, *stages, *own))])
     add(weight, "all-reduce", whole, 2 * size * ring_share(case.devices(whole)), "gradients, once a step")
   return [Sent(*row[:2], total[row], row[2], edges=edges[row]) for row in total]
@@ -182,7 +182,7 @@ def _stages(case: Case) -> list[Sent]:
     return []
   axes = case.axes("layers")
   stream = case.examples * case.sizes.positions * case.sizes.width * case.item / case.layout.shards("sequence")
-  blocks = [weight for weight in weights(case.sizes) if weight.in_blocks]
+  blocks = [weight for weight in weights(case.sizes) if weight.in_stages]
   moved = sum((case.held(weight) + weight.trained * case.updated(weight)) * case.item_of(weight) for weight in blocks)
   # A phase exchanges at each of its ticks, also where a stage in the bubble has nothing to send. If both kinds of units
   # run in a phase, one kind can hide what the other exchanges.

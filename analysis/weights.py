@@ -10,7 +10,7 @@ from flax import nnx
 from models import lora
 from models.dimensions import Dims, is_dims
 from models.parameters import definition, logical_dims, used_dtypes
-from models.sizes import ModelSizes
+from models.sizes import STACKS, ModelSizes
 
 
 class Weight(NamedTuple):
@@ -43,6 +43,11 @@ class Weight(NamedTuple):
   @property
   def in_blocks(self) -> bool:
     return "block" in self.roles
+
+  @property
+  def in_stages(self) -> bool:
+    """Whether the stages of a pipeline share its blocks. Dense blocks of a mixture are all on the first one."""
+    return "layers" in self.dims
 
   @property
   def layers(self) -> int:
@@ -93,7 +98,7 @@ def trained(sizes: ModelSizes) -> tuple[Weight, ...]:
 
 
 def _roles(sizes: ModelSizes, name: str, dims: Dims) -> tuple[str, ...]:
-  if "layers" in dims:
+  if dims[0] in STACKS.values():
     return ("block", "adapter") if lora.NAME in name.split("/") else ("block",)
   if dims == sizes.reads.embedding()[1]:
     return ("embedding", "head") if sizes.tied_embedding else ("embedding",)

@@ -35,6 +35,7 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 # The fields of config.model that a resumed run may change.
 FREE_TO_CHANGE = (
   "attention", "attention_context", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std",
+  "expert_capacity",
 )  # fmt: skip
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (

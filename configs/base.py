@@ -74,6 +74,8 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "router_bias_rate": 0.001,  # "sigmoid_bias": how much a bias changes in a step
         # How tokens get to experts on other devices: "gather", "exchange", "ragged" or "auto"
         "expert_transport": "auto",
+        # How many tokens of a sequence an expert takes at most, relative to an equal load; 0: all, so none is dropped
+        "expert_capacity": 0.0,
         "seq_len": 128,  # tokens of a training example
         "vocab_size": 256,  # 256 for bytes; a BPE is trained to this size; 0: that of the data's tokenizer
         "tied_embedding": False,  # the head is the embedding, transposed

@@ -28,7 +28,7 @@ class Block(nnx.Module):
     self.attention = Attention(sizes, rngs)
     self.mlp_norm = RMSNorm(sizes.width, sizes)
     self.mlp = Experts(sizes, rngs, SwiGLU) if sizes.experts else SwiGLU(sizes, rngs)
-    self.dropout = sizes.dropout
+    self.dropout, self.limit = sizes.dropout, sizes.expert_limit
 
   def __call__(
     self,
@@ -42,7 +42,7 @@ class Block(nnx.Module):
     counted: Counted | None = None,
   ) -> tuple[jax.Array, Cache | None, Sums]:
     """Returns [B, T, D]; what `Attention` returns; and the sums of a router."""
-    attended, cache = self.attention(self.attention_norm(x), angles, segments, sharding, cache, start)
+    attended, new = self.attention(self.attention_norm(x), angles, segments, sharding, cache, start)
     # Pinned, so that a gradient that goes both to a sum and into a product is gathered for the product alone. XLA's GPU
     # compiler turns a gather that is sliced again into a permute without pairs, which returns zeros (jax 0.10.2).
     stream = lambda x: sharding.activation(x, "batch", "sequence", None)
@@ -50,10 +50,11 @@ class Block(nnx.Module):
     normed = self.mlp_norm(x)
     routed: Sums = {}
     if isinstance(self.mlp, Experts):
-      out, routed = self.mlp(normed, counted, sharding)
+      # Of a text that is written or scored, nothing is dropped: what came before may not be at hand.
+      out, routed = self.mlp(normed, counted, sharding, self.limit if cache is None else 0)
     else:
       out = self.mlp(normed, sharding)
-    return stream(x + dropout(out, self.dropout, fold_in(keys, 1), sharding)), cache, routed
+    return stream(x + dropout(out, self.dropout, fold_in(keys, 1), sharding)), new, routed
 
 
 class Attention(nnx.Module):

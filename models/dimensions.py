@@ -13,6 +13,7 @@ activations have separate names, so that `embed` (weights) can be split over the
     experts    weights: the experts of a block (ops/experts.py)
     vocab      weights and activations: the vocabulary of the embedding, the head and the logits
     layers     weights: the stacked blocks
+    dense_layers  weights: of a mixture the first blocks, if they are dense (`ModelSizes.stacks`)
 
 Strategies use `strategies.constraints.Constraints`. Without one the model runs on a single device.
 """
@@ -23,9 +24,9 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-DIMENSIONS = ("batch", "positions", "sequence", "embed", "heads", "mlp", "experts", "vocab", "layers")
+DIMENSIONS = ("batch", "positions", "sequence", "embed", "heads", "mlp", "experts", "vocab", "layers", "dense_layers")
 
-STACKED = ("layers", "experts")  # the dimensions along which a weight is several matrices
+STACKED = ("layers", "dense_layers", "experts")  # the dimensions along which a weight is several matrices
 
 T = TypeVar("T")
 
@@ -55,6 +56,10 @@ class Sharding:
     If "positions" has several, a device computes with its own positions only, in the order of `ops.positions.own`.
     """
     return 1
+
+  def repeats(self, dim: str, along: str) -> bool:
+    """Whether all devices that share the dimension `along` have the same piece of `dim`."""
+    return True
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     """Constrains the sharding of an activation; `dims` names its dimensions."""

@@ -1,4 +1,4 @@
-"""A mixture of experts: MLPs of which a router chooses a few for each token. No token is dropped.
+"""A mixture of experts: MLPs of which a router chooses a few for each token.
 
 ops/routing.py says how experts are chosen, and ops/experts.py how devices share them.
 """
@@ -39,15 +39,22 @@ class Experts(nnx.Module):
     self.sizes = sizes
 
   @jax.named_scope("experts")
-  def __call__(self, x: jax.Array, counted: Counted | None, sharding: Sharding) -> tuple[jax.Array, Sums]:
-    """[B, T, D] → [B, T, D], and the sums of the router; {} if nothing is counted."""
+  def __call__(
+    self, x: jax.Array, counted: Counted | None, sharding: Sharding, limit: int = 0
+  ) -> tuple[jax.Array, Sums]:
+    """[B, T, D] → [B, T, D], and the sums of the router; {} if nothing is counted.
+
+    Args:
+      limit: how many tokens of an example an expert takes at most; 0: all.
+    """
     c, whole = self.sizes, sharding.whole_sequence(x)
     scores = jnp.einsum("btd,de->bte", whole.astype(jnp.float32), self.router[...], precision="highest")
     scores = sharding.activation(scores, *TOKENS)  # or devices that share tokens share this product, too, and send more
-    routes = route(scores, self.bias[...].astype(jnp.float32) if c.has_router_bias else None, c, sharding)
+    routes = route(scores, self.bias[...].astype(jnp.float32) if c.has_router_bias else None, c, sharding, limit)
+    chosen = routes.experts if routes.taken is None else jnp.where(routes.taken, routes.experts, c.experts)
     adapters = self.lora.halves() if c.lora_rank else None
     weights = Weights(self.gate[...], self.up[...], self.down[...], adapters)
-    out = sharding.split_sequence(mix(whole, routes.experts, routes.weights, weights, sharding, c.expert_transport))
+    out = sharding.split_sequence(mix(whole, chosen, routes.weights, weights, sharding, c.expert_transport, limit))
     if c.shared_experts:
       out += self.shared(x, sharding)
     return out, sums(routes, counted, c, sharding) if counted else {}

@@ -25,7 +25,7 @@ def definition(sizes: ModelSizes) -> tuple[nnx.GraphDef, nnx.State]:
 
 def logical_dims(sizes: ModelSizes) -> dict[str, Any]:
   """The names of each parameter's dimensions, in the same nested dicts as the parameters."""
-  return _of_each(sizes, lambda top, param: (("layers",) if top in STACKS else ()) + param.dims)
+  return _of_each(sizes, lambda top, param: ((STACKS[top],) if top in STACKS else ()) + param.dims)
 
 
 def used_dtypes(sizes: ModelSizes) -> dict[str, Any]:

@@ -11,17 +11,17 @@ from errors import ConfigError, above_zero, not_negative, one_of, positive
 from models.inputs import INPUTS, Field, Input, Shapes
 from models.lora import TARGETS, targets_of
 from models.objectives import OBJECTIVES, Objective
-from models.ops import experts
+from models.ops import experts, routing
 from models.ops.context import WAYS
 from models.ops.grouped import NAMES
-from models.ops.routing import ROUTERS
 from models.remat import names_of
 
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # in the order of what they keep on the device
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 PACKINGS = ("windows", "documents")
-STACKS = ("dense_blocks", "blocks")  # the entries of the parameters that hold blocks, in the order in which these run
+# The entries of the parameters that hold blocks, in the order in which these run, and the dimension that counts them.
+STACKS = {"dense_blocks": "dense_layers", "blocks": "layers"}
 
 
 class Stack(NamedTuple):
@@ -55,6 +55,7 @@ class ModelSizes:
   router_z: float
   router_bias_rate: float
   expert_transport: str  # one of ops.experts.WAYS
+  expert_capacity: float  # 0: no limit
   seq_len: int
   vocab_size: int
   tied_embedding: bool
@@ -130,44 +131,18 @@ class ModelSizes:
         f"model.head_dim={self.head_dim} (model.width={self.width} / model.heads={self.heads} if not set) must be a "
         f"multiple of {even}, as rotary embedding of {self.inputs} needs; use other sizes"
       )
-    self._check_experts()
+    object.__setattr__(self, "expert_width", (self.expert_width or self.mlp_width) if self.experts else 0)
+    routing.check(self)
+    one_of("model.expert_transport", self.expert_transport, experts.WAYS)
     self.reads.check()
     self.predicts.check()
-
-  def _check_experts(self) -> None:
-    """Fills in the width of experts, and raises ConfigError unless the fields of a mixture fit each other."""
-    one_of("model.router", self.router, ROUTERS)
-    one_of("model.expert_transport", self.expert_transport, experts.WAYS)
-    counts = ("experts", "dense_layers", "expert_width", "shared_experts")
-    for name in (*counts, "router_aux", "router_z", "router_bias_rate"):
-      not_negative(f"model.{name}", getattr(self, name))
-    above_zero("model.router_scale", self.router_scale, "1")
-    object.__setattr__(self, "expert_width", (self.expert_width or self.mlp_width) if self.experts else 0)
-    if not self.experts:
-      for name in ("shared_experts", "dense_layers"):
-        if value := getattr(self, name):
-          raise ConfigError(
-            f"model.{name}={value} is for mixtures of experts, but model.experts=0; set model.experts, or use "
-            f"model.{name}=0"
-          )
-      return
-    if self.dense_layers >= self.depth:
-      raise ConfigError(
-        f"model.dense_layers={self.dense_layers} leaves no block for the experts (model.experts={self.experts}), "
-        f"because model.depth={self.depth}; use at most {self.depth - 1}, or model.experts=0 for a dense model"
-      )
-    if not 1 <= self.experts_per_token <= self.experts:
-      raise ConfigError(
-        f"model.experts_per_token={self.experts_per_token} must be from 1 to model.experts={self.experts}; use "
-        f"{min(2, self.experts)}"
-      )
 
   @property
   def stacks(self) -> tuple[Stack, ...]:
     """The stacks of blocks, in the order in which they run: one, or two if the first blocks of a mixture are dense."""
     if not self.dense_layers:
       return (Stack("blocks", self, self.depth),)
-    dense = dataclasses.replace(self, experts=0, shared_experts=0, dense_layers=0)
+    dense = dataclasses.replace(self, experts=0, shared_experts=0, dense_layers=0, expert_capacity=0)
     others = dataclasses.replace(self, dense_layers=0)
     return Stack("dense_blocks", dense, self.dense_layers), Stack("blocks", others, self.depth - self.dense_layers)
 
@@ -175,6 +150,12 @@ class ModelSizes:
   def mixtures(self) -> int:
     """The number of blocks with experts."""
     return self.depth - self.dense_layers if self.experts else 0
+
+  @property
+  def expert_limit(self) -> int:
+    """How many tokens of an example an expert takes at most; 0: no limit."""
+    equal = self.positions * self.experts_per_token / max(self.experts, 1)
+    return min(math.ceil(self.expert_capacity * equal), self.positions)
 
   @property
   def has_router_bias(self) -> bool:
@@ -252,7 +233,7 @@ class ModelSizes:
       ("heads", "model.heads", self.heads),
       ("heads", "model.kv_heads", self.kv_heads),
       *(("mlp", f"model.{'expert' if c.experts else 'mlp'}_width", c.hidden_width) for _, c, _ in self.stacks),
-      ("layers", "model.depth", self.depth),
+      ("layers", "model.depth" + " - model.dense_layers" * bool(self.dense_layers), self.stacks[-1].layers),
     ]
     if self.experts:
       found.append(("experts", "model.experts", self.experts))

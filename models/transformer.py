@@ -120,6 +120,7 @@ class Transformer(nnx.Module):
     policy: Policy | None = None,
     length: int | None = None,
     counted: Counted | None = None,
+    only: str | None = None,
   ) -> tuple[jax.Array, Cache | None, Sums]:
     """Runs the stacked blocks. Also returns the sums of their routers (ops/routing.py), those of `load` by layer.
 
@@ -131,6 +132,7 @@ class Transformer(nnx.Module):
       policy: what the backward pass may reuse; by default the policy of `model.remat` and `model.saved`.
       length: the number of positions, if x holds only a device's own.
       counted: what counts for routers; without it nothing does, and there are no sums.
+      only: one of STACKS, to run only these blocks. A cache is then that of these blocks.
     """
     if segments is None:
       length = length or x.shape[1] * sharding.shards("positions")
@@ -141,7 +143,8 @@ class Transformer(nnx.Module):
     coordinates = self.sizes.reads.locate(positions)
     angles = rope_angles(coordinates, self.sizes)
 
-    c, stacks = self.sizes, [getattr(self, name) for name in STACKS if hasattr(self, name)]
+    c, names = self.sizes, [name for name in STACKS if hasattr(self, name) and only in (None, name)]
+    stacks = [getattr(self, name) for name in names]
     # With several stacks, a block takes its part of the cache by its number: a part for each stack would be a copy.
     by_number = cache if len(stacks) > 1 else None
 

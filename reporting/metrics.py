@@ -29,6 +29,7 @@ FORMATS = {
   "accuracy": "accuracy {:.2%}",
   "grad_norm": "grad norm {:.2f}",
   "load_max": "load ≤ {:.1f}",  # of an expert, relative to the mean
+  "dropped": "{:.1%} dropped",  # of the choices of experts, if these have a capacity
   "learning_rate": "lr {:.2e}",
   "tokens_per_second": "{:,.0f} tokens/s",
   "images_per_second": "{:,.0f} images/s",

@@ -25,6 +25,7 @@ CHARTS = (
   ("accuracy", "Accuracy", ""),
   ("load_max", "Load of the busiest expert, relative to the mean", ""),
   ("idle_experts", "Share of experts without a token", ""),
+  ("dropped", "Share of choices that experts did not take", ""),
   ("balance_loss", "Balance loss of routers, 1 for equal loads", ""),
   ("router_entropy", "Entropy of routers", "nats"),
   ("learning_rate", "Learning rate", ""),

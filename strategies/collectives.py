@@ -161,7 +161,8 @@ def share(layout: Layout, dims: Dims, depth: int) -> Share:
   pieces = [(at, axes) for at, axes in found if axes]  # each expert is a matrix of its own, so experts stay in pieces
   used = {axis for dim in dims if dim for axis in layout.axes_in(dims, dim)}
   exchange = math.prod(layout.mesh[axis] for _, axes in pieces for axis in axes)
-  layers = math.ceil(depth / layout.shards("layers") / exchange)
+  stages = layout.shards("layers") if "layers" in dims else 1
+  layers = math.ceil(depth / stages / exchange)
   copies: tuple[str, ...] = ()
   for axis, size in layout.mesh.items():
     if axis not in used and layers % size == 0:

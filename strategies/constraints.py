@@ -68,6 +68,9 @@ class Constraints(Sharding):
   def shards(self, dim: str) -> int:
     return self._of(dim).shards(dim)
 
+  def repeats(self, dim: str, along: str) -> bool:
+    return not {*self.layout.axes(dim), *self.own.axes(dim)} & set(self._of(along).axes(along))
+
   def _of(self, dim: str) -> Layout:
     """The layout that says how a dimension is split. Positions, and experts in training, are split by hand."""
     by_hand = dim == "positions" or (dim == "experts" and self.own.shards("experts") > 1)

@@ -1,6 +1,6 @@
 """Layout: which logical dimension is sharded over which mesh axis.
 
-A strategy is a Layout: the sizes of a device mesh, and for each of the model's nine logical dimensions
+A strategy is a Layout: the sizes of a device mesh, and for each of the model's ten logical dimensions
 (models/dimensions.py) the mesh axis that splits it, or none. Two more places say where `embed` is split in the sums of
 gradients and in the optimizer's state, if not as in the weights. Two layouts join with `|`: 2D is FSDP | tensor
 parallelism. This file holds the value and its algebra. Next: mesh.py (sizes and devices), transfers.py (what a layout
@@ -34,8 +34,8 @@ class Layout:
 
   Attributes:
     mesh: the size of each mesh axis; -1 takes the devices that are left.
-    batch, positions, sequence, embed, heads, mlp, experts, vocab, layers: the mesh axis or axes that split this
-      dimension; None if not split.
+    batch, positions, sequence, embed, heads, mlp, experts, vocab, layers, dense_layers: the mesh axis or axes that
+      split this dimension; None if not split.
     gradients: those that split `embed` in sums of gradients, while the parts of a batch run; None: as in the weights.
     state: those that split `embed` in the optimizer's state; None: as in the sums of gradients.
   """
@@ -50,6 +50,7 @@ class Layout:
   experts: Place = None
   vocab: Place = None
   layers: Place = None
+  dense_layers: Place = None
   gradients: Place = None
   state: Place = None
 

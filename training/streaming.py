@@ -31,7 +31,8 @@ def streamed(update: Update, params: Parts, state: State, gradients: Parts, piec
     entry = lambda x, name=name: {name: x[name]}
     part = entry(params), _of_weights(entry, state), entry(gradients)
     part, new = jax.lax.optimization_barrier((part, new))  # not before the part before is updated
-    run = functools.partial(_by_layer, pieces=pieces) if name in STACKS else _on_device
+    count = pieces if name == "blocks" else 1  # dense blocks stay together (strategies/pipeline)
+    run = functools.partial(_by_layer, pieces=count) if name in STACKS else _on_device
     weights, after = run(update, *part)
     new |= weights
     states.append(after)

@@ -8,7 +8,10 @@ transports.py says how tokens get to the experts that work on them, and back:
                 many rows, so they do so in rounds, as many as the fullest pair needs
     ragged      a ragged all-to-all, which sends what there is, into a buffer for the most that can come
 
-No token is dropped in any way, and all give the same result. In the backward pass tokens are sent again, with the
+Where all of them have the same tokens, as when texts are written, nothing has to get there: results are summed.
+
+No way drops a token by itself, and all give the same result. A model may have a capacity (routing.py): then experts get
+fewer rows, and devices need less room for those that may come. In the backward pass tokens are sent again, with the
 gradients of results: nothing is kept of other devices' tokens. A row is multiplied by its weight between `up` and
 `down`, so that results need not return for the gradients of weights.
 
@@ -45,13 +48,19 @@ def mix(
   weights: Weights,
   sharding: Sharding,
   way: str,
+  limit: int = 0,
 ) -> jax.Array:
-  """The sum of what the chosen experts make of each token, each times its scale [B, T, D]."""
+  """The sum of what the chosen experts make of each token, each times its scale [B, T, D].
+
+  Args:
+    chosen: the numbers of experts, or how many there are where an expert does not take the token.
+    limit: how many tokens of an example an expert takes at most; 0: all.
+  """
   arrays, tree = jax.tree.flatten(weights)
   names = dims_of(weights)
   trained = jax.tree.leaves(names.trained, is_leaf=is_dims)
   frozen = len(arrays) - len(trained)  # they come first
-  kernel = functools.partial(_on_own_tokens, tree=tree, sharding=sharding, way=way)
+  kernel = functools.partial(_on_own_tokens, tree=tree, sharding=sharding, way=way, limit=limit)
   dims = [TOKENS, TOKENS, TOKENS, *map(_gathered, jax.tree.leaves(names, is_leaf=is_dims))]
 
   def forward(*given: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
@@ -113,6 +122,7 @@ def _on_own_tokens(
   tree: Any,
   sharding: Sharding,
   way: str,
+  limit: int,
 ) -> Any:
   """The results for a device's own tokens or, given their gradient, all gradients; as pieces, of which each is one.
 
@@ -121,8 +131,12 @@ def _on_own_tokens(
   """
   weights = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
   flat = lambda x: x.reshape(-1, x.shape[-1])
-  peers = ExpertPeers(sharding)
-  transport = TRANSPORTS["gather" if peers.count == 1 else way]
+  peers = ExpertPeers(sharding, limit * len(x))
+  if peers.count == 1:
+    way = "gather"
+  elif sharding.repeats("batch", "experts"):
+    way = "none"
+  transport = TRANSPORTS[way]
   # Scales travel in the dtype in which they are used.
   given = flat(x), flat(chosen), flat(scales).astype(x.dtype), weights, peers
   if len(arrays) == tree.num_leaves:

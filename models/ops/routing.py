@@ -12,6 +12,11 @@ Two losses can be added, each with a weight: one is least if the loads are equal
 over sequences, each of which counts as often as its predictions. So they are the same number on any devices and in any
 parts of a batch. The usual loss for a whole batch is not such a sum: before the first gradient it needs the loads of
 all parts, that is, one more forward pass.
+
+With a capacity (`ModelSizes.expert_limit`), an expert takes only the first so many tokens of a sequence that chose it.
+It adds nothing to the others: they are dropped there, and the weights of their other experts stay as they are. So which
+tokens are dropped depends on their sequence alone, and a token does not depend on later ones. The losses and the loads
+count what routers choose, dropped or not.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,14 +24,44 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from errors import ConfigError, above_zero, not_negative, one_of
 from models.dimensions import Dims, Sharding
 from models.ops.loss import Sums
+from models.ops.positions import chunks, halves, join
+from models.ops.workarounds import in_order
 
 if TYPE_CHECKING:
   from models.sizes import ModelSizes
 
 TOKENS: Dims = ("batch", None, None)
 ROUTERS = ("softmax_topk", "topk_softmax", "sigmoid_bias")
+
+
+def check(sizes: "ModelSizes") -> None:
+  """Raises ConfigError unless the fields of a mixture fit each other."""
+  one_of("model.router", sizes.router, ROUTERS)
+  counts = ("experts", "dense_layers", "expert_width", "shared_experts")
+  for name in (*counts, "expert_capacity", "router_aux", "router_z", "router_bias_rate"):
+    not_negative(f"model.{name}", getattr(sizes, name))
+  above_zero("model.router_scale", sizes.router_scale, "1")
+  if not sizes.experts:
+    for name in ("shared_experts", "dense_layers", "expert_capacity"):
+      if value := getattr(sizes, name):
+        raise ConfigError(
+          f"model.{name}={value} is for mixtures of experts, but model.experts=0; set model.experts, or use "
+          f"model.{name}=0"
+        )
+    return
+  if sizes.dense_layers >= sizes.depth:
+    raise ConfigError(
+      f"model.dense_layers={sizes.dense_layers} leaves no block for the experts (model.experts={sizes.experts}), "
+      f"because model.depth={sizes.depth}; use at most {sizes.depth - 1}, or model.experts=0 for a dense model"
+    )
+  if not 1 <= sizes.experts_per_token <= sizes.experts:
+    raise ConfigError(
+      f"model.experts_per_token={sizes.experts_per_token} must be from 1 to model.experts={sizes.experts}; use "
+      f"{min(2, sizes.experts)}"
+    )
 
 
 class Counted(NamedTuple):
@@ -37,19 +72,24 @@ class Counted(NamedTuple):
 
 
 class Routes(NamedTuple):
-  """The experts of each token [B, T, k] and their weights in float32; then what the router's losses need."""
+  """The experts of each token [B, T, k] and their weights in float32; then what the router's losses need.
+
+  `taken` [B, T, k] is false where the expert drops the token; None: it takes all.
+  """
 
   experts: jax.Array
   weights: jax.Array
   probabilities: jax.Array  # [B, T, E], of all experts
   normalizer: jax.Array  # [B, T], the logarithm of the sum of the exponentials of the scores
+  taken: jax.Array | None = None
 
 
-def route(scores: jax.Array, bias: jax.Array | None, sizes: "ModelSizes", sharding: Sharding) -> Routes:
+def route(scores: jax.Array, bias: jax.Array | None, sizes: "ModelSizes", sharding: Sharding, limit: int = 0) -> Routes:
   """Chooses experts by scores [B, T, E] in float32. Of equal ones, the first is chosen, so that all devices agree.
 
   Args:
     bias: [E], for the router "sigmoid_bias".
+    limit: how many tokens of an example an expert takes at most; 0: all.
   """
   sigmoids = jax.nn.sigmoid(scores)
   by = scores if bias is None else sigmoids + bias
@@ -65,7 +105,33 @@ def route(scores: jax.Array, bias: jax.Array | None, sizes: "ModelSizes", shardi
     weights = of_chosen(probabilities)
   else:
     weights, probabilities = share(of_chosen(sigmoids)), share(sigmoids)
-  return Routes(chosen, sizes.router_scale * weights, probabilities, jax.nn.logsumexp(scores, axis=-1))
+  taken = None
+  if limit:
+    first = lambda chosen: _first(chosen, sizes.experts, limit, sharding)
+    taken = sharding.local(first, chosen, dims=[TOKENS], results=TOKENS)
+  return Routes(chosen, sizes.router_scale * weights, probabilities, jax.nn.logsumexp(scores, axis=-1), taken)
+
+
+def _first(chosen: jax.Array, experts: int, limit: int, sharding: Sharding) -> jax.Array:
+  """Whether a token [b, t] is one of the first `limit` of its text that chose its expert [b, t, k].
+
+  Devices that share a text tell each other how often each expert was chosen in their chunks.
+  """
+  ones = jnp.any(one_hot(chosen, experts), axis=-2).astype(jnp.int32)  # [b, t, E]
+  before = lambda x: jnp.cumsum(x, axis=1) - x  # the tokens before each, in what the device has in order
+  count = sharding.shards("positions")
+  if count == 1:
+    number = before(ones)
+  else:
+    parts = halves(ones)
+    own = jnp.stack([jnp.sum(part, axis=1) for part in parts])  # [2, b, E]
+    gather = lambda x, axes: jax.lax.all_gather(x, axes)
+    early, late = jnp.moveaxis(sharding.across(gather, own, "positions"), 1, 0)  # [n, b, E] each
+    start = before(jnp.concatenate([early, late[::-1]]).swapaxes(0, 1)).swapaxes(0, 1)  # of each chunk, in order
+    index = sharding.index("positions")
+    at = index, chunks(count) - 1 - index
+    number = join(*(before(part) + start[i][:, None] for part, i in zip(parts, at, strict=True)))
+  return jnp.sum(jnp.where(one_hot(chosen, experts), number[..., None, :], 0), axis=-1) < limit
 
 
 def one_hot(chosen: jax.Array, experts: int) -> jax.Array:
@@ -75,9 +141,17 @@ def one_hot(chosen: jax.Array, experts: int) -> jax.Array:
 
 @jax.named_scope("router_sums")
 def sums(routes: Routes, counted: Counted, sizes: "ModelSizes", sharding: Sharding) -> Sums:
-  """The router's losses, summed over sequences; the tokens of each expert [E]; and the sum of the scores' entropies."""
+  """The router's losses, summed over sequences; the sum of the scores' entropies; and numbers of tokens.
+
+  Those are `load`, of the tokens that chose each expert [E], and with a capacity `dropped`, of choices.
+  """
   tokens, k = counted.tokens[..., None], sizes.experts_per_token
   load = jnp.sum(tokens & jnp.any(one_hot(routes.experts, sizes.experts), axis=-2), axis=1)  # [B, E], own positions
+  dropped = {}
+  if routes.taken is not None:
+    dropped = {"dropped": jnp.sum(tokens & ~routes.taken)}
+    if sharding.shards("positions") > 1:  # devices that share a text have counted together before
+      load = in_order(dropped["dropped"], load)
   of_text = sharding.across(jax.lax.psum, load, "positions")  # [B, E]
   each = counted.predictions / jnp.maximum(jnp.sum(of_text, axis=1) / k, 1)  # [B], how often a token counts
   share = of_text / jnp.maximum(jnp.sum(of_text, axis=1, keepdims=True), 1)
@@ -89,7 +163,7 @@ def sums(routes: Routes, counted: Counted, sizes: "ModelSizes", sharding: Shardi
     "router_z": jnp.sum(each * jnp.sum(jnp.where(counted.tokens, routes.normalizer**2, 0), axis=1)),
     "entropy": jax.lax.stop_gradient(entropy),
     "load": jnp.sum(load, axis=0),
-  }
+  } | dropped
 
 
 def of_layers(found: Sums, numbers: jax.Array, sizes: "ModelSizes") -> Sums:
@@ -113,10 +187,9 @@ def no_sums(sizes: "ModelSizes") -> Sums:
   """The sums of all routers over an empty batch; {} without experts."""
   if not sizes.experts:
     return {}
-  zero = jnp.zeros(())
-  return {
-    "balance": zero, "router_z": zero, "entropy": zero, "load": jnp.zeros((sizes.mixtures, sizes.experts), jnp.int32)
-  }  # fmt: skip
+  zero, none = jnp.zeros(()), jnp.zeros((sizes.mixtures, sizes.experts), jnp.int32)
+  dropped = {"dropped": jnp.zeros((), jnp.int32)} if sizes.expert_limit else {}
+  return {"balance": zero, "router_z": zero, "entropy": zero, "load": none} | dropped
 
 
 def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
@@ -124,11 +197,13 @@ def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
 
   `load_max` is the load of the busiest expert of all blocks, relative to the mean load; `idle_experts` is the share of
   experts without a token; `router_entropy` is the mean entropy of a router's probabilities, at most log(experts).
-  `load` is how many tokens each expert had [depth, experts].
+  `load` is how many tokens chose each expert [depth, experts]. `dropped`, with a capacity, is the share of these
+  choices that experts did not take.
   """
   load = found["load"]
   mean = jnp.maximum(jnp.mean(load, axis=1, keepdims=True), 1e-9)
   routed = jnp.maximum(jnp.sum(load) / sizes.experts_per_token, 1)
+  dropped = {"dropped": found["dropped"] / (routed * sizes.experts_per_token)} if sizes.expert_limit else {}
   return {
     "balance_loss": found["balance"] / (sizes.mixtures * found["count"]),
     "router_z_loss": found["router_z"] / (sizes.mixtures * found["count"]),
@@ -136,7 +211,7 @@ def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
     "load_max": jnp.max(load / mean),
     "idle_experts": jnp.mean(load == 0),
     "load": load,
-  }
+  } | dropped
 
 
 def balanced(bias: jax.Array, load: jax.Array, rate: float) -> jax.Array:

@@ -3,6 +3,7 @@
 The code here runs on each device, for its own tokens and its own experts.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -14,20 +15,31 @@ import jax.numpy as jnp
 from models.ops import grouped
 from models.ops.grouped import Rows, Weights
 from models.ops.peers import Peers
-from models.ops.workarounds import in_order
+from models.ops.workarounds import in_order, sum_in_dtype
 
 ROOM = 1.25  # rows that a pair of devices exchanges in a round, relative to those of an equal load
 ROUNDS = "rounds"  # the scope of the loop over rounds in a program
 
 
-def capacity(tokens: int, chosen: int, devices: int) -> int:
-  """The rows that a device sends to each other one in a round of `exchange`."""
-  return min(math.ceil(ROOM * tokens * chosen / devices), tokens * chosen)
+def round_rows(tokens: int, chosen: int, devices: int, most: int = 0) -> int:
+  """The rows that a device sends to each other one in a round of `exchange`; `most`: in all rounds, or 0 for all."""
+  return min(math.ceil(ROOM * tokens * chosen / devices), most or tokens * chosen)
 
 
+def most_rows(tokens: int, chosen: int, experts: int, limit: int) -> int:
+  """The rows of a device for so many experts, at most. An expert takes at most `limit` of its tokens; 0: all."""
+  return min(tokens * min(chosen, experts), experts * (limit or tokens))
+
+
+@dataclasses.dataclass(frozen=True)
 class ExpertPeers(Peers):
-  """The devices that share the experts. On CPUs their collectives run in the order of the calls."""
+  """The devices that share the experts. On CPUs their collectives run in the order of the calls.
 
+  Attributes:
+    limit: how many tokens of one device an expert takes at most; 0: all.
+  """
+
+  limit: int = 0
   DIM = "experts"
 
   def all_gather(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -60,6 +72,9 @@ class ExpertPeers(Peers):
       return jax.lax.platform_dependent(x, out, *moves, cpu=functools.partial(_emulated, self), default=ragged)
 
     return self._each(send, *arrays, more=[(x,) for x in empty])
+
+  def sum(self, x: jax.Array) -> jax.Array:
+    return self._send(lambda x, axes: sum_in_dtype(lambda x: jax.lax.psum(x, axes), x), x)
 
   def largest(self, x: jax.Array) -> jax.Array:
     return self._send(jax.lax.pmax, x)
@@ -143,17 +158,20 @@ class Order(NamedTuple):
 # gather: all devices see all tokens, and each works for its own experts.
 
 
-def _own_rows(chosen: jax.Array, scales: jax.Array, experts: int, peers: ExpertPeers) -> Order:
-  """The rows of all tokens that are for the own experts. A token's experts differ, so no more than `experts` are."""
+def _own_rows(chosen: jax.Array, scales: jax.Array, experts: int, peers: ExpertPeers, devices: int) -> Order:
+  """The rows of the tokens of so many devices that are for the own experts.
+
+  A token's experts differ, so no more than `experts` are.
+  """
   own = chosen - experts * peers.index
-  most = len(chosen) * min(experts, chosen.shape[1])
+  most = devices * most_rows(len(chosen) // devices, chosen.shape[1], experts, peers.limit)
   return Order.of(jnp.where((own >= 0) & (own < experts), own, experts), scales, experts, most)
 
 
 def _gather(x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers) -> jax.Array:
   likely = scales.size
   x, chosen, scales = peers.all_gather(x, chosen, scales)
-  order = _own_rows(chosen, scales, len(weights.gate), peers)
+  order = _own_rows(chosen, scales, len(weights.gate), peers, peers.count)
   return peers.reduce_scatter(order.added_up(grouped.forward(order.rows(x), weights, likely)))
 
 
@@ -162,10 +180,27 @@ def _gather_backward(
 ) -> tuple[jax.Array, jax.Array, Any]:
   likely = scales.size
   x, chosen, scales, of_out = peers.all_gather(x, chosen, scales, of_out)
-  order = _own_rows(chosen, scales, len(weights.gate), peers)
+  order = _own_rows(chosen, scales, len(weights.gate), peers, peers.count)
   of_rows, of_scales, of_weights = grouped.backward(order.rows(x), weights, of_out[order.token], likely)
   of_x = peers.reduce_scatter(order.added_up(of_rows))
   return of_x, peers.summed(in_order(of_x, order.unsorted(of_scales))), of_weights
+
+
+# none: all devices have the same tokens, and each works for its own experts.
+
+
+def _none(x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers) -> jax.Array:
+  order = _own_rows(chosen, scales, len(weights.gate), peers, 1)
+  return peers.sum(order.added_up(grouped.forward(order.rows(x), weights, scales.size // peers.count)))
+
+
+def _none_backward(
+  x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers, of_out: jax.Array
+) -> tuple[jax.Array, jax.Array, Any]:
+  order, likely = _own_rows(chosen, scales, len(weights.gate), peers, 1), scales.size // peers.count
+  of_rows, of_scales, of_weights = grouped.backward(order.rows(x), weights, of_out[order.token], likely)
+  of_x = peers.sum(order.added_up(of_rows))
+  return of_x, peers.sum(in_order(of_x, order.unsorted(of_scales))), of_weights
 
 
 # exchange and ragged: rows go to the devices of their experts, and come back.
@@ -237,8 +272,8 @@ def _send_backward(
 
 def _in_rounds(order: Order, counts: jax.Array, peers: ExpertPeers, one: Callable[[Trip, Any], Any], carry: Any) -> Any:
   """In rounds of an all-to-all, until all rows have been sent."""
-  (m, _), rows, (tokens, k) = counts.shape, len(order.token), order.place.shape
-  size = capacity(tokens, k, m)
+  (m, e), rows, (tokens, k) = counts.shape, len(order.token), order.place.shape
+  size = round_rows(tokens, k, m, e * peers.limit)
   to = jnp.sum(counts, axis=1)
   ends = jnp.cumsum(peers.all_to_all(counts)[0], axis=1)  # [from, e]
   most = in_order(ends, peers.largest(in_order(ends, jnp.max(to))))  # all devices must run equally many rounds
@@ -250,6 +285,8 @@ def _in_rounds(order: Order, counts: jax.Array, peers: ExpertPeers, one: Callabl
     at = i * size + jnp.arange(size)
     index = jnp.where(at < to[:, None], first[:, None] + at, rows).reshape(-1)  # [m · size]
     returned, goes = device * size + number - i * size, number // size == i
+    if peers.limit:
+      goes &= device < m  # no expert takes the others
 
     def there(*arrays: jax.Array) -> tuple[jax.Array, ...]:
       return peers.all_to_all(*(x.at[index].get(mode="fill", fill_value=0) for x in arrays))
@@ -272,7 +309,7 @@ def _at_once(order: Order, counts: jax.Array, peers: ExpertPeers, one: Callable[
   everyone = peers.all_gather(counts[None])[0]  # [from, to, e]
   to = jnp.sum(everyone, axis=-1)
   left, above = jnp.cumsum(to, axis=1) - to, jnp.cumsum(to, axis=0) - to  # where rows start at a sender, at a receiver
-  room = m * tokens * min(k, e)
+  room = m * most_rows(tokens, k, e, peers.limit)
   piece = jnp.sum(jnp.arange(room)[:, None] >= jnp.cumsum(everyone[:, me].reshape(-1)), axis=1)
 
   def there(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -287,6 +324,7 @@ def _at_once(order: Order, counts: jax.Array, peers: ExpertPeers, one: Callable[
 
 
 TRANSPORTS = {
+  "none": Transport(_none, _none_backward),
   "gather": Transport(_gather, _gather_backward),
   "exchange": Transport(functools.partial(_send, _in_rounds), functools.partial(_send_backward, _in_rounds)),
   "ragged": Transport(functools.partial(_send, _at_once), functools.partial(_send_backward, _at_once)),

@@ -10,7 +10,8 @@ dimension and the batch. Each stage scans over the ticks of a schedule. In a tic
 at most one backward unit; `zero_bubble` adds weight units. Neighbours exchange activations and cotangents by ppermute:
 a cotangent travels while the next forward unit runs, an activation while the backward unit does. The blocks are the
 model's own. The compiler handles the other mesh axes as everywhere, so other layouts join by `|` (three_d.py). The
-embedding runs on the first stage only; the final norm, the head and the loss on the last.
+embedding runs on the first stage only, as do the dense blocks of a mixture that has some; the final norm, the head and
+the loss on the last.
 
 Read the files of this package in this order: schedule.py (a schedule as a table, and where values wait), orders.py
 (which unit runs when), stage.py (runs a table on one stage), split.py (the backward pass in two), staged.py (the runner

@@ -17,6 +17,7 @@ from models.dimensions import Dims, map_dims
 from models.ops.routing import penalty
 from models.ops.workarounds import in_order
 from models.parameters import bind, joined
+from models.remat import policy_of
 from models.transformer import Transformer
 from strategies.constraints import Constraints
 from strategies.pipeline.schedule import BACKWARD, FORWARD, WEIGHTS, Schedule
@@ -32,6 +33,9 @@ T = TypeVar("T")
 # to their slot. An unrolled scan writes to the slot directly: with 2 blocks a stage, 0.74 → 0.92 of single-device speed
 # (measured once, when this was built).
 UNROLL = 2
+
+# The remat policy of the dense blocks with which a mixture may begin.
+REMAT_OF_FIRST = "minimal"
 
 
 class Carry(NamedTuple):
@@ -191,19 +195,27 @@ class Stage:
     return carry._replace(gradients=add_to(carry.gradients, *vjp(carry.to_previous)))
 
   def embed(self, edges: Params, row: Row) -> jax.Array:
-    inputs = self.program.inputs(self.microbatch(row), self.step, self.sharding)
-    return self.model(edges, self.weights(row)).embed(inputs, self.sharding)
+    """The embedded microbatch, after the dense blocks if a mixture begins with some."""
+    microbatch, model = self.microbatch(row), self.model(edges, self.weights(row))
+    x = model.embed(self.program.inputs(microbatch, self.step, self.sharding), self.sharding)
+    if not self.program.sizes.dense_layers:
+      return x
+    segments, keys = self.program.segments(microbatch), self.program.dropout_keys(microbatch, self.step)
+    given: dict[str, Any] = {"segments": segments, "keys": keys, "sharding": self.sharding}
+    # `embed_backward` computes it again right before its backward pass, and so needs to save little memory.
+    return self.pin(model.run_blocks(x, **given, only="dense_blocks", policy=policy_of(REMAT_OF_FIRST, "", 0))[0])
 
   def run_chunk(self, weights: Params, x: jax.Array, row: Row) -> tuple[jax.Array, jax.Array, Sums]:
     """A chunk's output, what its routers add to the loss, and their sums."""
     depth = jax.tree.leaves(weights)[0].shape[0]
     first_layer = (row["chunk"] * self.schedule.stages + self.index) * depth
+    if self.program.sizes.dense_layers:
+      first_layer += self.program.sizes.dense_layers
     microbatch, model = self.microbatch(row), self.model(self.edges, weights)
     segments, keys = self.program.segments(microbatch), self.program.dropout_keys(microbatch, self.step)
     counted = model.counted(self.program.targets(microbatch, self.sharding), segments, self.sharding)
-    y, _, routed = model.run_blocks(
-      x, segments=segments, keys=keys, sharding=self.sharding, first_layer=first_layer, unroll=UNROLL, counted=counted
-    )
+    given: dict[str, Any] = {"segments": segments, "keys": keys, "sharding": self.sharding}
+    y, _, routed = model.run_blocks(x, **given, first_layer=first_layer, unroll=UNROLL, counted=counted, only="blocks")
     return y, jnp.asarray(penalty(routed, self.program.sizes), jnp.float32), routed
 
   def loss(self, edges: Params, y: jax.Array, row: Row) -> tuple[jax.Array, Sums]:

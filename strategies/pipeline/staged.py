@@ -42,21 +42,22 @@ class Staged(ByHand):
     program: Program, layout: Layout, fallbacks: tuple[Limit, ...], *, schedule: str, microbatches: int, chunks: int
   ) -> "Staged":
     """The runner for a config's section `pipeline` (configs/base.py)."""
-    stages, depth = layout.shards("layers"), program.sizes.depth
+    stages, depth = layout.shards("layers"), program.sizes.stacks[-1].layers
+    named = "model.depth" + " - model.dense_layers" * bool(program.sizes.dense_layers)
     if schedule != "interleaved":
       chunks = 1
     elif not chunks:
       chunks = 2 if depth % (2 * stages) == 0 else 1
       if chunks == 1:
         warnings.warn(
-          f"pipeline.schedule='interleaved' has nothing to interleave: model.depth={depth} gives each of "
+          f"pipeline.schedule='interleaved' has nothing to interleave: {named}={depth} gives each of "
           f"mesh.stage={stages} stages a single chunk, so it runs as '1f1b'; use a depth that is a multiple of "
           f"{2 * stages}",
           stacklevel=2,
         )
     if depth % (stages * chunks):
       raise ConfigError(
-        f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide model.depth={depth}; "
+        f"mesh.stage={stages} × pipeline.chunks={chunks} does not divide {named}={depth}; "
         f"use a depth that is a multiple of {stages * chunks}, or fewer chunks"
       )
     if not orders.fills_groups(stages, microbatches, chunks):
@@ -85,9 +86,6 @@ class Staged(ByHand):
   @staticmethod
   def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
     found = []
-    if sizes.dense_layers:
-      why = "the stages of a pipeline have equal blocks, and these have no experts"
-      found.append(Limit("model.dense_layers", sizes.dense_layers, why, "0, or a strategy without stages"))
     if sizes.remat == "offload":  # the TPU compiler fails on such slots in the host's memory (libtpu 0.0.42)
       why = "the stages of a pipeline keep what they save in slots on the device"
       found.append(Limit("model.remat", "offload", why, "'full'"))
@@ -132,7 +130,8 @@ class Staged(ByHand):
         model = bind(self.program.sizes, params | {"blocks": blocks})
 
         def work(start: jax.Array, carry: tuple) -> tuple:
-          return model.run_blocks(carry[0], sharding=sharding.place(layers=None), cache=carry[1], start=start)[:2]
+          inside = sharding.place(layers=None)
+          return model.run_blocks(carry[0], sharding=inside, cache=carry[1], start=start, only="blocks")[:2]
 
         def turn(i: jax.Array, carry: tuple) -> tuple:
           x, cache = once("turn", index == i, work, start, carry)
@@ -150,7 +149,17 @@ class Staged(ByHand):
         check_vma=False,
       )(params["blocks"], x, cache, jnp.asarray(start))
 
-    return Writer(bind(self.program.sizes, params), sampling, sharding, in_turn)
+    model, first = bind(self.program.sizes, params), self.program.sizes.dense_layers
+
+    def run(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
+      """All stages run the dense blocks with which a mixture may begin."""
+      before, own = (Cache(*(array[part] for array in cache)) for part in (slice(first), slice(first, None)))
+      x, new, _ = model.run_blocks(x, sharding=sharding, cache=before, start=start, only="dense_blocks")
+      x, own = in_turn(x, own, start)
+      assert new is not None
+      return x, Cache(*map(lambda *parts: jnp.concatenate(parts), new, own))
+
+    return Writer(model, sampling, sharding, run if first else in_turn)
 
 
 def check_fields(schedule: str, microbatches: int, chunks: int) -> None:

@@ -23,7 +23,9 @@ LAYOUTS = {
   "tensor_parallel": (layout_of("tensor_parallel") | EXPERT).on(expert=4, model=2),
   "two_d": (layout_of("tensor_parallel") | layout_of("expert_fsdp")).on(data=2, expert=2, model=2),
   "context": (layout_of("context") | EXPERT).on(context=2, expert=4),
+  "own axis": layout_of("data_parallel").on(data=2) | Layout({"x": 4}, experts="x"),
   "pipeline": (layout_of("pipeline") | EXPERT).on(stage=2, data=2, expert=2),
+  "three_d": (layout_of("three_d") | EXPERT).on(stage=2, data=1, expert=2, model=2),
 }
 WITH_ADAPTERS = {"init_from": "a model", "model__lora_rank": 8}
 LATER = {"pipeline__schedule": "zero_bubble"}
@@ -52,6 +54,9 @@ OF_ALL_KINDS = [
   ("expert_fsdp", "gather", FIRST_ARE_DENSE | {"model__remat": "minimal", "optimizer__name": "muon"}),
   ("context", "exchange", FIRST_ARE_DENSE | {"accumulation": 2}),
   ("fsdp", "auto", FIRST_ARE_DENSE | {"optimizer__on_host": True}),
+  ("context", "exchange", {"model__expert_capacity": 1.0}),
+  ("pipeline", "gather", FIRST_ARE_DENSE),
+  ("three_d", "exchange", FIRST_ARE_DENSE | {"model__remat": "minimal"}),
 ]
 
 
@@ -85,10 +90,16 @@ def compiled_as_theory_says(name: str, way: str, **fields: Any) -> tuple[Case, C
 @pytest.mark.full
 @pytest.mark.parametrize(
   "name, way, fields",
-  [("tensor_parallel", "gather", {}), ("two_d", "exchange", {"model__remat": "minimal"}), ("context", "gather", {})],
+  [
+    ("tensor_parallel", "gather", {}),
+    ("two_d", "exchange", {"model__remat": "minimal"}),
+    ("context", "gather", {}),
+    ("own axis", "gather", {}),
+    ("three_d", "exchange", {"pipeline__schedule": "zero_bubble"}),
+  ],
 )
 def test_shared_experts_send_what_theory_says(name: str, way: str, fields: dict[str, Any]):
-  """Beside the experts of a token, where devices share hidden units and positions."""
+  """Beside the experts of a token, where devices share hidden units and positions. On `x` all have the same tokens."""
   compiled_as_theory_says(name, way, model__shared_experts=1, **fields)
 
 
@@ -111,5 +122,5 @@ def test_flops_of_dense_blocks_are_those_of_their_mlps():
 
 
 def test_a_round_has_room_for_more_than_equal_loads():
-  assert transports.capacity(1024, 2, 8) == 320
-  assert transports.capacity(16, 2, 1) == 32
+  assert transports.round_rows(1024, 2, 8) == 320
+  assert transports.round_rows(16, 2, 1) == 32

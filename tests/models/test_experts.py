@@ -96,8 +96,11 @@ def dense(x: jax.Array, chosen: jax.Array, scales: jax.Array, w: Any) -> jax.Arr
   return sum(share[..., e, None] * mlp(x, [w[i][e] for i in range(3)]) for e in range(E))
 
 
-def plainly_routed(scores: jax.Array, bias: Any, sizes: ModelSizes, sharding: Any) -> routing.Routes:
-  """The routes by another way: the chosen are found by sorting, and their weights are read by their numbers."""
+def plainly_routed(scores: jax.Array, bias: Any, sizes: ModelSizes, sharding: Any, limit: int) -> routing.Routes:
+  """The routes by another way: the chosen are found by sorting, and their weights are read by their numbers.
+
+  With a limit, each choice is compared with all choices of earlier tokens.
+  """
   of_all = {
     "softmax_topk": jnp.exp(scores),
     "topk_softmax": jax.nn.softmax(scores),
@@ -109,7 +112,10 @@ def plainly_routed(scores: jax.Array, bias: Any, sizes: ModelSizes, sharding: An
   if sizes.router != "topk_softmax":
     weights = weights / weights.sum(-1, keepdims=True)
   probabilities = values / values.sum(-1, keepdims=True)
-  return routing.Routes(best, sizes.router_scale * weights, probabilities, jnp.log(jnp.exp(scores).sum(-1)))
+  same = jnp.any(best[:, :, :, None, None] == best[:, None, None], axis=-1)  # [B, T, k, T]
+  is_earlier = jnp.tri(scores.shape[1], k=-1, dtype=bool)[:, None]
+  taken = jnp.sum(same & is_earlier, axis=-1) < limit if limit else None
+  return routing.Routes(best, sizes.router_scale * weights, probabilities, jnp.log(jnp.exp(scores).sum(-1)), taken)
 
 
 def one_after_another(model: Transformer, x: jax.Array, **given: Any) -> tuple[jax.Array, None, Any]:
@@ -128,10 +134,18 @@ RUN_BLOCKS = Transformer.run_blocks
 FIRST_ARE_DENSE = {"dense_layers": 2, "depth": 4, "mlp_width": 40, "expert_width": F, "dropout": 0.2}
 
 
-@pytest.mark.parametrize("router", in_full(ROUTERS, "sigmoid_bias"))
-def test_a_model_with_experts_equals_the_dense_computation(router: str, monkeypatch: pytest.MonkeyPatch):
-  """The loss and every gradient, that of the router included. In one case the first blocks are dense."""
-  sizes = sizes_of(router=router, shared_experts=1, **(FIRST_ARE_DENSE if router == "sigmoid_bias" else {}))
+@pytest.mark.parametrize(
+  "router, capacity", in_full([*((router, 0.0) for router in ROUTERS), ("softmax_topk", 0.6)], ("sigmoid_bias", 0.0))
+)
+def test_a_model_with_experts_equals_the_dense_computation(
+  router: str, capacity: float, monkeypatch: pytest.MonkeyPatch
+):
+  """The loss and every gradient, that of the router included. In one case the first blocks are dense.
+
+  With a capacity, what experts drop is masked.
+  """
+  more = FIRST_ARE_DENSE if router == "sigmoid_bias" else {}
+  sizes = sizes_of(router=router, shared_experts=1, expert_capacity=capacity, **more)
   params, whole = params_of(sizes), dataclasses.replace(program(), sizes=sizes)
   batch = random_batch(whole, 4)
 
@@ -141,7 +155,7 @@ def test_a_model_with_experts_equals_the_dense_computation(router: str, monkeypa
   ours = jax.jit(jax.value_and_grad(loss))(params)
   if sizes.dense_layers:
     monkeypatch.setattr(Transformer, "run_blocks", one_after_another)
-  monkeypatch.setattr("models.experts.mix", lambda x, chosen, scales, w, sharding, way: dense(x, chosen, scales, w))
+  monkeypatch.setattr("models.experts.mix", lambda x, chosen, scales, w, *_: dense(x, chosen, scales, w))
   monkeypatch.setattr("models.experts.route", plainly_routed)
   expected = jax.jit(jax.value_and_grad(lambda params: loss(params)))(params)
   assert_trees_close(ours, expected, PARITY)
@@ -161,7 +175,7 @@ def routed() -> dict[str, routing.Routes]:
     "sigmoid_bias": (scores, np.float32([0, 0, -9, 0, 9]), {"router": "sigmoid_bias"}),
     "equal": (equal, None, {}),
   }
-  route = lambda scores, bias, fields: routing.route(jnp.asarray(scores), bias, sizes_of(**fields), UNSHARDED)
+  route = lambda scores, bias, fields: routing.route(jnp.asarray(scores), bias, sizes_of(**fields), UNSHARDED, limit=2)
   return jax.device_get(jax.jit(lambda: {name: route(*given) for name, given in asked.items()})())
 
 
@@ -170,6 +184,12 @@ def test_of_equal_scores_the_first_experts_are_chosen():
   found = routed()["equal"]
   np.testing.assert_array_equal(found.experts, np.broadcast_to([0, 1], (1, 3, 2)))
   np.testing.assert_allclose(found.weights, 0.5)
+
+
+def test_experts_take_the_first_tokens_that_chose_them():
+  np.testing.assert_array_equal(routed()["equal"].taken, [[[True, True], [True, True], [False, False]]])
+  assert sizes_of(experts=4, expert_capacity=1.1).expert_limit == 5  # of 8 tokens, with two experts each
+  assert sizes_of(experts=4, expert_capacity=9.0).expert_limit == 8
 
 
 def test_weights_of_chosen_experts():
@@ -251,6 +271,8 @@ def test_auto_chooses_what_sends_less():
     ({"router": "softmax"}, ["model.router='softmax'", "topk_softmax"]),
     ({"expert_transport": "gathers"}, ["model.expert_transport='gathers'", "'gather'"]),
     ({"experts": 0, "shared_experts": 1}, ["model.shared_experts=1", "model.experts=0"]),
+    ({"experts": 0, "expert_capacity": 1.5}, ["model.expert_capacity=1.5", "model.experts=0"]),
+    ({"expert_capacity": -1.0}, ["model.expert_capacity=-1.0"]),
     ({"router_aux": -1.0}, ["model.router_aux=-1.0"]),
     ({"dense_layers": -1}, ["model.dense_layers=-1"]),
     ({"dense_layers": 2}, ["model.dense_layers=2", "model.depth=2", "at most 1"]),

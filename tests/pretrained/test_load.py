@@ -35,9 +35,10 @@ FRESH = {"steps": 1, "eval_examples": 16, "batch_size": 16, "eval_batch_size": 1
 
 
 # Llama 3 and Qwen have all of Llama and Mistral, and scaled angles, biases or norms. The other mixtures have all of
-# qwen3_moe.
+# qwen3_moe. In qwen3_moe_dense, the first layers have no experts.
 @pytest.mark.parametrize(
-  "name", in_full(model_folders.NAMES, *{*model_folders.NAMES} - {"llama", "mistral", "qwen3_moe"})
+  "name",
+  in_full(model_folders.NAMES, *{*model_folders.NAMES} - {"llama", "mistral", "qwen3_moe", "qwen3_moe_dense"}),
 )
 def test_logits_and_gradients_equal_those_of_transformers(name: str):
   expected = np.load(model_folders.FOLDER / name / "expected.npz")
@@ -58,7 +59,9 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str):
   assert_trees_close(ours, theirs, TOLERANCE)
 
 
-@pytest.mark.parametrize("name", in_full(["mixtral", "qwen3_moe", "qwen3_moe_unnormed"], "qwen3_moe"))
+@pytest.mark.parametrize(
+  "name", in_full(["mixtral", "qwen3_moe", "qwen3_moe_dense", "qwen3_moe_unnormed"], "qwen3_moe")
+)
 def test_the_balance_loss_counts_as_in_transformers(name: str):
   """Of one text. In the library the blocks of a model have one loss together, here each has its own."""
   expected = np.load(model_folders.FOLDER / name / "expected.npz")

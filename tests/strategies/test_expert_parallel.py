@@ -26,6 +26,10 @@ from helpers import (
 import strategies
 import train
 from strategies import Strategy, layout_of
+from strategies.constraints import Constraints
+from strategies.layout import Layout
+from strategies.pipeline.orders import ORDERS
+from strategies.transfers import Transfers
 from training import settings
 from training.program import Params, Program
 
@@ -51,10 +55,18 @@ VARIANTS = {
   "adapters": {"init_from": "a model", "model__lora_rank": 4, "model__shared_experts": 1},
 }
 # What is added to the scores of the first and of the last experts, in these variants.
-BIASES = {"one has all": (9.0, 0.0), "one has none": (0.0, -9.0)}
-# Mixtures whose first blocks are dense. Pipelines have none of them.
-WITH_DENSE = {
+BIASES = {"one has all": (9.0, 0.0), "one has none": (0.0, -9.0), "limited": (0.0, 9.0)}
+# Mixtures whose experts have a capacity, and mixtures whose first blocks are dense.
+OTHERS = {
+  "limited": {
+    "data__packing": "documents",
+    "accumulation": 2,
+    "model__remat": "full",
+    "model__router": "sigmoid_bias",
+    "model__expert_capacity": 0.75,
+  },
   "dense first": {**FIRST_ARE_DENSE, "model__shared_experts": 1},
+  "dense first, in chunks": {**FIRST_ARE_DENSE, "model__depth": 6, "model__router": "sigmoid_bias"},
   "dense first, documents": {
     **FIRST_ARE_DENSE,
     "data__packing": "documents",
@@ -87,14 +99,24 @@ CASES = [(name, WAYS[(i + j) % 3], variant) for i, name in enumerate(ALONE) for 
   (name, WAYS[(i + j // 2) % 3], variant)
   for i, (name, layout) in enumerate(LAYOUTS.items())
   for j, variant in enumerate(VARIANTS)
-  if name not in ALONE and (i + j) % 2 == 0 and not (layout.layers and "model__dense_layers" in VARIANTS[variant])
+  if name not in ALONE and (i + j) % 2 == 0 and not (layout.layers and variant == "one has all")  # too few blocks
 ]
 CASES += [
   ("expert_fsdp", "gather", "dense first"), ("tensor_parallel", "exchange", "dense first"),
   ("context", "exchange", "dense first, documents"), ("two_d", "gather", "dense first, documents"),
   ("hsdp", "ragged", "dense first, documents"), ("zero2", "gather", "dense first, documents"),
   ("expert_fsdp", "exchange", "dense first, adapters"),
+  ("gpipe", "exchange", "dense first"), ("pipeline", "ragged", "dense first, documents"),
+  ("interleaved", "gather", "dense first, in chunks"), ("zero_bubble", "exchange", "dense first, in chunks"),
+  ("zero_bubble", "gather", "dense first, adapters"), ("three_d", "gather", "dense first"),
+  ("expert-8", "exchange", "limited"), ("context", "ragged", "limited"), ("two_d", "gather", "limited"),
+  ("own axis", "exchange", "text"),
 ]  # fmt: skip
+# For the cases above only. The devices along `x` have the same tokens.
+LAYOUTS |= {
+  "gpipe": LAYOUTS["pipeline"],
+  "own axis": layout_of("data_parallel").on(data=2) | Layout({"x": 4}, experts="x"),
+}
 SHORT = [
   ("expert-4", "ragged", "documents"),
   ("two_d", "exchange", "one has all"),
@@ -104,7 +126,7 @@ assert set(SHORT) <= set(CASES), set(SHORT) - set(CASES)
 
 
 def program_of(way: str, variant: str, **fields: object) -> Program:
-  asked = SMALL | (VARIANTS | WITH_DENSE)[variant] | fields
+  asked = SMALL | (VARIANTS | OTHERS)[variant] | fields
   return settings.program(config(steps=STEPS, model__expert_transport=way, **asked), "cpu")
 
 
@@ -132,7 +154,7 @@ def expected(variant: str) -> tuple[dict[str, np.ndarray], Params, Any]:
 
 def schedule_of(name: str) -> dict[str, object]:
   """Two microbatches of each part of a batch."""
-  schedule = name if name in ("interleaved", "zero_bubble") else "1f1b"
+  schedule = name if name in ORDERS else "1f1b"
   return {"pipeline__schedule": schedule, "pipeline__microbatches": 2}
 
 
@@ -148,6 +170,12 @@ def test_all_tokens_go_to_the_experts_that_the_variant_says():
   load = expected("one has all")[2]["load"]
   assert (load[:, :2] > 0).all()
   assert not load[:, 2:].any()
+
+
+@pytest.mark.full
+def test_some_choices_are_dropped_as_the_variant_says():
+  found = expected("limited")[2]
+  assert 0.1 < found["dropped"] / found["load"].sum() < 0.9
 
 
 @pytest.mark.full
@@ -186,7 +214,7 @@ def test_10_steps_of_a_mixture_with_dense_blocks_equal_a_single_device(name: str
 def test_a_mixture_with_dense_blocks_resumes_under_another_strategy(tmp_path: Path):
   """The loss of a run that goes on, with its state in other pieces, is that of a run that was never stopped."""
   run = {
-    **SMALL, **WITH_DENSE["dense first"], "steps": 4, "batch_size": 8, "log_every": 1, "eval_examples": 8,
+    **SMALL, **OTHERS["dense first"], "steps": 4, "batch_size": 8, "log_every": 1, "eval_examples": 8,
     "eval_batch_size": 8, "sample_length": 0, "data__name": "synthetic",
   }  # fmt: skip
   train.train(config("single", **run), tmp_path / "whole")
@@ -201,11 +229,24 @@ def test_a_mixture_with_dense_blocks_resumes_under_another_strategy(tmp_path: Pa
     train.train(config("two_d", **run | {"model__dense_layers": 1}), tmp_path / "parts")
 
 
+def test_devices_that_write_the_same_texts_have_the_same_tokens_and_send_none():
+  """Those that train have other ones, and so have those that score."""
+  same = lambda sharding: sharding.repeats("batch", "experts")
+  for name in ("expert-4", "expert_fsdp", "two_d", "context"):
+    layout = LAYOUTS[name]
+    outside, inside = (make(layout, Transfers.of(layout)) for make in (Constraints.outside, Constraints.inside))
+    assert same(outside.place(batch=None))
+    assert not same(outside)
+    assert not same(inside)
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("variant", ["text", "dense first"])
-def test_texts_are_scored_and_continued(variant: str):
+@pytest.mark.parametrize(
+  "name, variant", [("expert_fsdp", "text"), ("expert_fsdp", "dense first"), ("pipeline", "dense first")]
+)
+def test_texts_are_scored_and_continued(name: str, variant: str):
   program = program_of("exchange", variant)
-  assert_writes_as(laid_out(LAYOUTS["expert_fsdp"], program), laid_out(layout_of("single"), program))
+  assert_writes_as(laid_out(LAYOUTS[name], program), laid_out(layout_of("single"), program))
 
 
 @pytest.mark.parametrize(
@@ -216,7 +257,7 @@ def test_texts_are_scored_and_continued(variant: str):
     (
       "pipeline",
       {"model__experts": 8, "model__dense_layers": 1},
-      ["model.dense_layers=1", "stages of a pipeline have equal blocks", "use 0, or a strategy without stages"],
+      ["mesh.stage=4", "model.depth - model.dense_layers=3", "use 1 or 3"],
     ),
   ],
 )

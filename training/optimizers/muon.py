@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from models.dimensions import UNSHARDED, Dims, Sharding, is_dims
+from models.dimensions import STACKED, UNSHARDED, Dims, Sharding, is_dims
 from training.optimizers.rule import Rule, Tree, sides
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def muon(settings: "Optimizer", dims: Tree, dtype: str) -> Rule:
 
 def is_orthogonal(dims: Dims) -> bool:
   """Whether the updates of a weight with these dimensions are made orthogonal: those of the blocks' matrices."""
-  return "layers" in dims and sides(dims) is not None
+  return dims[0] in STACKED and sides(dims) is not None
 
 
 def _chosen(dims: Tree, wanted: bool, tree: Tree) -> Tree:
