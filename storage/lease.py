@@ -65,6 +65,9 @@ class Lease:
       raise StorageError(errno.EBUSY, f"another run has taken over {self.folder} ({self._taken_by})")
 
   def _take(self) -> None:
+    probe = self.folder / ".write-test"  # what is refused here gets its own sentence, and is no second run
+    probe.write(b"")
+    probe.unlink()
     generation, found = self._look()
     if found.get("held") and found.get("home") != self.home:
       generation, found = self._wait_for_its_end(generation, found)

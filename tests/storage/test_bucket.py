@@ -25,19 +25,6 @@ def folder(bucket: Emulator, request: pytest.FixtureRequest) -> Folder:
   return found
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-  """Few tries, and little time for an answer."""
-  delays = {"max_retries": 3, "initial_delay": "10ms", "max_delay": "20ms"}
-  monkeypatch.setattr(settings, "DELAYS", delays)
-  monkeypatch.setattr(settings, "SECONDS", 2.0)
-  for cached in (settings.context, settings._opened):
-    cached.cache_clear()
-  yield
-  for cached in (settings.context, settings._opened):
-    cached.cache_clear()
-
-
 def test_objects_are_put_read_listed_and_removed(folder, tmp_path, monkeypatch):
   assert folder.names() == []
   assert not folder.exists()

@@ -175,8 +175,9 @@ def test_two_processes_send_one_checkpoint(bucket: Emulator, undisturbed: Path, 
 
 @pytest.mark.parametrize("how, reason", [(507, "quota is used up"), (403, "permission denied")])
 def test_training_continues_if_a_checkpoint_cannot_be_sent(
-  bucket: Emulator, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd, how: int, reason: str
-):
+  bucket: Emulator, undisturbed: Path, impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd,
+  how: int, reason: str,
+):  # fmt: skip
   monkeypatch.chdir(tmp_path)
   workdir = place(bucket, f"refused-{how}")
   of_four = DATA.replace(r"\d+", "4")
@@ -191,7 +192,7 @@ def test_training_continues_if_a_checkpoint_cannot_be_sent(
 
 
 def test_faults_that_pass_change_nothing(
-  bucket: Emulator, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
+  bucket: Emulator, undisturbed: Path, impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ):
   monkeypatch.chdir(tmp_path)
   workdir, proxy = place(bucket, "faults"), bucket.proxy
