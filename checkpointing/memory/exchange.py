@@ -16,6 +16,7 @@ from typing import Any
 
 from checkpointing.memory.pieces import Piece
 from checkpointing.memory.store import (
+  CHUNK,
   FOOTER,
   Damaged,
   Entry,
@@ -29,7 +30,6 @@ from checkpointing.memory.store import (
 from errors import first_line
 
 CONNECT = 30.0  # seconds to connect to another process
-CHUNK = 8 << 20  # bytes sent at a time
 LONGEST = 1 << 20  # bytes of a request
 SECRET = 64  # bytes of the secret, at most
 Address = tuple[str, int]
@@ -108,7 +108,11 @@ class Server:
       return
     try:
       _send(connection, {})
-      _receive_all(connection, memoryview(copy.memory)[:size])
+      done = 0
+      while done < size:
+        data = connection.recv_bytes(size - done)
+        copy.write(done, data)
+        done += len(data)
       check(Path(copy.file.name))
       copy.finish()
     except BaseException:

@@ -7,7 +7,6 @@ writes into a folder of its own.
 
 import contextlib
 import json
-import mmap
 import os
 import re
 import shutil
@@ -17,7 +16,6 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from checkpointing.memory.pieces import Bounds, Piece
@@ -26,6 +24,7 @@ FOOTER = struct.Struct("<QI8s")  # the index's length and checksum, and MAGIC
 MAGIC = b"meshwrt1"
 ALIGNED = 64  # pieces begin at multiples of so many bytes
 PART = ".part"
+CHUNK = 8 << 20  # bytes that are read or sent at a time
 
 
 class Damaged(ValueError):
@@ -88,32 +87,35 @@ def layout(pieces: Sequence[Piece]) -> tuple[list[int], int]:
 
 
 class Growing:
-  """A file that is being written.
-
-  Its memory is reserved at once, which raises OSError if too little is free. Later, that would kill the process.
-  """
+  """A file that is being written. It has the ending `.part` until `finish`. A full memory raises OSError."""
 
   def __init__(self, path: Path, size: int):
     self.path, self.size = path, size
     part = path.with_name(path.name + PART)
-    self.file = part.open("r+b" if part.exists() else "w+b")
-    with contextlib.ExitStack() as undo:
-      undo.callback(self.drop)
-      self.file.truncate(max(size, 1))
-      if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(self.file.fileno(), 0, max(size, 1))
-      self.memory = mmap.mmap(self.file.fileno(), max(size, 1))
-      undo.pop_all()
+    self.file = part.open("r+b" if part.exists() else "w+b", buffering=0)
+    self.file.truncate(size)
 
-  def view(self, offset: int, piece: Piece) -> np.ndarray:
-    """The place of a piece in the file, as an array to write to."""
-    raw = np.frombuffer(self.memory, np.uint8, piece.bytes, offset)
-    return raw.view(jnp.dtype(piece.dtype)).reshape(piece.shape)
+  def put(self, offset: int, piece: np.ndarray) -> None:
+    """Writes a piece."""
+    self.write(offset, np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+
+  def write(self, offset: int, data: bytes | memoryview) -> None:
+    done, rest = 0, memoryview(data)
+    while done < len(rest):
+      done += os.pwrite(self.file.fileno(), rest[done:], offset + done)
+
+  def checksum(self, offset: int, count: int) -> int:
+    """That of some bytes, read a part at a time."""
+    found, end = 0, offset + count
+    while offset < end:
+      if not (data := os.pread(self.file.fileno(), min(CHUNK, end - offset), offset)):
+        raise Damaged("it is torn")
+      found, offset = zlib.crc32(data, found), offset + len(data)
+    return found
 
   def finish(self, tail: bytes = b"") -> None:
     """Adds the last bytes, and gives the file its name."""
-    self.file.seek(self.size)
-    self.file.write(tail)
+    self.write(self.size, tail)
     self.file.close()
     Path(self.file.name).replace(self.path)
 
@@ -172,8 +174,8 @@ class Store:
   def prune(self, keep: Collection[Save], following: Portion | None = None) -> None:
     """Removes all files of this host but those of the saves to keep, finished or not.
 
-    The file that this process will write next, `following`, gets the memory of one that goes. New memory would first be
-    filled with zeros.
+    The file that this process will write next, `following`, gets the memory of one that goes, which is faster than new
+    memory.
     """
     for path in self._files():
       portion = portion_of(path.name.removesuffix(PART))

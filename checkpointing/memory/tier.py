@@ -19,7 +19,6 @@ import shutil
 import socket
 import statistics
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -237,7 +236,7 @@ class Tier:
     file = self.store.create(portion, size)
     try:
       for piece, offset in zip(mine, offsets, strict=True):
-        file.view(offset, piece)[...] = np.asarray(shards[piece.name][piece.bounds])
+        file.put(offset, np.asarray(shards[piece.name][piece.bounds]))
     except BaseException:
       file.drop()
       raise
@@ -245,9 +244,9 @@ class Tier:
 
   def _finish(self, file: Growing, portion: Portion, saved: Record) -> None:
     """Completes this process's file, and has the neighbour keep a copy."""
-    mine, bytes_of = self.portions[self.rank], memoryview(file.memory)
+    mine = self.portions[self.rank]
     entries = [
-      Entry(piece, offset, zlib.crc32(bytes_of[offset : offset + piece.bytes]))
+      Entry(piece, offset, file.checksum(offset, piece.bytes))
       for piece, offset in zip(mine, layout(mine)[0], strict=True)
     ]
     file.finish(tail(entries, saved))

@@ -326,14 +326,14 @@ def test_a_save_that_is_not_ready_is_skipped_by_all_and_not_awaited(job: Job, mo
 
 
 def test_a_full_memory_is_reported_once_and_costs_no_complete_save(job: Job, monkeypatch: pytest.MonkeyPatch):
-  reserve, full = os.posix_fallocate, [False]
+  write, full = os.pwrite, [False]
 
-  def reserved(*given: Any) -> None:
+  def written(*given: Any) -> int:
     if full[0] and me.__dict__.get("rank") == 3:
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    reserve(*given)
+    return write(*given)
 
-  monkeypatch.setattr(os, "posix_fallocate", reserved)
+  monkeypatch.setattr(os, "pwrite", written)
 
   def work(tier: Tier) -> None:
     job.start(tier, 5)
@@ -475,7 +475,7 @@ def written(folder: Path) -> Path:
   """A file with one piece of 100 kB."""
   portion, piece = Portion(Save(5, "ab", 2), 1), pieces.Piece("x", ((0, 100_000),), "uint8")
   file = Store(folder, 1).create(portion, piece.bytes)
-  file.view(0, piece)[...] = 7
+  file.put(0, np.full(100_000, 7, np.uint8))
   file.finish(store.tail([Entry(piece, 0, store.zlib.crc32(bytes([7]) * 100_000))], RUN))
   return file.path
 
