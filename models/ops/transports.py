@@ -279,14 +279,14 @@ def _in_rounds(order: Order, counts: jax.Array, peers: ExpertPeers, one: Callabl
   most = in_order(ends, peers.largest(in_order(ends, jnp.max(to))))  # all devices must run equally many rounds
   first = jnp.cumsum(to) - to
   device = jnp.sum(jnp.arange(rows)[:, None] >= jnp.cumsum(to), axis=1)  # [R], where each row goes
-  number = jnp.arange(rows) - first[device]  # of a row among those that go there
+  # Of a row among those that go there. Rows that no expert takes are counted after those of the last device, as if they
+  # went there. If a round has any, the last place of this device is empty, and they read its zeros.
+  number = jnp.arange(rows) - first[device]
 
   def step(i: jax.Array, carry: Any) -> Any:
     at = i * size + jnp.arange(size)
     index = jnp.where(at < to[:, None], first[:, None] + at, rows).reshape(-1)  # [m · size]
     returned, goes = device * size + number - i * size, number // size == i
-    if peers.limit:
-      goes &= device < m  # no expert takes the others
 
     def there(*arrays: jax.Array) -> tuple[jax.Array, ...]:
       return peers.all_to_all(*(x.at[index].get(mode="fill", fill_value=0) for x in arrays))

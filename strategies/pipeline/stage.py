@@ -202,7 +202,7 @@ class Stage:
       return x
     segments, keys = self.program.segments(microbatch), self.program.dropout_keys(microbatch, self.step)
     given: dict[str, Any] = {"segments": segments, "keys": keys, "sharding": self.sharding}
-    # `embed_backward` computes it again right before its backward pass, and so needs to save little memory.
+    # Only `embed_backward` saves anything here, and for no later unit. So little need be computed again.
     return self.pin(model.run_blocks(x, **given, only="dense_blocks", policy=policy_of(REMAT_OF_FIRST, "", 0))[0])
 
   def run_chunk(self, weights: Params, x: jax.Array, row: Row) -> tuple[jax.Array, jax.Array, Sums]:

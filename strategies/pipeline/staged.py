@@ -152,7 +152,7 @@ class Staged(ByHand):
     model, first = bind(self.program.sizes, params), self.program.sizes.dense_layers
 
     def run(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
-      """All stages run the dense blocks with which a mixture may begin."""
+      """All stages run the dense blocks with which a mixture may begin. This copies the cache for each token."""
       before, own = (Cache(*(array[part] for array in cache)) for part in (slice(first), slice(first, None)))
       x, new, _ = model.run_blocks(x, sharding=sharding, cache=before, start=start, only="dense_blocks")
       x, own = in_turn(x, own, start)
