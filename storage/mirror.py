@@ -6,6 +6,7 @@ bucket that lags behind loses none.
 """
 
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -116,8 +117,12 @@ class Mirror:
     return [name for name in self.remote.names() if _is_ours(name)]
 
   def _names(self) -> list[str]:
-    found = (file.relative_to(self.local).as_posix() for file in self.local.rglob("*") if file.is_file())
-    return [name for name in found if _is_ours(name)]
+    found = []
+    for folder, folders, files in os.walk(self.local):  # without an error for folders that are removed meanwhile
+      at = Path(folder).relative_to(self.local)
+      folders[:] = [name for name in folders if _is_ours((at / name).as_posix())]
+      found += [name for file in files if _is_ours(name := (at / file).as_posix())]
+    return found
 
 
 def _is_ours(name: str) -> bool:
