@@ -108,11 +108,16 @@ class Server:
       return
     try:
       _send(connection, {})
-      done = 0
+      done, full = 0, ""
       while done < size:
         data = connection.recv_bytes(size - done)
-        copy.write(done, data)
+        try:
+          copy.write(done, data)
+        except OSError as error:  # the sender hears of it when all is sent
+          full = first_line(error)
         done += len(data)
+      if full:
+        raise Damaged(full)
       check(Path(copy.file.name))
       copy.finish()
     except BaseException:

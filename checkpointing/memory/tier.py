@@ -38,6 +38,7 @@ from training.loop import MEMORY_SAVES, LoopState
 from training.program import TrainState
 
 NOTE = "memory.json"  # in a workdir: whose memory it is, and the newest complete save
+COPIERS = 8  # threads that copy pieces into memory, for which training waits
 RUN = "run"  # in the folder of a host: the name of its run
 Notify = Callable[[str], None]
 
@@ -234,9 +235,10 @@ class Tier:
       shards[piece.name][piece.bounds].copy_to_host_async()
     offsets, size = layout(mine)
     file = self.store.create(portion, size)
+    put = lambda piece, offset: file.put(offset, np.asarray(shards[piece.name][piece.bounds]))
     try:
-      for piece, offset in zip(mine, offsets, strict=True):
-        file.put(offset, np.asarray(shards[piece.name][piece.bounds]))
+      with concurrent.futures.ThreadPoolExecutor(COPIERS) as pool:
+        list(pool.map(put, mine, offsets))
     except BaseException:
       file.drop()
       raise

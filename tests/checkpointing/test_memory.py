@@ -8,6 +8,7 @@ import concurrent.futures
 import errno
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -325,24 +326,27 @@ def test_a_save_that_is_not_ready_is_skipped_by_all_and_not_awaited(job: Job, mo
   assert job.restored(4) == 20
 
 
-def test_a_full_memory_is_reported_once_and_costs_no_complete_save(job: Job, monkeypatch: pytest.MonkeyPatch):
-  write, full = os.pwrite, [False]
+@pytest.mark.parametrize("where", [r"/host3/3/.*-3-of-4", r"/host3/3/.*-2-of-4"])  # its own portion, and a copy
+def test_a_full_memory_is_reported_once_and_costs_no_complete_save(
+  where: str, job: Job, monkeypatch: pytest.MonkeyPatch
+):
+  write, full = os.pwrite, [""]
 
-  def written(*given: Any) -> int:
-    if full[0] and me.__dict__.get("rank") == 3:
+  def written(file: int, *given: Any) -> int:
+    if full[0] and re.search(full[0], os.readlink(f"/proc/self/fd/{file}")):
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    return write(*given)
+    return write(file, *given)
 
   monkeypatch.setattr(os, "pwrite", written)
 
   def work(tier: Tier) -> None:
     job.start(tier, 5)
     processes.all_gather(None)
-    full[0] = True
+    full[0] = where
     for step in (10, 15):
       job.save(tier, step)
     processes.all_gather(None)
-    full[0] = False
+    full[0] = ""
     job.save(tier, 20)
     processes.all_gather(None)
     assert tier.complete.step == 5
