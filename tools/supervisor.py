@@ -176,6 +176,7 @@ class Supervisor:
     self.state.starts += 1
     self._save()
     places = self._places()[:count]
+    self._seen: dict[int, float] = {}  # when a process last had a sign of life
     self._before = {heartbeat.process(beat) for beat in heartbeat.of_job(self.workdir).values()}
     often = () if any("runtime.heartbeat" in flag for flag in self.arguments) else ("--config.runtime.heartbeat=1.0",)
     flags = [*self.arguments, *often, *extra]
@@ -294,7 +295,9 @@ class Supervisor:
     beats, now = self._beats(attempt), time.time()
     late = {}
     for rank in running:
-      beat = beats.get(rank, heartbeat.starting(began))
+      if rank in beats:
+        self._seen[rank] = now
+      beat = beats.get(rank, heartbeat.starting(self._seen.get(rank, began)))  # one that ends in order has none, either
       if heartbeat.late(beat, now, self.policy.patience, self.policy.shortest):
         late[rank] = beat
     if not late:

@@ -70,6 +70,9 @@ until = time.monotonic() + mine.get("end", act["end"])
 while time.monotonic() < until:
   time.sleep(0.02)
   write()
+if "leaves" in act:
+  (work / "heartbeats" / f"{rank}.json").unlink()
+  time.sleep(act["leaves"])
 """
 FOREVER = 60.0
 DIES = {"kill": signal.SIGKILL, "after": 0.2}
@@ -139,6 +142,13 @@ def test_what_is_no_step_may_take_longer(job: Callable[..., int], capfd: Any):
   assert "restart" not in capfd.readouterr().out
   assert job([{}, compiles | {"end": FOREVER}, {}], patience=1.0) == 0
   assert "(compile)" in capfd.readouterr().out
+
+
+@pytest.mark.full
+def test_a_process_that_ends_in_order_does_not_hang(job: Callable[..., int], capfd: Any):
+  """It has no heartbeat any more, like one that starts. The job has run for longer than the patience then."""
+  assert job([{"end": 3.0, "leaves": 1.0}], patience=3.0) == 0
+  assert "restart" not in capfd.readouterr().out
 
 
 def test_it_gives_up_where_nothing_is_saved_any_more(job: Callable[..., int], capfd: Any):
