@@ -48,12 +48,12 @@ class Clock:
 
 def process_start(pid: int | str = "self") -> float:
   """When a process started, by default this one, in seconds since 1970; where the system does not say it: now."""
-  now = time.time()
   try:
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])  # since the system started
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    started = ticks / os.sysconf("SC_CLK_TCK")
+    age, now = time.clock_gettime(time.CLOCK_BOOTTIME) - started, time.time()  # together: a machine may be busy
   except (OSError, ValueError, IndexError, AttributeError):  # not Linux
-    return now
+    return time.time()
   return now - age if age > 0 else now
 
 
