@@ -157,7 +157,8 @@ def test_two_processes_send_one_checkpoint(bucket: Emulator, undisturbed: Path, 
   train.train(config("fsdp", **RUN, stop_after=4), str(workdir))
   shutil.rmtree("runs")
   fields = RUN | {"simulated_devices": 0, "stop_after": 10}
-  assert launch.launch(2, 4, flags("fsdp", workdir, **fields)) == 0
+  with bucket.proxy.failing(r"^P.*process_1", "slow", seconds=1.0):  # process 0 must wait for the other's part
+    assert launch.launch(2, 4, flags("fsdp", workdir, **fields)) == 0
   assert "resumed   at step 4" in capfd.readouterr().out
   assert {"checkpoints", "checkpoints-1"} <= {
     found.name for found in Path("runs", *str(workdir).split("://")).iterdir()
