@@ -43,19 +43,6 @@ if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
   export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # srun no longer inherits it from sbatch
 fi
 
-# Succeeds if the last step is done: its checkpoint exists, and its evaluation has been made.
-finished() {
-  "$PYTHON" - "$workdir" <<'END'
-import json, pathlib, sys
-
-workdir = pathlib.Path(sys.argv[1])
-config = json.loads((workdir / "config.json").read_text())
-last = min(config["steps"], config["stop_after"] or config["steps"])
-record = workdir / "checkpoints" / str(last) / "run" / "metadata"
-sys.exit(0 if record.exists() and json.loads(record.read_text())["loop"]["evaluated"] else 1)
-END
-}
-
 # If the first node fails, the job would hold the others and do nothing. So the last node watches the first, and requeues
 # the job if SLURM has given that up.
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
@@ -81,7 +68,7 @@ status=0
 # Twelve starts in a row take longer than SLURM needs to notice that a node is gone: 5 minutes, if nobody has changed it.
 # shellcheck disable=SC2086 # LAUNCH may hold several flags
 "$PYTHON" -u -m tools.launch --slurm --restart ${LAUNCH:---restarts=12} -- "$@" --workdir="$workdir" || status=$?
-if [ "$status" != 0 ] || finished; then
+if [ "$status" != 0 ] || "$PYTHON" -m checkpointing.finished "$workdir"; then
   exit "$status"
 fi
 

@@ -55,6 +55,12 @@ def test_what_would_fail_again_ends_the_jobset(manifest: dict[str, Any], status:
   assert action(manifest, status) == expected
 
 
+def test_a_run_that_was_stopped_early_is_told_from_a_finished_one():
+  """tests/test_resume.py tests what the command says."""
+  for name in ("slurm.sh", "jobset.yaml"):
+    assert "-m checkpointing.finished" in (ROOT / "launch" / name).read_text()
+
+
 def test_the_number_of_pods_is_the_same_everywhere(manifest: dict[str, Any]):
   job = manifest["replicatedJobs"][0]["template"]["spec"]
   (container,) = job["template"]["spec"]["containers"]

@@ -5,9 +5,6 @@ import math
 import random
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +15,7 @@ from jobs import Job
 
 import train
 from checkpointing import reading
+from checkpointing.finished import is_finished
 from checkpointing.save import Checkpoints
 from reporting import recorded
 from strategies import Strategy
@@ -146,13 +144,6 @@ def test_another_sigint_ends_the_run_immediately_but_another_sigterm_does_not(tm
   job.send(signal.SIGINT)
   assert job.wait() == -signal.SIGINT
   assert job.output.count("SIGTERM") == 1
-
-
-def is_finished(workdir: Path) -> bool:
-  """What both scripts of launch/ say of a workdir."""
-  scripts = [(ROOT / "launch" / name).read_text() for name in ("slurm.sh", "jobset.yaml")]
-  (code,) = {textwrap.dedent(re.search(r"<<'END'.*?\n(.*?)^ *END$", s, re.DOTALL | re.MULTILINE)[1]) for s in scripts}
-  return subprocess.run([sys.executable, "-", workdir], input=code, text=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("eval_every, step", in_full([(2, 2), (0, 3)], (0, 3)))

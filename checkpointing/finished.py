@@ -1,0 +1,27 @@
+"""Whether a run is finished: its last step is saved, and evaluated.
+
+    python -m checkpointing.finished WORKDIR    # fails if it is not; for the files in launch/
+
+A run that was stopped early ends with the same exit status as a finished one, so a launcher asks this.
+"""
+
+import json
+import sys
+
+from checkpointing.reading import FOLDER, read_record, steps
+from storage.bucket import Location, location
+
+
+def is_finished(workdir: Location) -> bool:
+  """Raises OSError if storage does not answer."""
+  try:
+    config = json.loads((workdir / "config.json").read_text())
+  except FileNotFoundError:
+    return False
+  last = min(config["steps"], config["stop_after"] or config["steps"])
+  found = read_record(workdir / FOLDER / str(last)) if last in steps(workdir / FOLDER) else None
+  return found is not None and found["loop"]["evaluated"]
+
+
+if __name__ == "__main__":
+  sys.exit(not is_finished(location(sys.argv[1], "workdir")))
