@@ -8,11 +8,13 @@ import jax
 import numpy as np
 import pytest
 from browser import Browser
+from helpers import in_full
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pages import document, write
 from pages.devices import Array, placement
 
+ODD, CUBE = {"stage": 1, "data": 3, "model": 2}, {"stage": 2, "data": 2, "model": 2}
 SPECS = [
   (), (None, "model"), ("model", "data"), (("data", "model"),), (("model", "data"), None), (None, ("data", "model")),
   ("stage", None, "model"), (("stage", "model"), "data"), (("model", "stage"), None, "data"),
@@ -20,7 +22,7 @@ SPECS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("sizes", [{"stage": 1, "data": 3, "model": 2}, {"stage": 2, "data": 2, "model": 2}])
+@pytest.mark.parametrize("sizes", in_full([ODD, CUBE], ODD))
 def test_pieces_are_those_of_jax(sizes: dict[str, int], browser: Browser, tmp_path: Path):
   count = int(np.prod(list(sizes.values())))
   devices = np.array(jax.devices()[:count][::-1]).reshape(*sizes.values())  # in an order of its own
