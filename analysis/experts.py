@@ -66,7 +66,7 @@ def _shared(case: Case) -> list[Sent]:
   token, counts = sizes.width * case.item, sizes.experts * INDEX * ring_share(m)
   later = case.splits
   send = lambda kind, size, what: Sent(kind, axes, times * size, f"experts: {what}", waits=True)
-  if not set(axes) & set(case.axes("batch")):  # all have the same tokens
+  if _repeats(case):
     numbers = case.tokens * (2 * token + k * INDEX)
     return [send("all-reduce", 2 * ring_share(m) * numbers, "sums of results and gradients")]
   if sizes.expert_transport == "gather":
@@ -114,9 +114,15 @@ def rounds(case: Case) -> int:
   return math.ceil(_rows(case) / case.layout.shards("experts") / _round_rows(case))
 
 
+def _repeats(case: Case) -> bool:
+  """Whether devices that share experts all have the same tokens."""
+  return not set(case.axes("experts")) & set(case.axes("batch"))
+
+
 def _rows(case: Case) -> int:
   """The rows that experts of a device work on."""
-  return min(int(case.tokens * case.sizes.experts_per_token), case.layout.shards("experts") * _most(case))
+  m = case.layout.shards("experts")
+  return min(int(case.tokens * case.sizes.experts_per_token), m * _most(case)) // (m if _repeats(case) else 1)
 
 
 def blocks(case: Case) -> tuple[int, int]:
