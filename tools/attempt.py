@@ -1,8 +1,10 @@
 """One start of a job: its processes, where they run, their output, and the signals that they are sent."""
 
 import collections
+import contextlib
 import os
 import queue
+import random
 import re
 import signal
 import socket
@@ -148,8 +150,7 @@ class Attempt:
 
   def _start(self) -> None:
     address = self.where.address(self.places[0])
-    with socket.create_server(("", 0)) as probe:
-      port = probe.getsockname()[1]  # probably free on another host, too
+    port = free_port()  # probably free on another host, too
     program = [
       sys.executable,
       str(self.program),
@@ -227,6 +228,14 @@ class Attempt:
   def _wait(self, job: subprocess.Popen, rank: int) -> None:
     job.wait()
     self._ended.put(rank)
+
+
+def free_port() -> int:
+  """A port that nobody has. It is none of those that Linux gives to connections, and so stays free for a while."""
+  while True:
+    port = random.randrange(20_000, 32_000)
+    with contextlib.suppress(OSError), socket.create_server(("", port)):
+      return port
 
 
 def host(place: int) -> str:
