@@ -75,22 +75,24 @@ def test_a_killed_run_on_other_machines_equals_an_undisturbed_local_run(
     job.send(signal.SIGKILL)
     job.wait()
     first.lose()
+    kept = reading.steps(workdir / reading.FOLDER)[-1]  # on a busy machine the signal may come a few steps later
+    assert 4 <= kept < RUN["steps"]
 
     second = Machine(bucket, tmp_path, "second")
     with bucket.proxy.failing(DATA, "slow", seconds=60) as upload:
       job = second.start("fsdp", workdir)
-      job.wait_for("resumed   at step 4")
+      job.wait_for(f"resumed   at step {kept}")
       job.wait_until(lambda: upload.count > 0, "began to send a checkpoint")
       time.sleep(0.2)
       job.send(signal.SIGKILL)
       job.wait()
-    assert "checkpoint 6 saved" not in job.output
+    assert f"checkpoint {kept + 2} saved" not in job.output
     second.lose()
-    assert reading.steps(workdir / reading.FOLDER)[-1] == 4
+    assert reading.steps(workdir / reading.FOLDER)[-1] == kept
 
     job = Machine(bucket, tmp_path, "third").start("fsdp", workdir)
     assert job.wait() == 0, job.output
-    assert "resumed   at step 4" in job.output
+    assert f"resumed   at step {kept}" in job.output
   assert losses(workdir, tmp_path) == losses(undisturbed, tmp_path)
   assert reading.steps(workdir / reading.FOLDER) == reading.steps(undisturbed / reading.FOLDER)
   events = [event["event"] for event in recorded.events(workdir)]
