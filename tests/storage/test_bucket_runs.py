@@ -96,7 +96,8 @@ def test_a_killed_run_on_other_machines_equals_an_undisturbed_local_run(
   assert losses(workdir, tmp_path) == losses(undisturbed, tmp_path)
   assert reading.steps(workdir / reading.FOLDER) == reading.steps(undisturbed / reading.FOLDER)
   events = [event["event"] for event in recorded.events(workdir)]
-  assert events.count("killed") == 2
+  # The second machine may be lost before its first sign of life is in the bucket. Nobody then knows that it ran.
+  assert events.count("killed") in (1, 2)
   assert events[-1] == "end"
   names = {name.partition("/")[0] for name in workdir.names()}
   assert {"metrics.jsonl", "journal.jsonl", "report.html", "config.json", "tensorboard", "metrics.prom"} <= names
