@@ -29,6 +29,7 @@ from checkpointing.reading import FOLDER, steps
 from errors import ConfigError
 from reporting import heartbeat, metrics
 from runtime import command_line
+from storage import is_url
 from tools import fragile
 from tools.attempt import host
 from tools.launch import check, parsed
@@ -149,6 +150,8 @@ def _losses(path: Path) -> dict[tuple[str, int], list[float]]:
 
 def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
   """Does all of it, and returns the exit status: 1 if the job did not end, or if it is not what it would have been."""
+  if bucket := next((flag for flag in arguments if is_url(flag.partition("workdir=")[2])), ""):
+    raise ConfigError(f"{bucket} is a bucket, but chaos hurts jobs of this machine; name a folder of it")
   workdir = workdir_of(arguments)
   rest = [flag for flag in arguments if not flag.lstrip("-").startswith("workdir=")]
   undisturbed, found = workdir / "undisturbed", workdir / "hurt"

@@ -3,6 +3,7 @@
 The processes here are small programs that do what a list says. tests/tools/test_healing.py does it with train.py.
 """
 
+import argparse
 import json
 import os
 import re
@@ -20,7 +21,7 @@ import pytest
 from helpers import ROOT, one_sentence
 
 from reporting import heartbeat
-from tools import attempt, launch, slurm, smaller, supervisor
+from tools import attempt, chaos, launch, slurm, smaller, supervisor
 from tools.supervisor import Policy, supervise
 
 PROGRAM = """
@@ -372,3 +373,8 @@ def test_slurm_is_needed_for_its_flag(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.delenv("SLURM_JOB_ID", raising=False)
   with one_sentence("--slurm works in a job of SLURM only", "sbatch launch/slurm.sh"):
     slurm.Nodes()
+
+
+def test_chaos_needs_a_folder_of_this_machine():
+  with one_sentence("--workdir=gs://bucket/run is a bucket", "name a folder"):
+    chaos.run(argparse.Namespace(), ["--config=configs/fsdp.py:tiny", "--workdir=gs://bucket/run"])
