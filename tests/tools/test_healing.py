@@ -21,6 +21,7 @@ from reporting import account, heartbeat, recorded
 from tools import chaos, launch, supervisor
 from tools.supervisor import Policy, supervise
 
+# Each test has a value, so that each stack runs a part of them (tests/halves.py).
 FAULTS = int(os.environ.get("MESHWRIGHT_FAULTS", "10"))
 
 
@@ -45,19 +46,22 @@ def require_each_example_once(workdir: Path, fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.full
-def test_a_job_that_is_hurt_at_random_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+@pytest.mark.parametrize("faults", [FAULTS])
+def test_a_job_that_is_hurt_at_random_loses_nothing(
+  faults: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
   """Four processes and their supervisor are killed, stopped and slowed. All losses are those of an undisturbed job."""
-  arguments = [*flags("fsdp", tmp_path, steps=20 * FAULTS, eval_every=10 * FAULTS), "--config.runtime.heartbeat=0.2"]
-  monkeypatch.setattr("sys.argv", ["chaos", f"--faults={FAULTS}", "--devices-per-process=1", "--", *arguments])
+  arguments = [*flags("fsdp", tmp_path, steps=20 * faults, eval_every=10 * faults), "--config.runtime.heartbeat=0.2"]
+  monkeypatch.setattr("sys.argv", ["chaos", f"--faults={faults}", "--devices-per-process=1", "--", *arguments])
   with pytest.raises(SystemExit) as ended:
     chaos.main()
   output = capfd.readouterr().out
   assert ended.value.code == 0, output
-  examples = 16 * 20 * FAULTS
+  examples = 16 * 20 * faults
   assert f"; 0 of {examples:,} examples lost or repeated; losses equal bit by bit" in output
   for fault, among_ten in chaos.FAULTS.items():
-    assert f"{among_ten * FAULTS // 10} × {fault}" in output
-  assert len(re.findall("chaos     flipped a bit of params/.*after step", logs(tmp_path / "hurt"))) >= FAULTS // 20 + 1
+    assert f"{among_ten * faults // 10} × {fault}" in output
+  assert len(re.findall("chaos     flipped a bit of params/.*after step", logs(tmp_path / "hurt"))) >= faults // 20 + 1
   assert "healed    after step" in output
   require_each_example_once(tmp_path / "hurt", {"batch_size": 16})
   assert "Traceback" not in output
@@ -68,7 +72,10 @@ def test_a_job_that_is_hurt_at_random_loses_nothing(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.full
-def test_a_lost_process_is_done_without_until_it_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+@pytest.mark.parametrize("processes", [4])
+def test_a_lost_process_is_done_without_until_it_is_back(
+  processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
   """4 processes of a device, then 2, since 3 do not divide the model, then 4. Compared with a single process."""
   short = {"steps": 400, "eval_every": 200, "checkpoint__every": 10, "runtime__heartbeat": 0.1}
   train.train(config("fsdp", **TINY | short), tmp_path / "whole")
@@ -87,7 +94,7 @@ def test_a_lost_process_is_done_without_until_it_is_back(tmp_path: Path, monkeyp
   monkeypatch.setattr(supervisor.Supervisor, "_hung", hung)
   arguments = flags("fsdp", tmp_path / "run", **short)
   began = time.monotonic()
-  assert supervise(Policy(4, 1, lost_for=1000.0), arguments) == 0
+  assert supervise(Policy(processes, 1, lost_for=1000.0), arguments) == 0
   output = capfd.readouterr().out
   assert re.search(r"restart   process 2 of 4 on \S+ was killed by SIGKILL", output), time.monotonic() - began
   assert "smaller   3 processes cannot run" in output
@@ -100,7 +107,10 @@ def test_a_lost_process_is_done_without_until_it_is_back(tmp_path: Path, monkeyp
 
 
 @pytest.mark.full
-def test_fewer_processes_take_the_strategy_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+@pytest.mark.parametrize("strategy", ["tensor_parallel"])
+def test_fewer_processes_take_the_strategy_that_fits(
+  strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
   """Tensor parallelism on 4 devices; 3 do not divide 8 heads, so data parallelism; on 2 tensor parallelism again."""
   short = {"steps": 300, "eval_every": 150, "checkpoint__every": 10, "runtime__heartbeat": 0.1, "batch_size": 24}
   short |= {"eval_batch_size": 24, "mesh__model": 4}
@@ -118,7 +128,7 @@ def test_fewer_processes_take_the_strategy_that_fits(tmp_path: Path, monkeypatch
     return watch(self, attempt, running, began)
 
   monkeypatch.setattr(supervisor.Supervisor, "_hung", hung)
-  assert supervise(Policy(4, 1, lost_for=1000.0), flags("tensor_parallel", run, **short)) == 0
+  assert supervise(Policy(4, 1, lost_for=1000.0), flags(strategy, run, **short)) == 0
   output = capfd.readouterr().out
   assert "smaller   3 processes cannot run: " in output
   assert "smaller   3 processes: tensor_parallel splits this model and batch over no mesh of 3 devices, and" in output
@@ -134,12 +144,13 @@ def test_fewer_processes_take_the_strategy_that_fits(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("processes", [4])
 def test_a_lost_host_needs_no_storage_and_two_neighbours_do(
-  tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+  processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ):
   """4 processes on simulated hosts. One is lost with its memory, and later two neighbours. No bit of a loss changes."""
   short = {"steps": 400, "eval_every": 200, "checkpoint__every": 100, "runtime__heartbeat": 0.1}
-  assert launch.launch(4, 1, flags("fsdp", tmp_path / "whole", **short)) == 0
+  assert launch.launch(processes, 1, flags("fsdp", tmp_path / "whole", **short)) == 0
   capfd.readouterr()
   memory, to_lose = tmp_path / "memory", [[2], [1, 2]]
   watch = supervisor.Supervisor._hung
@@ -158,7 +169,7 @@ def test_a_lost_host_needs_no_storage_and_two_neighbours_do(
 
   monkeypatch.setattr(supervisor.Supervisor, "_hung", hung)
   fields = short | {"checkpoint__memory_every": 3, "checkpoint__memory_dir": memory}
-  assert supervise(Policy(4, 1), flags("fsdp", tmp_path / "run", **fields)) == 0
+  assert supervise(Policy(processes, 1), flags("fsdp", tmp_path / "run", **fields)) == 0
   output = capfd.readouterr().out
   assert to_lose == [], output
   assert "memory    every 3 steps: " in output
