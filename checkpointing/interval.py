@@ -114,8 +114,10 @@ def choose(pause: float, written: float, restart: float, running: float, failure
 
 
 def duration(seconds: float) -> str:
-  """Seconds as a text with a unit that suits them, such as 1.5 h."""
-  for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+  """Seconds as a text with a unit that suits them, such as 1.5 h; "never" if they are infinite."""
+  if math.isinf(seconds):
+    return "never"
+  for size, unit in ((365 * 86400, "years"), (86400, "days"), (3600, "h"), (60, "min")):
     if seconds >= 2 * size:
       return f"{seconds / size:.3g} {unit}"
   return f"{seconds:.3g} s"

@@ -1,7 +1,6 @@
 """The inputs of tools.failures: their defaults, and where each default comes from."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -89,13 +88,3 @@ def inputs(
   start = put("start", 10 * 60, "published: under 10 minutes to detect and diagnose, on average (arXiv:2402.15627)")
   job = Job(devices, work, failures, start, put("repair", DAY, "assumed: we know of no published figure"))
   return Inputs(job, Times(copy, write, restore, send, fetch, step), spares or spares_for(job), found)
-
-
-def duration(seconds: float) -> str:
-  """Seconds as text, in the unit that suits them."""
-  if math.isinf(seconds):
-    return "never"
-  for unit, size in (("years", 365 * DAY), ("days", DAY), ("h", HOUR), ("min", 60.0)):
-    if seconds >= 2 * size:
-      return f"{seconds / size:.3g} {unit}"
-  return f"{seconds:.3g} s"

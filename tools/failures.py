@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pages
 from analysis.failures import DEVICES, KINDS
+from checkpointing.interval import duration
 from errors import ConfigError, above_zero, one_of, positive
 from runtime import command_line
 from runtime.folders import writable_file
 from tools import explain, failures_page
-from tools.failure_inputs import DAY, HOUR, RATES, Inputs, duration, inputs
+from tools.failure_inputs import DAY, HOUR, RATES, Inputs, inputs
 from tools.failure_policies import NAMES, Result, goodput_at_dalys_interval, policy_of, result_of
 
 # Flags that replace an input: the unit in which each is given, and what it is.

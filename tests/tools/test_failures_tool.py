@@ -12,9 +12,9 @@ from helpers import one_sentence
 
 from analysis.failures import KINDS, PUBLISHED, Job, Outcome, Policy, Rates, Tier
 from benchmarks.pages import ROOT
-from checkpointing.interval import best_interval, expected_seconds
+from checkpointing.interval import best_interval, duration, expected_seconds
 from tools import failures
-from tools.failure_inputs import DAY, HOUR, duration, inputs
+from tools.failure_inputs import DAY, HOUR, inputs
 from tools.failure_policies import NAMES, Times, policy_of, result_of, rhythm_of, search, shares, spares_for
 from tools.failures import UNITS
 
