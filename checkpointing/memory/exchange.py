@@ -17,13 +17,13 @@ from typing import Any
 from checkpointing.memory.pieces import Piece
 from checkpointing.memory.store import (
   CHUNK,
-  FOOTER,
   Damaged,
   Entry,
   Index,
   Portion,
   Store,
   check,
+  index_of,
   parsed,
   portion_of,
 )
@@ -83,15 +83,9 @@ class Server:
     if asked["do"] == "keep":
       self._keep(connection, portion, asked["bytes"])
     elif asked["do"] == "index":
-      path, _ = self.store.index(portion)
-      with path.open("rb") as file:
-        size = file.seek(0, 2)
-        file.seek(size - FOOTER.size)
-        footer = file.read(FOOTER.size)
-        length, checksum, _ = FOOTER.unpack(footer)
-        file.seek(size - FOOTER.size - length)
-        _send(connection, {"checksum": checksum})
-        connection.send_bytes(file.read(length))
+      index, checksum = index_of(self.store.index(portion)[0])
+      _send(connection, {"checksum": checksum})
+      connection.send_bytes(index)
     elif asked["do"] == "read":
       name, bounds, dtype = asked["piece"]
       piece = Piece(name, tuple((start, stop) for start, stop in bounds), dtype)

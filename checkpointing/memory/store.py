@@ -204,6 +204,11 @@ class Store:
 
 def read_index(path: Path) -> Index:
   """The index of a file. Raises Damaged if it is not whole."""
+  return parsed(*index_of(path))
+
+
+def index_of(path: Path) -> tuple[bytes, int]:
+  """The bytes of a file's index, unchecked, and their checksum. Raises Damaged if the file is torn."""
   with path.open("rb") as file:
     size = file.seek(0, os.SEEK_END)
     if size < FOOTER.size:
@@ -213,7 +218,7 @@ def read_index(path: Path) -> Index:
     if magic != MAGIC or length > size - FOOTER.size:
       raise Damaged("it is torn")
     file.seek(size - FOOTER.size - length)
-    return parsed(file.read(length), checksum)
+    return file.read(length), checksum
 
 
 def parsed(index: bytes, checksum: int) -> Index:
