@@ -83,17 +83,17 @@ class Tier:
   def _join(self, config: Any) -> None:
     """Opens the folder in memory, and meets the other processes. Raises ConfigError if that is not possible."""
     given = config.checkpoint.memory_dir
-    run, self.attempt, secret = processes.on_process_zero(self._names)
+    self.run, self.attempt, secret = processes.on_process_zero(self._names)
     self.secret = secret.encode()
     base = Path(given or f"/dev/shm/meshwright-{os.getuid()}").expanduser()
     host = base / key(self.workdir) / (config.distributed.host or "host")
-    if not _is_of(host, run):  # of a workdir that is gone
+    if not _is_of(host, self.run):  # of a workdir that is gone
       shutil.rmtree(host, ignore_errors=True)
     processes.all_gather(None)  # several processes may share the folder
     with processes.raise_together():
       with folders.written_into(base, "checkpoint.memory_dir"):
         self.store = Store(host, self.rank)
-        (host / RUN).write_text(run)
+        (host / RUN).write_text(self.run)
       self.server = Server(self.store, self.secret, own_address(config.distributed.coordinator))
     machine = socket.gethostname()
     mine = [config.distributed.host or machine, machine, *self.server.address]
@@ -224,8 +224,7 @@ class Tier:
   def _note(self) -> None:
     """Writes into the workdir which save is complete, for the supervisor's messages."""
     if self.rank == 0:
-      known = {"run": note_of(self.workdir).get("run")}
-      _write(self.workdir / NOTE, known | ({"step": self.complete.step} if self.complete else {}))
+      _write(self.workdir / NOTE, {"run": self.run} | ({"step": self.complete.step} if self.complete else {}))
 
   def _copied(self, tree: dict[str, Any], portion: Portion) -> Growing:
     """This process's file of a portion, with the bytes of its pieces. The state may change then."""
