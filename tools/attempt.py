@@ -96,7 +96,7 @@ class Here:
 
   def flags_of(self, place: int) -> list[str]:
     """Flags of train.py for the process at this place, which counts as a host of its own."""
-    return [f"--config.distributed.host={host(place)}"]
+    return [f"--config.distributed.host={simulated_host(place)}"]
 
   def command(self, place: int) -> list[str]:
     """What comes before the program, to run it there."""
@@ -238,7 +238,7 @@ def free_port() -> int:
       return port
 
 
-def host(place: int) -> str:
+def simulated_host(place: int) -> str:
   """The name of the host that a place for a process counts as. It keeps its memory until that is removed."""
   return f"host{place}"
 

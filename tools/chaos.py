@@ -29,9 +29,10 @@ from checkpointing.reading import FOLDER, steps
 from errors import ConfigError
 from reporting import heartbeat, metrics
 from runtime import command_line
-from storage import is_url
+from runtime.folders import writable
+from storage import Folder
 from tools import fragile
-from tools.attempt import host
+from tools.attempt import simulated_host
 from tools.launch import check, parsed
 from tools.supervisor import workdir_of
 
@@ -115,7 +116,7 @@ def _do(fault: str, job: Job, pid: int, rank: int) -> None:
     _send(pid, {"stop": signal.SIGSTOP, "corrupt": fragile.SIGNAL}.get(fault, signal.SIGKILL))
     time.sleep(SLOW if fault == "corrupt" else 0.0)  # the bit flips after the next step
   if fault == LOSE:
-    for folder in job.memory.glob(f"*/{host(rank)}"):
+    for folder in job.memory.glob(f"*/{simulated_host(rank)}"):
       shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -150,9 +151,10 @@ def _losses(path: Path) -> dict[tuple[str, int], list[float]]:
 
 def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
   """Does all of it, and returns the exit status: 1 if the job did not end, or if it is not what it would have been."""
-  if bucket := next((flag for flag in arguments if is_url(flag.partition("workdir=")[2])), ""):
-    raise ConfigError(f"{bucket} is a bucket, but chaos hurts jobs of this machine; name a folder of it")
-  workdir = workdir_of(arguments)
+  named = workdir_of(arguments)
+  if isinstance(named, Folder):
+    raise ConfigError(f"--workdir={named} is a bucket, but chaos hurts jobs of this machine; name a folder of it")
+  workdir = writable(named, "workdir")
   rest = [flag for flag in arguments if not flag.lstrip("-").startswith("workdir=")]
   undisturbed, found = workdir / "undisturbed", workdir / "hurt"
   if steps(found / FOLDER) or steps(undisturbed / FOLDER):

@@ -49,4 +49,4 @@ def flipped(x: jax.Array) -> tuple[jax.Array, int]:
 if __name__ == "__main__":
   signal.signal(SIGNAL, lambda number, _: received.append(number))
   train.Replicas = Fragile  # type: ignore[misc]
-  command_line.run(lambda config: train.main(config, Path(train.WORKDIR.value)))
+  command_line.run(lambda config: train.main(config, train.WORKDIR.value))

@@ -25,7 +25,7 @@ from errors import ConfigError
 from reporting import heartbeat
 from runtime.command_line import BAD_INPUT, DIVERGED
 from runtime.folders import here, writable
-from storage.bucket import location
+from storage.bucket import Location, location
 from tools.attempt import TRAIN, Attempt, Forwarded, Here, Output
 
 STATE, LOGS = "supervisor.json", "attempts"  # in a workdir
@@ -94,18 +94,18 @@ def supervise(policy: Policy, arguments: Sequence[str], program: Path = TRAIN, w
   That is 0 if it is finished or was stopped by a signal; otherwise that of the last process that failed, if it makes no
   sense to start again. Raises ConfigError if the arguments name no workdir, or if nothing can be written there.
   """
-  workdir = workdir_of(arguments)
+  workdir = writable(here(workdir_of(arguments)), "workdir")
   with Forwarded() as signals:
     where = where or Here(policy.processes, policy.devices_per_process)
     return Supervisor(policy, arguments, workdir, program, signals, where).run()
 
 
-def workdir_of(arguments: Sequence[str]) -> Path:
-  """The workdir that flags of train.py name. Raises ConfigError if they name none, or if it cannot be written."""
+def workdir_of(arguments: Sequence[str]) -> Location:
+  """The workdir that flags of train.py name. Raises ConfigError if they name none."""
   given = [flag.partition("=")[2] for flag in arguments if flag.startswith(("--workdir=", "-workdir="))]
   if not given or not given[-1]:
     raise ConfigError("--workdir is missing after --; name one, or each start would be a new run")
-  return writable(here(location(given[-1], "workdir")), "workdir")
+  return location(given[-1], "workdir")
 
 
 class Supervisor:
