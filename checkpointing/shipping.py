@@ -70,12 +70,8 @@ class Shipping:
     Raises:
       OSError: it does not count, because of this process or another one.
     """
-    root, folder, rank, count = (
-      self.local / str(step),
-      self.remote / str(step),
-      jax.process_index(),
-      jax.process_count(),
-    )
+    root, folder = self.local / str(step), self.remote / str(step)
+    rank, count = jax.process_index(), jax.process_count()
     names = [file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()]
     names.remove(RECORD.as_posix())  # which comes last
     with self._marked(step):
