@@ -28,7 +28,7 @@ class Lease:
 
   Args:
     home: names this machine's working folder of the run.
-    owner: what another run is told about this one.
+    owner: names this run in the error that another run gets.
     say: prints a line, if it takes long.
 
   Attributes:

@@ -2,8 +2,8 @@
 
     python -m tools.launch --slurm --restart -- --config=configs/fsdp.py --workdir=runs/a
 
-The job's nodes and tasks say how many processes there are, and which GPUs each of them has. A node that fails leaves
-the job if sbatch was told --no-kill; the next start then does without it.
+The job's nodes and tasks say how many processes there are, and which GPUs each of them has. With sbatch's option
+--no-kill, a node that fails leaves the job, and the next start uses the other nodes.
 """
 
 import os
