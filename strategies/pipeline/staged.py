@@ -42,8 +42,8 @@ class Staged(ByHand):
     program: Program, layout: Layout, fallbacks: tuple[Limit, ...], *, schedule: str, microbatches: int, chunks: int
   ) -> "Staged":
     """The runner for a config's section `pipeline` (configs/base.py)."""
-    stages, depth = layout.shards("layers"), program.sizes.stacks[-1].layers
-    named = "model.depth" + " - model.dense_layers" * bool(program.sizes.dense_layers)
+    stages = layout.shards("layers")
+    ((_, named, depth),) = [size for size in program.sizes.shardable() if size[0] == "layers"]
     if schedule != "interleaved":
       chunks = 1
     elif not chunks:
