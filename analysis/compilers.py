@@ -82,6 +82,10 @@ class Compiler:
     """Whether the gradient of an embedding table is reduced as those of other weights are, not all-reduced."""
     return False
 
+  def scatters_over(self, devices: int) -> bool:
+    """Whether it reduce-scatters over so many devices. Otherwise it all-reduces, which sends twice the bytes."""
+    return True
+
   def beside_one(self, chip: Chip) -> bool:
     """Whether a block's weights and gradients are each sent beside one of its products (predict.times)."""
     return False
@@ -158,6 +162,10 @@ class LibTpu(Compiler):
   def gathered_item(self, case: Case, weight: Weight) -> int:
     """A classifier's head too: products round float32 operands to bfloat16, so it gathers them rounded."""
     return case.item_of(weight) if weight.in_blocks else case.item
+
+  def scatters_over(self, devices: int) -> bool:
+    """It all-reduces over more than 1,024."""
+    return devices <= 1024
 
   def beside_one(self, chip: Chip) -> bool:
     """TPU7x has cores that send several at a time."""

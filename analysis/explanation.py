@@ -135,8 +135,8 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
       "name": weight.name,
       "shape": weight.shape,
       "dims": weight.dims,
-      "spec": tuple(strategy.layout.spec(weight.dims)),
-      "state": tuple(strategy.layout.stored_as("state").spec(weight.dims)),  # of the optimizer's moments
+      "spec": tuple(strategy.layout.compact.spec(weight.dims)),
+      "state": tuple(strategy.layout.compact.stored_as("state").spec(weight.dims)),  # of the optimizer's moments
       "bytes": weight.size // _shards(strategy.layout, weight.dims) * item,
     }
     for weight in weights(strategy.program.sizes)
@@ -158,7 +158,7 @@ def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
       "shape": shape,
       "dtype": dtype,
       "dims": shown[dims],
-      "spec": tuple(layout.spec(shown[dims])),
+      "spec": tuple(layout.compact.spec(shown[dims])),
       "bytes": math.prod(shape) * jnp.dtype(dtype).itemsize // _shards(layout, shown[dims]),
     }
     for shape, dtype, dims in recorder.seen

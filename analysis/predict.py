@@ -247,15 +247,20 @@ def times(case: Case, chip: Chip, links: Links) -> Roofline:
   Kernels hide what the blocks' weights and gradients send, for as long as they take, if the compiler can hide this kind
   of collective. All other communication is exposed, and so is what takes longer than the product beside it.
   """
-  rows = theory.sent(case)
+  rows, compiler = theory.sent(case), COMPILERS[case.compiler]
   compute, memory = flops(case) / chip.flops, traffic(case) / chip.bandwidth
-  bandwidth = lambda row: links.bandwidth(row.kind, row.axes)
-  can_hide = lambda row: not row.waits and COMPILERS[case.compiler].hides(row.kind)
-  hidden = sum((row.bytes - row.edges) / bandwidth(row) for row in rows if can_hide(row))
+  seconds = lambda row, numbers: _passes(case, row.kind, row.axes) * numbers / links.bandwidth(row.kind, row.axes)
+  can_hide = lambda row: not row.waits and compiler.hides(row.kind)
+  hidden = sum(seconds(row, row.bytes - row.edges) for row in rows if can_hide(row))
   hidden = max(hidden - _longer_than_products(case, chip, links), 0.0)
-  sent = sum(row.bytes / bandwidth(row) for row in rows)
+  sent = sum(seconds(row, row.bytes) for row in rows)
   exposed = sent - min(hidden, max(compute, memory))
   return Roofline(compute, memory, communication=sent, exposed=exposed, idle=case.idle, **host_times(case, chip))
+
+
+def _passes(case: Case, kind: str, axes: tuple[str, ...]) -> int:
+  """How often the bytes of a collective are sent: twice if the compiler writes a reduce-scatter as an all-reduce."""
+  return 2 if kind == "reduce-scatter" and not COMPILERS[case.compiler].scatters_over(case.devices(axes)) else 1
 
 
 def _longer_than_products(case: Case, chip: Chip, links: Links) -> float:
@@ -273,7 +278,11 @@ def _longer_than_products(case: Case, chip: Chip, links: Links) -> float:
   positions = case.examples * case.sizes.positions
   product = lambda weight: 2 * positions * case.used(weight) / chip.flops
   send = lambda weight, kind, axes: (
-    ring_share(case.devices(axes)) * case.used(weight) * case.item / links.bandwidth(kind, axes)
+    _passes(case, kind, axes)
+    * ring_share(case.devices(axes))
+    * case.used(weight)
+    * case.item
+    / links.bandwidth(kind, axes)
   )
   longer, blocks = 0.0, sorted((w for w in weights(case.sizes) if w.is_matrix), key=lambda w: "mlp/" in w.name)
   for stack in case.sizes.stacks:

@@ -137,11 +137,11 @@ class Strategy:
       return self._train_step.trace(self._abstract_state, self.abstract_batch(batch_size)).lower(**options)
 
   def describe(self, name: str) -> str:
-    """One line with the strategy's name, its mesh, and the mesh axes of each logical dimension."""
+    """One line: the strategy, its mesh, and the mesh axes of each logical dimension. Axes of size 1 are left out."""
     if self.layout.device_count == 1:
       return name if name == "single" else f"{name} on one device: nothing to split, so this is the single-device run"
-    mesh = " × ".join(f"{axis}={size}" for axis, size in self.layout.mesh.items())
-    line = f"{name} on mesh {mesh}; {', '.join(self.layout.placed(' × '))}"
+    mesh = " × ".join(f"{axis}={size}" for axis, size in self.layout.compact.mesh.items())
+    line = f"{name} on mesh {mesh}; {', '.join(self.layout.compact.placed(' × '))}"
     if self.layout.shards("positions") > 1:
       sizes = self.program.sizes
       line += f"; attention reads other positions by {sizes.attention_context}"

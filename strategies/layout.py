@@ -105,6 +105,11 @@ class Layout:
     return Layout(mesh, **{name: place_of(found) for name, found in kept.items()})
 
   @property
+  def compact(self) -> "Layout":
+    """The layout without its mesh axes of size 1, as users are shown it."""
+    return self.restricted_to([axis for axis, size in self.mesh.items() if size > 1])
+
+  @property
   def device_count(self) -> int:
     return math.prod(self.mesh.values())
 

@@ -16,6 +16,6 @@ Sources: those of fsdp.py and context.py.
 """
 
 from strategies.context import LAYOUT as CONTEXT
-from strategies.fsdp import LAYOUT as FSDP
+from strategies.hsdp import LAYOUT as HSDP
 
-LAYOUT = (FSDP | CONTEXT).on(context=2).place(embed=("data", "context"))
+LAYOUT = (HSDP | CONTEXT).on(replica=1, context=2).place(embed=("data", "context"))
