@@ -73,9 +73,10 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
   heartbeat = Heartbeat(here, jax.process_index(), clock, config.runtime.heartbeat)
   with folders.owned(results) as mirror, heartbeat:
-    # A signal ends this at once; a preparation goes on in the next run.
+    # During set-up a signal ends the process immediately. The next run continues an unfinished data preparation.
     run = set_up(config, here, mirror, devices, clock, heartbeat)
-    # The writer last: only process 0 can raise there.
+    # Contexts exit from right to left. The writer exits after the tier and the checkpoints: it can raise on process 0
+    # alone, and they wait for all processes.
     with run.requests, run.journal, run.writer, run.tier, run.checkpoints, run.profiler:
       announce(run, devices)
       ended = loop(run)
@@ -234,7 +235,7 @@ def loop(run: Run) -> Ended:
   pending, result = None, {}
   with clock("check"):
     state = run.replicas.check(state, first)
-  # Not yet, if the run was stopped before this evaluation, or begins from other parameters.
+  # `evaluated` is False if the run was stopped before this evaluation, or begins from other parameters.
   if plan.evaluates(first) and not run.start.loop.evaluated:
     result = run.evaluate(state, first)
     if not result:

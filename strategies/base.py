@@ -166,7 +166,10 @@ class Strategy:
 
 
 def _on_host(sharding: NamedSharding) -> NamedSharding:
-  """The same sharding in the host's memory. GPUs that are not there do not know their memories; their mesh need not."""
+  """The same sharding, in the host's memory.
+
+  Devices that only a compiler describes may not know their kinds of memory. Then the sharding has an abstract mesh.
+  """
   found = sharding.with_memory_kind("pinned_host")
   return (
     found if found.memory_kind else NamedSharding(sharding.mesh.abstract_mesh, sharding.spec, memory_kind="pinned_host")

@@ -169,7 +169,7 @@ def _forward(
     return functools.reduce(merge, pairs.spread(found), read)
 
   kv = jnp.stack([k, v])  # sent as one
-  others = start_sending(way, peers, kv)
+  others = _start_sending(way, peers, kv)
   own = _segments_of_two_devices(segments, peers.index, peers.index, peers.count)
   out, logsumexp = kernel.forward(q, k, v, own, causal)
   read = others(step, Read(out.astype(jnp.float32), logsumexp))
@@ -201,7 +201,7 @@ def _backward(
     return jax.lax.dynamic_update_index_in_dim(total, new.astype(total.dtype), peers.owner(i), axis=0)
 
   kv = jnp.stack([k, v])
-  others = start_sending(way, peers, kv)
+  others = _start_sending(way, peers, kv)
   own = _segments_of_two_devices(segments, peers.index, peers.index, peers.count)
   of_q, *new = kernel.backward(q, k, v, own, causal, read, of_out)
   of_kv = jnp.stack(new).astype(jnp.float32)
@@ -213,7 +213,7 @@ def _backward(
   return *(g.astype(q.dtype) for g in (of_q, of_k, of_v)), None
 
 
-def start_sending(way: str, peers: PositionPeers, kv: jax.Array) -> Callable[[Callable, Any], Any]:
+def _start_sending(way: str, peers: PositionPeers, kv: jax.Array) -> Callable[[Callable, Any], Any]:
   """Starts sending keys and values [2, B, t, K, H]. Returns (step, carry) → carry, after a step for each other device.
 
   A step is given its number, the carry, and the keys and values of the device `owner(number)`.
