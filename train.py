@@ -73,9 +73,10 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
   heartbeat = Heartbeat(here, jax.process_index(), clock, config.runtime.heartbeat)
   with folders.owned(results) as mirror, heartbeat:
-    # A signal ends this at once; a preparation goes on in the next run.
+    # During set-up a signal ends the process immediately. The next run continues an unfinished data preparation.
     run = set_up(config, here, mirror, devices, clock, heartbeat)
-    # The writer last: only process 0 can raise there.
+    # Contexts exit from right to left. The writer exits after the tier and the checkpoints: it can raise on process 0
+    # alone, and they wait for all processes.
     with run.requests, run.journal, run.writer, run.tier, run.checkpoints, run.profiler:
       announce(run, devices)
       ended = loop(run)
@@ -189,12 +190,12 @@ def set_up(
     journal = Journal(workdir, clock, writer.enabled, warn, heartbeat)
     if writer.enabled:
       summary.write_config(workdir, config, dataset)
-  folder, keep = workdir / reading.FOLDER, config.checkpoint
+  folder, saving = workdir / reading.FOLDER, config.checkpoint
   with clock("set-up"):
     send = Shipping(workdir, mirror) if mirror else None
-    checkpoints = Checkpoints(folder, keep.keep, keep.keep_best, writer.say, warn, send)
+    checkpoints = Checkpoints(folder, saving.keep, saving.keep_best, writer.say, warn, send)
   status = Status(workdir, writer, journal, checkpoints)
-  requests, hosts = signals.Requests(first_minutes(keep.minutes)), processes.hosts()
+  requests, hosts = signals.Requests(first_minutes(saving.minutes)), processes.hosts()
   return Run(
     config, workdir, mirror, plan, start, strategy, dataset, prompt, clock, meter, writer, journal, status,
     batches=data.Batches(mixture, config.batch_size, config.seed),
@@ -205,7 +206,7 @@ def set_up(
     checkpoints=checkpoints,
     tier=tier,
     requests=requests,
-    save_interval=SaveInterval(keep.minutes, len(set(hosts)), requests, checkpoints, journal, writer.say),
+    save_interval=SaveInterval(saving.minutes, len(set(hosts)), requests, checkpoints, journal, writer.say),
     profiler=Profiler(workdir, config.profile, start.loop.step, writer.say, warn),
     replicas=Replicas(
       record.named(strategy.abstract_state()), config.runtime.check_every, writer.say,
@@ -234,7 +235,7 @@ def loop(run: Run) -> Ended:
   pending, result = None, {}
   with clock("check"):
     state = run.replicas.check(state, first)
-  # Not yet, if the run was stopped before this evaluation, or begins from other parameters.
+  # `evaluated` is False if the run was stopped before this evaluation, or begins from other parameters.
   if plan.evaluates(first) and not run.start.loop.evaluated:
     result = run.evaluate(state, first)
     if not result:
@@ -258,15 +259,15 @@ def loop(run: Run) -> Ended:
       decision = run.requests.decide()
       stopped = decision.stop
       saves = plan.saves(done) or decision.save or stopped
-      keeps = plan.keeps(done) and not saves
-      checks = run.replicas.due(done, saves or keeps)
-      if saves or keeps or checks:
+      saves_in_memory = plan.saves_in_memory(done) and not saves
+      checks = run.replicas.due(done, saves or saves_in_memory)
+      if saves or saves_in_memory or checks:
         run.progress.read(*pending)
         pending = None
       if checks:
         with clock("check"):
           state = run.replicas.check(state, done)
-      if keeps:
+      if saves_in_memory:
         with clock("checkpoint"):
           run.writer.sync()
           run.tier.save(state, run.start.record, run.progress.loop)

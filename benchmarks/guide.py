@@ -54,7 +54,7 @@ def measured(name: str, records: Sequence[Record]) -> str:
     if rows:
       other = "" if record is records[0] else f"On {where(record)}{mixture(record)}:\n\n"
       return other + "\n".join(table(heads, rows))
-  return "Not measured yet."
+  return f"Not measured yet. `python -m benchmarks.throughput --rows={name}` measures it."
 
 
 def parts() -> dict[str, str]:

@@ -107,7 +107,7 @@ def planned(record: dict[str, Any]) -> str:
 
 def sent(record: dict[str, Any]) -> str:
   """What strategies send on 64 chips, beside theory."""
-  heads, rows = ("Strategy", "Devices", "Model, remat", "Sent", "Of theory", "Links busy", "Exposed"), []
+  heads, rows = ("Strategy", "Devices", "Model, sequence, remat", "Sent", "Of theory", "Links busy", "Exposed"), []
   for found in record["bytes"]:
     name, topology, model, length, _, remat, fields = found["case"]
     size = sum(found["sent"].values())

@@ -220,8 +220,8 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
 def large(record: dict[str, Any]) -> dict[str, str]:
   """The generated part of docs/thousand-chips.md that comes from one record: what many devices send and wait for."""
   platform = machine_of(record["cases"][0]["case"][1]).platform
-  heads = ("Strategy", "Devices", "Model, remat", "Sent", "Of theory", "Links busy", "Exposed, default", "Recommended")
-  heads, rows = (*heads, "A step at best", "MFU at most"), []
+  heads = ("Strategy", "Devices", "Model, sequence, remat", "Sent", "Of theory", "Links busy", "Exposed, default")
+  heads, rows = (*heads, "Recommended", "A step at best", "MFU at most"), []
   for found in record["cases"]:
     name, topology, model, length, _, remat, _ = found["case"]
     where = machine_of(topology)

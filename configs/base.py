@@ -66,11 +66,11 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "dense_layers": 0,  # of a mixture: so many blocks at the start have the MLP of mlp_width, and no experts
         "experts_per_token": 2,  # how many work on a token
         "expert_width": 0,  # hidden units of an expert; 0: mlp_width
-        "shared_experts": 0,  # experts that work on every token, besides
+        "shared_experts": 0,  # experts that work on every token, in addition to the chosen ones
         "router": "softmax_topk",  # how experts are chosen and weighed: also "topk_softmax", "sigmoid_bias"
         "router_scale": 1.0,  # the weights of a token's experts are multiplied by this
-        "router_aux": 0.01,  # what the balance loss of each block counts: it is 1 if all experts have equal loads
-        "router_z": 0.0,  # what the squared logarithm of the scores' normalizer counts
+        "router_aux": 0.01,  # weight of the balance loss, which is 1 in a block whose experts have equal loads
+        "router_z": 0.0,  # weight of the z-loss: the squared log-sum-exp of the scores
         "router_bias_rate": 0.001,  # "sigmoid_bias": how much a bias changes in a step
         # How tokens get to experts on other devices: "gather", "exchange", "ragged" or "auto"
         "expert_transport": "auto",
@@ -93,8 +93,8 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "attention": "auto",  # "plain", "blockwise" (CPU), "cudnn" (NVIDIA), "splash" (TPU); "auto": the best
         # How attention reads positions of other devices, if they share them: "gather", "exchange", "ring" or "auto"
         "attention_context": "auto",
-        # What the backward pass computes again: "minimal" (if cheap), "dots" (all but products), "full", or "offload"
-        # (as "full", but what is saved is in the host's memory).
+        # What the backward pass computes again. "minimal": only what is cheap; "dots": all but products with weights
+        # and attention kernels; "full": everything; "offload": as "full", but what is saved is in the host's memory.
         "remat": "minimal",
         "saved": "",  # more values to save, by name and with commas, such as "attended,mlp_up" (docs/memory.md)
         "loss_chunk": 0,  # tokens whose logits a device has at a time, at most; 0: automatic

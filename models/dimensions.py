@@ -104,7 +104,11 @@ class Sharding:
     return jnp.zeros((), jnp.int32)
 
   def across(self, collective: Callable[..., jax.Array], x: jax.Array, dim: str) -> jax.Array:
-    """There, too: a collective such as `jax.lax.psum` of x, over the devices that split a dimension."""
+    """In a kernel of `local`, and for "positions": runs a collective of x over the devices that split `dim`.
+
+    Args:
+      collective: (x, mesh axes) → the result, such as `jax.lax.psum`.
+    """
     return x
 
   def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:

@@ -70,7 +70,7 @@ class Texts(NamedTuple):
   keys: jax.Array
 
 
-class Writer(NamedTuple):
+class TextWriter(NamedTuple):
   """Writes texts.
 
   Attributes:
@@ -147,7 +147,7 @@ class Writer(NamedTuple):
     return self.model.run_blocks(x, sharding=self.sharding, cache=cache, start=start)[:2]
 
 
-def generate(writer: Writer, prompt: jax.Array, *, length: int, key: jax.Array) -> jax.Array:
+def generate(writer: TextWriter, prompt: jax.Array, *, length: int, key: jax.Array) -> jax.Array:
   """Continues each prompt [B, P] by `length` tokens → [B, P + length], in a single program.
 
   Raises ValueError if P + length exceeds `model.seq_len`, the length the model was trained on.

@@ -56,8 +56,8 @@ def save_all_but(primitives: frozenset[str]) -> Policy:
 
 
 # What a block's backward pass reuses from the forward pass. "minimal" recomputes only what is cheap: gathers and
-# elementwise operations. "dots" saves only the results of matrix products, of attention kernels and of `blockwise`.
-# "full" saves only the block's input, and "offload" too, but in the host's memory.
+# elementwise operations. "dots" saves only the results of products with weights, of attention kernels and of
+# `blockwise`. "full" saves only the block's input, and "offload" too, but in the host's memory.
 REMAT_POLICIES: dict[str, Policy] = {
   "minimal": save_all_but(VIEWS | ELEMENTWISE),
   "dots": lambda primitive, *given, **named: (

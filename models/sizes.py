@@ -174,12 +174,12 @@ class ModelSizes:
 
   @property
   def reads(self) -> Input:
-    """What goes in."""
+    """The `Input` that `model.inputs` names (inputs.py)."""
     return INPUTS[self.inputs](self)
 
   @property
   def predicts(self) -> Objective:
-    """What comes out."""
+    """The `Objective` that `model.objective` names (objectives.py)."""
     return OBJECTIVES[self.objective](self)
 
   @property

@@ -68,19 +68,19 @@ class Strategy:
       return runner.eval_sums(params, batch)
 
     self._init = jax.jit(program.init, out_shardings=self.state_sharding)
-    self._train_step = runner.compile(
+    self._train_step = runner.jit(
       train_step,
       in_shardings=(self.state_sharding, self.batch_sharding),
       out_shardings=(self.state_sharding, replicated),
       donate_argnums=0,
       compiler_options=self.compiler_options or None,
     )
-    self._gradients = runner.compile(
+    self._gradients = runner.jit(
       gradients,
       in_shardings=(self.state_sharding, self.batch_sharding),
       out_shardings=(replicated, program.trained(params)),
     )
-    self._eval_step = runner.compile(eval_step, in_shardings=(params, self.batch_sharding), out_shardings=replicated)
+    self._eval_step = runner.jit(eval_step, in_shardings=(params, self.batch_sharding), out_shardings=replicated)
 
   def _shardings(self, layout: Layout, dims: Any, on_host: bool = False) -> Any:
     """The shardings of arrays with these dimensions, placed as in this layout. Numbers are always on the device."""
@@ -166,7 +166,10 @@ class Strategy:
 
 
 def _on_host(sharding: NamedSharding) -> NamedSharding:
-  """The same sharding in the host's memory. GPUs that are not there do not know their memories; their mesh need not."""
+  """The same sharding, in the host's memory.
+
+  Devices that only a compiler describes may not know their kinds of memory. Then the sharding has an abstract mesh.
+  """
   found = sharding.with_memory_kind("pinned_host")
   return (
     found if found.memory_kind else NamedSharding(sharding.mesh.abstract_mesh, sharding.spec, memory_kind="pinned_host")

@@ -78,7 +78,8 @@ TPUS: dict[str, Options] = {
 def options(choice: str, device: jax.Device, layout: Layout) -> Options:
   """The options of one of CHOICES for a device and a resolved layout.
 
-  TPUs have some for layouts that split weights, the optimizer's state or experts: for others, nothing was gained.
+  TPUs have some for layouts that split `embed`, the optimizer's state or experts. With others, such as data_parallel,
+  tensor_parallel and pipeline, nothing was gained.
   """
   if choice == "recommended" and device.platform == "gpu":
     is_fsdp = layout.axes("embed") and layout.axes("embed") == layout.axes("batch") and not layout.axes("layers")

@@ -127,7 +127,7 @@ class Layout:
     return tuple(axis for axis in self.axes(dim) if axis not in taken)
 
   def shards_in(self, dims: Iterable[str | None], dim: str) -> int:
-    """The number of pieces into which they split it."""
+    """The number of pieces of `dim` in an array with these dimensions (see `axes_in`)."""
     return math.prod(self.mesh[axis] for axis in self.axes_in(dims, dim))
 
   def shards(self, dim: str) -> int:
@@ -143,7 +143,12 @@ class Layout:
     return [axis for axis in self.mesh if axis not in used]
 
   def placed(self, between: str, mark: str = "") -> list[str]:
-    """What is split over which axes, in words. Names those of `gradients` and `state` only if they are given."""
+    """What is split over which axes, in words, such as "batch over data". Names `gradients` and `state` only if given.
+
+    Args:
+      between: the text between two axes of a dimension.
+      mark: the text before and after each name of a dimension.
+    """
     names = [(name, "optimizer state" if name == "state" else name) for name in PLACES if getattr(self, name)]
     return [f"{mark}{shown}{mark} over {between.join(self.axes(name))}" for name, shown in names]
 

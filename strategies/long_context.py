@@ -1,6 +1,6 @@
 """Long texts: fully sharded data parallelism, joined with context parallelism.
 
-    context 0    context 1
+    context 0                    context 1
     [ W₀, text 0 early + late ]  [ W₁, text 0 middle ]     data 0
     [ W₂, text 1 early + late ]  [ W₃, text 1 middle ]     data 1
 

@@ -32,7 +32,7 @@ class Pmapped(Runner):
   def eval_sums(self, params: Params, batch: Batch) -> Sums:
     return jax.lax.psum(self.program.loss_sums(params, batch, None)[1], "data")
 
-  def compile(self, function: Callable[..., Any], **options: Any) -> Any:
+  def jit(self, function: Callable[..., Any], **options: Any) -> Any:
     mesh, donated = options["in_shardings"][1].mesh, options.get("donate_argnums", ())
     if not isinstance(mesh, Mesh) or not set(mesh.devices.flat) <= set(jax.devices()):
       raise ConfigError("strategy='pmap_ddp' needs devices of this machine; use 'data_parallel', which does the same")

@@ -1,7 +1,7 @@
 """Runner: who runs a program's parts, and sums gradients over devices.
 
 A runner takes a program, a layout and its transfers (transfers.py). It supplies the sums of gradients and of an
-evaluation, and what writes text. base.py compiles these. It declares once what it cannot do (`limits`), for the error,
+evaluation, and what writes text. base.py jits these. It declares once what it cannot do (`limits`), for the error,
 the search and the start-up line.
 
 The one in this file leaves all communication to the compiler, which inserts the collectives that the layout needs. So
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 
 from errors import ConfigError
-from models.generate import Sampling, Writer
+from models.generate import Sampling, TextWriter
 from models.parameters import bind
 from models.sizes import ModelSizes
 from strategies.constraints import Constraints
@@ -57,6 +57,8 @@ class Limit(NamedTuple):
 class Runner:
   """Runs a program under a resolved layout.
 
+  It is the base class of all runners. Used itself, it is the one that leaves all sending to the compiler.
+
   Attributes:
     fallbacks: the limits because of which the program is not quite the one that was asked for.
     schedule: the pipeline's; None without one.
@@ -90,12 +92,15 @@ class Runner:
     """Sums over the global batch, without dropout and augmentation."""
     return self.program.loss_sums(params, batch, None, self.sharding)[1]
 
-  def writer(self, params: Params, sampling: Sampling, sharding: Constraints) -> Writer:
+  def text_writer(self, params: Params, sampling: Sampling, sharding: Constraints) -> TextWriter:
     """Writes texts with these parameters. `sharding` says where the texts are."""
-    return Writer(bind(self.program.sizes, params), sampling, sharding)
+    return TextWriter(bind(self.program.sizes, params), sampling, sharding)
 
-  def compile(self, function: Callable[..., Any], **options: Any) -> Any:
-    """Compiles a function of a state or of parameters, and a batch. `options` are those of `jax.jit`."""
+  def jit(self, function: Callable[..., Any], **options: Any) -> Any:
+    """Jits a function of a state or of parameters, and a batch: it compiles at its first call.
+
+    `options` are those of `jax.jit`.
+    """
     return jax.jit(function, **options)
 
 

@@ -48,8 +48,9 @@ class Transfers:
     the gradients of whole weights: JAX has no gradient that is smaller than its weight.
 
     Devices that share the positions of a text sum gradients like devices of the batch, and always by hand: left to the
-    compiler, attention would send far more than it says (models/ops/context.py). So do devices that share experts: the
-    gradients of an expert are summed over the others only, the gradients of all other weights over these, too.
+    compiler, attention would send far more than it says (models/ops/context.py). So do devices that share experts. An
+    expert's gradients are summed over the axes of the batch that do not split experts; those of all other weights, over
+    all axes of the batch.
 
     Args:
       parts: accumulation parts × microbatches.
@@ -64,7 +65,8 @@ class Transfers:
     batch = tuple(axis for axis, size in layout.mesh.items() if size > 1 and axis in shared)
     embed, state = layout.axes("embed"), layout.axes("state")
     once = gather == "step" or bool(stages)
-    possible, waits = once or layout.axes("gradients") == embed, once or set(batch) - set(embed)
+    possible = once or layout.axes("gradients") == embed
+    waits = once or bool(set(batch) - set(embed))
     manual = batch if positions or experts or (possible and (by_hand or (waits and parts > 1) or stages)) else ()
     within = lambda axes: tuple(axis for axis in axes if axis in manual)
 
@@ -80,7 +82,7 @@ class Transfers:
       gathered_each_part=tuple(axis for axis in embed if axis not in gathered_once),
       gathered_once=gathered_once,
       scattered_each_part=scattered,
-      scattered_once=within(state)[len(by_part) :],
+      scattered_once=within(state)[len(by_part) :],  # `state` begins with the axes of `embed`, which parts scatter
       reduced_each_part=() if manual else reduced,
       reduced_once=reduced if manual else (),
       gathered_updated=tuple(axis for axis in state if axis not in embed),

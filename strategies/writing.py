@@ -22,7 +22,7 @@ class Writing:
   def __init__(self, runner: Runner, mesh: Mesh | AbstractMesh):
     self.mesh = mesh
     replicated, sharding = NamedSharding(mesh, P()), runner.sharding
-    writer = functools.partial(runner.writer, sharding=sharding.place(batch=None, sequence=None))
+    writer = functools.partial(runner.text_writer, sharding=sharding.place(batch=None, sequence=None))
     self._generate = jax.jit(
       lambda params, sampling, prompt, key, length: generate(writer(params, sampling), prompt, length=length, key=key),
       static_argnums=(1, 4),
@@ -43,7 +43,7 @@ class Writing:
     # Given texts have any length, so their positions stay whole.
     by_rows = sharding.place(sequence=None)
     self._log_likelihoods = jax.jit(
-      lambda params, *texts: runner.writer(params, Sampling(), by_rows).log_likelihoods(*texts),
+      lambda params, *texts: runner.text_writer(params, Sampling(), by_rows).log_likelihoods(*texts),
       out_shardings=replicated,
     )
 
@@ -55,7 +55,7 @@ class Writing:
   def begin(
     self, params: Params, prompts: np.ndarray, lengths: np.ndarray, *, size: int, seed: int, sampling: Sampling
   ) -> Texts:
-    """`Writer.begin`: reads prompts [B, P], padded at the right, and writes the first token of each."""
+    """`TextWriter.begin`: reads prompts [B, P], padded at the right, and writes the first token of each."""
     with on_mesh(self.mesh):
       return self._begin_texts(params, sampling, prompts, lengths, jax.random.key(seed), size=size)
 
@@ -65,6 +65,6 @@ class Writing:
       return self._go_on(params, sampling, texts.cache, texts._replace(cache=None))
 
   def log_likelihoods(self, params: Params, tokens: np.ndarray, counted: np.ndarray) -> jax.Array:
-    """`Writer.log_likelihoods` → [B], replicated. B must be a multiple of the devices that split the batch."""
+    """`TextWriter.log_likelihoods` → [B], replicated. B must be a multiple of the devices that split the batch."""
     with on_mesh(self.mesh):
       return self._log_likelihoods(params, tokens, counted)

@@ -38,6 +38,11 @@ from tools.supervisor import workdir_of
 
 LOSE = "lose the host of"  # kills a process, and removes what its host has in memory
 FAULTS = {"kill": 4, LOSE: 1, "stop": 1, "slow": 2, "corrupt": 1, "kill the supervisor": 1}  # how often each, among ten
+# How the last line counts them.
+COUNTED = {
+  "kill": "process killed", LOSE: "host lost", "stop": "process stopped", "slow": "process slowed",
+  "corrupt": "bit flipped", "kill the supervisor": "supervisor killed",
+}  # fmt: skip
 AT_START = 0.25  # of the faults come while processes start; the others, while they train
 LONGEST = 4.0  # seconds until the next fault may come
 SLOW = 2.0  # seconds for which a process is slow
@@ -169,7 +174,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     finally:
       job.process.terminate()
   wrong, apart = compared(undisturbed, found)
-  what = ", ".join(f"{count} × {fault}" for fault, count in done.items())
+  what = ", ".join(f"{count} × {COUNTED[fault]}" for fault, count in done.items())
   equal = "bit by bit" if apart == 0 else f"to {apart:.0e}"
   config = heartbeat.read(undisturbed / "config.json")  # the examples of a batch follow from its step
   examples = [config["batch_size"] * count for count in (sum(split == "train" for split, _ in wrong), config["steps"])]

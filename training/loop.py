@@ -65,8 +65,8 @@ class StepPlan:
   def saves(self, step: int) -> bool:
     return self.evaluates(step) or (self.save_every > 0 and step % self.save_every == 0)
 
-  def keeps(self, step: int) -> bool:
-    """Whether the state is kept in the hosts' memory after this step."""
+  def saves_in_memory(self, step: int) -> bool:
+    """Whether the state is saved in the hosts' memory after this step."""
     return self.memory_every > 0 and step % self.memory_every == 0
 
 

@@ -75,6 +75,7 @@ class Program:
       )
 
   def init(self, key: jax.Array) -> TrainState:
+    """The state at step 0, with random weights from a seed's root key."""
     params = init_params(self.sizes, key)
     opt_state = self.rule.transform.init(self.trained(params))
     return TrainState(step=jnp.zeros((), jnp.int32), params=self.stored(params), opt_state=opt_state)

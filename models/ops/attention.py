@@ -212,7 +212,7 @@ def blockwise(
     return plain(q, k, v, causal=False, segments=segments)
 
   def forward(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> tuple[jax.Array, Any]:
-    own = _both(segments)
+    own = _segments_twice(segments)
     read = Read(*(checkpoint_name(x, KERNEL) for x in BLOCKWISE.forward(q, k, v, own, True)))
     return read.out, (q, k, v, own, read)
 
@@ -231,7 +231,7 @@ def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: j
   """
   (_, t, _, h), scale = q.shape, 1 / math.sqrt(q.shape[-1])
   more = t % 2
-  both = with_padding(_both(segments), q, k, more, more, causal)
+  both = with_padding(_segments_twice(segments), q, k, more, more, causal)
   mask = None if both is None else same_segment(*both)[:, None]
   q, k, v = (jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, -h % 8))) for x in (q, k, v))
   out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, is_causal=causal, implementation="cudnn")
@@ -255,7 +255,7 @@ def splash(
     interpret: run the kernel step by step, on any platform; for tests.
   """
   (_, t, n, h), more = q.shape, -q.shape[1] % TILE
-  ids = segment_ids(with_padding(_both(segments), q, k, more, more, causal))
+  ids = segment_ids(with_padding(_segments_twice(segments), q, k, more, more, causal))
   rows = lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))).swapaxes(1, 2)  # [B, N, T, H]
   kernel = splash_kernel(t + more, t + more, n, causal, residual_checkpoint_name=KERNEL, interpret=interpret)
   with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (analysis/calls.py)
@@ -263,7 +263,7 @@ def splash(
   return attended.swapaxes(1, 2)[:, :t]
 
 
-def _both(segments: jax.Array | None) -> Segments:
+def _segments_twice(segments: jax.Array | None) -> Segments:
   """The segments of the queries and of the keys of whole texts."""
   return None if segments is None else (segments, segments)
 

@@ -23,14 +23,16 @@ from errors import ConfigError
 from models.dimensions import Sharding
 from models.ops.layers import with_gradient
 from models.ops.peers import Peers
-from models.ops.pieces import HIDDEN, Kernel, Read, merge
+from models.ops.pieces import HIDDEN, Kernel, Read, Segments, merge
 from models.ops.positions import halves, join, of_device
 from models.ops.workarounds import in_order
 from models.remat import KERNEL
 
 WAYS = ("auto", "gather", "exchange", "ring")
-# From so many positions of a device on, times the query heads of a key head, scores take longer than the permutes of a
-# ring: 2·t·N/K operations for each byte in 16 bits, and accelerators do about 5,000 while a link sends one.
+# `auto` takes the ring if t·N/K, a device's positions times the query heads of a key head, is this or more. With a
+# causal mask, a step of the ring does 2·N·H·t² operations in the forward pass, and sends 4·t·K·H bytes (16 bits a
+# number). So there are t·N/(2·K) operations for each byte, 4,096 at this size. By their peaks (runtime/hardware.py), a
+# TPU v5p does 4,600 while one link sends a byte, and an H100 2,200 while NVLink does.
 RING = 8192
 
 
@@ -101,6 +103,7 @@ class PositionPeers(Peers):
     return (self.index - i) % self.count
 
   def pass_on(self, x: jax.Array) -> jax.Array:
+    """Sends x to the next device of the ring. Returns what the device before it has sent, in the same shape."""
     turn = [(i, (i + 1) % self.count) for i in range(self.count)]
     return self._send(lambda x, axes: jax.lax.ppermute(x, axes, turn), x)
 
@@ -137,6 +140,7 @@ def _exchange(
   v: jax.Array,
   segments: jax.Array | None,
 ) -> jax.Array:
+  """`attend` by `exchange`: `core` reads all positions of some heads [B, T, ...]."""
   n = peers.count
   repeat = max(1, n // k.shape[2])  # devices that share a key head have a copy of it each
   by_device = lambda x: x.reshape(*x.shape[:2], n, -1, x.shape[-1])
@@ -157,14 +161,17 @@ def _forward(
   v: jax.Array,
   segments: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
+  """`attend` by `gather` or `ring`. Returns what own queries read [B, t, N, H], and what `_backward` is given."""
+
   def step(i: jax.Array | int, read: Read, kv: jax.Array) -> Read:
     pairs = Pairs(causal, peers.owner(i) < peers.index)
     found = kernel.forward(pairs.queries(q), *map(pairs.keys, kv), pairs.segments(segments, peers, i), False)
     return functools.reduce(merge, pairs.spread(found), read)
 
   kv = jnp.stack([k, v])  # sent as one
-  others = _others(way, peers, kv)
-  out, logsumexp = kernel.forward(q, k, v, _both(segments, peers.index, peers.index, peers.count), causal)
+  others = _start_sending(way, peers, kv)
+  own = _segments_of_two_devices(segments, peers.index, peers.index, peers.count)
+  out, logsumexp = kernel.forward(q, k, v, own, causal)
   read = others(step, Read(out.astype(jnp.float32), logsumexp))
   read = Read(*(checkpoint_name(x, KERNEL) for x in (read.out.astype(q.dtype), read.logsumexp)))
   return read.out, (q, k, v, segments, read)
@@ -173,6 +180,12 @@ def _forward(
 def _backward(
   way: str, peers: PositionPeers, kernel: Kernel, causal: bool, given: Any, of_out: jax.Array
 ) -> tuple[jax.Array | None, ...]:
+  """The gradients of q, k and v, in their shapes and dtypes, and None for the segments.
+
+  Args:
+    given: what `_forward` has returned beside its result.
+    of_out: [B, t, N, H], the gradient of the loss with respect to that result.
+  """
   q, k, v, segments, read = given
 
   def step(i: jax.Array | int, gradients: tuple[jax.Array, jax.Array], kv: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -188,8 +201,8 @@ def _backward(
     return jax.lax.dynamic_update_index_in_dim(total, new.astype(total.dtype), peers.owner(i), axis=0)
 
   kv = jnp.stack([k, v])
-  others = _others(way, peers, kv)
-  own = _both(segments, peers.index, peers.index, peers.count)
+  others = _start_sending(way, peers, kv)
+  own = _segments_of_two_devices(segments, peers.index, peers.index, peers.count)
   of_q, *new = kernel.backward(q, k, v, own, causal, read, of_out)
   of_kv = jnp.stack(new).astype(jnp.float32)
   if way == "gather":
@@ -200,8 +213,8 @@ def _backward(
   return *(g.astype(q.dtype) for g in (of_q, of_k, of_v)), None
 
 
-def _others(way: str, peers: PositionPeers, kv: jax.Array) -> Callable[[Callable, Any], Any]:
-  """Begins to send keys and values [2, B, t, K, H]. Returns (step, carry) → carry, after a step for each other device.
+def _start_sending(way: str, peers: PositionPeers, kv: jax.Array) -> Callable[[Callable, Any], Any]:
+  """Starts sending keys and values [2, B, t, K, H]. Returns (step, carry) → carry, after a step for each other device.
 
   A step is given its number, the carry, and the keys and values of the device `owner(number)`.
   """
@@ -244,14 +257,13 @@ class Pairs(NamedTuple):
     return jnp.concatenate([late, jnp.where(self.before, early, late)]) if self.causal else x
 
   def keys(self, x: jax.Array) -> jax.Array:
+    """Keys or values of the other device's positions [B, t, ...] → of the keys [2·B, t/2, ...]."""
     early, late = halves(x)
     return jnp.concatenate([early, jnp.where(self.before, early, late)]) if self.causal else x
 
-  def segments(
-    self, x: jax.Array | None, peers: PositionPeers, i: jax.Array | int
-  ) -> tuple[jax.Array, jax.Array] | None:
-    """The segments of the queries and of the keys in step i."""
-    found = _both(x, peers.index, peers.owner(i), peers.count)
+  def segments(self, x: jax.Array | None, peers: PositionPeers, i: jax.Array | int) -> Segments:
+    """The segments of all positions [B, T] → those of the queries and of the keys in step i."""
+    found = _segments_of_two_devices(x, peers.index, peers.owner(i), peers.count)
     return found and (self.queries(found[0]), self.keys(found[1]))
 
   def spread(self, found: Read) -> list[Read]:
@@ -273,12 +285,13 @@ class Pairs(NamedTuple):
     return join(jnp.where(self.before, other, 0), late + jnp.where(self.before, 0, other))
 
   def to_keys(self, x: jax.Array) -> jax.Array:
+    """The same for gradients of the keys → of the other device's positions."""
     if not self.causal:
       return x.astype(jnp.float32)
     early, other = jnp.split(x.astype(jnp.float32), 2)
     return join(early + jnp.where(self.before, other, 0), jnp.where(self.before, 0, other))
 
 
-def _both(x: jax.Array | None, mine: jax.Array, other: jax.Array, count: int) -> tuple[jax.Array, jax.Array] | None:
-  """The segments of the positions of two devices."""
+def _segments_of_two_devices(x: jax.Array | None, mine: jax.Array, other: jax.Array, count: int) -> Segments:
+  """The segments of all positions [B, T] → those of two devices' own positions, each [B, t]."""
   return None if x is None else (of_device(x, mine, count), of_device(x, other, count))

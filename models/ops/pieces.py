@@ -66,6 +66,7 @@ def splash_block(length: int) -> int:
 
 
 def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool) -> Read:
+  """`Kernel.forward`, for a block of queries at a time: q [B, T, N, H], k and v [B, S, K, H]."""
   keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
   read, logsumexp = [], []
   for _, scores in _scores(q, keys, segments, causal):
@@ -83,6 +84,7 @@ def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, cau
 def _blockwise_backward(
   q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, read: Read, of_out: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """`Kernel.backward`: the gradients of q, k and v in their shapes, float32. `of_out` [B, T, N, H] is that of `out`."""
   keys, values, groups = k.swapaxes(1, 2), v.swapaxes(1, 2), k.shape[2]
   queries, of_read, logsumexp = (_heads_first(x, groups) for x in (q, of_out, read.logsumexp[..., None]))
   mean = _heads_first(jnp.sum(of_out * read.out, axis=-1, keepdims=True, dtype=jnp.float32), groups)

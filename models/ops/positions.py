@@ -39,4 +39,5 @@ def halves(x: jax.Array) -> list[jax.Array]:
 
 
 def join(early: jax.Array, late: jax.Array) -> jax.Array:
+  """The way back from `halves`: two of [B, t/2, ...] → [B, t, ...]."""
   return jnp.concatenate([early, late], axis=1)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError, not_negative, one_of, positive
-from models.generate import Sampling, Writer
+from models.generate import Sampling, TextWriter
 from models.ops.attention import Cache
 from models.ops.workarounds import sum_in_dtype
 from models.parameters import bind
@@ -121,7 +121,7 @@ class Staged(ByHand):
     end = Stage(self.program, schedule, sharding, jax.lax.axis_index("stage"), params, microbatches, step).run()
     return end.sums, end.gradients
 
-  def writer(self, params: Params, sampling: Sampling, sharding: Constraints) -> Writer:
+  def text_writer(self, params: Params, sampling: Sampling, sharding: Constraints) -> TextWriter:
     """Writes texts. With a single microbatch nothing can overlap: the stages take turns, each with its own cache."""
 
     def in_turn(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
@@ -159,7 +159,7 @@ class Staged(ByHand):
       assert new is not None
       return x, Cache(*map(lambda *parts: jnp.concatenate(parts), new, own))
 
-    return Writer(model, sampling, sharding, run if first else in_turn)
+    return TextWriter(model, sampling, sharding, run if first else in_turn)
 
 
 def check_fields(schedule: str, microbatches: int, chunks: int) -> None:

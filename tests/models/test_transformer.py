@@ -22,7 +22,7 @@ from helpers import (
 
 from models import parameters
 from models.dimensions import UNSHARDED
-from models.generate import Sampling, Writer, generate, text_keys
+from models.generate import Sampling, TextWriter, generate, text_keys
 from models.inputs import patches
 from models.ops import attention, layers
 from models.sizes import ModelSizes
@@ -148,7 +148,7 @@ def test_cached_generation_equals_full_recomputation(prompt_length: int):
   sizes = model_sizes()
   params = params_of(sizes)
   prompt = random_tokens(3, prompt_length)
-  writer = Writer(parameters.bind(sizes, params), Sampling(temperature=0))
+  writer = TextWriter(parameters.bind(sizes, params), Sampling(temperature=0))
   cached = jax.jit(lambda prompt, key: generate(writer, prompt, length=20, key=key))(prompt, jax.random.key(0))
 
   predict = jax.jit(lambda text: jnp.argmax(parameters.bind(sizes, params)(text), axis=-1))
@@ -181,7 +181,7 @@ def test_samples_depend_on_the_seed_unless_the_temperature_is_0():
   prompt = jnp.zeros((8, 4), jnp.int32)
   model = parameters.bind(sizes, params)
   draw = [
-    generate(Writer(model, Sampling(temperature=t)), prompt, length=12, key=jax.random.key(seed))
+    generate(TextWriter(model, Sampling(temperature=t)), prompt, length=12, key=jax.random.key(seed))
     for seed, t in ((0, 1.0), (1, 1.0), (0, 0.0), (1, 0.0))
   ]
   assert (draw[0] != draw[1]).any()
@@ -190,10 +190,9 @@ def test_samples_depend_on_the_seed_unless_the_temperature_is_0():
 
 def test_generation_stops_at_the_trained_length():
   sizes = model_sizes()
+  writer = TextWriter(parameters.bind(sizes, params_of(sizes)))
   with pytest.raises(ValueError, match=r"model\.seq_len=32"):
-    generate(
-      Writer(parameters.bind(sizes, params_of(sizes))), jnp.zeros((1, 30), jnp.int32), length=5, key=jax.random.key(0)
-    )
+    generate(writer, jnp.zeros((1, 30), jnp.int32), length=5, key=jax.random.key(0))
 
 
 @pytest.mark.full
@@ -210,7 +209,7 @@ def test_a_text_does_not_depend_on_the_others_in_its_batch():
   def written(rows: list[int]) -> np.ndarray:
     lengths = np.array([len(prompts[row]) for row in rows])
     padded = np.array([prompts[row] + [5] * (max(lengths) - len(prompts[row])) for row in rows])
-    writer = Writer(model, sampling)
+    writer = TextWriter(model, sampling)
     texts, tokens = jax.jit(writer.begin, static_argnames="size")(padded, lengths, keys[jnp.array(rows)], size=24), []
     for _ in range(12):
       tokens.append(texts.newest)

@@ -60,7 +60,7 @@ def test_a_job_that_is_hurt_at_random_loses_nothing(
   examples = 16 * 20 * faults
   assert f"; 0 of {examples:,} examples lost or repeated; losses equal bit by bit" in output
   for fault, among_ten in chaos.FAULTS.items():
-    assert f"{among_ten * faults // 10} × {fault}" in output
+    assert f"{among_ten * faults // 10} × {chaos.COUNTED[fault]}" in output
   assert len(re.findall("chaos     flipped a bit of params/.*after step", logs(tmp_path / "hurt"))) >= faults // 20 + 1
   assert "healed    after step" in output
   require_each_example_once(tmp_path / "hurt", {"batch_size": 16})

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 from helpers import IMAGES, program, random_batch
 
-from models.generate import Sampling, Writer, generate
+from models.generate import Sampling, TextWriter, generate
 from models.parameters import bind
 from training.program import TrainState
 
@@ -52,7 +52,8 @@ def test_no_random_key_is_used_twice(uses: dict[str, Counter]):
   @jax.jit
   def at_first(seed: jax.Array) -> tuple[TrainState, jax.Array]:
     root = jax.random.key(seed)
-    writer = Writer(bind(text.sizes, jax.tree.map(jnp.zeros_like, jax.eval_shape(text.init, root).params)), Sampling())
+    params = jax.tree.map(jnp.zeros_like, jax.eval_shape(text.init, root).params)
+    writer = TextWriter(bind(text.sizes, params), Sampling())
     return trained.init(root), generate(writer, jnp.zeros((EXAMPLES, 1), int), length=4, key=root)
 
   @jax.jit

@@ -60,8 +60,9 @@ def with_constraints():
 
   `with_sharding_constraint` fixes the sharding of an array in the middle of a program. Between these fixed points the
   compiler still chooses. In a large model you fix the arrays that matter, such as the activations between layers. The
-  whole program then follows your plan and not the compiler's guess. This repository works this way (WORKSPACE.md says
-  why): the model calls `strategies.constraints.Constraints`, which sets the constraints.
+  whole program then follows your plan and not the compiler's guess. This repository works this way: the model calls
+  `strategies.constraints.Constraints`, which sets the constraints. `docs/why.md` gives the reasons, under "Automatic
+  sharding mode".
 
   Here the constraints equal what the compiler chose before, so nothing changes. A later step shows where they differ.
   """
