@@ -27,7 +27,7 @@ def rule(name: str) -> str:
   """A strategy's mesh on 8 devices, and the mesh axis over which each dimension is split."""
   layout = strategies.layout_of(name)
   if layout.uses_every_axis():  # `single` has an axis that splits nothing, and stays on one device
-    layout = resolve(layout, DEVICES)
+    layout = resolve(layout, DEVICES).compact
   mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
   placed = layout.placed(" and ", mark="`")
   count = f"{layout.device_count} device{'s' * (layout.device_count > 1)}"

@@ -140,8 +140,7 @@ class Strategy:
     """One line: the strategy, its mesh, and the mesh axes of each logical dimension. Axes of size 1 are left out."""
     if self.layout.device_count == 1:
       return name if name == "single" else f"{name} on one device: nothing to split, so this is the single-device run"
-    mesh = " × ".join(f"{axis}={size}" for axis, size in self.layout.compact.mesh.items())
-    line = f"{name} on mesh {mesh}; {', '.join(self.layout.compact.placed(' × '))}"
+    line = f"{name} on mesh {self.layout.mesh_in_words}; {', '.join(self.layout.compact.placed(' × '))}"
     if self.layout.shards("positions") > 1:
       sizes = self.program.sizes
       line += f"; attention reads other positions by {sizes.attention_context}"

@@ -105,6 +105,11 @@ class Layout:
     return Layout(mesh, **{name: place_of(found) for name, found in kept.items()})
 
   @property
+  def mesh_in_words(self) -> str:
+    """The axes of the mesh and their sizes, without axes of size 1."""
+    return " × ".join(f"{axis}={size}" for axis, size in self.compact.mesh.items())
+
+  @property
   def compact(self) -> "Layout":
     """The layout without its mesh axes of size 1, as users are shown it."""
     return self.restricted_to([axis for axis, size in self.mesh.items() if size > 1])

@@ -5,12 +5,14 @@
     [ W₂, text 1 early + late ]  [ W₃, text 1 middle ]     data 1
 
 Examples are split over `data`, and the positions of each over `context`. Weights, gradients and the optimizer's state
-are split over both: for a weight, a device that has other positions is one more device of the batch.
+are split over both: for a weight, a device that has other positions is one more device of the batch. With
+`mesh.replica` above 1, each group of devices holds all weights, as in hsdp.
 
 Communication: fsdp's over all devices, and context's over `context` (context.py).
 
 Use it to train on texts of 32 thousand to a million tokens, or with more devices than sequences in a batch. Put
-`context` along fast links. Don't use it where each device has a whole sequence and memory for it: fsdp sends less.
+`context` along fast links, and use `replica` on more than 1,024 TPUs (docs/thousand-chips.md). Don't use it where each
+device has a whole sequence and memory for it: fsdp sends less.
 
 Sources: those of fsdp.py and context.py.
 """

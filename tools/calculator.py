@@ -86,7 +86,7 @@ def meshes(name: str, devices: int) -> list[Mesh]:
   """The meshes of a strategy on this number of devices; its default one if none fits, for `strategy_of` to refuse."""
   template, found = strategies.layout_of(name), []
   used = {axis for place in PLACES for axis in template.axes(place)}
-  axes = [axis for axis, size in template.mesh.items() if size > 0 and axis in used]
+  axes = [axis for axis, size in template.mesh.items() if size > 1 and axis in used]
   for sizes in itertools.product(*((template.mesh[axis], WIDER) for axis in axes)):
     with contextlib.suppress(ConfigError):
       found.append(tuple(resolve(template, devices, dict(zip(axes, sizes, strict=True))).mesh.items()))
@@ -132,7 +132,7 @@ def rows(kinds: Sequence[str], parameters: str, devices: int, remat: str, batch:
         cells = figures(made, batch * devices, where)
       except ConfigError as error:
         cells = [str(error)]
-      found.append([name, " × ".join(f"{axis}={size}" for axis, size in mesh), *cells])
+      found.append([name, " × ".join(f"{axis}={size}" for axis, size in mesh if size != 1), *cells])
   return found
 
 

@@ -41,7 +41,6 @@ def rows_of(found: list[Candidate], sizes: ModelSizes, where: Machine, batch_siz
   unit, items = sizes.reads.unit()
   rows = [("", "strategy", "mesh", "remat, parts", "step", f"{unit}/s", "MFU", "PaLM's MFU", "memory", "binds")]
   for number, candidate in enumerate(found, 1):
-    mesh = " × ".join(f"{axis}={size}" for axis, size in candidate.case.layout.mesh.items())
     parts = [f"{candidate.fields['model.remat']}"]
     parts += [f"{name.split('.')[-1]}={value}" for name, value in candidate.fields.items() if name in PARTS]
     case, times = candidate.case, candidate.times
@@ -49,7 +48,7 @@ def rows_of(found: list[Candidate], sizes: ModelSizes, where: Machine, batch_siz
       (
         f"{number}",
         candidate.strategy,
-        mesh,
+        candidate.case.layout.mesh_in_words,
         ", ".join(parts),
         duration(times.seconds) + (f" {MARK}" if candidate.doubt else ""),
         f"{batch_size * items / times.seconds:,.0f}",

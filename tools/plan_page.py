@@ -63,9 +63,9 @@ def chart(found: Sequence[Candidate], where: Machine) -> str:
 
 def describe(plan: Candidate) -> str:
   """A plan in a line: its mesh and other fields, step time and memory."""
-  mesh = " × ".join(f"{axis}={size}" for axis, size in plan.case.layout.mesh.items())
   others = [f"{name.split('.')[-1]}={value}" for name, value in plan.fields.items() if not name.startswith("mesh.")]
-  return f"{mesh}; {', '.join(others)}; {duration(plan.times.seconds)} a step, {amount(plan.memory)}"
+  fields = "; ".join((plan.case.layout.mesh_in_words, ", ".join(others)))
+  return f"{fields}; {duration(plan.times.seconds)} a step, {amount(plan.memory)}"
 
 
 def times(chosen: Sequence[Candidate]) -> str:

@@ -48,11 +48,10 @@ def choose(arguments: Sequence[str], workdir: Path, processes: int, devices: int
     mesh = {f"mesh.{axis}": 1 for axis, size in config.mesh.items() if size is not None}  # all fit a size of 1
     fields = mesh | {"strategy": best.strategy, "accumulation": best.case.accumulation, "gather": best.case.gather}
     fields |= plan.chosen_fields(best, config)
-    on = " × ".join(f"{axis}={size}" for axis, size in best.case.layout.mesh.items())
     why = "" if names else f"{config.strategy} splits this model and batch over no mesh of {where.count} devices, and "
     return (
       tuple(f"--config.{name}={value}" for name, value in fields.items()),
-      f"{why}{best.strategy} on mesh {on} is the best of {len(found)} plans",
+      f"{why}{best.strategy} on mesh {best.case.layout.mesh_in_words} is the best of {len(found)} plans",
     )
   return None
 

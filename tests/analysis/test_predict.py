@@ -1,5 +1,6 @@
 """Predictions against compilers: memory on CPU, compiled here; everything on TPU, from the record of the benchmark."""
 
+import collections
 import dataclasses
 import json
 
@@ -7,7 +8,7 @@ import pytest
 from helpers import IMAGES, config, in_full, strategy
 
 import strategies
-from analysis import memory, predict
+from analysis import memory, predict, theory
 from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.saved import bytes_per_example, traced
@@ -111,6 +112,21 @@ def test_no_recorded_step_does_less_arithmetic_than_mfu_counts(found: dict):
   times = predict.times(case, where.chip, where.links(case.layout.mesh))
   assert times.mfu(case.model_flops, where.chip) <= 1
   assert case.palm_flops > case.model_flops
+
+
+@pytest.mark.parametrize("kind, replica, passes", [("v5p:8x16x16", 1, 2), ("v5p:8x16x16", 2, 1), ("h100:256x8", 1, 1)])
+def test_gradients_are_sent_twice_where_the_tpu_compiler_all_reduces_them(kind: str, replica: int, passes: int):
+  """It does so over more than 1,024 devices. Compiled: docs/thousand-chips.md."""
+  where = machine_of(kind)
+  layout = strategies.layout_of("long_context").on(replica=replica, data=128 // replica, context=16)
+  fields = {"model__seq_len": 1024, "model__width": 2048, "model__heads": 16, "model__attention_context": "exchange"}
+  case = Case(layout, program("minimal", **fields).sizes, 128, compiler=where.platform)
+  links, sent = where.links(layout.mesh), collections.Counter[str]()
+  for row in theory.sent(case):
+    sent[row.kind] += row.bytes / links.bandwidth(row.kind, row.axes)
+  more = (passes - 1) * sent["reduce-scatter"]
+  assert more > 0 or passes == 1
+  assert predict.times(case, where.chip, links).communication == pytest.approx(sent.total() + more)
 
 
 @pytest.mark.full

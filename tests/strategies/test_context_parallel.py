@@ -51,7 +51,7 @@ WAYS = ("gather", "exchange", "ring")
 CONTEXT = layout_of("context")
 ALONE = {f"context-{n}": CONTEXT.on(context=n) for n in (2, 4, 8)}
 LAYOUTS = ALONE | {
-  "long_context": layout_of("long_context").on(data=2, context=4),
+  "long_context": layout_of("long_context").on(replica=2, data=2, context=2),
   "fsdp": (layout_of("fsdp") | CONTEXT).on(data=2, context=4),
   "zero1": (layout_of("zero1") | CONTEXT).on(data=2, context=2),
   "zero2": (layout_of("zero2") | CONTEXT).on(data=2, context=4),
