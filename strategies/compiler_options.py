@@ -66,6 +66,13 @@ SPARSE_CORES: Options = {
 _TORUS_2D: Options = {f"{_OFFLOAD}_2d_all_gather": True}
 _TORUS_3D: Options = {f"{_OFFLOAD}_3d_all_gather": True}
 
+# For layouts that share experts. Rows travel beside kernels, and so do gathers over devices that are not neighbours,
+# which sparse cores leave to the large core. For `long_context`, the first made gathers wait longer than it saved.
+EXPERTS: Options = {
+  "xla_tpu_enable_async_all_to_all": True,
+  "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
+}
+
 # By the beginning of `jax.Device.device_kind`; the longest match counts.
 TPUS: dict[str, Options] = {
   "TPU v5": TPU | SPARSE_CORES | _TORUS_3D,
@@ -86,7 +93,8 @@ def options(choice: str, device: jax.Device, layout: Layout) -> Options:
     return GPU | FEWER_COPIES if is_fsdp else GPU
   if choice != "recommended" or layout.shards("state") == layout.shards("experts") == 1:
     return {}
-  return TPUS.get(max((kind for kind in TPUS if device.device_kind.startswith(kind)), key=len, default=""), {})
+  kind = max((kind for kind in TPUS if device.device_kind.startswith(kind)), key=len, default="")
+  return TPUS[kind] | (EXPERTS if layout.shards("experts") > 1 else {}) if kind else {}
 
 
 def scatters(device: jax.Device | None, layout: Layout, sizes: ModelSizes) -> bool:

@@ -273,6 +273,17 @@ def test_each_generation_of_tpus_has_its_options(kind: str, sparse_cores: bool, 
   assert [n for n in (2, 3) if any(f"{n}d_all_gather" in name for name in found)] == gathers
 
 
+def test_only_layouts_that_share_experts_exchange_beside_kernels():
+  layouts = [
+    strategies.layout_of(name).on(data=4, **{axis: 2})
+    for name, axis in (("expert_fsdp", "expert"), ("long_context", "context"))
+  ]
+  found = [options("recommended", device("tpu", "TPU v5"), layout) for layout in layouts]
+  assert [found.get("xla_tpu_enable_async_all_to_all", False) for found in found] == [True, False]
+  gathers = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"  # sparse cores run those of other layouts
+  assert [found[gathers] for found in found] == [True, False]
+
+
 @pytest.mark.parametrize("data, fills", [(256, True), (512, False), (1024, False)])
 def test_thin_pieces_are_scattered_by_hand_on_tpus(data: int, fills: bool):
   """4096 / 512 rows of bfloat16 fill half a tile."""
