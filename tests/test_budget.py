@@ -26,7 +26,7 @@ def test_without_a_program():
 
 @pytest.mark.parametrize(
   "limit, selection, workers, status",
-  in_full([(2, "not full", 2, 1), (3, "not full", 2, 0), (2, "not full", 0, 1), (2, "", 0, 0)], (2, "not full", 2, 1)),
+  in_full([(2, "not full", 2, 1), (3, "not full", 2, 0), (2, "not full", 0, 1), (2, "", 0, 0)], (2, "not full", 0, 1)),
 )
 def test_too_many_programs_fail_make_test(limit: int, selection: str, workers: int, status: int, tmp_path: Path):
   (tmp_path / "test_two.py").write_text(TESTS)

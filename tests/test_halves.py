@@ -66,7 +66,8 @@ def passed(folder: Path, workers: int, half: str) -> set[str]:
   return {line.partition("::")[2] for line in done.stdout.splitlines() if line.startswith("PASSED")}
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("workers", [2, 0])
 def test_two_halves_run_every_case_once(workers: int, tmp_path: Path, capsys: pytest.CaptureFixture):
   first, second, whole = (passed(tmp_path, workers, half) for half in ("1", "2", ""))
   assert first | second == whole

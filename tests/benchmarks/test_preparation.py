@@ -34,8 +34,9 @@ class Faked:
     return {"step_seconds": [0.05, 0.1, 0.2], "read_seconds": [0.001, 0.0005, 0.0001]}
 
 
-def test_the_table_shows_speed_memory_and_the_share_of_a_step(tmp_path: Path):
+def test_the_table_shows_speed_memory_and_the_share_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   run = Faked()
+  monkeypatch.setattr(preparation, "library", lambda: [("a.py", b"some text\n" * 10_000)])
   sizes = preparation.parse(["--size=3e6", "--bpe-size=2e6", "--gz-size=1e6"]).sizes
   made = preparation.measure(sizes, str(tmp_path), lambda _: None, run)
   assert list(tmp_path.iterdir()) == []

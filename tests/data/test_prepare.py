@@ -106,7 +106,7 @@ def prepare_with_kills(fields: dict[str, Any], log: Path) -> None:
     if not (child := os.fork()):
       try:
         log_starts(log)
-        kill_at(5 + 4 * attempt)
+        kill_at(5 + 6 * attempt)
         text.load(config(**fields))
         os._exit(0)
       except BaseException:

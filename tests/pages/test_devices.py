@@ -20,14 +20,15 @@ SPECS = [
   ("stage", None, "model"), (("stage", "model"), "data"), (("model", "stage"), None, "data"),
   (("stage", "data", "model"),),
 ]  # fmt: skip
+FEW = [(("model", "data"), None), ("stage", None, "model"), (("stage", "model"), "data")]
 
 
-@pytest.mark.parametrize("sizes", in_full([ODD, CUBE], ODD))
-def test_pieces_are_those_of_jax(sizes: dict[str, int], browser: Browser, tmp_path: Path):
+@pytest.mark.parametrize("sizes, specs", in_full([(ODD, FEW), (ODD, SPECS), (CUBE, SPECS)], (ODD, FEW)))
+def test_pieces_are_those_of_jax(sizes: dict[str, int], specs: list[tuple], browser: Browser, tmp_path: Path):
   count = int(np.prod(list(sizes.values())))
   devices = np.array(jax.devices()[:count][::-1]).reshape(*sizes.values())  # in an order of its own
   mesh, shape = Mesh(devices, tuple(sizes)), (24, 12, 36)
-  arrays = [Array("arrays", str(spec), shape, ("a", None, "c"), spec, "") for spec in SPECS]
+  arrays = [Array("arrays", str(spec), shape, ("a", None, "c"), spec, "") for spec in specs]
   ids = [device.id for device in devices.flat]
   write(tmp_path / "page.html", document("Mesh", "", placement("Mesh", sizes, ids, arrays)))
 
@@ -45,7 +46,7 @@ def test_pieces_are_those_of_jax(sizes: dict[str, int], browser: Browser, tmp_pa
 
   seen = browser.look(tmp_path / "page.html", act)
   assert not seen.errors
-  for spec, said in zip(SPECS, seen.value, strict=True):
+  for spec, said in zip(specs, seen.value, strict=True):
     slices = NamedSharding(mesh, PartitionSpec(*spec)).devices_indices_map(shape)
     for device, text in zip(devices.flat, said, strict=True):
       assert text.startswith(f"Device {device.id} (")

@@ -127,7 +127,7 @@ def made(workdir: Path, job: Job, step: int) -> bool:
 
 
 @pytest.mark.parametrize(
-  "number, times", in_full([(0, 0), (signal.SIGTERM, 1), (signal.SIGKILL, 2)], (signal.SIGKILL, 2))
+  "number, times", in_full([(0, 0), (signal.SIGTERM, 1), (signal.SIGKILL, 1), (signal.SIGKILL, 2)], (signal.SIGKILL, 1))
 )
 def test_the_account_of_a_job_is_its_wall_time(number: int, times: int, tmp_path: Path):
   """Compared with the test's own clock, to 1%, for a job that is stopped or killed after its checkpoint of step 200."""

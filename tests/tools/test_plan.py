@@ -37,9 +37,19 @@ def model(params: float = 7e9, length: int = 2048, platform: str = "tpu") -> Mod
   return settings.program(config, platform).sizes
 
 
+FEW = ("fsdp", "hsdp", "tensor_parallel", "two_d", "three_d")
+
+
 @pytest.fixture(scope="module")
 def found() -> list[search.Candidate]:
-  return search.search(model(), 256, machine_of(SLICE))
+  return search.search(model(), 256, machine_of(SLICE), FEW)
+
+
+@pytest.mark.full
+def test_without_names_all_strategies_are_tried():
+  tried = {candidate.strategy for candidate in search.search(model(), 256, machine_of(SLICE))}
+  assert tried > {*FEW, "pipeline", "zero1", "long_context"}
+  assert not {name for name in tried if name.startswith("expert")}  # the model has none
 
 
 def test_all_plans_fit_and_the_fastest_comes_first(found: list[search.Candidate]):
@@ -47,7 +57,7 @@ def test_all_plans_fit_and_the_fastest_comes_first(found: list[search.Candidate]
   assert len(found) > 50
   assert all(candidate.memory <= search.USABLE * chip.memory for candidate in found)
   assert all(a.times.seconds <= b.times.seconds for a, b in itertools.pairwise(found))
-  assert {"fsdp", "hsdp", "two_d", "three_d"} <= {candidate.strategy for candidate in found}
+  assert set(FEW) <= {candidate.strategy for candidate in found}
 
 
 def test_a_plan_chooses_how_weights_are_gathered_and_says_so(found: list[search.Candidate]):
@@ -300,7 +310,7 @@ def test_the_command_prints_ten_commands_that_train_its_plans(
 ):
   """Each is parsed as train.py parses it. The page has them, too."""
   monkeypatch.chdir(ROOT)
-  size = ("--params=7e9", "--batch-tokens=524288", "--seq-len=2048")
+  size = ("--params=7e9", "--batch-tokens=524288", "--seq-len=2048", f"--strategies={','.join(FEW)}")
   tool.main(command_line_of(tool.define, *size, f"--topology={SLICE}", f"--html={tmp_path / 'plan.html'}"))
   heading, rest = capsys.readouterr().out.split("\n", 1)
   assert heading.endswith(f"batches of 256 × 2048 tokens, on 16 devices of {SLICE}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from browser import Browser
-from helpers import one_sentence
+from helpers import each_once, one_sentence
 
 import pages
 import strategies
@@ -108,8 +108,7 @@ def test_the_recorded_timeline_is_drawn(content: str):
   assert "sent while kernels wait" in view
 
 
-@pytest.mark.parametrize("width", [360, 1440])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width, scheme", each_once([360, 1440], ["light", "dark"]))
 def test_no_view_overflows_and_nothing_leaves_the_file(width: int, scheme: str, file: Path, browser: Browser):
   def act(page: Any) -> dict[str, tuple[list[str], int, int]]:
     found = {}
@@ -129,18 +128,23 @@ def test_no_view_overflows_and_nothing_leaves_the_file(width: int, scheme: str, 
     assert wider <= 0, view
 
 
-def test_pointing_and_picking_work_for_every_strategy(file: Path, browser: Browser):
+@pytest.mark.parametrize(
+  "names",
+  [["single", "two_d", "three_d"], pytest.param(strategies.names(), marks=pytest.mark.full)],
+  ids=["few", "all"],
+)
+def test_pointing_and_picking_work_for_every_strategy(names: list[str], file: Path, browser: Browser):
   """In each strategy's view: the devices of the picked array, the parts of a bar, the units of a schedule."""
 
   def act(page: Any) -> list[tuple[str, list[str]]]:
     found = []
-    for name in strategies.names():
+    for name in names:
       page.evaluate("id => { location.hash = id }", f"strategy-{name}")
       view = page.locator(f"#strategy-{name}")
       placement, said = view.locator("[data-placement]"), []
-      names = placement.locator("option").all_inner_texts()
+      arrays = placement.locator("option").all_inner_texts()
       for array in ("blocks/mlp/up", "norm/scale"):
-        placement.locator("select").select_option(str(names.index(array)))
+        placement.locator("select").select_option(str(arrays.index(array)))
         placement.locator("[data-device]").last.hover()
         said.append(placement.locator("output").inner_text())
       for marks in view.locator("svg.marks").all():

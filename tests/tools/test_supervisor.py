@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, one_sentence
+from helpers import ROOT, in_full, one_sentence
 
 from reporting import heartbeat
 from tools import attempt, chaos, launch, slurm, smaller, supervisor
@@ -124,7 +124,7 @@ def test_a_status_that_is_no_signal_is_shown(job: Callable[..., int], capfd: Any
   assert re.search(r"process 1 of 2 on \S+ failed with status 233 \(srun: error: no node\)", capfd.readouterr().out)
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", in_full([0, 1], 1))
 def test_a_process_that_hangs_is_found(who: int, job: Callable[..., int], capfd: Any):
   """All processes are late then, since they wait for it. The one that is silent is named."""
   hangs = {"end": FOREVER, "step": 4, str(who): {"kill": signal.SIGSTOP, "after": 0.0}, str(1 - who): {"waits": True}}
@@ -153,15 +153,12 @@ def test_a_process_that_ends_in_order_does_not_hang(job: Callable[..., int], cap
 
 
 def test_it_gives_up_where_nothing_is_saved_any_more(job: Callable[..., int], capfd: Any):
-  """Two starts fail, a checkpoint is written, three more fail. Steps differ, so no batch is to blame."""
-  fails = [
-    {"end": FOREVER, "step": step, "saves": saves, "1": DIES}
-    for step, saves in ((1, []), (2, []), (9, [8]), (10, []), (11, []))
-  ]
-  assert job(fails, restarts=2) == 128 + signal.SIGKILL
+  """A start fails, a checkpoint is written, two more fail. Steps differ, so no batch is to blame."""
+  fails = [{"end": FOREVER, "step": step, "saves": saves, "1": DIES} for step, saves in ((1, []), (9, [8]), (10, []))]
+  assert job(fails, restarts=1) == 128 + signal.SIGKILL
   last = capfd.readouterr().out.splitlines()[-1]
-  assert "gave up   3 starts in a row failed without getting past checkpoint 8: process 1 of 2" in last
-  assert "SIGKILL after step 11" in last
+  assert "gave up   2 starts in a row failed without getting past checkpoint 8: process 1 of 2" in last
+  assert "SIGKILL after step 10" in last
 
 
 def test_a_batch_that_makes_every_start_fail_is_named(job: Callable[..., int], capfd: Any):
@@ -194,6 +191,7 @@ def test_fewer_processes_go_on_until_the_lost_one_is_back(job: Callable[..., int
   assert starts(tmp_path) == ["4", "3", "2", "4"]
 
 
+@pytest.mark.full
 def test_flags_for_fewer_processes_are_tried_before_still_fewer(job: Callable[..., int], tmp_path: Path):
   lost = {"end": FOREVER, "step": 2, "saves": [1], "3": DIES}
   cannot = {"end": 0.2, **{str(rank): {"refuse": True} for rank in range(3)}}
@@ -245,7 +243,7 @@ def test_a_killed_supervisor_takes_its_processes_along_and_goes_on(job: Callable
   "plan, status",
   [
     ([{"end": FOREVER}], 0),
-    ([{"end": FOREVER, "0": {"early": True}}], 128 + signal.SIGTERM),
+    pytest.param([{"end": FOREVER, "0": {"early": True}}], 128 + signal.SIGTERM, marks=pytest.mark.full),
     ([{"end": FOREVER, "step": 1, "1": DIES}] * 3, 0),
   ],
   ids=["run", "start", "wait"],
@@ -349,6 +347,7 @@ def test_on_slurm_the_node_that_is_gone_is_named(
   assert re.search("restart   process 2 of 4 on n2 gave no sign of life when others failed", capfd.readouterr().out)
 
 
+@pytest.mark.full
 def test_on_slurm_a_job_that_slurm_ends_is_not_started_again(on_slurm: Path, job: Callable[..., int], capfd: Any):
   """Its steps then fail. What they print is shown: they may have saved."""
   (on_slurm / "state").write_text("COMPLETING\n")
