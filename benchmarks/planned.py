@@ -126,7 +126,7 @@ def record(platform: str, plan_rows: Sequence[dict], bytes_rows: Sequence[dict])
   package = COMPILER[platform]
   return {
     "command": f"python -m benchmarks.planned {platform}",
-    "machine": f"compiled on {' and '.join(sorted({found['machine'] for found in plan_rows}))}",
+    "machine": f"compiled on {' and '.join(sorted({found['machine'] for found in [*plan_rows, *bytes_rows]}))}",
     "versions": {"jax": jax.__version__, package: metadata.version(package)},
     "plans": list(plan_rows),
     "bytes": list(bytes_rows),

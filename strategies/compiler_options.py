@@ -101,8 +101,12 @@ def scatters(device: jax.Device | None, layout: Layout, sizes: ModelSizes) -> bo
   """Whether the compiler reduce-scatters gradients by itself, where the layout asks for that.
 
   libtpu all-reduces those whose pieces do not fill tiles, at twice the bytes: with 7 billion parameters on more than
-  256 devices. The program then scatters them by hand, in another shape (by_hand.py).
+  256 devices. For TPU7x it also does so if other devices hold the same pieces (hsdp): it merges the scatter with their
+  all-reduce. The program then scatters them by hand, in another shape (by_hand.py).
   """
   pieces = layout.shards("state")
-  is_tpu = device is not None and device.platform == "tpu"
-  return not is_tpu or pieces == 1 or fills_tiles(sizes.width // pieces, sizes.dtype)
+  if device is None or device.platform != "tpu" or pieces == 1:
+    return True
+  copies = any(layout.mesh[axis] > 1 for axis in layout.axes("batch") if axis not in layout.axes("state"))
+  merges = copies and device.device_kind.startswith("TPU7x")
+  return not merges and fills_tiles(sizes.width // pieces, sizes.dtype)

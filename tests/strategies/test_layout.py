@@ -293,6 +293,9 @@ def test_thin_pieces_are_scattered_by_hand_on_tpus(data: int, fills: bool):
     assert scatters(device("tpu", "TPU v5"), layout, sizes) == fills
     assert scatters(device("gpu", "NVIDIA H100"), layout, sizes)
     assert Transfers.of(layout, by_hand=not fills).by_hand == (() if fills else ("data",))
+  for kind, replica in (("TPU7x", 2), ("TPU7x", 1), ("TPU v5", 2)):  # TPU7x merges it with an all-reduce
+    layout = strategies.layout_of("hsdp").on(replica=replica, data=data)
+    assert scatters(device("tpu", kind), layout, sizes) == (fills and (kind, replica) != ("TPU7x", 2))
   whole = strategies.layout_of("data_parallel").on(data=data)
   assert scatters(device("tpu", "TPU v5"), whole, dataclasses.replace(sizes, width=100)), "nothing is scattered"
 
