@@ -44,7 +44,10 @@ class Mirror:
     self._thread.start()
 
   def bring(self) -> None:
-    """Copies the files of the bucket to this machine, unless this machine was the last to write there."""
+    """Copies the files of the bucket to this machine, unless this machine was the last to write there and has them all.
+
+    If that is interrupted, the next start does it again. Otherwise `push` would remove from the bucket what is missing.
+    """
     if self.lease is None or self.lease.before == self.lease.home:
       return
     shutil.rmtree(self.local / "heartbeats", ignore_errors=True)  # of earlier processes on this machine
@@ -54,6 +57,7 @@ class Mirror:
       except FileNotFoundError:
         continue  # somebody removed it
       self._sent[name] = _stamp(self.local / name)
+    self.lease.brought()
 
   def push(self) -> None:
     """Copies to the bucket what has changed, and removes there what is no longer here. Raises StorageError."""
