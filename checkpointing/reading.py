@@ -38,11 +38,19 @@ def newest(source: Location) -> Location:
 
 
 def steps(folder: Location) -> list[int]:
-  """The steps of the finished checkpoints in a folder, sorted."""
+  """The steps of the finished checkpoints in a folder, sorted.
+
+  A folder in a bucket may have no index: before its first checkpoint is complete, or if it was copied there by hand.
+  Then a checkpoint is finished if it has a record, which is sent last.
+  """
   with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
     listed = folder / (INDEX if isinstance(folder, Folder) else SENT)
     return sorted(int(step) for step in json.loads(listed.read_text()))
-  return sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdecimal()) if folder.is_dir() else []
+  found = sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdecimal()) if folder.is_dir() else []
+  if isinstance(folder, Folder):
+    records = folder.generations(f"{step}/{RECORD}" for step in found)
+    found = [step for step, generation in zip(found, records, strict=True) if generation is not None]
+  return found
 
 
 def read_record(folder: Location) -> Record | None:
