@@ -20,6 +20,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from checkpointing.reading import FOLDER, INDEX, RECORD, SENT, steps
+from errors import first_line
 from runtime import processes
 from storage.answers import StorageError, explained, no_answer
 from storage.bucket import Folder, context
@@ -118,8 +119,8 @@ class Shipping:
     said = ""
     try:
       yield
-    except OSError as error:
-      said = error.strerror or type(error).__name__
+    except BaseException as error:  # whatever it is, the part is not there
+      said = (isinstance(error, OSError) and error.strerror) or first_line(error)
       raise
     finally:
       if jax.process_count() > 1:
