@@ -5,6 +5,7 @@ over sockets and into files. tests/tools/test_healing.py does it with real jobs.
 """
 
 import concurrent.futures
+import dataclasses
 import errno
 import json
 import os
@@ -25,22 +26,26 @@ from helpers import config, initial_state, one_sentence, program, random_batch, 
 
 from analysis import memory as predicted
 from analysis.case import Case
-from checkpointing import record
+from checkpointing import record, restore
 from checkpointing.memory import exchange, pieces, recovery, store
 from checkpointing.memory import tier as saving
 from checkpointing.memory.exchange import Peer, Server
 from checkpointing.memory.store import Damaged, Entry, Portion, Save, Store
 from checkpointing.memory.tier import Tier
 from checkpointing.save import NotSaved
-from errors import JobError
+from errors import JobConfigError, JobError
 from runtime import processes
 from strategies import names
 from training.loop import MEMORY_SAVES, LoopState, StepPlan
+from training.program import TrainState
 
 RUN = {
   "config": {"model": {"width": 64}},
-  "data": {"fingerprints": [], "turns": [], "tokenizer": "", "seed": 0, "batch_size": 16},
-  "strategy": "fsdp", "devices": 4, "processes": 4,
+  "data": {
+    "fingerprints": [], "turns": [], "tokenizer": "", "seed": 0, "batch_size": 16, "first": 0, "given": [],
+    "streams": [], "left": {},
+  },
+  "strategy": "fsdp", "devices": 4, "processes": 4, "context": 8,
 }  # fmt: skip
 VALUES = {
   "params/weights": np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32),
@@ -164,6 +169,7 @@ class Job:
   def start(self, tier: Tier, *steps: int) -> None:
     """Restores nothing, and saves after these steps."""
     assert recovery.restore(tier, self.state(), RUN, -1, pytest.fail) is None
+    tier.keep_only(None)
     for step in steps:
       self.save(tier, step)
 
@@ -172,6 +178,7 @@ class Job:
 
     def work(tier: Tier) -> int | None:
       found = recovery.restore(tier, self.state(), RUN, newer_than, self.warnings.append)
+      tier.keep_only(tier.complete)
       if not found:
         assert tier.store.portions() == []
         return None
@@ -232,6 +239,46 @@ def test_what_storage_has_is_not_restored_from_memory(job: Job):
   job.run(4, lambda tier: job.start(tier, 5, 10))
   assert job.restored(4, newer_than=10) is None
   assert job.warnings == []
+
+
+@pytest.mark.parametrize("stored, whole, step", [([200, 300], 200, 295), ([300], 0, 295), ([200, 300], 300, 300)])
+def test_a_damaged_checkpoint_is_replaced_by_the_newest_state_wherever_it_is(
+  stored: list[int], whole: int, step: int, job: Job, monkeypatch: pytest.MonkeyPatch
+):
+  """Storage has checkpoints, of which one is whole, or none. Memory has step 295."""
+  job.run(4, lambda tier: job.start(tier, 290, 295))
+  folder = job.workdir / "checkpoints"
+  of_state = {name: [list(x.shape), str(x.dtype), "0"] for name, x in VALUES.items()}
+  for one in stored:
+    (folder / str(one) / "run").mkdir(parents=True)
+    saved = RUN | {"loop": dataclasses.asdict(LoopState(one, False)), "arrays": of_state}
+    (folder / str(one) / "run" / "metadata").write_text(json.dumps(saved))
+  read = lambda place, abstract, _: (abstract, "") if int(place.name) == whole else (None, "the weights are torn")
+  monkeypatch.setattr(restore, "read_tree", read)
+  as_it_is = SimpleNamespace(frozen=lambda _: {}, trained=lambda params: params)
+
+  def begin(tier: Tier) -> tuple[int, str, set[int]]:
+    abstract = TrainState(**job.state(), opt_state={})
+    runner = SimpleNamespace(program=as_it_is, abstract_state=lambda: abstract)
+    start = restore.begin(job.workdir, "", runner, RUN, job.warnings.append, tier)
+    return start.loop.step, start.source, {portion.of.step for portion in tier.store.portions()}
+
+  in_memory = step == 295
+  assert job.run(4, begin) == [(step, "memory", {295}) if in_memory else (step, "checkpoint", set())] * 4
+  assert [file.name for file in folder.glob("damaged-*")] == (["damaged-300-1"] if in_memory else [])
+  assert all("resuming from step 295 in the hosts' memory" in line for line in job.warnings)
+
+
+def test_memory_stays_if_storage_cannot_be_read(job: Job, monkeypatch: pytest.MonkeyPatch):
+  job.run(2, lambda tier: job.start(tier, 5))
+  (job.workdir / "checkpoints" / "10").mkdir(parents=True)
+  monkeypatch.setattr(restore, "restore", lambda *_: (_ for _ in ()).throw(JobConfigError("storage does not answer")))
+  runner = SimpleNamespace(
+    program=SimpleNamespace(frozen=dict, trained=dict), abstract_state=lambda: TrainState({}, {}, {})
+  )
+  with pytest.raises(JobConfigError):
+    job.run(2, lambda tier: restore.begin(job.workdir, "", runner, RUN, pytest.fail, tier))
+  assert len(job.files(5, 0)) == 2
 
 
 def test_two_neighbours_lost_at_once_need_storage_and_others_do_not(job: Job, tmp_path: Path):
