@@ -34,6 +34,7 @@ from checkpointing.record import Record
 from checkpointing.save import NotSaved
 from errors import ConfigError, JobError, first_line
 from runtime import folders, processes
+from runtime.replicas import Corrupted
 from training.loop import MEMORY_SAVES, LoopState
 from training.program import TrainState
 
@@ -148,14 +149,18 @@ class Tier:
     return self
 
   def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-    """After an orderly end, storage has all: removes the files. After an error of this process alone, they stay."""
+    """After an orderly end, storage has all: removes the files. After an error of this process alone, they stay.
+
+    They also stay where the next start can go on from them: if storage lacks a checkpoint, or if copies of the state
+    differ, because each save was compared before.
+    """
     if not self.every or processes.failed_alone(error):
       return
     self.wait()
     processes.all_gather(None)  # neighbours may still send
     self.server.close()
     self._thread.shutdown()
-    if error is None or (isinstance(error, JobError) and not isinstance(error, NotSaved)):
+    if error is None or (isinstance(error, JobError) and not isinstance(error, NotSaved | Corrupted)):
       self.store.clear()
       self.keep_only(None)
 

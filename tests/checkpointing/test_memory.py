@@ -35,6 +35,7 @@ from checkpointing.memory.tier import Tier
 from checkpointing.save import NotSaved
 from errors import JobConfigError, JobError
 from runtime import processes
+from runtime.replicas import Corrupted
 from strategies import names
 from training.loop import MEMORY_SAVES, LoopState, StepPlan
 from training.program import TrainState
@@ -413,9 +414,12 @@ def test_a_new_run_at_the_same_path_does_not_get_the_memory_of_the_old_one(job: 
   assert job.warnings == []
 
 
-@pytest.mark.parametrize("error, left", [(None, 0), (JobError("diverged"), 0), (NotSaved("disk"), 2), (OSError(), 2)])
+@pytest.mark.parametrize(
+  "error, left",
+  [(None, 0), (JobError("diverged"), 0), (NotSaved("disk"), 2), (Corrupted("device 3"), 2), (OSError(), 2)],
+)
 def test_memory_is_given_back_at_an_orderly_end(error: Exception | None, left: int, job: Job):
-  """After an error that storage does not know of, it stays for the next start."""
+  """It stays for the next start if that can go on from a newer step than storage has."""
 
   def work(tier: Tier) -> None:
     job.start(tier, 5)
