@@ -24,7 +24,7 @@ from storage.answers import StorageError, explained, of_storage
 from storage.bucket import Folder, Location, context
 
 FOLDER = "checkpoints"  # in the workdir
-INDEX = "index.json"  # in that folder, if it is in a bucket: the steps of the complete checkpoints
+INDEX = "index.json"  # in that folder, if it is in a bucket: the steps of the complete checkpoints, and who wrote it
 SENT = "sent.json"  # in the folder of a run on this machine whose checkpoints are sent to a bucket: the same
 RECORD = Path("run", "metadata")  # in a checkpoint
 READ_BYTES = 2 << 30  # the most that a process reads at a time, except for a single larger array
@@ -43,9 +43,10 @@ def steps(folder: Location) -> list[int]:
   A folder in a bucket may have no index: before its first checkpoint is complete, or if it was copied there by hand.
   Then a checkpoint is finished if it has a record, which is sent last.
   """
-  with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+  with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
     listed = folder / (INDEX if isinstance(folder, Folder) else SENT)
-    return sorted(int(step) for step in json.loads(listed.read_text()))
+    found = json.loads(listed.read_text())
+    return sorted(int(step) for step in (found["steps"] if isinstance(found, dict) else found))
   found = sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdecimal()) if folder.is_dir() else []
   if isinstance(folder, Folder):
     records = folder.generations(f"{step}/{RECORD}" for step in found)

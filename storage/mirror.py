@@ -43,6 +43,11 @@ class Mirror:
     self._thread = threading.Thread(target=self._run, daemon=True)
     self._thread.start()
 
+  def check(self) -> None:
+    """Raises StorageError unless this run surely still has the right to write there."""
+    if self.lease is not None:
+      self.lease.check()
+
   def bring(self) -> None:
     """Copies the files of the bucket to this machine, unless this machine was the last to write there and has them all.
 

@@ -16,6 +16,8 @@ from runtime import processes
 from storage.answers import StorageError
 from storage.bucket import Folder
 
+Start = Callable[..., Shipping]
+
 
 class Killed(BaseException):
   """Ends the run where it is raised."""
@@ -31,11 +33,14 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 @pytest.fixture
-def start(in_memory: Folder, tmp_path: Path) -> Callable[[], Shipping]:
-  """Starts a run on a machine of its own."""
+def start(in_memory: Folder, tmp_path: Path) -> Start:
+  """Starts a run on a machine of its own. `push` and `check` are what its mirror does."""
   machines = iter(range(9))
-  mirror = SimpleNamespace(remote=in_memory, push=lambda: None)
-  return lambda: Shipping(tmp_path / str(next(machines)), mirror)
+
+  def function(push: Callable[[], None] = lambda: None, check: Callable[[], None] = lambda: None) -> Shipping:
+    return Shipping(tmp_path / str(next(machines)), SimpleNamespace(remote=in_memory, push=push, check=check))
+
+  return function
 
 
 def write(shipping: Shipping, step: int) -> None:
@@ -46,17 +51,16 @@ def write(shipping: Shipping, step: int) -> None:
     file.write_text(json.dumps({"step": step}))
 
 
-def test_a_run_that_was_killed_during_its_first_upload_starts_again(start: Callable[[], Shipping]):
-  killed = start()
+def test_a_run_that_was_killed_during_its_first_upload_starts_again(start: Start):
+  killed = start(push=raising(Killed()))
   write(killed, 2)
-  killed.before = raising(Killed())
   with pytest.raises(Killed):
     killed.send(2, sorted)
   assert (killed.remote / "2").is_dir()
   assert reading.steps(killed.remote) == []
   assert restore.restore(killed.remote, None, {}, pytest.fail) is None
   second = start()
-  assert second.remote.names() in ([], [reading.INDEX])
+  assert second.remote.names() == [reading.INDEX]
   write(second, 4)
   second.send(4, sorted)
   assert reading.steps(second.remote) == [4]
@@ -71,7 +75,7 @@ def test_a_checkpoint_that_was_copied_into_a_bucket_by_hand_counts(in_memory: Fo
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("no memory"), StorageError(errno.EIO, "no answer")])
 def test_a_part_that_was_not_sent_is_not_marked_as_sent(
-  error: Exception, start: Callable[[], Shipping], monkeypatch: pytest.MonkeyPatch
+  error: Exception, start: Start, monkeypatch: pytest.MonkeyPatch
 ):
   """Whatever has failed in process 1, process 0 hears of it, and the checkpoint does not count."""
   monkeypatch.setattr(jax, "process_count", lambda: 2)
@@ -88,3 +92,44 @@ def test_a_part_that_was_not_sent_is_not_marked_as_sent(
   with pytest.raises(StorageError, match=f"process 1: {first_line(error)}"):
     first.send(2, sorted)
   assert reading.steps(first.remote) == []
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_run_that_has_lost_its_lease_does_not_replace_the_index(known: bool, start: Start):
+  """Another run begins while the first one sends checkpoint 4. The first one finds out, or only much later."""
+  others, sent = list[Shipping](), []
+
+  def push() -> None:  # what comes before the record and the index
+    sent.append(first.steps)
+    if known and first.steps == [2]:
+      others.append(start())
+
+  def check() -> None:
+    if known and others:
+      raise StorageError(errno.EBUSY, "another run has taken over")
+    if not known and sent == [[], [2]] and not others:
+      others.append(start())
+
+  first = start(push=push)
+  first.mirror.check = check
+  for step in (2, 4):
+    write(first, step)
+  first.send(2, sorted)
+  with pytest.raises(StorageError, match="another run has"):
+    first.send(4, sorted)
+  (second,) = others
+  assert reading.steps(second.remote) == [2]
+  write(second, 6)
+  second.send(6, sorted)
+  assert reading.steps(second.remote) == [2, 6]
+  start()
+  assert {name.partition("/")[0] for name in second.remote.names()} == {"2", "6", reading.INDEX}
+
+
+def test_an_index_whose_answer_was_lost_is_in_place(start: Start, monkeypatch: pytest.MonkeyPatch):
+  """Storage puts the object, the answer gets lost, and the second try finds another generation."""
+  run, put = start(), Folder.write
+  write(run, 2)
+  monkeypatch.setattr(Folder, "write", lambda *given, **fields: put(*given, **fields) and put(*given, **fields))
+  run.send(2, sorted)
+  assert reading.steps(run.remote) == [2]
