@@ -1,10 +1,12 @@
 """The small files of a run go to a bucket and come back whole. The bucket is in memory, so nothing needs a network."""
 
 import errno
+import json
 from pathlib import Path
 
 import pytest
 
+from data import remote
 from storage.answers import StorageError
 from storage.bucket import Folder
 from storage.lease import Lease
@@ -68,3 +70,34 @@ def test_what_this_machine_wrote_last_is_not_brought_again(
   monkeypatch.setattr(Folder, "download", lambda *_: pytest.fail("brought again"))
   with lease(results, "two") as held:
     Mirror(tmp_path / "two", results, held, pytest.fail).bring()
+
+
+OUTSIDE = ["../outside", "/{outside}", "a/../../outside", "./x", "", "checkpoints/2/x", "lock", 7, None, ["x"]]
+
+
+@pytest.mark.parametrize("index", [json.dumps([*OUTSIDE, "metrics.jsonl"]), '{"a": 1}', "7", "torn ["])
+def test_an_index_of_files_leads_nowhere_else(index: str, results: Folder, tmp_path: Path):
+  """Objects of a bucket may be written by others. What the index names is taken only if it is a file of the run."""
+  outside = tmp_path / "outside"
+  (results / "files.json").write(index.replace("{outside}", str(outside)).encode())
+  for name in ("../outside", str(outside), "a/../../outside"):
+    (results / name).write(b"from outside")
+  with lease(results, "two") as held:
+    mirror = Mirror(tmp_path / "two" / "run", results, held, pytest.fail)
+    mirror.bring()
+    with mirror:
+      pass
+  assert not outside.exists()
+  assert not (tmp_path / "two" / "outside").exists()
+  assert (tmp_path / "two" / "run" / "metrics.jsonl").read_text() == "1\n"
+  assert not (tmp_path / "two" / "run" / "lock").exists()
+
+
+def test_data_of_a_bucket_is_written_only_into_the_cache(in_memory: Folder, tmp_path: Path):
+  outside = tmp_path / "outside"
+  for name in ("1.txt", f"/{outside}", str(outside)[1:], "a/../../../outside"):
+    Folder("gs", "bucket", f"runs/one/{name}").write(b"text")
+  assert in_memory.names() == ["1.txt", str(outside)[1:]]
+  found = Path(remote.brought(str(in_memory), "data.path", str(tmp_path / "cache")))
+  assert (found / "1.txt").read_text() == (found / str(outside)[1:]).read_text() == "text"
+  assert not outside.exists()
