@@ -89,6 +89,7 @@ class Checkpoints:
       self.folder = shipping.local
     self.shipping, self.where = shipping, shipping.remote if shipping else folder
     self.failed: list[int] = []  # the steps whose checkpoints could not be written
+    self._without_loss: list[int] = []  # the steps of complete checkpoints whose loss could not be written
     self.newest = max(self.complete(), default=0)  # the step of the newest complete checkpoint; 0: none
     self.cost: Cost | None = None  # of the newest save that is complete
     # The step, when the save began, the seconds that training waited, and the writing, which returns when it was done.
@@ -161,7 +162,7 @@ class Checkpoints:
   def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
     """Waits for the last checkpoint, unless this process failed alone: the others may not finish theirs.
 
-    Raises NotSaved if any checkpoint could not be written and the run has not failed anyway.
+    Raises NotSaved if any checkpoint, or its loss, could not be written and the run has not failed anyway.
     """
     if processes.failed_alone(error):
       return
@@ -169,9 +170,9 @@ class Checkpoints:
     self._watcher.shutdown()
     self._clear()
     if kind is None:
-      failed = sorted({step for steps in processes.all_gather(self.failed) for step in steps})
-      if failed:
-        raise NotSaved(f"the checkpoints of steps {', '.join(map(str, failed))} could not be written to {self.where}")
+      for what, mine in (("checkpoints", self.failed), ("losses", self._without_loss)):
+        if failed := sorted({step for steps in processes.all_gather(mine) for step in steps}):
+          raise NotSaved(f"the {what} of steps {', '.join(map(str, failed))} could not be written to {self.where}")
       self._manager.close()
 
   def save(self, state: TrainState, run: Record, loop: LoopState) -> None:
@@ -263,7 +264,7 @@ class Checkpoints:
         if self.shipping:
           self.shipping.note(step, file.read_bytes())
     except OSError as error:
-      self.failed.append(step)
+      self._without_loss.append(step)
       self.warn(f"the loss of checkpoint {step} could not be written ({error.strerror}); training continues without it")
 
   def _save_args(self, tree: dict[str, Any]) -> ocp.args.CheckpointArgs:

@@ -224,6 +224,18 @@ def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, runner: 
   assert read(tmp_path, runner, messages)[1] == 3
 
 
+def test_a_loss_that_cannot_be_written_is_not_a_lost_checkpoint(tmp_path: Path, runner: Strategy):
+  messages = Messages()
+  with pytest.raises(NotSaved, match=r"^the losses of steps 1 could"), checkpoints(tmp_path, messages) as writer:  # noqa: PT012
+    save(writer, 1, initial_state(runner))
+    writer.finish()
+    (tmp_path / "1" / reading.RECORD).with_suffix(".part").mkdir()  # in the way of what would be written
+    writer.evaluated(1, 2.0)
+    assert "the loss of checkpoint 1 could not be written" in messages[-1]
+    assert writer.failed == []  # the end of a run says that this step is saved
+  assert read(tmp_path, runner, messages)[1] == 1
+
+
 def test_a_run_whose_folder_moves_does_not_write_elsewhere(tmp_path: Path, runner: Strategy):
   """A new folder at the same path would hold half of the run. Saving works again when the folder is back."""
   messages, folder, away = Messages(), tmp_path / "checkpoints", tmp_path / "moved"
