@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint import checkpoint_managers
 
 from checkpointing import record
 from checkpointing.reading import RECORD, read_record, steps
@@ -47,22 +46,6 @@ class Cost(NamedTuple):
 
 class NotSaved(JobError):
   """Some checkpoints of a finished run could not be written."""
-
-
-class Best(checkpoint_managers.PreservationPolicy):
-  """Keeps the `n` checkpoints with the lowest of the given `losses`. Ignores those without a finite loss."""
-
-  def __init__(self, n: int, losses: dict[int, float]):
-    self.n, self.losses = n, losses
-
-  def should_preserve(
-    self,
-    checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
-    *,
-    context: checkpoint_managers.PreservationContext,
-  ) -> list[bool]:
-    best = best_of([info.step for info in checkpoints], self.n, self.losses)
-    return [info.step in best for info in checkpoints]
 
 
 def best_of(steps: Sequence[int], n: int, losses: dict[int, float]) -> list[int]:
@@ -127,15 +110,11 @@ class Checkpoints:
     self._broken = False  # true after a failed write, when processes may wait at different barriers
     self._clear()
     self._attempts += 1
-    local = self.shipping is None  # otherwise the newest is enough here
-    policies = [
-      checkpoint_managers.LatestN(self.keep if local else 1), Best(self.keep_best if local else 0, self._losses)
-    ]  # fmt: skip
+    local = self.shipping is None
     together = ocp.options.MultiprocessingOptions(
       primary_host=self.shipping.primary if self.shipping else 0, barrier_sync_key_prefix=f"try-{self._attempts}"
     )
-    options = ocp.CheckpointManagerOptions(
-      preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+    options = ocp.CheckpointManagerOptions(  # it removes nothing: `_remove` does, later
       cleanup_tmp_directories=self._attempts == 1,
       # Asynchronously, the first process to have made its folder would let all others write into theirs.
       async_options=ocp.AsyncOptions(timeout_secs=SECONDS_TO_WRITE, create_directories_asynchronously=local),
@@ -212,6 +191,7 @@ class Checkpoints:
     """
     self._manager.wait_until_finished()
     if self.shipping:
+      self._remove(lambda found: [step])
       self.shipping.send(step, lambda found: self._kept(found, losses))
     elif jax.process_index() == 0:
       rest = [place for place in (self.folder / str(step)).rglob("*") if place.parent.name != "d"]
@@ -221,7 +201,14 @@ class Checkpoints:
           os.fsync(descriptor)
         finally:
           os.close(descriptor)
+      self._remove(lambda found: self._kept(found, losses))
     return time.perf_counter()
+
+  def _remove(self, kept: Callable[[Sequence[int]], Sequence[int]]) -> None:
+    """Removes all checkpoints from the folder but those to keep. The newest must be synced before."""
+    found = {int(folder.name): folder for folder in self.folder.iterdir() if folder.name.isdecimal()}
+    for step in found.keys() - set(kept(list(found))):
+      shutil.rmtree(found[step], ignore_errors=True)
 
   def check(self) -> None:
     """Reports whether the pending checkpoint was saved, if it is done. Does not wait."""

@@ -1,6 +1,7 @@
 """Checkpoints are written during training. Damaged ones are set aside, and failed writes are reported."""
 
 import json
+import os
 import pickle
 import resource
 import shutil
@@ -279,6 +280,24 @@ def test_the_latest_and_the_best_are_kept(tmp_path: Path, runner: Strategy):
   with checkpoints(tmp_path, Messages(), keep=1, keep_best=2) as writer:  # reads the losses from the folder
     save(writer, 7, state, 1.5)
   assert reading.steps(tmp_path) == [2, 7]
+
+
+def test_a_checkpoint_stays_until_the_next_one_would_survive_a_power_failure(
+  tmp_path: Path, runner: Strategy, monkeypatch: pytest.MonkeyPatch
+):
+  there, sync = list[list[int]](), os.fsync
+
+  def synced(descriptor: int) -> None:
+    sync(descriptor)
+    if os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path):  # the last thing to sync: it has the new name
+      there.append(reading.steps(tmp_path))
+
+  monkeypatch.setattr(os, "fsync", synced)
+  with checkpoints(tmp_path, Messages(), keep=1) as writer:
+    for step in (1, 2):
+      save(writer, step, initial_state(runner))
+  assert there == [[1], [1, 2]]
+  assert reading.steps(tmp_path) == [2]
 
 
 def test_checkpoints_use_no_pickle(tmp_path: Path, runner: Strategy, monkeypatch: pytest.MonkeyPatch):
