@@ -29,7 +29,7 @@ import numpy as np
 from checkpointing import record
 from checkpointing.memory import pieces
 from checkpointing.memory.exchange import Peer, Server, own_address
-from checkpointing.memory.store import Entry, Growing, Portion, Save, Store, layout, tail
+from checkpointing.memory.store import RUN, Entry, Growing, Portion, Save, Store, layout, make_private, tail
 from checkpointing.record import Record
 from checkpointing.save import NotSaved
 from errors import ConfigError, JobError, first_line
@@ -40,7 +40,7 @@ from training.program import TrainState
 
 NOTE = "memory.json"  # in a workdir: whose memory it is, and the newest complete save
 COPIERS = 8  # threads that copy pieces into memory, for which training waits
-RUN = "run"  # in the folder of a host: the name of its run
+TMPFS = "/dev/shm"  # a folder of type tmpfs that every user may write into
 Notify = Callable[[str], None]
 
 
@@ -86,15 +86,17 @@ class Tier:
     given = config.checkpoint.memory_dir
     self.run, self.attempt, secret = processes.on_process_zero(self._names)
     self.secret = secret.encode()
-    base = Path(given or f"/dev/shm/meshwright-{os.getuid()}").expanduser()
+    base = Path(given or f"{TMPFS}/meshwright-{os.getuid()}").expanduser()
     host = base / key(self.workdir) / (config.distributed.host or "host")
+    with processes.raise_together(), folders.written_into(base, "checkpoint.memory_dir"):
+      for folder in (host.parent,) if given else (base, host.parent):
+        make_private(folder)
     if not _is_of(host, self.run):  # of a workdir that is gone
       shutil.rmtree(host, ignore_errors=True)
     processes.all_gather(None)  # several processes may share the folder
     with processes.raise_together():
       with folders.written_into(base, "checkpoint.memory_dir"):
-        self.store = Store(host, self.rank)
-        (host / RUN).write_text(self.run)
+        self.store = Store(host, self.rank, self.run)
       self.server = Server(self.store, self.secret, own_address(config.distributed.coordinator))
     machine = socket.gethostname()
     mine = [config.distributed.host or machine, machine, *self.server.address]

@@ -109,6 +109,7 @@ class Job:
 
   def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
     self.folder, self.workdir, self.warnings = folder, folder / "run", list[str]()
+    self.given = str(folder / "memory")
     self.workdir.mkdir()
     monkeypatch.setattr(processes, "all_gather", self._all_gather)
     monkeypatch.setattr(jax, "process_index", lambda: me.rank)
@@ -134,7 +135,7 @@ class Job:
     def process(rank: int) -> Any:
       me.rank = rank
       try:
-        fields = {"memory_every": 5, "memory_dir": str(self.folder / "memory")}
+        fields = {"memory_every": 5, "memory_dir": self.given}
         asked = config(**{f"checkpoint__{name}": value for name, value in fields.items()})
         asked.distributed.update(host=f"host{rank}", coordinator="127.0.0.1:1")
         tier = Tier(asked, self.workdir, self.warnings.append)
@@ -404,6 +405,41 @@ def test_a_full_memory_is_reported_once_and_costs_no_complete_save(
   (line,) = job.warnings
   assert "the state of step 10 could not be kept in memory ([Errno 28] No space left on device)" in line
   assert job.restored(4) == 20
+
+
+def test_saves_go_on_if_somebody_removes_their_folder(job: Job):
+  def work(tier: Tier) -> None:
+    job.start(tier, 5)
+    processes.all_gather(None)
+    if not tier.rank:
+      shutil.rmtree(job.folder / "memory")
+    processes.all_gather(None)
+    for step in (10, 15):
+      job.save(tier, step)
+
+  job.run(2, work)
+  assert job.restored(2) == 15
+  assert job.warnings == []
+
+
+def test_only_this_user_can_read_what_is_in_memory(job: Job, monkeypatch: pytest.MonkeyPatch):
+  """Also in the folder that all users share, and if the folder was there before."""
+  mode = lambda path: path.stat().st_mode & 0o777
+  (job.folder / "memory" / saving.key(job.workdir)).mkdir(parents=True, mode=0o755)
+  job.run(2, lambda tier: job.start(tier, 5))
+  assert {mode(path) for path in (job.folder / "memory").glob("*")} == {0o700}
+  monkeypatch.setattr(saving, "TMPFS", str(job.folder / "shm"))
+  job.given, ours = "", os.getuid()
+  job.run(2, lambda tier: job.start(tier, 5))
+  assert mode(job.folder / "shm" / f"meshwright-{ours}") == 0o700
+  for given in ("", str(job.folder / "memory")):
+    job.given = given
+    monkeypatch.setattr(os, "getuid", lambda: ours + 1)
+    if not given:
+      (job.folder / "shm" / f"meshwright-{ours + 1}").mkdir()
+    with one_sentence("checkpoint.memory_dir=", "belongs to another user", "name another folder"):
+      job.run(2, job.start)
+    monkeypatch.setattr(os, "getuid", lambda: ours)
 
 
 def test_a_new_run_at_the_same_path_does_not_get_the_memory_of_the_old_one(job: Job):
