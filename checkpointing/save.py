@@ -26,7 +26,7 @@ from checkpointing.record import Record
 from checkpointing.shipping import FILE_BYTES, Shipping
 from checkpointing.storage_logs import shorten_storage_logs
 from errors import JobError, first_line
-from runtime import processes
+from runtime import folders, processes
 from training.loop import LoopState
 from training.program import TrainState
 
@@ -242,12 +242,8 @@ class Checkpoints:
     file = self.folder / str(step) / RECORD
     try:
       if found := read_record(self.folder / str(step)):
-        part = file.with_suffix(".part")
-        with part.open("w") as out:
-          json.dump(found | {"loss": loss, "loop": found["loop"] | {"evaluated": True}}, out)
-          out.flush()
-          os.fsync(out.fileno())
-        part.replace(file)
+        noted = found | {"loss": loss, "loop": found["loop"] | {"evaluated": True}}
+        folders.write(file, json.dumps(noted), sync=True)
         if self.shipping:
           self.shipping.note(step, file.read_bytes())
     except OSError as error:

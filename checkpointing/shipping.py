@@ -21,7 +21,7 @@ import tensorstore as ts
 
 from checkpointing.reading import FOLDER, INDEX, RECORD, SENT, steps
 from errors import first_line
-from runtime import processes
+from runtime import folders, processes
 from storage.answers import StorageError, explained, no_answer
 from storage.bucket import Folder, context
 from storage.mirror import Mirror
@@ -52,7 +52,7 @@ class Shipping:
     self.steps: list[int] = processes.on_process_zero(self._tidied)
     shutil.rmtree(self.local, ignore_errors=True)
     self.local.mkdir(parents=True)
-    (self.local / SENT).write_text(json.dumps(self.steps))  # for programs on this machine
+    folders.write(self.local / SENT, json.dumps(self.steps))  # for programs on this machine
 
   def handlers(self, options: ocp.options.MultiprocessingOptions) -> dict[str, ocp.CheckpointHandler]:
     """What writes the items of a checkpoint, for orbax's manager."""
@@ -89,7 +89,7 @@ class Shipping:
     if rank:
       self._wait_for(0, step)
       self.steps = steps(self.remote)
-    (self.local / SENT).write_text(json.dumps(self.steps))
+    folders.write(self.local / SENT, json.dumps(self.steps))
 
   def note(self, step: int, record: bytes) -> None:
     """Replaces the record of a checkpoint, as a whole."""

@@ -285,10 +285,8 @@ def newest(workdir: Path) -> int:
 
 def _write(path: Path, note: dict[str, Any]) -> None:
   """Writes a note as a whole. A disk that is full ends no run: the note only serves messages."""
-  part = path.with_suffix(".part")
   with contextlib.suppress(OSError):
-    part.write_text(json.dumps(note))
-    part.replace(path)
+    folders.write(path, json.dumps(note))
 
 
 def _is_of(host: Path, run: str) -> bool:

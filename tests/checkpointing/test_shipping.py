@@ -133,3 +133,15 @@ def test_an_index_whose_answer_was_lost_is_in_place(start: Start, monkeypatch: p
   monkeypatch.setattr(Folder, "write", lambda *given, **fields: put(*given, **fields) and put(*given, **fields))
   run.send(2, sorted)
   assert reading.steps(run.remote) == [2]
+
+
+def test_programs_on_this_machine_never_read_half_of_the_list(start: Start, monkeypatch: pytest.MonkeyPatch):
+  """They would count what is in the folder. A kill at the last moment leaves the list from before."""
+  run = start()
+  for step in (2, 4):
+    write(run, step)
+  run.send(2, sorted)
+  monkeypatch.setattr(Path, "replace", raising(Killed()))
+  with pytest.raises(Killed):
+    run.send(4, sorted)
+  assert reading.steps(run.local) == [2]
