@@ -100,9 +100,6 @@ class Folder:
   def resolve(self) -> "Folder":
     return self
 
-  def expanduser(self) -> "Folder":
-    return self
-
   @property
   def spec(self) -> dict[str, Any]:
     """The specification of this folder for tensorstore. Give it `context()`, too."""
@@ -118,12 +115,12 @@ class Folder:
         spec["aws_credentials"] = {"type": "environment"}  # the first of its chain; it complains if the next is missing
     return spec | ({"path": f"{self.path}/"} if self.path else {})
 
-  def read(self, unless: bytes | None = None) -> tuple[bytes | None, bytes]:
-    """The object and its generation. The object is None if there is none, or if its generation is `unless`.
+  def read(self) -> tuple[bytes | None, bytes]:
+    """The object and its generation. The object is None if there is none.
 
     A missing object has a generation, too, which can be given to `write`.
     """
-    found = self._wait(self._bucket.read(self.path, if_not_equal=unless))
+    found = self._wait(self._bucket.read(self.path))
     return (found.value if found.state == "value" else None), found.stamp.generation
 
   def write(self, data: bytes, only_if: bytes | None = None) -> bytes | None:
