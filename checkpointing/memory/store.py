@@ -191,17 +191,21 @@ class Store:
           return found
     raise Damaged(f"{entry.piece.name} is not what was saved")
 
-  def prune(self, keep: Collection[Save], following: Portion | None = None) -> None:
-    """Removes all files of this host but those of the saves to keep, finished or not.
+  def prune(self, keep: Collection[Save], others: Collection[int], following: Portion | None = None) -> None:
+    """Removes this process's files but those of the saves to keep, finished or not. And those that nobody else removes.
 
     The file that this process will write next, `following`, gets the memory of one that goes, which is faster than new
     memory.
+
+    Args:
+      others: the other processes on this host, which remove their own files.
     """
+    theirs = {str(process) for process in others}
     for path in self._files():
       portion = portion_of(path.name.removesuffix(PART))
-      if portion and portion.of in keep:
+      if path.parent.name in theirs or (portion and portion.of in keep):
         continue
-      with contextlib.suppress(FileNotFoundError):  # another process of this host removes them, too
+      with contextlib.suppress(FileNotFoundError):  # another process removes those of nobody, too
         if portion and following and path.parent == self.own and portion.owner == following.owner:
           path.replace(self.own / (following.file + PART))
         else:

@@ -187,7 +187,8 @@ class Tier:
       return
     tree, saved = record.of_state(state, run, loop)
     portion = Portion(Save(loop.step, self.attempt, self.count), self.rank)
-    self.store.prune([portion.of] if self.complete is None else [portion.of, self.complete], portion)
+    keep = [portion.of] if self.complete is None else [portion.of, self.complete]
+    self.store.prune(keep, self._beside(), portion)
     try:
       file = self._copied(tree, portion)
       future = self._thread.submit(self._finish, file, portion, saved)
@@ -225,8 +226,13 @@ class Tier:
   def keep_only(self, complete: Save | None) -> None:
     """Removes everything but a complete save. No other process may be reading."""
     self.complete = complete
-    self.store.prune([complete] if complete else [])
+    self.store.prune([complete] if complete else [], self._beside())
     self._note()
+
+  def _beside(self) -> list[int]:
+    """The other processes on this host."""
+    here = self.members[self.rank].host
+    return [rank for rank, member in enumerate(self.members) if member.host == here and rank != self.rank]
 
   def _note(self) -> None:
     """Writes into the workdir which save is complete, for the supervisor's messages."""

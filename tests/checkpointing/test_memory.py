@@ -109,7 +109,7 @@ class Job:
 
   def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
     self.folder, self.workdir, self.warnings = folder, folder / "run", list[str]()
-    self.given = str(folder / "memory")
+    self.given, self.host = str(folder / "memory"), "host{}"
     self.workdir.mkdir()
     monkeypatch.setattr(processes, "all_gather", self._all_gather)
     monkeypatch.setattr(jax, "process_index", lambda: me.rank)
@@ -137,7 +137,7 @@ class Job:
       try:
         fields = {"memory_every": 5, "memory_dir": self.given}
         asked = config(**{f"checkpoint__{name}": value for name, value in fields.items()})
-        asked.distributed.update(host=f"host{rank}", coordinator="127.0.0.1:1")
+        asked.distributed.update(host=self.host.format(rank), coordinator="127.0.0.1:1")
         tier = Tier(asked, self.workdir, self.warnings.append)
         out = work(tier)
         self._all_gather(None)  # others may still send copies to this one
@@ -181,6 +181,7 @@ class Job:
     def work(tier: Tier) -> int | None:
       found = recovery.restore(tier, self.state(), RUN, newer_than, self.warnings.append)
       tier.keep_only(tier.complete)
+      processes.all_gather(None)
       if not found:
         assert tier.store.portions() == []
         return None
@@ -405,6 +406,27 @@ def test_a_full_memory_is_reported_once_and_costs_no_complete_save(
   (line,) = job.warnings
   assert "the state of step 10 could not be kept in memory ([Errno 28] No space left on device)" in line
   assert job.restored(4) == 20
+
+
+def test_each_process_of_a_host_writes_into_its_own_old_memory(job: Job):
+  """That is faster than new memory. What processes have left that are no longer there is removed."""
+  job.host = "all"
+
+  def work(tier: Tier) -> list[int]:
+    job.start(tier)
+    files = []
+    for step in (5, 10, 15):
+      job.save(tier, step)
+      (file,) = tier.store.own.glob(f"{step}-*-{tier.rank}-of-*")
+      files.append(file.stat().st_ino)
+    return files
+
+  for first, _, third in job.run(4, work):
+    assert third == first
+  assert job.restored(2) == 15
+  job.run(2, lambda tier: tier.keep_only(None))
+  assert job.files(15, 0) == []
+  assert list((job.folder / "memory").glob("*/all/*/*")) == []
 
 
 def test_saves_go_on_if_somebody_removes_their_folder(job: Job):
