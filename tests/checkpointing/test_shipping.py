@@ -126,6 +126,12 @@ def test_a_run_that_has_lost_its_lease_does_not_replace_the_index(known: bool, s
   assert {name.partition("/")[0] for name in second.remote.names()} == {"2", "6", reading.INDEX}
 
 
+def test_each_start_changes_the_index(start: Start):
+  """The generation of an object in S3 is a hash of its content."""
+  first, second = ((start().remote / reading.INDEX).read_bytes() for _ in range(2))
+  assert first != second
+
+
 def test_an_index_whose_answer_was_lost_is_in_place(start: Start, monkeypatch: pytest.MonkeyPatch):
   """Storage puts the object, the answer gets lost, and the second try finds another generation."""
   run, put = start(), Folder.write
