@@ -24,7 +24,7 @@ from storage.answers import StorageError, explained, of_storage
 from storage.bucket import Folder, Location, context
 
 FOLDER = "checkpoints"  # in the workdir
-INDEX = "index.json"  # in that folder, if it is in a bucket: the steps of the complete checkpoints
+INDEX = "index.json"  # in that folder, if it is in a bucket: the steps of the complete checkpoints, and who wrote it
 SENT = "sent.json"  # in the folder of a run on this machine whose checkpoints are sent to a bucket: the same
 RECORD = Path("run", "metadata")  # in a checkpoint
 READ_BYTES = 2 << 30  # the most that a process reads at a time, except for a single larger array
@@ -38,11 +38,20 @@ def newest(source: Location) -> Location:
 
 
 def steps(folder: Location) -> list[int]:
-  """The steps of the finished checkpoints in a folder, sorted."""
-  with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
+  """The steps of the finished checkpoints in a folder, sorted.
+
+  A folder in a bucket may have no index: before its first checkpoint is complete, or if it was copied there by hand.
+  Then a checkpoint is finished if it has a record, which is sent last.
+  """
+  with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
     listed = folder / (INDEX if isinstance(folder, Folder) else SENT)
-    return sorted(int(step) for step in json.loads(listed.read_text()))
-  return sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdecimal()) if folder.is_dir() else []
+    found = json.loads(listed.read_text())
+    return sorted(int(step) for step in (found["steps"] if isinstance(found, dict) else found))
+  found = sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdecimal()) if folder.is_dir() else []
+  if isinstance(folder, Folder):
+    records = folder.generations(f"{step}/{RECORD}" for step in found)
+    found = [step for step, generation in zip(found, records, strict=True) if generation is not None]
+  return found
 
 
 def read_record(folder: Location) -> Record | None:

@@ -21,6 +21,8 @@ from strategies import Strategy
 from training.loop import LoopState
 from training.program import TrainState
 
+Found = tuple[TrainState, Record]  # a state, and the record of its checkpoint
+
 
 @dataclasses.dataclass(frozen=True)
 class Start:
@@ -59,15 +61,16 @@ def begin(
   program, abstract = strategy.program, strategy.abstract_state()
   others = program.frozen(abstract.params)
   changing = dataclasses.replace(abstract, params=program.trained(abstract.params))
-  found, source = None, "memory"
   if tier and tier.every:
-    stored = processes.on_process_zero(lambda: max(steps(workdir / FOLDER), default=-1))
-    found = recovery.restore(tier, changing, run, stored, warn)
-  if found is None:
-    found, source = restore(workdir / FOLDER, changing, run, warn), "checkpoint"
+    in_memory = functools.partial(recovery.restore, tier, changing, run, warn=warn)
+    found = restore(workdir / FOLDER, changing, run, warn, in_memory)
+    tier.keep_only(tier.complete)  # not before: storage may have had nothing newer that is whole
+  else:
+    found = restore(workdir / FOLDER, changing, run, warn)
   if found:
     state, saved = found
     loop = LoopState(**saved["loop"])
+    source = "memory" if tier and tier.complete else "checkpoint"
     where = ", from the hosts' memory" if source == "memory" else ""
     lines = [f"resumed   at step {loop.step}, saved by {saved['strategy']}{where}"]
     lines += [f"note      {change}" for change in record.changes(saved, run)]
@@ -92,40 +95,35 @@ def begin(
 
 
 def restore(
-  folder: Location, abstract: TrainState, now: Record, warn: Callable[[str], None]
-) -> tuple[TrainState, Record] | None:
+  folder: Location, abstract: TrainState, now: Record, warn: Callable[[str], None],
+  in_memory: Callable[[int], Found | None] = lambda step: None,
+) -> Found | None:  # fmt: skip
   """The newest intact checkpoint, in the layout of `abstract`, and its record. None if there is no checkpoint.
 
   Renames damaged checkpoints and warns. Raises ConfigError if this run, with record `now`, may not resume from the
   checkpoint, or if there are checkpoints but none can be read.
+
+  Args:
+    in_memory: gives a state that is newer than a step, if the hosts' memory has one; asked before each checkpoint.
   """
   found = processes.on_process_zero(
     lambda: [[step, read_record(folder / str(step))] for step in sorted(steps(folder), reverse=True)]
   )
   damaged: list[tuple[int, str]] = []  # (step, reason)
-  for step, saved in found:
-    where = f"checkpoint {step} in {str(folder)!r}"
-    why, state = "its record cannot be read", None
-    if saved is not None:
-      with processes.raise_together():
-        record.check_version(saved, now, where)  # first: only then is the rest of the record known
-    if saved is not None and saved["loop"]["step"] != step:  # later checkpoints would be removed as older ones
-      why = f"its record is of step {saved['loop']['step']}"
-    elif saved is not None:
-      with processes.raise_together():
-        record.check_same_run(saved, now, where)
-        record.check_arrays(saved, abstract, where)
-      state, why = read_tree(folder / str(step), abstract, saved)
-    if state is None:
-      damaged.append((step, why))
+  for step, saved in [*found, [-1, None]]:
+    whole = in_memory(step)
+    source = f"step {whole[1]['loop']['step']} in the hosts' memory" if whole else f"checkpoint {step}"
+    if whole is None and step >= 0:
+      whole, why = _read(folder / str(step), step, abstract, saved, now)
+      damaged += [] if whole else [(step, why)]
+    if whole is None:
       continue
     for bad, reason in damaged:  # only now: if none can be read, all stay as they are
       aside = processes.on_process_zero(functools.partial(_set_aside, folder / str(bad)))
       warn(
-        f"checkpoint {bad} in {str(folder)!r} is damaged ({reason}) and was renamed to {aside}; resuming from "
-        f"checkpoint {step}"
+        f"checkpoint {bad} in {str(folder)!r} is damaged ({reason}) and was renamed to {aside}; resuming from {source}"
       )
-    return state, saved
+    return whole
   if found or processes.on_process_zero(lambda: bool(list(folder.glob("damaged-*")))):
     reasons = "; ".join(f"{step}: {why}" for step, why in damaged)
     raise JobConfigError(
@@ -133,6 +131,24 @@ def restore(
       "restore them from a copy, or name another workdir"
     )
   return None
+
+
+def _read(
+  folder: Location, step: int, abstract: TrainState, saved: Record | None, now: Record
+) -> tuple[Found | None, str]:
+  """What is in a checkpoint with record `saved`; or None, and why it is damaged."""
+  where = f"checkpoint {step} in {str(folder.parent)!r}"
+  if saved is None:
+    return None, "its record cannot be read"
+  with processes.raise_together():
+    record.check_version(saved, now, where)  # first: only then is the rest of the record known
+  if saved["loop"]["step"] != step:  # later checkpoints would be removed as older ones
+    return None, f"its record is of step {saved['loop']['step']}"
+  with processes.raise_together():
+    record.check_same_run(saved, now, where)
+    record.check_arrays(saved, abstract, where)
+  state, why = read_tree(folder, abstract, saved)
+  return (None if state is None else (state, saved)), why
 
 
 def _set_aside(folder: Location) -> str:

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint import checkpoint_managers
 
 from checkpointing import record
 from checkpointing.reading import RECORD, read_record, steps
@@ -27,7 +26,7 @@ from checkpointing.record import Record
 from checkpointing.shipping import FILE_BYTES, Shipping
 from checkpointing.storage_logs import shorten_storage_logs
 from errors import JobError, first_line
-from runtime import processes
+from runtime import folders, processes
 from training.loop import LoopState
 from training.program import TrainState
 
@@ -47,22 +46,6 @@ class Cost(NamedTuple):
 
 class NotSaved(JobError):
   """Some checkpoints of a finished run could not be written."""
-
-
-class Best(checkpoint_managers.PreservationPolicy):
-  """Keeps the `n` checkpoints with the lowest of the given `losses`. Ignores those without a finite loss."""
-
-  def __init__(self, n: int, losses: dict[int, float]):
-    self.n, self.losses = n, losses
-
-  def should_preserve(
-    self,
-    checkpoints: Sequence[checkpoint_managers.PolicyCheckpointInfo],
-    *,
-    context: checkpoint_managers.PreservationContext,
-  ) -> list[bool]:
-    best = best_of([info.step for info in checkpoints], self.n, self.losses)
-    return [info.step in best for info in checkpoints]
 
 
 def best_of(steps: Sequence[int], n: int, losses: dict[int, float]) -> list[int]:
@@ -89,6 +72,7 @@ class Checkpoints:
       self.folder = shipping.local
     self.shipping, self.where = shipping, shipping.remote if shipping else folder
     self.failed: list[int] = []  # the steps whose checkpoints could not be written
+    self._without_loss: list[int] = []  # the steps of complete checkpoints whose loss could not be written
     self.newest = max(self.complete(), default=0)  # the step of the newest complete checkpoint; 0: none
     self.cost: Cost | None = None  # of the newest save that is complete
     # The step, when the save began, the seconds that training waited, and the writing, which returns when it was done.
@@ -126,15 +110,11 @@ class Checkpoints:
     self._broken = False  # true after a failed write, when processes may wait at different barriers
     self._clear()
     self._attempts += 1
-    local = self.shipping is None  # otherwise the newest is enough here
-    policies = [
-      checkpoint_managers.LatestN(self.keep if local else 1), Best(self.keep_best if local else 0, self._losses)
-    ]  # fmt: skip
+    local = self.shipping is None
     together = ocp.options.MultiprocessingOptions(
       primary_host=self.shipping.primary if self.shipping else 0, barrier_sync_key_prefix=f"try-{self._attempts}"
     )
-    options = ocp.CheckpointManagerOptions(
-      preservation_policy=checkpoint_managers.AnyPreservationPolicy(policies),
+    options = ocp.CheckpointManagerOptions(  # it removes nothing: `_remove` does, later
       cleanup_tmp_directories=self._attempts == 1,
       # Asynchronously, the first process to have made its folder would let all others write into theirs.
       async_options=ocp.AsyncOptions(timeout_secs=SECONDS_TO_WRITE, create_directories_asynchronously=local),
@@ -161,7 +141,7 @@ class Checkpoints:
   def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
     """Waits for the last checkpoint, unless this process failed alone: the others may not finish theirs.
 
-    Raises NotSaved if any checkpoint could not be written and the run has not failed anyway.
+    Raises NotSaved if any checkpoint, or its loss, could not be written and the run has not failed anyway.
     """
     if processes.failed_alone(error):
       return
@@ -169,9 +149,9 @@ class Checkpoints:
     self._watcher.shutdown()
     self._clear()
     if kind is None:
-      failed = sorted({step for steps in processes.all_gather(self.failed) for step in steps})
-      if failed:
-        raise NotSaved(f"the checkpoints of steps {', '.join(map(str, failed))} could not be written to {self.where}")
+      for what, mine in (("checkpoints", self.failed), ("losses", self._without_loss)):
+        if failed := sorted({step for steps in processes.all_gather(mine) for step in steps}):
+          raise NotSaved(f"the {what} of steps {', '.join(map(str, failed))} could not be written to {self.where}")
       self._manager.close()
 
   def save(self, state: TrainState, run: Record, loop: LoopState) -> None:
@@ -211,6 +191,7 @@ class Checkpoints:
     """
     self._manager.wait_until_finished()
     if self.shipping:
+      self._remove(lambda found: [step])
       self.shipping.send(step, lambda found: self._kept(found, losses))
     elif jax.process_index() == 0:
       rest = [place for place in (self.folder / str(step)).rglob("*") if place.parent.name != "d"]
@@ -220,7 +201,14 @@ class Checkpoints:
           os.fsync(descriptor)
         finally:
           os.close(descriptor)
+      self._remove(lambda found: self._kept(found, losses))
     return time.perf_counter()
+
+  def _remove(self, kept: Callable[[Sequence[int]], Sequence[int]]) -> None:
+    """Removes all checkpoints from the folder but those to keep. The newest must be synced before."""
+    found = {int(folder.name): folder for folder in self.folder.iterdir() if folder.name.isdecimal()}
+    for step in found.keys() - set(kept(list(found))):
+      shutil.rmtree(found[step], ignore_errors=True)
 
   def check(self) -> None:
     """Reports whether the pending checkpoint was saved, if it is done. Does not wait."""
@@ -254,16 +242,12 @@ class Checkpoints:
     file = self.folder / str(step) / RECORD
     try:
       if found := read_record(self.folder / str(step)):
-        part = file.with_suffix(".part")
-        with part.open("w") as out:
-          json.dump(found | {"loss": loss, "loop": found["loop"] | {"evaluated": True}}, out)
-          out.flush()
-          os.fsync(out.fileno())
-        part.replace(file)
+        noted = found | {"loss": loss, "loop": found["loop"] | {"evaluated": True}}
+        folders.write(file, json.dumps(noted), sync=True)
         if self.shipping:
           self.shipping.note(step, file.read_bytes())
     except OSError as error:
-      self.failed.append(step)
+      self._without_loss.append(step)
       self.warn(f"the loss of checkpoint {step} could not be written ({error.strerror}); training continues without it")
 
   def _save_args(self, tree: dict[str, Any]) -> ocp.args.CheckpointArgs:

@@ -20,7 +20,8 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from checkpointing.reading import FOLDER, INDEX, RECORD, SENT, steps
-from runtime import processes
+from errors import first_line
+from runtime import folders, processes
 from storage.answers import StorageError, explained, no_answer
 from storage.bucket import Folder, context
 from storage.mirror import Mirror
@@ -44,14 +45,14 @@ class Shipping:
   def __init__(self, workdir: Path, mirror: Mirror):
     rank = jax.process_index()
     self.local, self.remote = workdir / (f"{FOLDER}-{rank}" if rank else FOLDER), mirror.remote / FOLDER
-    self.before = mirror.push  # a checkpoint needs the measurements until then
+    self.mirror = mirror
     # Among several processes, each writes as if it were alone, because the others may not see its folder.
     self.primary = 0 if jax.process_count() == 1 else None
     self.attempt = processes.on_process_zero(lambda: uuid.uuid4().hex)  # earlier runs have left other marks
     self.steps: list[int] = processes.on_process_zero(self._tidied)
     shutil.rmtree(self.local, ignore_errors=True)
     self.local.mkdir(parents=True)
-    (self.local / SENT).write_text(json.dumps(self.steps))  # for programs on this machine
+    folders.write(self.local / SENT, json.dumps(self.steps))  # for programs on this machine
 
   def handlers(self, options: ocp.options.MultiprocessingOptions) -> dict[str, ocp.CheckpointHandler]:
     """What writes the items of a checkpoint, for orbax's manager."""
@@ -82,21 +83,29 @@ class Shipping:
         if count > 1:
           for item in ITEMS:
             _join(folder / item, count)
-        self.before()
+        self.mirror.push()  # a checkpoint needs the measurements until then
         folder.upload(root, [RECORD.as_posix()])
         self._commit(step, kept)
     if rank:
       self._wait_for(0, step)
       self.steps = steps(self.remote)
-    (self.local / SENT).write_text(json.dumps(self.steps))
+    folders.write(self.local / SENT, json.dumps(self.steps))
 
   def note(self, step: int, record: bytes) -> None:
     """Replaces the record of a checkpoint, as a whole."""
     (self.remote / str(step) / RECORD).write(record)
 
   def _tidied(self) -> list[int]:
-    """The complete checkpoints, after what else is there was removed."""
-    found = steps(self.remote)
+    """The complete checkpoints, after what else is there was removed.
+
+    Before that, this attempt puts its name into the index. Then a run that has lost its lease, but does not know it
+    yet, cannot replace the index any more.
+    """
+    while True:
+      _, generation = (self.remote / INDEX).read()
+      found = steps(self.remote)
+      if self._indexed(found, generation):
+        break
     for folder in list(self.remote.iterdir()):
       if folder.name == MARKS or (folder.name.isdecimal() and int(folder.name) not in found):
         folder.remove()
@@ -106,11 +115,25 @@ class Shipping:
     """Makes a checkpoint count, and then removes those that are not to be kept."""
     found = sorted({*self.steps, step})
     left = [s for s in found if s in kept(found)]
-    (self.remote / INDEX).write(json.dumps(left).encode())
+    _, generation = (self.remote / INDEX).read()
+    if not self._indexed(left, generation):
+      raise StorageError(errno.EIO, f"{self.remote / INDEX}: another run has replaced it")
     self.steps = left
     with contextlib.suppress(StorageError):  # the next run removes what is left over
       for old in set(found) - set(left):
         (self.remote / str(old)).remove()
+
+  def _indexed(self, complete: Sequence[int], generation: bytes) -> bool:
+    """Puts the index, and returns whether that could be done: not if it has another generation by now.
+
+    Raises StorageError if this run has lost its lease. That is checked after the generation was read, and a run that
+    takes over replaces the index first. So this one cannot replace what the other has written.
+    """
+    self.mirror.check()
+    data = json.dumps({"steps": complete, "attempt": self.attempt}).encode()
+    if (self.remote / INDEX).write(data, only_if=generation) is not None:
+      return True
+    return (self.remote / INDEX).read()[0] == data  # an answer was lost, and the second try refused
 
   @contextlib.contextmanager
   def _marked(self, step: int) -> Iterator[None]:
@@ -118,8 +141,8 @@ class Shipping:
     said = ""
     try:
       yield
-    except OSError as error:
-      said = error.strerror or type(error).__name__
+    except BaseException as error:  # whatever it is, the part is not there
+      said = (isinstance(error, OSError) and error.strerror) or first_line(error)
       raise
     finally:
       if jax.process_count() > 1:

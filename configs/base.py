@@ -149,7 +149,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "minutes": FieldReference(5.0, field_type=object),
         # Also keep the state in the memory of the hosts, every so many steps, with a copy on a neighbour of each.
         "memory_every": 0,  # 0: never (docs/checkpoints.md)
-        "memory_dir": "",  # a folder in memory; "": /dev/shm/meshwright-USER
+        "memory_dir": "",  # a folder in memory; "": /dev/shm/meshwright-UID
         "keep": 2,  # how many of the latest to keep
         "keep_best": 1,  # and how many of those with the lowest validation loss
       },

@@ -29,6 +29,21 @@ def writable(folder: Path, field: str) -> Path:
   return folder
 
 
+def write(file: Path, text: str, sync: bool = False) -> None:
+  """Writes a file as a whole: readers find the old one or the new one, also after a kill. Raises OSError.
+
+  Args:
+    sync: whether the new one must survive a power failure.
+  """
+  part = file.with_suffix(".part")
+  with part.open("w") as out:
+    out.write(text)
+    if sync:
+      out.flush()
+      os.fsync(out.fileno())
+  part.replace(file)
+
+
 @contextlib.contextmanager
 def written_into(folder: Path, field: str) -> Iterator[None]:
   """Raises ConfigError, naming `field`, if the body cannot write into `folder`: its disk may be full."""

@@ -39,6 +39,11 @@ def location(given: str, field: str) -> "Location":
   return Folder.parse(given, field) if is_url(given) else Path(given).expanduser()
 
 
+def is_file(name: Any) -> bool:
+  """Whether this names a file in a folder, or below it. Whoever writes into a bucket may give objects other names."""
+  return isinstance(name, str) and "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
+
+
 @dataclasses.dataclass(frozen=True, order=True)
 class Folder:
   """A folder of a bucket, or an object: what a path names is known only when it is read.
@@ -95,9 +100,6 @@ class Folder:
   def resolve(self) -> "Folder":
     return self
 
-  def expanduser(self) -> "Folder":
-    return self
-
   @property
   def spec(self) -> dict[str, Any]:
     """The specification of this folder for tensorstore. Give it `context()`, too."""
@@ -113,12 +115,12 @@ class Folder:
         spec["aws_credentials"] = {"type": "environment"}  # the first of its chain; it complains if the next is missing
     return spec | ({"path": f"{self.path}/"} if self.path else {})
 
-  def read(self, unless: bytes | None = None) -> tuple[bytes | None, bytes]:
-    """The object and its generation. The object is None if there is none, or if its generation is `unless`.
+  def read(self) -> tuple[bytes | None, bytes]:
+    """The object and its generation. The object is None if there is none.
 
     A missing object has a generation, too, which can be given to `write`.
     """
-    found = self._wait(self._bucket.read(self.path, if_not_equal=unless))
+    found = self._wait(self._bucket.read(self.path))
     return (found.value if found.state == "value" else None), found.stamp.generation
 
   def write(self, data: bytes, only_if: bytes | None = None) -> bytes | None:
@@ -156,9 +158,10 @@ class Folder:
     return [one.stamp.generation if one.state == "value" else None for one in found]
 
   def names(self) -> list[str]:
-    """The objects below, by their paths relative to this folder, in order."""
+    """The objects below, by their paths relative to this folder, in order. Leaves out what `is_file` refuses."""
     store = ts.KvStore.open(self.spec, context=context()).result()
-    return sorted(name.decode() for name in self._wait(store.list()) if not name.endswith(b"/"))
+    names = (name.decode(errors="replace") for name in self._wait(store.list()))
+    return sorted(name for name in names if is_file(name))
 
   def iterdir(self) -> "Iterator[Folder]":
     """The folders and objects directly below."""

@@ -32,7 +32,7 @@ class Lease:
     say: prints a line, if it takes long.
 
   Attributes:
-    before: the home of the run that had the right before; "" if there was none.
+    before: the home of the run that had the right before, if that had all files of the folder; "" if there was none.
   """
 
   def __init__(self, folder: Folder, home: str, owner: str, say: Callable[[str], None]):
@@ -40,6 +40,7 @@ class Lease:
     self.before = ""
     self._object = folder / LOCK
     self._generation, self._count, self._renewed = b"", 0, 0.0
+    self._whole = False  # whether this home has all files of the folder
     self._taken_by = ""  # another run, while this one had the right
     self._change = threading.Lock()
     self._done = threading.Event()
@@ -64,6 +65,11 @@ class Lease:
     if self._taken_by:
       raise StorageError(errno.EBUSY, f"another run has taken over {self.folder} ({self._taken_by})")
 
+  def brought(self) -> None:
+    """Notes in the lock that this home has all files of the folder now. Raises StorageError."""
+    self._whole = True
+    self._renew()
+
   def _take(self) -> None:
     probe = self.folder / ".write-test"  # what is refused here gets its own sentence, and is no second run
     probe.write(b"")
@@ -71,7 +77,8 @@ class Lease:
     generation, found = self._look()
     if found.get("held") and found.get("home") != self.home:
       generation, found = self._wait_for_its_end(generation, found)
-    self.before = str(found.get("home", ""))
+    self.before = str(found.get("home", "")) if found.get("whole", True) else ""
+    self._whole = self.before == self.home
     self._generation = generation
     if not self._write(held=True):
       raise self._in_use(self._look()[1])
@@ -103,7 +110,7 @@ class Lease:
     """Changes the lock, if it is still as this run knows it."""
     with self._change:
       self._count += 1
-      said = {"held": held, "owner": self.owner, "home": self.home, "count": self._count}
+      said = {"held": held, "owner": self.owner, "home": self.home, "whole": self._whole, "count": self._count}
       written = self._object.write(json.dumps(said).encode(), only_if=self._generation)
       if written is None:
         # An answer may have been lost, and the second try refused: then the lock says what we wrote.

@@ -5,15 +5,17 @@ have changed into the bucket, each as a whole. `files.json` there names them, an
 bucket that lags behind loses none.
 """
 
+import contextlib
 import json
 import os
 import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from errors import JobError
-from storage.bucket import Folder
+from storage.bucket import Folder, is_file
 from storage.lease import LOCK, Lease
 
 INDEX = "files.json"
@@ -43,8 +45,16 @@ class Mirror:
     self._thread = threading.Thread(target=self._run, daemon=True)
     self._thread.start()
 
+  def check(self) -> None:
+    """Raises StorageError unless this run surely still has the right to write there."""
+    if self.lease is not None:
+      self.lease.check()
+
   def bring(self) -> None:
-    """Copies the files of the bucket to this machine, unless this machine was the last to write there."""
+    """Copies the files of the bucket to this machine, unless this machine was the last to write there and has them all.
+
+    If that is interrupted, the next start does it again. Otherwise `push` would remove from the bucket what is missing.
+    """
     if self.lease is None or self.lease.before == self.lease.home:
       return
     shutil.rmtree(self.local / "heartbeats", ignore_errors=True)  # of earlier processes on this machine
@@ -54,6 +64,7 @@ class Mirror:
       except FileNotFoundError:
         continue  # somebody removed it
       self._sent[name] = _stamp(self.local / name)
+    self.lease.brought()
 
   def push(self) -> None:
     """Copies to the bucket what has changed, and removes there what is no longer here. Raises StorageError."""
@@ -110,11 +121,14 @@ class Mirror:
         self._failing = True
 
   def _index(self) -> list[str]:
-    """The names of the files in the bucket. Without an index, those that are listed."""
-    found, _ = (self.remote / INDEX).read()
-    if found is not None:
-      return [str(name) for name in json.loads(found)]
-    return [name for name in self.remote.names() if _is_ours(name)]
+    """The names of the files in the bucket. Without an index that can be read, those that are listed."""
+    data, _ = (self.remote / INDEX).read()
+    names: Any = None
+    with contextlib.suppress(ValueError):
+      names = json.loads(data or b"null")
+    if not isinstance(names, list):
+      names = self.remote.names()
+    return [name for name in names if is_file(name) and _is_ours(name)]
 
   def _names(self) -> list[str]:
     found = []

@@ -229,6 +229,18 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[settings.Folder]:
+  """A folder of a bucket in this process's memory: tensorstore's own, without a network."""
+  path = lambda self: "/".join(filter(None, [self.bucket, self.path])) + "/"
+  monkeypatch.setattr(settings.Folder, "spec", property(lambda self: {"driver": "memory", "path": path(self)}))
+  for cached in (settings.context, settings._opened):
+    cached.cache_clear()
+  yield settings.Folder("gs", "bucket", "runs/one")
+  for cached in (settings.context, settings._opened):
+    cached.cache_clear()
+
+
+@pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
   """Few tries, and little time for an answer."""
   monkeypatch.setattr(settings, "DELAYS", {"max_retries": 4, "initial_delay": "10ms", "max_delay": "20ms"})

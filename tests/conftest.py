@@ -14,7 +14,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + FASTER
 
 import jax
 from browser import browser  # noqa: F401  # a fixture of all tests
-from buckets import bucket, impatient  # noqa: F401  # two more
+from buckets import bucket, impatient, in_memory  # noqa: F401  # three more
 
 from runtime.devices import give_threads
 

@@ -79,7 +79,7 @@ def restore(
 ) -> tuple[TrainState, Record] | None:
   """The newest state in memory after a step above `newer_than`, in the layout of `abstract`, and its record.
 
-  None if there is none. Warns of each one that cannot be used. Keeps nothing in memory but what it returns. Raises
+  None if there is none. Warns of each one that cannot be used. `tier.complete` is then the one that it returns. Raises
   ConfigError if this run, with record `now`, may not go on from it.
   """
   tier.prepare(record.named(abstract))
@@ -103,7 +103,7 @@ def restore(
     then = f"step {complete.step} there" if complete else "storage"
     warn(f"the state in the hosts' memory cannot be used ({'; '.join(failed[:SHOWN])}); going on from {then}")
   processes.all_gather(None)  # nobody reads any more
-  tier.keep_only(complete)
+  tier.complete = complete
   return chosen
 
 

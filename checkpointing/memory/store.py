@@ -6,10 +6,12 @@ writes into a folder of its own.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
 import shutil
+import stat
 import struct
 import zlib
 from collections.abc import Collection, Iterator, Sequence
@@ -24,6 +26,7 @@ FOOTER = struct.Struct("<QI8s")  # the index's length and checksum, and MAGIC
 MAGIC = b"meshwrt1"
 ALIGNED = 64  # pieces begin at multiples of so many bytes
 PART = ".part"
+RUN = "run"  # in the folder of a host: the name of its run
 CHUNK = 8 << 20  # bytes that are read or sent at a time
 
 
@@ -86,6 +89,15 @@ def layout(pieces: Sequence[Piece]) -> tuple[list[int], int]:
   return offsets, end
 
 
+def make_private(folder: Path) -> None:
+  """Makes a folder that only this user can read. Raises PermissionError if another user has made it before."""
+  folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+  found = folder.lstat()
+  if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    raise PermissionError(errno.EPERM, f"{folder} belongs to another user")
+  folder.chmod(0o700)
+
+
 class Growing:
   """A file that is being written. It has the ending `.part` until `finish`. A full memory raises OSError."""
 
@@ -134,13 +146,19 @@ class Store:
   """The files of this process, and those of others on its host.
 
   Args:
-    host: the folder of this host. Only this user can read it.
+    host: the folder of this host. Only this user can read the one around it.
     process: the number of this process.
+    run: names the run that this memory belongs to.
   """
 
-  def __init__(self, host: Path, process: int):
-    self.host, self.own = host, host / str(process)
-    self.own.mkdir(mode=0o700, parents=True, exist_ok=True)
+  def __init__(self, host: Path, process: int, run: str = ""):
+    self.host, self.own, self.run = host, host / str(process), run
+    self._make()
+
+  def _make(self) -> None:
+    make_private(self.host.parent)
+    self.own.mkdir(parents=True, exist_ok=True)
+    (self.host / RUN).write_text(self.run)
 
   def portions(self) -> list[Portion]:
     """The portions that this host has, each once. Damaged files may be among them."""
@@ -151,6 +169,8 @@ class Store:
     return [path for path in self._files() if path.name == portion.file]
 
   def create(self, portion: Portion, size: int) -> Growing:
+    if not self.own.is_dir():  # somebody has tidied up
+      self._make()
     return Growing(self.own / portion.file, size)
 
   def index(self, portion: Portion) -> tuple[Path, Index]:
@@ -171,17 +191,21 @@ class Store:
           return found
     raise Damaged(f"{entry.piece.name} is not what was saved")
 
-  def prune(self, keep: Collection[Save], following: Portion | None = None) -> None:
-    """Removes all files of this host but those of the saves to keep, finished or not.
+  def prune(self, keep: Collection[Save], others: Collection[int], following: Portion | None = None) -> None:
+    """Removes this process's files but those of the saves to keep, finished or not. And those that nobody else removes.
 
     The file that this process will write next, `following`, gets the memory of one that goes, which is faster than new
     memory.
+
+    Args:
+      others: the other processes on this host, which remove their own files.
     """
+    theirs = {str(process) for process in others}
     for path in self._files():
       portion = portion_of(path.name.removesuffix(PART))
-      if portion and portion.of in keep:
+      if path.parent.name in theirs or (portion and portion.of in keep):
         continue
-      with contextlib.suppress(FileNotFoundError):  # another process of this host removes them, too
+      with contextlib.suppress(FileNotFoundError):  # another process removes those of nobody, too
         if portion and following and path.parent == self.own and portion.owner == following.owner:
           path.replace(self.own / (following.file + PART))
         else:

@@ -29,17 +29,18 @@ import numpy as np
 from checkpointing import record
 from checkpointing.memory import pieces
 from checkpointing.memory.exchange import Peer, Server, own_address
-from checkpointing.memory.store import Entry, Growing, Portion, Save, Store, layout, tail
+from checkpointing.memory.store import RUN, Entry, Growing, Portion, Save, Store, layout, make_private, tail
 from checkpointing.record import Record
 from checkpointing.save import NotSaved
 from errors import ConfigError, JobError, first_line
 from runtime import folders, processes
+from runtime.replicas import Corrupted
 from training.loop import MEMORY_SAVES, LoopState
 from training.program import TrainState
 
 NOTE = "memory.json"  # in a workdir: whose memory it is, and the newest complete save
 COPIERS = 8  # threads that copy pieces into memory, for which training waits
-RUN = "run"  # in the folder of a host: the name of its run
+TMPFS = "/dev/shm"  # a folder of type tmpfs that every user may write into
 Notify = Callable[[str], None]
 
 
@@ -85,15 +86,17 @@ class Tier:
     given = config.checkpoint.memory_dir
     self.run, self.attempt, secret = processes.on_process_zero(self._names)
     self.secret = secret.encode()
-    base = Path(given or f"/dev/shm/meshwright-{os.getuid()}").expanduser()
+    base = Path(given or f"{TMPFS}/meshwright-{os.getuid()}").expanduser()
     host = base / key(self.workdir) / (config.distributed.host or "host")
+    with processes.raise_together(), folders.written_into(base, "checkpoint.memory_dir"):
+      for folder in (host.parent,) if given else (base, host.parent):
+        make_private(folder)
     if not _is_of(host, self.run):  # of a workdir that is gone
       shutil.rmtree(host, ignore_errors=True)
     processes.all_gather(None)  # several processes may share the folder
     with processes.raise_together():
       with folders.written_into(base, "checkpoint.memory_dir"):
-        self.store = Store(host, self.rank)
-        (host / RUN).write_text(self.run)
+        self.store = Store(host, self.rank, self.run)
       self.server = Server(self.store, self.secret, own_address(config.distributed.coordinator))
     machine = socket.gethostname()
     mine = [config.distributed.host or machine, machine, *self.server.address]
@@ -148,14 +151,18 @@ class Tier:
     return self
 
   def __exit__(self, kind: type | None, error: BaseException | None, _: object) -> None:
-    """After an orderly end, storage has all: removes the files. After an error of this process alone, they stay."""
+    """After an orderly end, storage has all: removes the files. After an error of this process alone, they stay.
+
+    They also stay where the next start can go on from them: if storage lacks a checkpoint, or if copies of the state
+    differ, because each save was compared before.
+    """
     if not self.every or processes.failed_alone(error):
       return
     self.wait()
     processes.all_gather(None)  # neighbours may still send
     self.server.close()
     self._thread.shutdown()
-    if error is None or (isinstance(error, JobError) and not isinstance(error, NotSaved)):
+    if error is None or (isinstance(error, JobError) and not isinstance(error, NotSaved | Corrupted)):
       self.store.clear()
       self.keep_only(None)
 
@@ -180,7 +187,8 @@ class Tier:
       return
     tree, saved = record.of_state(state, run, loop)
     portion = Portion(Save(loop.step, self.attempt, self.count), self.rank)
-    self.store.prune([portion.of] if self.complete is None else [portion.of, self.complete], portion)
+    keep = [portion.of] if self.complete is None else [portion.of, self.complete]
+    self.store.prune(keep, self._beside(), portion)
     try:
       file = self._copied(tree, portion)
       future = self._thread.submit(self._finish, file, portion, saved)
@@ -218,8 +226,13 @@ class Tier:
   def keep_only(self, complete: Save | None) -> None:
     """Removes everything but a complete save. No other process may be reading."""
     self.complete = complete
-    self.store.prune([complete] if complete else [])
+    self.store.prune([complete] if complete else [], self._beside())
     self._note()
+
+  def _beside(self) -> list[int]:
+    """The other processes on this host."""
+    here = self.members[self.rank].host
+    return [rank for rank, member in enumerate(self.members) if member.host == here and rank != self.rank]
 
   def _note(self) -> None:
     """Writes into the workdir which save is complete, for the supervisor's messages."""
@@ -278,10 +291,8 @@ def newest(workdir: Path) -> int:
 
 def _write(path: Path, note: dict[str, Any]) -> None:
   """Writes a note as a whole. A disk that is full ends no run: the note only serves messages."""
-  part = path.with_suffix(".part")
   with contextlib.suppress(OSError):
-    part.write_text(json.dumps(note))
-    part.replace(path)
+    folders.write(path, json.dumps(note))
 
 
 def _is_of(host: Path, run: str) -> bool:

@@ -1,6 +1,7 @@
 """Checkpoints are written during training. Damaged ones are set aside, and failed writes are reported."""
 
 import json
+import os
 import pickle
 import resource
 import shutil
@@ -224,6 +225,18 @@ def test_a_full_disk_is_reported_and_training_continues(tmp_path: Path, runner: 
   assert read(tmp_path, runner, messages)[1] == 3
 
 
+def test_a_loss_that_cannot_be_written_is_not_a_lost_checkpoint(tmp_path: Path, runner: Strategy):
+  messages = Messages()
+  with pytest.raises(NotSaved, match=r"^the losses of steps 1 could"), checkpoints(tmp_path, messages) as writer:  # noqa: PT012
+    save(writer, 1, initial_state(runner))
+    writer.finish()
+    (tmp_path / "1" / reading.RECORD).with_suffix(".part").mkdir()  # in the way of what would be written
+    writer.evaluated(1, 2.0)
+    assert "the loss of checkpoint 1 could not be written" in messages[-1]
+    assert writer.failed == []  # the end of a run says that this step is saved
+  assert read(tmp_path, runner, messages)[1] == 1
+
+
 def test_a_run_whose_folder_moves_does_not_write_elsewhere(tmp_path: Path, runner: Strategy):
   """A new folder at the same path would hold half of the run. Saving works again when the folder is back."""
   messages, folder, away = Messages(), tmp_path / "checkpoints", tmp_path / "moved"
@@ -267,6 +280,24 @@ def test_the_latest_and_the_best_are_kept(tmp_path: Path, runner: Strategy):
   with checkpoints(tmp_path, Messages(), keep=1, keep_best=2) as writer:  # reads the losses from the folder
     save(writer, 7, state, 1.5)
   assert reading.steps(tmp_path) == [2, 7]
+
+
+def test_a_checkpoint_stays_until_the_next_one_would_survive_a_power_failure(
+  tmp_path: Path, runner: Strategy, monkeypatch: pytest.MonkeyPatch
+):
+  there, sync = list[list[int]](), os.fsync
+
+  def synced(descriptor: int) -> None:
+    sync(descriptor)
+    if os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path):  # the last thing to sync: it has the new name
+      there.append(reading.steps(tmp_path))
+
+  monkeypatch.setattr(os, "fsync", synced)
+  with checkpoints(tmp_path, Messages(), keep=1) as writer:
+    for step in (1, 2):
+      save(writer, step, initial_state(runner))
+  assert there == [[1], [1, 2]]
+  assert reading.steps(tmp_path) == [2]
 
 
 def test_checkpoints_use_no_pickle(tmp_path: Path, runner: Strategy, monkeypatch: pytest.MonkeyPatch):

@@ -5,6 +5,7 @@ over sockets and into files. tests/tools/test_healing.py does it with real jobs.
 """
 
 import concurrent.futures
+import dataclasses
 import errno
 import json
 import os
@@ -25,22 +26,27 @@ from helpers import config, initial_state, one_sentence, program, random_batch, 
 
 from analysis import memory as predicted
 from analysis.case import Case
-from checkpointing import record
+from checkpointing import record, restore
 from checkpointing.memory import exchange, pieces, recovery, store
 from checkpointing.memory import tier as saving
 from checkpointing.memory.exchange import Peer, Server
 from checkpointing.memory.store import Damaged, Entry, Portion, Save, Store
 from checkpointing.memory.tier import Tier
 from checkpointing.save import NotSaved
-from errors import JobError
+from errors import JobConfigError, JobError
 from runtime import processes
+from runtime.replicas import Corrupted
 from strategies import names
 from training.loop import MEMORY_SAVES, LoopState, StepPlan
+from training.program import TrainState
 
 RUN = {
   "config": {"model": {"width": 64}},
-  "data": {"fingerprints": [], "turns": [], "tokenizer": "", "seed": 0, "batch_size": 16},
-  "strategy": "fsdp", "devices": 4, "processes": 4,
+  "data": {
+    "fingerprints": [], "turns": [], "tokenizer": "", "seed": 0, "batch_size": 16, "first": 0, "given": [],
+    "streams": [], "left": {},
+  },
+  "strategy": "fsdp", "devices": 4, "processes": 4, "context": 8,
 }  # fmt: skip
 VALUES = {
   "params/weights": np.random.default_rng(0).standard_normal((24, 5)).astype(np.float32),
@@ -103,6 +109,7 @@ class Job:
 
   def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
     self.folder, self.workdir, self.warnings = folder, folder / "run", list[str]()
+    self.given, self.host = str(folder / "memory"), "host{}"
     self.workdir.mkdir()
     monkeypatch.setattr(processes, "all_gather", self._all_gather)
     monkeypatch.setattr(jax, "process_index", lambda: me.rank)
@@ -128,9 +135,9 @@ class Job:
     def process(rank: int) -> Any:
       me.rank = rank
       try:
-        fields = {"memory_every": 5, "memory_dir": str(self.folder / "memory")}
+        fields = {"memory_every": 5, "memory_dir": self.given}
         asked = config(**{f"checkpoint__{name}": value for name, value in fields.items()})
-        asked.distributed.update(host=f"host{rank}", coordinator="127.0.0.1:1")
+        asked.distributed.update(host=self.host.format(rank), coordinator="127.0.0.1:1")
         tier = Tier(asked, self.workdir, self.warnings.append)
         out = work(tier)
         self._all_gather(None)  # others may still send copies to this one
@@ -164,6 +171,7 @@ class Job:
   def start(self, tier: Tier, *steps: int) -> None:
     """Restores nothing, and saves after these steps."""
     assert recovery.restore(tier, self.state(), RUN, -1, pytest.fail) is None
+    tier.keep_only(None)
     for step in steps:
       self.save(tier, step)
 
@@ -172,6 +180,8 @@ class Job:
 
     def work(tier: Tier) -> int | None:
       found = recovery.restore(tier, self.state(), RUN, newer_than, self.warnings.append)
+      tier.keep_only(tier.complete)
+      processes.all_gather(None)
       if not found:
         assert tier.store.portions() == []
         return None
@@ -232,6 +242,46 @@ def test_what_storage_has_is_not_restored_from_memory(job: Job):
   job.run(4, lambda tier: job.start(tier, 5, 10))
   assert job.restored(4, newer_than=10) is None
   assert job.warnings == []
+
+
+@pytest.mark.parametrize("stored, whole, step", [([200, 300], 200, 295), ([300], 0, 295), ([200, 300], 300, 300)])
+def test_a_damaged_checkpoint_is_replaced_by_the_newest_state_wherever_it_is(
+  stored: list[int], whole: int, step: int, job: Job, monkeypatch: pytest.MonkeyPatch
+):
+  """Storage has checkpoints, of which one is whole, or none. Memory has step 295."""
+  job.run(4, lambda tier: job.start(tier, 290, 295))
+  folder = job.workdir / "checkpoints"
+  of_state = {name: [list(x.shape), str(x.dtype), "0"] for name, x in VALUES.items()}
+  for one in stored:
+    (folder / str(one) / "run").mkdir(parents=True)
+    saved = RUN | {"loop": dataclasses.asdict(LoopState(one, False)), "arrays": of_state}
+    (folder / str(one) / "run" / "metadata").write_text(json.dumps(saved))
+  read = lambda place, abstract, _: (abstract, "") if int(place.name) == whole else (None, "the weights are torn")
+  monkeypatch.setattr(restore, "read_tree", read)
+  as_it_is = SimpleNamespace(frozen=lambda _: {}, trained=lambda params: params)
+
+  def begin(tier: Tier) -> tuple[int, str, set[int]]:
+    abstract = TrainState(**job.state(), opt_state={})
+    runner = SimpleNamespace(program=as_it_is, abstract_state=lambda: abstract)
+    start = restore.begin(job.workdir, "", runner, RUN, job.warnings.append, tier)
+    return start.loop.step, start.source, {portion.of.step for portion in tier.store.portions()}
+
+  in_memory = step == 295
+  assert job.run(4, begin) == [(step, "memory", {295}) if in_memory else (step, "checkpoint", set())] * 4
+  assert [file.name for file in folder.glob("damaged-*")] == (["damaged-300-1"] if in_memory else [])
+  assert all("resuming from step 295 in the hosts' memory" in line for line in job.warnings)
+
+
+def test_memory_stays_if_storage_cannot_be_read(job: Job, monkeypatch: pytest.MonkeyPatch):
+  job.run(2, lambda tier: job.start(tier, 5))
+  (job.workdir / "checkpoints" / "10").mkdir(parents=True)
+  monkeypatch.setattr(restore, "restore", lambda *_: (_ for _ in ()).throw(JobConfigError("storage does not answer")))
+  runner = SimpleNamespace(
+    program=SimpleNamespace(frozen=dict, trained=dict), abstract_state=lambda: TrainState({}, {}, {})
+  )
+  with pytest.raises(JobConfigError):
+    job.run(2, lambda tier: restore.begin(job.workdir, "", runner, RUN, pytest.fail, tier))
+  assert len(job.files(5, 0)) == 2
 
 
 def test_two_neighbours_lost_at_once_need_storage_and_others_do_not(job: Job, tmp_path: Path):
@@ -358,6 +408,62 @@ def test_a_full_memory_is_reported_once_and_costs_no_complete_save(
   assert job.restored(4) == 20
 
 
+def test_each_process_of_a_host_writes_into_its_own_old_memory(job: Job):
+  """That is faster than new memory. What processes have left that are no longer there is removed."""
+  job.host = "all"
+
+  def work(tier: Tier) -> list[int]:
+    job.start(tier)
+    files = []
+    for step in (5, 10, 15):
+      job.save(tier, step)
+      (file,) = tier.store.own.glob(f"{step}-*-{tier.rank}-of-*")
+      files.append(file.stat().st_ino)
+    return files
+
+  for first, _, third in job.run(4, work):
+    assert third == first
+  assert job.restored(2) == 15
+  job.run(2, lambda tier: tier.keep_only(None))
+  assert job.files(15, 0) == []
+  assert list((job.folder / "memory").glob("*/all/*/*")) == []
+
+
+def test_saves_go_on_if_somebody_removes_their_folder(job: Job):
+  def work(tier: Tier) -> None:
+    job.start(tier, 5)
+    processes.all_gather(None)
+    if not tier.rank:
+      shutil.rmtree(job.folder / "memory")
+    processes.all_gather(None)
+    for step in (10, 15):
+      job.save(tier, step)
+
+  job.run(2, work)
+  assert job.restored(2) == 15
+  assert job.warnings == []
+
+
+def test_only_this_user_can_read_what_is_in_memory(job: Job, monkeypatch: pytest.MonkeyPatch):
+  """Also in the folder that all users share, and if the folder was there before."""
+  mode = lambda path: path.stat().st_mode & 0o777
+  (job.folder / "memory" / saving.key(job.workdir)).mkdir(parents=True, mode=0o755)
+  job.run(2, lambda tier: job.start(tier, 5))
+  assert {mode(path) for path in (job.folder / "memory").glob("*")} == {0o700}
+  monkeypatch.setattr(saving, "TMPFS", str(job.folder / "shm"))
+  job.given, ours = "", os.getuid()
+  job.run(2, lambda tier: job.start(tier, 5))
+  assert mode(job.folder / "shm" / f"meshwright-{ours}") == 0o700
+  for given in ("", str(job.folder / "memory")):
+    job.given = given
+    monkeypatch.setattr(os, "getuid", lambda: ours + 1)
+    if not given:
+      (job.folder / "shm" / f"meshwright-{ours + 1}").mkdir()
+    with one_sentence("checkpoint.memory_dir=", "belongs to another user", "name another folder"):
+      job.run(2, job.start)
+    monkeypatch.setattr(os, "getuid", lambda: ours)
+
+
 def test_a_new_run_at_the_same_path_does_not_get_the_memory_of_the_old_one(job: Job):
   job.run(2, lambda tier: job.start(tier, 5))
   shutil.rmtree(job.workdir)
@@ -366,9 +472,12 @@ def test_a_new_run_at_the_same_path_does_not_get_the_memory_of_the_old_one(job: 
   assert job.warnings == []
 
 
-@pytest.mark.parametrize("error, left", [(None, 0), (JobError("diverged"), 0), (NotSaved("disk"), 2), (OSError(), 2)])
+@pytest.mark.parametrize(
+  "error, left",
+  [(None, 0), (JobError("diverged"), 0), (NotSaved("disk"), 2), (Corrupted("device 3"), 2), (OSError(), 2)],
+)
 def test_memory_is_given_back_at_an_orderly_end(error: Exception | None, left: int, job: Job):
-  """After an error that storage does not know of, it stays for the next start."""
+  """It stays for the next start if that can go on from a newer step than storage has."""
 
   def work(tier: Tier) -> None:
     job.start(tier, 5)
