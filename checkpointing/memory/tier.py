@@ -32,7 +32,7 @@ from checkpointing.memory.exchange import Peer, Server, own_address
 from checkpointing.memory.store import Entry, Growing, Portion, Save, Store, layout, tail
 from checkpointing.record import Record
 from checkpointing.save import NotSaved
-from errors import ConfigError, JobError, first_line
+from errors import ConfigError, JobError, Unavailable, first_line
 from runtime import folders, processes
 from training.loop import MEMORY_SAVES, LoopState
 from training.program import TrainState
@@ -81,7 +81,7 @@ class Tier:
       self._join(config)
 
   def _join(self, config: Any) -> None:
-    """Opens the folder in memory, and meets the other processes. Raises ConfigError if that is not possible."""
+    """Opens the folder in memory, and meets the other processes. Raises ConfigError or Unavailable if it cannot."""
     given = config.checkpoint.memory_dir
     self.run, self.attempt, secret = processes.on_process_zero(self._names)
     self.secret = secret.encode()
@@ -115,7 +115,7 @@ class Tier:
     try:
       Peer(self.members[neighbour].address, self.secret).__exit__()
     except OSError as error:
-      raise ConfigError(
+      raise Unavailable(
         f"checkpoint.memory_every={self.every}: {error}; open the ports between the hosts, or use 0 for no copies in "
         "memory"
       ) from error
