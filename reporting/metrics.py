@@ -1,6 +1,7 @@
 """Writes measurements to the terminal, `metrics.jsonl` and TensorBoard, and reads them."""
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -19,6 +20,7 @@ from tensorboardX.record_writer import masked_crc32c
 from tqdm import tqdm
 
 from errors import JobError
+from runtime.stderr import print_if_read
 from storage.bucket import Location
 from training.loop import LoopState
 
@@ -166,13 +168,8 @@ class Writer:
     """Prints text without breaking the progress bar. Output that nobody takes any more does not end the run."""
     if not self.enabled:
       return
-    try:
-      tqdm.write(text) if self.bar is not None else print(text, flush=True)
-    except OSError as error:
-      nowhere = os.open(os.devnull, os.O_WRONLY)
-      os.dup2(nowhere, sys.stdout.fileno())
-      os.close(nowhere)
-      warn(f"standard output cannot be written ({error.strerror}); training continues, and writes to {self.path} only")
+    write = functools.partial(print, flush=True) if self.bar is None else tqdm.write
+    print_if_read(lambda: write(text), f"training continues, and writes to {self.path} only")
 
 
 def warn(text: str) -> None:

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import IO
 
 from errors import ConfigError
+from runtime.stderr import print_if_read
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 # Lines that gloo prints, and that SLURM prints about an end of a process of which we know. They are dropped.
@@ -220,10 +221,12 @@ class Attempt:
     return next((number.name for number in signal.Signals if self.status(rank) == 128 + number), "")
 
   def _read(self, job: subprocess.Popen, rank: int) -> None:
+    """Takes the lines of a process. Whatever fails, it goes on reading: a process whose pipe is full would wait."""
     source: IO[str] = job.stdout  # type: ignore[assignment]  # a pipe
     for line in source:
       if not NOISE.match(line):
-        self.take(rank, line)
+        with contextlib.suppress(OSError, ValueError):
+          self.take(rank, line)
 
   def _wait(self, job: subprocess.Popen, rank: int) -> None:
     job.wait()
@@ -246,7 +249,7 @@ def simulated_host(place: int) -> str:
 def show(rank: int, line: str) -> None:
   """Prints a line, prefixed by the rank of its process."""
   with _printing:
-    print(f"[{rank}] {line}", end="", flush=True)
+    print_if_read(lambda: print(f"[{rank}] {line}", end="", flush=True), "the job goes on")
 
 
 class Output:
@@ -291,4 +294,5 @@ class Output:
     self._held.clear()
 
   def say(self, text: str) -> None:
-    print(text, flush=True)
+    with _printing:
+      print_if_read(lambda: print(text, flush=True), "the job goes on")

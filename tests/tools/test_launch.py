@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,38 @@ def test_a_signal_before_all_are_started_ends_those_that_are(
   monkeypatch.setattr(attempt.subprocess, "Popen", spawned)
   assert launch.launch(3, 1, [], program) == 128 + number
   spawned.require_all_gone(2)
+
+
+PRINTS = """
+import signal
+signal.alarm(20)  # so that a test that fails ends
+for _ in range(4000):
+  print("x" * 50, flush=True)
+"""
+
+
+@pytest.mark.parametrize("why", ["Broken pipe", "No space left on device"])
+def test_a_job_goes_on_if_nobody_reads_what_it_prints(
+  why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+  """`python -m tools.launch ... | head -1`. A process prints more than its pipe holds, and would wait for ever."""
+  reader, pipe = os.pipe()
+  os.close(reader)
+  output = os.fdopen(pipe if why == "Broken pipe" else os.open("/dev/full", os.O_WRONLY), "w")
+  monkeypatch.setattr(sys, "stdout", output)
+  (tmp_path / "program.py").write_text(PRINTS)
+  assert launch.launch(1, 1, [], tmp_path / "program.py") == 0
+  output.close()
+  assert capsys.readouterr().err.count(f"error: standard output cannot be written ({why})") == 1
+
+
+def test_whatever_fails_a_process_can_go_on_printing(tmp_path: Path):
+  def take(rank: int, line: str) -> None:
+    raise ValueError("I/O operation on closed file")
+
+  (tmp_path / "program.py").write_text(PRINTS)
+  with attempt.Forwarded() as signals:
+    started = attempt.Attempt(attempt.Here(1, 1), [0], [], tmp_path / "program.py", take, signals)
+    with started:
+      assert started.ended(30) == 0
+    assert started.status(0) == 0
