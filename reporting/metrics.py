@@ -86,7 +86,8 @@ class Appender:
 
   def close(self) -> None:
     self.write(b"")
-    os.close(self.descriptor)
+    with contextlib.suppress(OSError):  # NFS may find out only now that the disk is full
+      os.close(self.descriptor)
 
 
 def event_record(**fields: Any) -> bytes:

@@ -78,7 +78,8 @@ def test_the_probe_ends_a_pod_whose_process_hangs(manifest: dict[str, Any], minu
   """Runs the manifest's own command. The process has been compiling for so many minutes."""
   (container,) = manifest["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
   now = time.time()
-  beat = dict.fromkeys(heartbeat.READ, 0) | {"began": now, "doing": "compile", "since": now - 60 * minutes}
+  beat = dict.fromkeys(heartbeat.READ, 0) | {"began": now, "time": now, "doing": "compile"}
+  beat["since"] = now - 60 * minutes
   (tmp_path / heartbeat.FOLDER).mkdir()
   (tmp_path / heartbeat.FOLDER / "1.json").write_text(json.dumps(beat))
   path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

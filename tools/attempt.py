@@ -18,6 +18,7 @@ from types import FrameType
 from typing import IO
 
 from errors import ConfigError
+from reporting.metrics import Appender, warn
 from runtime.stderr import print_if_read
 
 TRAIN = Path(__file__).parents[1] / "train.py"
@@ -257,26 +258,34 @@ class Output:
 
   def __init__(self, folder: Path):
     self.folder, self.path = folder, folder
+    self._file: Appender | None = None
     self._held: collections.deque[tuple[float, int, str]] = collections.deque()
     self._last: dict[int, str] = {}
     self._lock = threading.Lock()
 
   def open(self, number: int) -> None:
-    """Begins the file of a start."""
+    """Begins the file of a start. If the disk is full, the file gets what there is room for."""
     self.path = self.folder / f"{number}.log"
-    self._file = self.path.open("w")
+    try:
+      self.path.unlink(missing_ok=True)
+      self._file = Appender(self.path)
+    except OSError as error:
+      warn(f"{self.path} cannot be written ({error.strerror}); the job goes on without it")
     self._last = {}
 
   def close(self) -> None:
-    self._file.close()
+    with self._lock:
+      if self._file:
+        self._file.close()
+      self._file = None
 
   def take(self, rank: int, line: str) -> None:
     with self._lock:
-      self._file.write(f"[{rank}] {line}")
-      self._file.flush()
       self._held.append((time.monotonic(), rank, line))
       if line.strip():
         self._last[rank] = line.strip().removeprefix("error: ")
+      if self._file:
+        self._file.write(f"[{rank}] {line}".encode())
 
   def last(self, rank: int) -> str:
     """The last line of a process, which names its error if it has failed."""

@@ -13,6 +13,7 @@ with the exact next batch.
 
 import dataclasses
 import json
+import math
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,6 @@ from tools.attempt import TRAIN, Attempt, Forwarded, Here, Output
 STATE, LOGS = "supervisor.json", "attempts"  # in a workdir
 POLL = 0.25  # seconds between two looks at the processes
 HELD = 1.0  # seconds for which lines are held back: those of processes that fail because another one did are not shown
-SILENT = 5.0  # seconds after which a process that gives no sign of life is the one that hangs
 LONGEST_WAIT = 60.0  # seconds before a start; the first ones wait less
 SAME = 3  # failures after the same step, without a new checkpoint, that are no accident
 
@@ -117,6 +117,7 @@ class Supervisor:
     self.policy, self.arguments, self.workdir, self.program, self.signals = policy, arguments, workdir, program, signals
     self.where, self.up = where, where.places()
     self._planned: dict[int, tuple[str, ...] | None] = {}
+    self._full = -math.inf  # when beats could not be written
     found, known = heartbeat.read(workdir / STATE), {field.name for field in dataclasses.fields(State)}
     self.state = State(**{name: value for name, value in found.items() if name in known})
     self.output = Output(writable(workdir / LOGS, "workdir"))
@@ -283,30 +284,31 @@ class Supervisor:
 
   def _gone(self, attempt: Attempt, ended: list[int]) -> int | None:
     """A process that neither ends nor gives a sign of life for a while: its host is gone, and so others fail."""
-    until = time.monotonic() + 1.5 * SILENT
+    until = time.monotonic() + 1.5 * heartbeat.SILENT
     while (left := set(range(attempt.count)) - set(ended)) and time.monotonic() < until:
       if (rank := attempt.ended(POLL)) is not None:
         ended.append(rank)
     beats = self._beats(attempt)
-    return next((rank for rank in left if rank in beats and time.time() - beats[rank]["time"] > SILENT), None)
+    return next((rank for rank in left if rank in beats and time.time() - beats[rank]["time"] > heartbeat.SILENT), None)
 
   def _hung(self, attempt: Attempt, running: set[int], began: float) -> Failure | None:
-    """The process that hangs, if one does. All others wait for it, so the one that is silent or behind is to blame."""
-    beats, now = self._beats(attempt), time.time()
-    late = {}
-    for rank in running:
-      if rank in beats:
-        self._seen[rank] = now
-      beat = beats.get(rank, heartbeat.starting(self._seen.get(rank, began)))  # one that ends in order has none, either
-      if heartbeat.late(beat, now, self.policy.patience, self.policy.shortest):
-        late[rank] = beat
-    if not late:
+    """The process that hangs, if one does."""
+    found, now = self._beats(attempt), time.time()
+    self._seen |= dict.fromkeys(found, now)
+    beats = {  # one that ends in order has none, either
+      rank: found.get(rank) or heartbeat.starting(self._seen.get(rank, began)) for rank in running
+    }
+    rank = heartbeat.hanging(beats, now, self.policy.patience, self.policy.shortest, self._takes_beats)
+    if rank is None:
       return None
-    silent = {rank: beat for rank, beat in beats.items() if rank in running and now - beat["time"] > SILENT} or late
-    rank = min(silent, key=lambda rank: (silent[rank]["step"], silent[rank]["since"]))
-    seconds, doing = now - silent[rank]["since"], silent[rank]["doing"]
-    why = f"made no progress for {seconds:.0f} s ({doing})"
+    why = f"made no progress for {now - beats[rank]['since']:.0f} s ({beats[rank]['doing']})"
     return Failure(rank, self._step(attempt), why, 128 + signal.SIGKILL)
+
+  def _takes_beats(self) -> bool:
+    """Whether beats can be written, and could a moment ago, so that one who is silent now has not tried."""
+    if not heartbeat.can_be_written(self.workdir):
+      self._full = time.monotonic()
+    return time.monotonic() - self._full > heartbeat.SILENT
 
   def _beats(self, attempt: Attempt) -> dict[int, heartbeat.Beat]:
     """The last signs of life of an attempt's processes: those that were not there before it."""
@@ -326,7 +328,10 @@ class Supervisor:
       time.sleep(min(POLL, left))
 
   def _save(self) -> None:
-    pages.write(self.workdir / STATE, json.dumps(dataclasses.asdict(self.state)))
+    try:
+      pages.write(self.workdir / STATE, json.dumps(dataclasses.asdict(self.state)))
+    except OSError as error:
+      self.output.say(f"error: {self.workdir / STATE} cannot be written ({error.strerror}); the next start tries again")
 
   def _end(self, status: int) -> int:
     """The job is over: the next one begins without its failures."""

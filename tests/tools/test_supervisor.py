@@ -4,6 +4,7 @@ The processes here are small programs that do what a list says. tests/tools/test
 """
 
 import argparse
+import errno
 import json
 import os
 import re
@@ -20,7 +21,9 @@ from typing import Any
 import pytest
 from helpers import ROOT, one_sentence
 
+import pages
 from reporting import heartbeat
+from reporting.metrics import Appender
 from tools import attempt, chaos, launch, slurm, smaller, supervisor
 from tools.supervisor import Policy, supervise
 
@@ -70,7 +73,8 @@ if "status" in mine:
 until = time.monotonic() + mine.get("end", act["end"])
 while time.monotonic() < until:
   time.sleep(0.02)
-  write()
+  if not mine.get("silent"):
+    write()
 if "leaves" in act:
   (work / "heartbeats" / f"{rank}.json").unlink()
   time.sleep(act["leaves"])
@@ -83,7 +87,7 @@ DIES = {"kill": signal.SIGKILL, "after": 0.2}
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
   """Runs a job whose starts do what is given: `end`, when processes end; `saves`; `step`; and by rank what it does."""
   (tmp_path / "program.py").write_text(PROGRAM)
-  monkeypatch.setattr(supervisor, "SILENT", 0.7)
+  monkeypatch.setattr(heartbeat, "SILENT", 0.7)
   monkeypatch.setattr(supervisor, "HELD", 0.5)
   monkeypatch.setattr(supervisor, "POLL", 0.05)
   monkeypatch.setattr(supervisor, "LONGEST_WAIT", 0.2)
@@ -150,6 +154,47 @@ def test_a_process_that_ends_in_order_does_not_hang(job: Callable[..., int], cap
   """It has no heartbeat any more, like one that starts. The job has run for longer than the patience then."""
   assert job([{"end": 3.0, "leaves": 1.0}], patience=3.0) == 0
   assert "restart" not in capfd.readouterr().out
+
+
+@pytest.mark.full
+def test_a_full_disk_does_not_end_a_job_that_trains(
+  job: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
+  """No sign of life can be written, nor what processes print, nor what the supervisor must know."""
+
+  def full(path: Path, text: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(pages, "write", full)
+  monkeypatch.setattr(attempt, "Appender", lambda path: path.touch() or Appender(Path("/dev/full")))
+  trains = {"silent": True, "prints": "training " * 20_000}
+  assert job([{"end": 3.0, "0": trains, "1": trains}]) == 0
+  printed = capfd.readouterr()
+  assert "restart" not in printed.out
+  assert printed.out.count("[0] training") == 1
+  assert "supervisor.json cannot be written (No space left on device)" in printed.out
+  assert printed.err.count("cannot be written (No space left on device)") == 1
+
+
+def test_output_that_fits_on_no_disk_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+  output = attempt.Output(tmp_path / "removed")
+  output.open(1)  # there is no such folder
+  output.take(0, "first\n")
+  output.close()
+  (tmp_path / "removed").mkdir()
+  monkeypatch.setattr(attempt, "Appender", lambda path: Appender(Path("/dev/full")))
+  output.open(2)
+  output.take(0, "second\n")
+  output.take(0, "third\n")
+  output.close()
+  output.release()
+  printed = capfd.readouterr()
+  assert printed.out.splitlines() == ["[0] first", "[0] second", "[0] third"]
+  assert output.last(0) == "third"
+  assert [line.rpartition("(")[2] for line in printed.err.splitlines()] == [
+    "No such file or directory); the job goes on without it",
+    "No space left on device); training continues, and the next write retries",
+  ]
 
 
 def test_it_gives_up_where_nothing_is_saved_any_more(job: Callable[..., int], capfd: Any):
