@@ -20,6 +20,7 @@ from typing import IO
 from errors import ConfigError
 from reporting.metrics import Appender, warn
 from runtime.stderr import print_if_read
+from storage.bucket import Location, location
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 # Lines that gloo prints, and that SLURM prints about an end of a process of which we know. They are dropped.
@@ -232,6 +233,14 @@ class Attempt:
   def _wait(self, job: subprocess.Popen, rank: int) -> None:
     job.wait()
     self._ended.put(rank)
+
+
+def workdir_of(arguments: Sequence[str]) -> Location:
+  """The workdir that flags of train.py name. Raises ConfigError if they name none."""
+  given = [flag.partition("=")[2] for flag in arguments if flag.startswith(("--workdir=", "-workdir="))]
+  if not given or not given[-1]:
+    raise ConfigError("--workdir is missing after --; name one, or each start would be a new run")
+  return location(given[-1], "workdir")
 
 
 def free_port() -> int:

@@ -32,9 +32,8 @@ from runtime import command_line
 from runtime.folders import writable
 from storage import Folder
 from tools import fragile
-from tools.attempt import simulated_host
+from tools.attempt import simulated_host, workdir_of
 from tools.launch import check, parsed
-from tools.supervisor import workdir_of
 
 LOSE = "lose the host of"  # kills a process, and removes what its host has in memory
 FAULTS = {"kill": 4, LOSE: 1, "stop": 1, "slow": 2, "corrupt": 1, "kill the supervisor": 1}  # how often each, among ten

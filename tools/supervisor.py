@@ -14,6 +14,7 @@ with the exact next batch.
 import dataclasses
 import json
 import math
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -26,8 +27,7 @@ from errors import ConfigError
 from reporting import heartbeat
 from runtime.command_line import BAD_INPUT, DIVERGED
 from runtime.folders import here, writable
-from storage.bucket import Location, location
-from tools.attempt import TRAIN, Attempt, Forwarded, Here, Output
+from tools.attempt import TRAIN, Attempt, Forwarded, Here, Output, workdir_of
 
 STATE, LOGS = "supervisor.json", "attempts"  # in a workdir
 POLL = 0.25  # seconds between two looks at the processes
@@ -92,20 +92,15 @@ def supervise(policy: Policy, arguments: Sequence[str], program: Path = TRAIN, w
   It runs on this machine, unless `where` has other places.
 
   That is 0 if it is finished or was stopped by a signal; otherwise that of the last process that failed, if it makes no
-  sense to start again. Raises ConfigError if the arguments name no workdir, or if nothing can be written there.
+  sense to start again. Raises ConfigError if the arguments name no workdir or switch off heartbeats, or if nothing can
+  be written there.
   """
+  if any(re.fullmatch(r"-?-config\.runtime\.heartbeat=0*\.?0*", flag) for flag in arguments):
+    raise ConfigError("--config.runtime.heartbeat=0 hides whether processes hang; leave it out, or use 1")
   workdir = writable(here(workdir_of(arguments)), "workdir")
   with Forwarded() as signals:
     where = where or Here(policy.processes, policy.devices_per_process)
     return Supervisor(policy, arguments, workdir, program, signals, where).run()
-
-
-def workdir_of(arguments: Sequence[str]) -> Location:
-  """The workdir that flags of train.py name. Raises ConfigError if they name none."""
-  given = [flag.partition("=")[2] for flag in arguments if flag.startswith(("--workdir=", "-workdir="))]
-  if not given or not given[-1]:
-    raise ConfigError("--workdir is missing after --; name one, or each start would be a new run")
-  return location(given[-1], "workdir")
 
 
 class Supervisor:

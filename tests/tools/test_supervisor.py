@@ -313,6 +313,14 @@ def test_a_job_without_a_workdir_is_refused():
     supervise(Policy(2, 1), ["--config=configs/fsdp.py"])
 
 
+@pytest.mark.parametrize("value", ["0", "0.0", "00.", ".0"])
+def test_a_job_that_gives_no_signs_of_life_is_refused(value: str, tmp_path: Path):
+  """It would seem to hang after --patience, every time."""
+  with one_sentence("--config.runtime.heartbeat=0", "leave it out"):
+    supervise(Policy(2, 1), [f"--workdir={tmp_path}", f"--config.runtime.heartbeat={value}"])
+  assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
   "flag, words",
   [
