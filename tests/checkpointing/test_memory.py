@@ -468,6 +468,14 @@ def test_a_neighbour_is_on_another_host_where_there_is_one(hosts: str, found: li
   assert pieces.neighbours(list(hosts)) == found
 
 
+def test_neighbours_of_many_processes_are_found_with_one_search(monkeypatch: pytest.MonkeyPatch):
+  """One search compares each host with all others."""
+  searches, offset = [], pieces.offset
+  monkeypatch.setattr(pieces, "offset", lambda hosts: searches.append(1) or offset(hosts))
+  assert pieces.neighbours([f"host{i // 2}" for i in range(16)]) == [*range(2, 16), 0, 1]
+  assert len(searches) == 1
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
   found = Server(Store(tmp_path / "host", 0), b"secret", "127.0.0.1")
