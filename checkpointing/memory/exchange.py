@@ -202,11 +202,15 @@ def _receive_all(connection: Connection, into: memoryview) -> None:
 def own_address(coordinator: str) -> str:
   """The address of this machine on the way to the coordinator, HOST:PORT, or to the default gateway if that is "".
 
-  Nothing is sent: a UDP socket only looks the way up.
+  Nothing is sent: a UDP socket only looks the way up. A host may know its own name as a loopback address (Debian's
+  /etc/hosts has 127.0.1.1), which others cannot reach. That counts only if the coordinator is given as one.
   """
   host, _, _ = coordinator.rpartition(":")
+  alone = host == "localhost" or host.startswith("127.")
   for target in ([host] if host else []) + ["10.255.255.255"]:
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
       probe.connect((target, 9))
-      return str(probe.getsockname()[0])
+      found = str(probe.getsockname()[0])
+      if alone or not found.startswith("127."):
+        return found
   return socket.gethostbyname(socket.gethostname())

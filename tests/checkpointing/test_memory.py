@@ -476,6 +476,37 @@ def test_neighbours_of_many_processes_are_found_with_one_search(monkeypatch: pyt
   assert len(searches) == 1
 
 
+@pytest.mark.parametrize(
+  "coordinator, found",
+  [
+    ("host0:8476", "10.0.0.7"),  # this host, which knows itself as 127.0.1.1
+    ("host1:8476", "10.0.0.7"),
+    ("", "10.0.0.7"),
+    ("127.0.0.1:8476", "127.0.0.1"),
+    ("localhost:8476", "127.0.0.1"),
+  ],
+)
+def test_a_process_listens_where_others_can_reach_it(coordinator: str, found: str, monkeypatch: pytest.MonkeyPatch):
+  class Probe:
+    def __init__(self, *_: Any) -> None:
+      pass
+
+    def __enter__(self) -> "Probe":
+      return self
+
+    def __exit__(self, *_: object) -> None:
+      pass
+
+    def connect(self, address: tuple[str, int]) -> None:
+      self.name = "127.0.0.1" if address[0] in ("host0", "127.0.0.1", "localhost") else "10.0.0.7"
+
+    def getsockname(self) -> tuple[str, int]:
+      return self.name, 1
+
+  monkeypatch.setattr(exchange.socket, "socket", Probe)
+  assert exchange.own_address(coordinator) == found
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
   found = Server(Store(tmp_path / "host", 0), b"secret", "127.0.0.1")
