@@ -38,6 +38,7 @@ from training.loop import MEMORY_SAVES, LoopState
 from training.program import TrainState
 
 NOTE = "memory.json"  # in a workdir: whose memory it is, and the newest complete save
+SKIPS = 10  # saves in a row that are skipped before the run says so
 COPIERS = 8  # threads that copy pieces into memory, for which training waits
 RUN = "run"  # in the folder of a host: the name of its run
 Notify = Callable[[str], None]
@@ -74,6 +75,7 @@ class Tier:
     self.lines: list[str] = []
     self.complete: Save | None = None
     self.skipped, self._waited = 0, list[float]()
+    self._in_a_row = 0  # saves that were skipped since the last one that was not
     self._pending: tuple[Save, concurrent.futures.Future[None]] | None = None
     self._warned = ""
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "memory")
@@ -178,6 +180,7 @@ class Tier:
     if not self._have_finished():
       self.skipped += 1
       return
+    self._in_a_row = 0
     tree, saved = record.of_state(state, run, loop)
     portion = Portion(Save(loop.step, self.attempt, self.count), self.rank)
     self.store.prune([portion.of] if self.complete is None else [portion.of, self.complete], portion)
@@ -203,7 +206,13 @@ class Tier:
       error = None if busy else self._pending[1].exception()
       failed = first_line(error) if error else ""
     found = processes.all_gather([busy, failed])
-    if any(busy for busy, _ in found):
+    if slow := [rank for rank, (busy, _) in enumerate(found) if busy]:
+      self._in_a_row += 1
+      if self._in_a_row == SKIPS and not self.rank:
+        self.warn(
+          f"{SKIPS} saves in the hosts' memory in a row were skipped, because one before is not finished (on process"
+          f"{'es' if slow[1:] else ''} {', '.join(map(str, slow))}); training continues, and the next one is tried"
+        )
       return False
     if self._pending:
       of, self._pending = self._pending[0], None

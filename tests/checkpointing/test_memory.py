@@ -5,9 +5,11 @@ over sockets and into files. tests/tools/test_healing.py does it with real jobs.
 """
 
 import concurrent.futures
+import contextlib
 import errno
 import json
 import os
+import queue
 import re
 import shutil
 import socket
@@ -307,6 +309,7 @@ def test_a_save_that_is_not_ready_is_skipped_by_all_and_not_awaited(job: Job, mo
     finish(self, *given)
 
   monkeypatch.setattr(Tier, "_finish", waits)
+  monkeypatch.setattr(saving, "SKIPS", 1)
 
   def work(tier: Tier) -> tuple[int, set[int]]:
     job.start(tier)
@@ -322,6 +325,8 @@ def test_a_save_that_is_not_ready_is_skipped_by_all_and_not_awaited(job: Job, mo
     return tier.skipped, {portion.of.step for portion in tier.store.portions()}
 
   assert job.run(4, work) == [(1, {15, 20})] * 4
+  (line,) = job.warnings
+  assert re.search(r"1 saves in the hosts' memory in a row were skipped, .* not finished \(on process.*1.*\)", line)
   assert saving.newest(job.workdir) == 15  # whether 20 is complete is only known at the next save
   assert job.restored(4) == 20
 
@@ -566,6 +571,70 @@ def test_strangers_get_nothing(server: Server, tmp_path: Path):
     silent.send(b"\xff" * 100)
   with Peer(server.address, b"secret") as peer:
     peer.keep(Portion(Save(5, "ab", 2), 1), path)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", b"\0\0\0\6sec"])
+def test_a_stranger_that_says_nothing_is_not_waited_for(
+  sent: bytes, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+  """Nor do many of them keep a process of the job from being served."""
+  monkeypatch.setattr(exchange, "SILENT", 0.05)
+  monkeypatch.setattr(exchange, "ANSWER", 5.0)
+  strangers = [socket.create_connection(server.address, timeout=5) for _ in range(2 * exchange.STRANGERS)]
+  for stranger in strangers:
+    stranger.sendall(sent)
+  with Peer(server.address, b"secret") as peer:
+    peer.keep(Portion(Save(5, "ab", 2), 1), written(tmp_path / "other"))
+  for stranger in strangers:
+    with contextlib.suppress(ConnectionResetError):
+      assert stranger.recv(1) == b""
+    stranger.close()
+
+
+def test_a_process_may_take_its_time_between_two_requests(
+  server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+  monkeypatch.setattr(exchange, "SILENT", 0.05)
+  monkeypatch.setattr(exchange, "ANSWER", 0.05)
+  portion = Portion(Save(5, "ab", 2), 1)
+  with Peer(server.address, b"secret") as peer:
+    peer.keep(portion, written(tmp_path / "other"))
+    time.sleep(0.15)
+    assert len(peer.index(portion).entries) == 1
+
+
+def test_a_neighbour_that_stops_fails_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """It takes the connection and a part of the file, and answers no more."""
+  monkeypatch.setattr(exchange, "ANSWER", 0.05)
+  path, found = written(tmp_path / "other"), queue.SimpleQueue()
+  with socket.create_server(("127.0.0.1", 0)) as stopped:
+
+    def send() -> None:
+      try:
+        with Peer(stopped.getsockname()[:2], b"secret") as peer:
+          peer.keep(Portion(Save(5, "ab", 2), 1), path)
+      except exchange.Unreachable as error:
+        found.put(str(error))
+
+    threading.Thread(target=send, daemon=True).start()
+    assert "it was silent for 0 s" in found.get(timeout=10)
+
+
+def test_a_server_without_free_descriptors_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  class Full:
+    tried = 0
+
+    def accept(self) -> None:
+      self.tried += 1
+      server._closed = self.tried == 3
+      raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+  pauses: list[float] = []
+  server = Server.__new__(Server)
+  server._closed, server._socket, server._strangers = False, Full(), threading.BoundedSemaphore(1)
+  monkeypatch.setattr(exchange.time, "sleep", pauses.append)
+  server._accept()
+  assert pauses == [exchange.PAUSE] * 2
 
 
 def wait_for(happened: Callable[[], Any]) -> None:
