@@ -63,11 +63,17 @@ class NotWritten(JobError):
 
 
 class Appender:
-  """Appends to a file. On a full disk: warns once, buffers, and retries on the next write."""
+  """Appends lines to a file. On a full disk: warns once, buffers, and retries on the next write.
+
+  If a kill has left half a line there, the first one here begins a new line, so that it can be read.
+  """
 
   def __init__(self, path: Path):
     self.path, self.waiting, self.failing = path, b"", False
-    self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    size = os.fstat(self.descriptor).st_size
+    if size and os.pread(self.descriptor, 1, size - 1) != b"\n":
+      self.waiting = b"\n"
 
   def write(self, data: bytes) -> None:
     self.waiting += data
