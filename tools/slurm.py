@@ -12,12 +12,17 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
-from errors import ConfigError
+from errors import ConfigError, Unavailable
 from tools.attempt import Here
+
+SECONDS_TO_ANSWER = 30.0  # that a command of SLURM has, before it counts as failed
 
 
 class Nodes(Here):
-  """The nodes of the SLURM job in which this program runs. Raises ConfigError outside of one."""
+  """The nodes of the SLURM job in which this program runs.
+
+  Raises ConfigError outside of one, and Unavailable if SLURM does not name them.
+  """
 
   ends = signal.SIGTERM  # srun then kills its tasks
   sees_ends = False  # not if a node fails: SLURM waits for it first
@@ -27,6 +32,10 @@ class Nodes(Here):
     if "SLURM_JOB_ID" not in environment:
       raise ConfigError("--slurm works in a job of SLURM only; start it with sbatch launch/slurm.sh")
     self.job, self.nodes = environment["SLURM_JOB_ID"], _hosts(environment["SLURM_JOB_NODELIST"])
+    if not self.nodes:
+      raise Unavailable(
+        f"--slurm: `scontrol show hostnames {environment['SLURM_JOB_NODELIST']}` names no node; run it by hand"
+      )
     self.unit = int(environment.get("SLURM_NTASKS_PER_NODE", 1))
     self.gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
     super().__init__(len(self.nodes) * self.unit, self.gpus // self.unit)
@@ -81,9 +90,12 @@ def _hosts(names: str) -> list[str]:
 
 
 def _answer(*command: str) -> str:
-  """What one of SLURM's commands prints; "" if it fails."""
+  """What one of SLURM's commands prints; "" if it fails, or if SLURM does not answer it in time."""
   try:
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=SECONDS_TO_ANSWER)
+    return done.stdout
+  except subprocess.TimeoutExpired:
+    return ""
   except OSError as error:
     raise ConfigError(
       f"--slurm needs SLURM's command {command[0]} here ({error.strerror}); use a node that has it"

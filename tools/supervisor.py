@@ -161,7 +161,7 @@ class Supervisor:
   def _none_fits(self) -> int | None:
     """Waits for the next place that returns. Returns the job's status if there is none, or if it is stopped."""
     if not self.state.lost:
-      why = next(iter(self.state.refused.values()))
+      why = next(iter(self.state.refused.values()), "there is no place for a process")
       self.output.say(f"gave up   no number of processes can run this: {why}")
       return self._end(BAD_INPUT)
     self._sleep(min(self.state.lost.values()) - time.time())

@@ -22,6 +22,7 @@ import pytest
 from helpers import ROOT, one_sentence
 
 import pages
+from errors import Unavailable
 from reporting import heartbeat
 from reporting.metrics import Appender
 from tools import attempt, chaos, launch, slurm, smaller, supervisor
@@ -420,6 +421,20 @@ def test_on_slurm_a_task_has_its_part_of_the_gpus(on_slurm: Path, monkeypatch: p
   assert [nodes.host(place) for place in nodes.places()] == ["n1", "n1", "n2", "n2"]
   nodes.send([], signal.SIGTERM)
   assert (on_slurm / "cancelled").read_text() == "--signal=TERM 7\n"
+
+
+def test_slurm_that_does_not_answer_is_not_waited_for(on_slurm: Path, monkeypatch: pytest.MonkeyPatch):
+  """Without an answer all nodes may be there. At the start, their names are needed."""
+  nodes = slurm.Nodes()
+  monkeypatch.setattr(slurm, "SECONDS_TO_ANSWER", 0.05)
+  for name in ("squeue", "scontrol", "scancel"):
+    (on_slurm / "bin" / name).write_text("#!/bin/sh\nexec sleep 30\n")
+  assert nodes.places() == [0, 1, 2, 3]
+  assert not nodes.ending()
+  assert nodes.address(2) == "n2"
+  nodes.send([], signal.SIGTERM)
+  with one_sentence("scontrol show hostnames n1,n2", "names no node", kind=Unavailable):
+    slurm.Nodes()
 
 
 def test_slurm_is_needed_for_its_flag(monkeypatch: pytest.MonkeyPatch):
