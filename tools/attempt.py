@@ -33,6 +33,7 @@ NOISE = re.compile(
 # of forks.)
 BECOME = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])"
 SECONDS_TO_END = 30.0  # that the processes of an attempt have, once they are ended at once
+SECONDS_TO_READ = 5.0  # and then for the rest of their output
 _printing = threading.Lock()
 Take = Callable[[int, str], None]  # gets the rank of a process and a line of its output
 
@@ -108,6 +109,15 @@ class Here:
   def environment(self, place: int) -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
 
+  def end(self, job: subprocess.Popen) -> None:
+    """Ends what `command` has started at once, with all that it has started."""
+    if job.poll() is None:
+      with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+        os.killpg(job.pid, self.ends)
+
+  def end_rest(self) -> None:
+    """Ends what `end` has not, and waits a while until it is gone."""
+
   def send(self, jobs: Sequence[subprocess.Popen], number: int) -> None:
     """Sends a signal to the processes that run."""
     for job in jobs:
@@ -148,8 +158,9 @@ class Attempt:
   def __exit__(self, *_: object) -> None:
     self.signals.to = None
     self.kill()
-    for reader in self._readers:
-      reader.join()
+    until = time.monotonic() + SECONDS_TO_READ
+    for reader in self._readers:  # ends with the last process that has this output, which may be one that has left us
+      reader.join(max(0.0, until - time.monotonic()))
 
   def _start(self) -> None:
     address = self.where.address(self.places[0])
@@ -196,15 +207,19 @@ class Attempt:
 
   def kill(self) -> None:
     """Ends all processes at once, and waits until they are gone."""
-    until = time.monotonic() + SECONDS_TO_END
+    until, left = time.monotonic() + SECONDS_TO_END, list[subprocess.Popen]()
     for job in self.jobs:
-      job.send_signal(self.where.ends)
+      self.where.end(job)
     for job in self.jobs:
       try:
         job.wait(max(0.0, until - time.monotonic()))
       except subprocess.TimeoutExpired:  # what ends other processes has not, as on a host that is gone
-        job.kill()
-        job.wait()
+        left.append(job)
+    if left:
+      self.where.end_rest()
+    for job in left:
+      job.kill()
+      job.wait()
 
   def ended(self, seconds: float | None) -> int | None:
     """Waits at most so long for the next process that ends. Returns its rank; None if none has ended."""

@@ -10,11 +10,14 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 
 from errors import ConfigError, Unavailable
 from tools.attempt import Here
 
+STEP = "meshwright"  # the name of the step of a process
+SECONDS_TO_END = 10.0  # that steps have which SLURM is told to kill; those of a node that is gone take minutes
 SECONDS_TO_ANSWER = 30.0  # that a command of SLURM has, before it counts as failed
 
 
@@ -71,13 +74,32 @@ class Nodes(Here):
 
   def command(self, place: int) -> list[str]:
     step = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={self.host(place)}"]
-    return [*super().command(place), *step, "--overlap", "--input=none"]  # all steps share what the job has
+    return [*super().command(place), *step, "--overlap", "--input=none", f"--job-name={STEP}"]  # all share what it has
 
   def environment(self, place: int) -> dict[str, str]:
     """Each task of a node has an equal part of its GPUs. Without this, JAX would give each step the first one."""
     first = place % self.unit * self.devices
     ids = ",".join(str(number) for number in range(first, first + self.devices))
     return {"PYTHONUNBUFFERED": "1"} | ({"JAX_LOCAL_DEVICE_IDS": ids} if ids else {})
+
+  def end(self, job: subprocess.Popen) -> None:
+    if job.poll() is None:
+      job.send_signal(self.ends)
+
+  def end_rest(self) -> None:
+    """Ends the steps, and waits until SLURM has seen their ends. Without srun they would go on.
+
+    A task that waits for a disk ends late. Until then it has its GPUs and the lock of the workdir.
+    """
+    until = time.monotonic() + SECONDS_TO_END
+    while (steps := self._steps()) and time.monotonic() < until:
+      _answer("scancel", "--signal=KILL", *steps)
+      time.sleep(SECONDS_TO_END / 10)
+
+  def _steps(self) -> list[str]:
+    """The processes of this job that SLURM knows, as JOB.STEP."""
+    known = _answer("squeue", "--noheader", "--steps", f"--jobs={self.job}", "--format=%i %j").splitlines()
+    return [line.split()[0] for line in known if line.split()[1:] == [STEP]]
 
   def send(self, jobs: Sequence[subprocess.Popen], number: int) -> None:
     """Signals the steps, and not srun, which would kill its task."""

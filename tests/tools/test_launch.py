@@ -1,10 +1,13 @@
 """tools.launch leaves no process behind. tests/runtime/test_processes.py runs whole jobs with it."""
 
+import contextlib
 import errno
 import os
+import queue
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +102,43 @@ def test_whatever_fails_a_process_can_go_on_printing(tmp_path: Path):
     with started:
       assert started.ended(30) == 0
     assert started.status(0) == 0
+
+
+FORKS = """
+import os, sys, time
+child = os.fork()
+if not child:
+  if "--leaves" in sys.argv:
+    os.setsid()
+  time.sleep(60)
+print(child, flush=True)
+if "--leaves" not in sys.argv:
+  time.sleep(60)
+"""
+
+
+def is_alive(pid: int) -> bool:
+  with contextlib.suppress(FileNotFoundError):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+  return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_a_process_starts_does_not_keep_the_job(leaves: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """A child has its output. It is ended with it; one that has left its session is not waited for."""
+  monkeypatch.setattr(attempt, "SECONDS_TO_READ", 0.1)
+  (tmp_path / "program.py").write_text(FORKS)
+  lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+  flags, take = ["--leaves"] * leaves, lambda rank, line: lines.put(line)
+  with attempt.Forwarded() as signals:
+    with attempt.Attempt(attempt.Here(1, 1), [0], flags, tmp_path / "program.py", take, signals) as started:
+      child = int(lines.get(timeout=30))
+      assert not leaves or started.ended(30) == 0
+  if leaves:
+    os.kill(child, signal.SIGKILL)
+  else:
+    until = time.monotonic() + 10
+    while is_alive(child):
+      assert time.monotonic() < until
+      time.sleep(0.01)

@@ -360,10 +360,11 @@ def test_what_plan_needs_is_imported_only_then():
 SLURM = {  # stands in for SLURM's commands: two nodes of two tasks, of which one is gone after the first start
   "srun": 'node=none; for word; do case "$word" in --nodelist=*) node="${word#*=}" ;; esac; done\n'
   'while [ "${1#--}" != "$1" ]; do shift; done; echo "on $node with ${JAX_LOCAL_DEVICE_IDS-no} GPUs"; exec "$@"',
-  "squeue": 'case "$*" in *%T*) cat "$FOLDER/state" 2>/dev/null || echo RUNNING; exit ;; esac\n'
+  "squeue": 'case "$*" in *--steps*) cat "$FOLDER/steps" 2>/dev/null; exit ;;'
+  ' *%T*) cat "$FOLDER/state" 2>/dev/null || echo RUNNING; exit ;; esac\n'
   'if [ -e "$FOLDER/run/attempts/1.log" ]; then echo n1; else echo "n1,n2"; fi',
   "scontrol": 'case "$*" in *hostnames*) echo "$3" | tr , "\\n" ;; *) echo "NodeName=$4 NodeAddr=127.0.0.1 x" ;; esac',
-  "scancel": 'echo "$@" >>"$FOLDER/cancelled"',
+  "scancel": 'echo "$@" >>"$FOLDER/cancelled"; case "$1" in *KILL) rm "$FOLDER/steps" ;; esac',
 }
 
 
@@ -397,10 +398,13 @@ def test_on_slurm_the_node_that_is_gone_is_named(
 ):
   """SLURM has not noticed it yet. A process on another node fails because of it, and srun cannot end this one."""
   monkeypatch.setattr(attempt, "SECONDS_TO_END", 0.5)
+  monkeypatch.setattr(slurm, "SECONDS_TO_END", 0.5)
+  (on_slurm / "steps").write_text("7.0 bash\n7.1 meshwright\n7.3 meshwright\n7.batch batch\n")
   stops = {"kill": signal.SIGSTOP, "after": 0.0}
   dies = {"end": FOREVER, "step": 5, "saves": [3], "0": {"status": 1, "after": 0.3}, "2": stops}
   assert job([dies, {}], 4, where=slurm.Nodes()) == 0
   assert re.search("restart   process 2 of 4 on n2 gave no sign of life when others failed", capfd.readouterr().out)
+  assert (on_slurm / "cancelled").read_text() == "--signal=KILL 7.1 7.3\n"  # before srun is killed
 
 
 def test_on_slurm_a_job_that_slurm_ends_is_not_started_again(on_slurm: Path, job: Callable[..., int], capfd: Any):
