@@ -142,6 +142,7 @@ class Attempt:
     self.arguments, self.program = arguments, program
     self.take, self.signals = take, signals
     self.jobs: list[subprocess.Popen] = []
+    self._reached = 0  # by the last signal: those that were started before it came
     self._readers: list[threading.Thread] = []
     self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -195,6 +196,8 @@ class Attempt:
         thread.start()
         if work == self._read:
           self._readers.append(thread)
+    if self.signals.received and self._reached < self.count:  # one came while the last was being started
+      self.where.send(self.jobs[self._reached :], self.signals.received[-1])
 
   @property
   def whole(self) -> bool:
@@ -203,6 +206,7 @@ class Attempt:
 
   def send(self, number: int) -> None:
     """Sends a signal to all processes that run."""
+    self._reached = len(self.jobs)
     self.where.send(self.jobs, number)
 
   def kill(self) -> None:

@@ -69,6 +69,24 @@ def test_a_signal_before_all_are_started_ends_those_that_are(
   spawned.require_all_gone(2)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_signal_while_the_last_process_is_started_reaches_it(
+  count: int, program: Path, monkeypatch: pytest.MonkeyPatch
+):
+  """`Popen` has not returned then, so nobody knows the process."""
+  popen, started = subprocess.Popen, []
+
+  def spawned(*arguments: Any, **options: Any) -> subprocess.Popen:
+    started.append(popen(*arguments, **options))
+    if len(started) == count:
+      signal.raise_signal(signal.SIGTERM)
+    return started[-1]
+
+  monkeypatch.setattr(attempt.subprocess, "Popen", spawned)
+  program.write_text("import time; time.sleep(10)")
+  assert launch.launch(count, 1, [], program) == 128 + signal.SIGTERM
+
+
 PRINTS = """
 import signal
 signal.alarm(20)  # so that a test that fails ends
