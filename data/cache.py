@@ -52,9 +52,9 @@ def prepared(root: str, name: str, key: Any, write: Callable[[Path], None]) -> P
           raise
         shutil.rmtree(unfinished, ignore_errors=True)  # without locks, another process was first
       (folder / f".{name}-{digest}.lock").unlink(missing_ok=True)
-  except StorageError:
-    raise  # of a bucket, from which the folder is filled
   except OSError as error:
+    if isinstance(error, StorageError) or error.errno is None:
+      raise  # of a bucket, from which the folder is filled
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
       raise of_system(
         error,

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from data.cache import prepared
-from errors import ConfigError, of_system
+from errors import ConfigError, Unavailable, of_system
 from storage.answers import StorageError
 from storage.bucket import Folder, is_url, location
 
@@ -39,6 +39,8 @@ def _brought(url: str, field: str, cache_dir: str) -> str:
     folder = prepared(cache_dir, _as_name(source), (str(root), key), lambda to: _download(root, names, to))
   except StorageError as error:
     failed = of_system(error, f"{field}={url!r} cannot be read: {error}")
+  except FileNotFoundError as error:
+    failed = Unavailable(f"{field}={url!r} changes while it is read: {error}; run again when it changes no more")
   else:
     return str(folder / source.name if single else folder)
   raise failed

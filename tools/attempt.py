@@ -256,6 +256,8 @@ class Attempt:
 
 def workdir_of(arguments: Sequence[str]) -> Location:
   """The workdir that flags of train.py name. Raises ConfigError if they name none."""
+  if not {"--workdir", "-workdir"}.isdisjoint(arguments):
+    raise ConfigError("--workdir has no value here; write --workdir=DIR")
   given = [flag.partition("=")[2] for flag in arguments if flag.startswith(("--workdir=", "-workdir="))]
   if not given or not given[-1]:
     raise ConfigError("--workdir is missing after --; name one, or each start would be a new run")

@@ -85,9 +85,17 @@ def main(program: Path = TRAIN) -> None:
     where = Nodes() if options.slurm else Here(options.processes, options.devices_per_process)
     policy = Policy(
       where.processes, where.devices, options.restarts, options.patience, options.shortest, options.lost_for,
-      tuple(shlex.split(options.smaller)),
+      words(options.smaller),
     )  # fmt: skip
     sys.exit(supervise(policy, rest, program, where))
+
+
+def words(flags: str) -> tuple[str, ...]:
+  """The flags of --smaller. Raises ConfigError if a quote is left open."""
+  try:
+    return tuple(shlex.split(flags))
+  except ValueError as error:
+    raise ConfigError(f"--smaller={flags!r} cannot be read ({error}); close each quote") from error
 
 
 def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:

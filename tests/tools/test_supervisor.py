@@ -6,6 +6,7 @@ The processes here are small programs that do what a list says. tests/tools/test
 import argparse
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -312,6 +313,8 @@ def test_a_signal_ends_the_job_and_not_only_its_processes(
 def test_a_job_without_a_workdir_is_refused():
   with one_sentence("--workdir is missing", "name one"):
     supervise(Policy(2, 1), ["--config=configs/fsdp.py"])
+  with one_sentence("--workdir has no value here", "write --workdir=DIR"):
+    supervise(Policy(2, 1), ["--config=configs/fsdp.py", "--workdir", "runs/a"])
 
 
 @pytest.mark.parametrize("value", ["0", "0.0", "00.", ".0"])
@@ -328,9 +331,10 @@ def test_a_job_that_gives_no_signs_of_life_is_refused(value: str, tmp_path: Path
     ("--restarts=0", "restarts=0 must be at least 1"),
     ("--patience=0", "patience=0.0 must be a finite number above 0"),
     ("--lost-for=-1", "lost-for=-1.0 must not be negative"),
+    ("--smaller=--x='a", '--smaller="--x=\'a" cannot be read (No closing quotation); close each quote'),
   ],
 )
-def test_bad_numbers_are_named(flag: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+def test_bad_values_are_named(flag: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: Any):
   monkeypatch.setattr(sys, "argv", ["launch", "--restart", flag, "--", "--config=configs/fsdp.py"])
   with pytest.raises(SystemExit, match="2"):
     launch.main()
@@ -445,6 +449,18 @@ def test_slurm_is_needed_for_its_flag(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.delenv("SLURM_JOB_ID", raising=False)
   with one_sentence("--slurm works in a job of SLURM only", "sbatch launch/slurm.sh"):
     slurm.Nodes()
+
+
+def test_chaos_compares_losses_that_are_not_finite(tmp_path: Path):
+  def run(name: str, *losses: float | None) -> Path:
+    lines = [{"step": step, "split": "train", "loss": loss} for step, loss in enumerate(losses, 1)]
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return tmp_path / name
+
+  undisturbed = run("undisturbed", 2.0, None)
+  assert chaos.compared(undisturbed, run("same", 2.0, None)) == (set(), 0.0)
+  assert chaos.compared(undisturbed, run("other", 2.0, 1.0)) == (set(), math.inf)
 
 
 def test_chaos_needs_a_folder_of_this_machine():
