@@ -22,7 +22,7 @@ from tools.attempt import TRAIN, Attempt, Forwarded, Here, show
 from tools.slurm import Nodes
 from tools.supervisor import Policy, supervise
 
-SECONDS_TO_END = 10.0  # after one process has failed, the others have this long to end before they are killed
+SECONDS_TO_FOLLOW = 10.0  # after one process has failed, the others have this long to end by themselves
 
 
 def launch(processes: int, devices_per_process: int, arguments: Sequence[str], program: Path = TRAIN) -> int:
@@ -51,7 +51,7 @@ def _wait(attempt: Attempt) -> int:
       return status
     if not status and attempt.status(rank):
       status = attempt.status(rank)
-      deadline = time.monotonic() + SECONDS_TO_END
+      deadline = time.monotonic() + SECONDS_TO_FOLLOW
   return status
 
 

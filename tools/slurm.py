@@ -17,7 +17,7 @@ from errors import ConfigError, Unavailable
 from tools.attempt import Here
 
 STEP = "meshwright"  # the name of the step of a process
-SECONDS_TO_END = 10.0  # that steps have which SLURM is told to kill; those of a node that is gone take minutes
+SECONDS_TO_KILL = 10.0  # that steps have which SLURM is told to kill; those of a node that is gone take minutes
 SECONDS_TO_ANSWER = 30.0  # that a command of SLURM has, before it counts as failed
 
 
@@ -91,10 +91,10 @@ class Nodes(Here):
 
     A task that waits for a disk ends late. Until then it has its GPUs and the lock of the workdir.
     """
-    until = time.monotonic() + SECONDS_TO_END
+    until = time.monotonic() + SECONDS_TO_KILL
     while (steps := self._steps()) and time.monotonic() < until:
       _answer("scancel", "--signal=KILL", *steps)
-      time.sleep(SECONDS_TO_END / 10)
+      time.sleep(SECONDS_TO_KILL / 10)
 
   def _steps(self) -> list[str]:
     """The processes of this job that SLURM knows, as JOB.STEP."""

@@ -105,7 +105,7 @@ class Server:
   def _answer(self, connection: Connection, asked: dict[str, Any]) -> None:
     portion = portion_of(asked["portion"])
     if portion is None:
-      raise Damaged(f"{asked['portion']!r} is not a part")
+      raise Damaged(f"{asked['portion']!r} is not a portion")
     if asked["do"] == "keep":
       self._keep(connection, portion, asked["bytes"])
     elif asked["do"] == "index":

@@ -1,7 +1,7 @@
 """Saves the state in the hosts' memory every few steps: its own portion in each process, and a neighbour's.
 
-If a process or a host is lost, the next start of the job takes its part from the neighbour (recovery.py). Memory here
-means files in a folder of type tmpfs, such as /dev/shm. They outlive the process, but not the host.
+If a process or a host is lost, the next start of the job takes its portion from the neighbour (recovery.py). Memory
+here means files in a folder of type tmpfs, such as /dev/shm. They outlive the process, but not the host.
 
 Training waits until the state is copied from the devices into this process's file. A thread does the rest. All
 processes save together, and only if all have finished the save before. Then that one is complete, and the ones before
@@ -286,7 +286,7 @@ def newest(workdir: Path) -> int:
 
 
 def _write(path: Path, note: dict[str, Any]) -> None:
-  """Writes a note as a whole. A disk that is full ends no run: the note only serves messages."""
+  """Writes a note as a whole. A full disk ends no run. Without the first note, the next start drops the memory."""
   part = path.with_suffix(".part")
   with contextlib.suppress(OSError):
     part.write_text(json.dumps(note))

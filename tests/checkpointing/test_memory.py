@@ -270,7 +270,7 @@ def test_one_flipped_bit_is_read_from_the_copy_and_two_from_the_save_before(job:
     flip(path)
   assert job.restored(4) == 5
   (line,) = job.warnings
-  assert "(step 10: the part of process 2: params/weights is not what was saved); going on from step 5 there" in line
+  assert "(step 10: the portion of process 2: params/weights is not what was saved); going on from step 5 there" in line
 
 
 def test_a_torn_file_is_read_from_the_copy(job: Job):
@@ -280,7 +280,7 @@ def test_a_torn_file_is_read_from_the_copy(job: Job):
   assert job.restored(4) == 5
   os.truncate(copy, 40)
   assert job.restored(4) is None
-  assert "step 5: the part of process 3: it is torn" in job.warnings[-1]
+  assert "step 5: the portion of process 3: it is torn" in job.warnings[-1]
 
 
 def test_a_kill_during_a_save_loses_nothing(job: Job, monkeypatch: pytest.MonkeyPatch):

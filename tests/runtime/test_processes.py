@@ -131,11 +131,11 @@ time.sleep(60)
 def test_one_failing_process_ends_the_rest_with_its_status(tmp_path: Path, capfd: pytest.CaptureFixture):
   program = tmp_path / "program.py"
   program.write_text(PROGRAM)
-  launch.SECONDS_TO_END, before = 0.1, launch.SECONDS_TO_END
+  launch.SECONDS_TO_FOLLOW, before = 0.1, launch.SECONDS_TO_FOLLOW
   try:
     assert launch.launch(3, 1, [], program) == 7
   finally:
-    launch.SECONDS_TO_END = before
+    launch.SECONDS_TO_FOLLOW = before
   assert sorted(capfd.readouterr().out.splitlines()) == [f"[{rank}] this is {rank}" for rank in range(3)]
 
 

@@ -402,7 +402,7 @@ def test_on_slurm_the_node_that_is_gone_is_named(
 ):
   """SLURM has not noticed it yet. A process on another node fails because of it, and srun cannot end this one."""
   monkeypatch.setattr(attempt, "SECONDS_TO_END", 0.5)
-  monkeypatch.setattr(slurm, "SECONDS_TO_END", 0.5)
+  monkeypatch.setattr(slurm, "SECONDS_TO_KILL", 0.5)
   (on_slurm / "steps").write_text("7.0 bash\n7.1 meshwright\n7.3 meshwright\n7.batch batch\n")
   stops = {"kill": signal.SIGSTOP, "after": 0.0}
   dies = {"end": FOREVER, "step": 5, "saves": [3], "0": {"status": 1, "after": 0.3}, "2": stops}
