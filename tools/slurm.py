@@ -87,13 +87,13 @@ class Nodes(Here):
       job.send_signal(self.ends)
 
   def end_rest(self) -> None:
-    """Ends the steps, and waits until SLURM has seen their ends. Without srun they would go on.
+    """Ends the steps, and waits until SLURM has seen their ends.
 
-    A task that waits for a disk ends late. Until then it has its GPUs and the lock of the workdir.
+    A task that waits for a disk ends late, also after srun has. Until then it has its GPUs and the lock of the workdir.
     """
     until = time.monotonic() + SECONDS_TO_KILL
     while (steps := self._steps()) and time.monotonic() < until:
-      _answer("scancel", "--signal=KILL", *steps)
+      _answer("scancel", "--signal=KILL", *steps, errors=subprocess.DEVNULL)
       time.sleep(SECONDS_TO_KILL / 10)
 
   def _steps(self) -> list[str]:
@@ -111,10 +111,12 @@ def _hosts(names: str) -> list[str]:
   return _answer("scontrol", "show", "hostnames", names).split() if names else []
 
 
-def _answer(*command: str) -> str:
+def _answer(*command: str, errors: int | None = None) -> str:
   """What one of SLURM's commands prints; "" if it fails, or if SLURM does not answer it in time."""
   try:
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=SECONDS_TO_ANSWER)
+    done = subprocess.run(
+      command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False, timeout=SECONDS_TO_ANSWER
+    )
     return done.stdout
   except subprocess.TimeoutExpired:
     return ""
