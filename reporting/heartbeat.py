@@ -9,6 +9,7 @@ then, so that no second is missing in the job's account. A run that ends in orde
 import collections
 import contextlib
 import json
+import math
 import os
 import socket
 import sys
@@ -189,6 +190,27 @@ def hanging(
   if not stuck or (not alive and not writable()):
     return None
   return min(beats.keys() - alive or stuck, key=lambda rank: (beats[rank]["step"], beats[rank]["since"]))
+
+
+class Watcher:
+  """Reads the beats of a job again and again, also while its workdir cannot be read or written."""
+
+  def __init__(self, workdir: Path):
+    self.workdir = workdir
+    self._found: dict[int, Beat] = {}
+    self._full = -math.inf  # when beats could not be written
+
+  def beats(self) -> dict[int, Beat]:
+    """The last beats of the job's processes; those of the last look, if the workdir cannot be read now."""
+    with contextlib.suppress(OSError):
+      self._found = of_job(self.workdir)
+    return self._found
+
+  def takes_beats(self) -> bool:
+    """Whether beats can be written, and could a moment ago, so that one who is silent now has not tried."""
+    if not can_be_written(self.workdir):
+      self._full = time.monotonic()
+    return time.monotonic() - self._full > SILENT
 
 
 def can_be_written(workdir: Path) -> bool:

@@ -13,7 +13,6 @@ with the exact next batch.
 
 import dataclasses
 import json
-import math
 import re
 import signal
 import time
@@ -112,7 +111,7 @@ class Supervisor:
     self.policy, self.arguments, self.workdir, self.program, self.signals = policy, arguments, workdir, program, signals
     self.where, self.up = where, where.places()
     self._planned: dict[int, tuple[str, ...] | None] = {}
-    self._full = -math.inf  # when beats could not be written
+    self._watcher = heartbeat.Watcher(workdir)
     found, known = heartbeat.read(workdir / STATE), {field.name for field in dataclasses.fields(State)}
     self.state = State(**{name: value for name, value in found.items() if name in known})
     self.output = Output(writable(workdir / LOGS, "workdir"))
@@ -173,7 +172,7 @@ class Supervisor:
     self._save()
     places = self._places()[:count]
     self._seen: dict[int, float] = {}  # when a process last had a sign of life
-    self._before = {heartbeat.process(beat) for beat in heartbeat.of_job(self.workdir).values()}
+    self._before = {heartbeat.process(beat) for beat in self._watcher.beats().values()}
     often = () if any("runtime.heartbeat" in flag for flag in self.arguments) else ("--config.runtime.heartbeat=1.0",)
     flags = [*self.arguments, *often, *extra]
     self.output.open(self.state.starts)
@@ -211,7 +210,7 @@ class Supervisor:
   def _fail(self, where: str, failure: Failure) -> int | None:
     """Says what has failed and waits, or gives up."""
     self.output.drop()
-    stored, kept = max(steps(self.workdir / FOLDER), default=-1), tier.newest(self.workdir)
+    stored, kept = self._stored(), tier.newest(self.workdir)
     newest = max(stored, kept)
     if newest > self.state.saved:
       self.state.saved, self.state.failures = newest, []
@@ -293,28 +292,29 @@ class Supervisor:
     beats = {  # one that ends in order has none, either
       rank: found.get(rank) or heartbeat.starting(self._seen.get(rank, began)) for rank in running
     }
-    rank = heartbeat.hanging(beats, now, self.policy.patience, self.policy.shortest, self._takes_beats)
+    rank = heartbeat.hanging(beats, now, self.policy.patience, self.policy.shortest, self._watcher.takes_beats)
     if rank is None:
       return None
     why = f"made no progress for {now - beats[rank]['since']:.0f} s ({beats[rank]['doing']})"
     return Failure(rank, self._step(attempt), why, 128 + signal.SIGKILL)
 
-  def _takes_beats(self) -> bool:
-    """Whether beats can be written, and could a moment ago, so that one who is silent now has not tried."""
-    if not heartbeat.can_be_written(self.workdir):
-      self._full = time.monotonic()
-    return time.monotonic() - self._full > heartbeat.SILENT
-
   def _beats(self, attempt: Attempt) -> dict[int, heartbeat.Beat]:
     """The last signs of life of an attempt's processes: those that were not there before it."""
-    beats = heartbeat.of_job(self.workdir).items()
+    beats = self._watcher.beats().items()
     mine = lambda rank, beat: rank < attempt.count and heartbeat.process(beat) not in self._before
     return {rank: beat for rank, beat in beats if mine(rank, beat)}
 
   def _step(self, attempt: Attempt) -> int:
     """The last step that an attempt is known to have done; the newest checkpoint's if it has done none."""
     done = [beat["step"] for beat in self._beats(attempt).values()]
-    return max([*done, *steps(self.workdir / FOLDER), 0])
+    return max(*done, self._stored(), 0)
+
+  def _stored(self) -> int:
+    """The newest checkpoint in storage; -1: none. If storage cannot be read now, the newest that is known."""
+    try:
+      return max(steps(self.workdir / FOLDER), default=-1)
+    except OSError:
+      return self.state.saved
 
   def _sleep(self, seconds: float) -> None:
     """Waits, until a signal comes."""

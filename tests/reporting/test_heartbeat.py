@@ -1,5 +1,6 @@
 """Signs of life: what a killed process did is known to the next one, and nothing is known twice."""
 
+import errno
 import json
 import os
 import time
@@ -162,6 +163,24 @@ def test_it_is_seen_whether_beats_can_be_written(tmp_path: Path):
   assert heartbeat.of_job(tmp_path / "run") == {}
   (tmp_path / "file").touch()
   assert not heartbeat.can_be_written(tmp_path / "file")
+
+
+def test_a_workdir_that_is_away_for_a_while_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """A file system may not answer, and a disk may be full. Processes then need a moment to write a beat."""
+  killed(tmp_path, steps=2)
+  watcher, now, stale = heartbeat.Watcher(tmp_path), [50.0], OSError(errno.ESTALE, "stale file handle")
+  monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+  assert watcher.takes_beats()
+  found = watcher.beats()
+  with monkeypatch.context() as away:
+    away.setattr(heartbeat, "of_job", lambda workdir: (_ for _ in ()).throw(stale))
+    away.setattr(heartbeat, "can_be_written", lambda workdir: False)
+    assert watcher.beats() == found != {}
+    assert not watcher.takes_beats()
+  now[0] += heartbeat.SILENT - 1
+  assert not watcher.takes_beats()
+  now[0] += 2
+  assert watcher.takes_beats()
 
 
 def probe(workdir: Path, monkeypatch: pytest.MonkeyPatch, began: float) -> int:

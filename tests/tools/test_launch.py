@@ -128,7 +128,7 @@ child = os.fork()
 if not child:
   if "--leaves" in sys.argv:
     os.setsid()
-  time.sleep(60)
+  time.sleep(20)
 print(child, flush=True)
 if "--leaves" not in sys.argv:
   time.sleep(60)

@@ -178,6 +178,16 @@ def test_a_full_disk_does_not_end_a_job_that_trains(
   assert printed.err.count("cannot be written (No space left on device)") == 1
 
 
+@pytest.mark.full
+def test_storage_that_does_not_answer_ends_no_job(job: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: Any):
+  def read(folder: Path) -> list[int]:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+  monkeypatch.setattr(supervisor, "steps", read)
+  assert job([{"end": FOREVER, "step": 4, "1": DIES}, {}]) == 0
+  assert "SIGKILL after step 4; starts again from the beginning" in capfd.readouterr().out
+
+
 def test_output_that_fits_on_no_disk_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
   output = attempt.Output(tmp_path / "removed")
   output.open(1)  # there is no such folder
