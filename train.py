@@ -26,10 +26,11 @@ from checkpointing.shipping import Shipping
 from evaluation.evaluator import Evaluator
 from reporting import summary
 from reporting.account import sentence
+from reporting.appender import warn
 from reporting.dead_experts import DeadExperts
 from reporting.heartbeat import Heartbeat
 from reporting.journal import Journal
-from reporting.metrics import NotWritten, Writer, read, warn
+from reporting.metrics import NotWritten, Writer, read
 from reporting.progress import Diverged, Progress
 from reporting.save_interval import SaveInterval, first_minutes
 from reporting.speed import Clock, Meter, process_start

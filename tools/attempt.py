@@ -18,7 +18,7 @@ from types import FrameType
 from typing import IO
 
 from errors import ConfigError
-from reporting.metrics import Appender, warn
+from reporting.appender import Appender, warn
 from runtime.stderr import print_if_read
 from storage.bucket import Location, location
 

@@ -25,7 +25,7 @@ from helpers import ROOT, one_sentence
 import pages
 from errors import Unavailable
 from reporting import heartbeat
-from reporting.metrics import Appender
+from reporting.appender import Appender
 from tools import attempt, chaos, launch, slurm, smaller, supervisor
 from tools.supervisor import Policy, supervise
 
