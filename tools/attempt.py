@@ -116,7 +116,7 @@ class Here:
         os.killpg(job.pid, self.ends)
 
   def end_rest(self) -> None:
-    """Ends what `end` has not, and waits a while until it is gone."""
+    """Ends what `end` has not, and waits a while until it is gone. On this machine nothing is left."""
 
   def send(self, jobs: Sequence[subprocess.Popen], number: int) -> None:
     """Sends a signal to the processes that run."""

@@ -282,7 +282,7 @@ class Supervisor:
     while (left := set(range(attempt.count)) - set(ended)) and time.monotonic() < until:
       if (rank := attempt.ended(POLL)) is not None:
         ended.append(rank)
-    beats = self._beats(attempt)
+    beats = self._beats(attempt) if self._watcher.takes_beats() else {}
     return next((rank for rank in left if rank in beats and time.time() - beats[rank]["time"] > heartbeat.SILENT), None)
 
   def _hung(self, attempt: Attempt, running: set[int], began: float) -> Failure | None:

@@ -407,17 +407,23 @@ def test_on_slurm_a_node_that_is_gone_is_done_without(on_slurm: Path, job: Calla
   assert [sorted(found) for found in nodes] == [["n1", "n1", "n2", "n2"], ["n1", "n1"]]
 
 
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_on_slurm_the_node_that_is_gone_is_named(
-  on_slurm: Path, job: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: Any
+  full: bool, on_slurm: Path, job: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: Any
 ):
-  """SLURM has not noticed it yet. A process on another node fails because of it, and srun cannot end this one."""
+  """SLURM has not noticed it yet. A process on another node fails because of it, and srun cannot end this one.
+
+  If the disk is full, no process gives signs of life, so none is blamed for that.
+  """
+  monkeypatch.setattr(heartbeat, "can_be_written", lambda workdir: not full)
   monkeypatch.setattr(attempt, "SECONDS_TO_END", 0.5)
   monkeypatch.setattr(slurm, "SECONDS_TO_KILL", 0.5)
   (on_slurm / "steps").write_text("7.0 bash\n7.1 meshwright\n7.3 meshwright\n7.batch batch\n")
   stops = {"kill": signal.SIGSTOP, "after": 0.0}
   dies = {"end": FOREVER, "step": 5, "saves": [3], "0": {"status": 1, "after": 0.3}, "2": stops}
   assert job([dies, {}], 4, where=slurm.Nodes()) == 0
-  assert re.search("restart   process 2 of 4 on n2 gave no sign of life when others failed", capfd.readouterr().out)
+  blamed = "0 of 4 on n1 failed with status 1" if full else "2 of 4 on n2 gave no sign of life when others failed"
+  assert re.search(f"restart   process {blamed}", capfd.readouterr().out)
   assert (on_slurm / "cancelled").read_text() == "--signal=KILL 7.1 7.3\n"  # before srun is killed
 
 
