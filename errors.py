@@ -1,10 +1,12 @@
 """The error that a user can cause, the checks that raise it, and the errors that end a whole job.
 
 Every check on user input raises `ConfigError` with one sentence that names the field, the value and the fix.
-`train.py` prints that sentence and exits with status 2, before anything has been compiled.
+`train.py` prints that sentence and exits with status 2, before anything has been compiled. Trouble that may pass is
+`Unavailable`: status 1, and another start may succeed. docs/cluster.md lists the exit statuses.
 """
 
 import difflib
+import errno
 import math
 import os
 from collections.abc import Iterable
@@ -15,12 +17,38 @@ class ConfigError(ValueError):
   """Bad input. The message names the field, its value and how to fix it."""
 
 
+class Unavailable(Exception):
+  """What a run needs does not work now: storage, a port, its workdir. Another start may succeed. One sentence."""
+
+
 class JobError(Exception):
   """Ends all processes of a job: each raises it at the same point, or has finished, so none waits for another."""
 
 
 class JobConfigError(ConfigError, JobError):
   """A ConfigError that all processes of a job raise together."""
+
+
+class JobUnavailable(Unavailable, JobError):
+  """An Unavailable that all processes of a job raise together."""
+
+
+# Errors of a file system that stay until somebody changes the input, or the permissions.
+LASTING = {
+  errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
+  errno.ELOOP, errno.EINVAL,
+}  # fmt: skip
+
+
+def may_pass(error: BaseException) -> bool:
+  """Whether another start may succeed: storage may answer again, and a full disk may have room."""
+  lasts = isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno in LASTING)
+  return isinstance(error, Unavailable | OSError) and not lasts
+
+
+def of_system(error: OSError, message: str) -> ConfigError | Unavailable:
+  """The error with this message to raise in place of one of the operating system or of storage."""
+  return Unavailable(message) if may_pass(error) else ConfigError(message)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

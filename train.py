@@ -26,10 +26,11 @@ from checkpointing.shipping import Shipping
 from evaluation.evaluator import Evaluator
 from reporting import summary
 from reporting.account import sentence
+from reporting.appender import warn
 from reporting.dead_experts import DeadExperts
 from reporting.heartbeat import Heartbeat
 from reporting.journal import Journal
-from reporting.metrics import NotWritten, Writer, read, warn
+from reporting.metrics import NotWritten, Writer, read
 from reporting.progress import Diverged, Progress
 from reporting.save_interval import SaveInterval, first_minutes
 from reporting.speed import Clock, Meter, process_start
@@ -58,6 +59,7 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
 
   Raises:
     ConfigError: bad input.
+    Unavailable: what the run needs does not work now; another start may succeed.
     Corrupted: devices hold other bits of the same weights, and cannot be healed.
     Diverged: too many updates in a row were not finite.
     NotSaved: at the end, if a checkpoint could not be written on the way.
@@ -323,11 +325,11 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
 
 
 def main(config: Any, workdir: Path | str | None) -> None:
-  """`train` as a program: a run that failed ends with one line on standard error, and exit status 1 or DIVERGED."""
+  """`train` as a program: a run that failed ends with one line on standard error, and status FAILED or DIVERGED."""
   try:
     train(config, workdir, Clock(process_start()))
   except (Corrupted, Diverged, NotSaved, NotSent, NotWritten) as error:
-    command_line.fail(error, status=command_line.DIVERGED if isinstance(error, Diverged) else 1)
+    command_line.fail(error, status=command_line.DIVERGED if isinstance(error, Diverged) else command_line.FAILED)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from jax.sharding import SingleDeviceSharding
 
 from checkpointing import record
 from checkpointing.record import Record
-from errors import JobConfigError, first_line
+from errors import JobUnavailable, first_line
 from runtime import processes
 from storage.answers import StorageError, explained, of_storage
 from storage.bucket import Folder, Location, context
@@ -66,7 +66,7 @@ def read_record(folder: Location) -> Record | None:
 def read_tree(folder: Location, abstract: Tree, saved: Record) -> tuple[Tree | None, str]:
   """Reads the arrays of a checkpoint into a tree like `abstract`, in its layout; or returns None and the reason.
 
-  Raises ConfigError if storage does not answer properly, which says nothing of the checkpoint.
+  Raises Unavailable if storage does not answer properly, which says nothing of the checkpoint.
   """
   why, unanswered = "", ""
   try:
@@ -79,7 +79,7 @@ def read_tree(folder: Location, abstract: Tree, saved: Record) -> tuple[Tree | N
     why = first_line(error.__cause__ or error)
   reasons, failures = zip(*processes.all_gather([why, unanswered]), strict=True)
   if any(failures):
-    raise JobConfigError(f"a checkpoint cannot be read: {next(filter(None, failures))}")
+    raise JobUnavailable(f"a checkpoint cannot be read: {next(filter(None, failures))}")
   if any(reasons):
     return None, next(filter(None, reasons))
   state = jax.tree.unflatten(jax.tree.structure(abstract), found)

@@ -77,7 +77,7 @@ class Checkpoints:
     self.cost: Cost | None = None  # of the newest save that is complete
     # The step, when the save began, the seconds that training waited, and the writing, which returns when it was done.
     self._pending: tuple[int, float, float, concurrent.futures.Future[float]] | None = None
-    self._attempts = 0
+    self._managers = 0
     self._watcher = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
     shorten_storage_logs()
     self._losses = dict(processes.on_process_zero(self._stored_losses))  # of the steps that were evaluated
@@ -109,13 +109,13 @@ class Checkpoints:
     """Makes the manager of the folder. The first one removes unfinished checkpoints of earlier runs."""
     self._broken = False  # true after a failed write, when processes may wait at different barriers
     self._clear()
-    self._attempts += 1
+    self._managers += 1
     local = self.shipping is None
     together = ocp.options.MultiprocessingOptions(
-      primary_host=self.shipping.primary if self.shipping else 0, barrier_sync_key_prefix=f"try-{self._attempts}"
+      primary_host=self.shipping.primary if self.shipping else 0, barrier_sync_key_prefix=f"try-{self._managers}"
     )
     options = ocp.CheckpointManagerOptions(  # it removes nothing: `_remove` does, later
-      cleanup_tmp_directories=self._attempts == 1,
+      cleanup_tmp_directories=self._managers == 1,
       # Asynchronously, the first process to have made its folder would let all others write into theirs.
       async_options=ocp.AsyncOptions(timeout_secs=SECONDS_TO_WRITE, create_directories_asynchronously=local),
       multiprocessing_options=together,

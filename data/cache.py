@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from errors import ConfigError
+from errors import ConfigError, of_system
 from storage.answers import StorageError
 
 
@@ -24,7 +24,7 @@ def prepared(root: str, name: str, key: Any, write: Callable[[Path], None]) -> P
   """Returns the folder for (name, key) under `root`. If there is none yet, `write(folder)` fills it first.
 
   The folder that `write` gets is empty, or holds what a killed `write` with the same key left there. Raises ConfigError
-  if `root` cannot be written or its disk is full.
+  or Unavailable if `root` cannot be written, or if its disk is full.
   """
   digest = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
   folder = Path(root).expanduser()
@@ -52,18 +52,21 @@ def prepared(root: str, name: str, key: Any, write: Callable[[Path], None]) -> P
           raise
         shutil.rmtree(unfinished, ignore_errors=True)  # without locks, another process was first
       (folder / f".{name}-{digest}.lock").unlink(missing_ok=True)
-  except StorageError:
-    raise  # of a bucket, from which the folder is filled
   except OSError as error:
+    if isinstance(error, StorageError) or error.errno is None:
+      raise  # of a bucket, from which the folder is filled
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-      raise ConfigError(
+      raise of_system(
+        error,
         f"data.cache_dir={root!r} is full ({error.strerror}); free some space and run the same command again, which "
-        "continues the preparation, or use another folder"
+        "continues the preparation, or use another folder",
       ) from error
     at = Path(error.filename) if error.filename else folder
     if at != folder and folder not in at.parents and at not in folder.parents:
       raise  # not about the cache
-    raise ConfigError(f"data.cache_dir={root!r} cannot be written ({error.strerror}); use another folder") from error
+    raise of_system(
+      error, f"data.cache_dir={root!r} cannot be written ({error.strerror}); use another folder"
+    ) from error
   return final
 
 

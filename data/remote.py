@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from data.cache import prepared
-from errors import ConfigError
+from errors import ConfigError, Unavailable, of_system
 from storage.answers import StorageError
 from storage.bucket import Folder, is_url, location
 
@@ -19,7 +19,7 @@ AT_ONCE = 8  # files that are read at the same time
 def brought(path: str, field: str, cache_dir: str) -> str:
   """The same path, or several separated by commas, with files and folders of this machine in place of a bucket's.
 
-  Raises ConfigError, naming `field`, if there is nothing at a URL, or if it cannot be read.
+  Raises ConfigError, naming `field`, if there is nothing at a URL, and that or Unavailable if it cannot be read.
   """
   if "://" not in path:
     return path
@@ -38,10 +38,12 @@ def _brought(url: str, field: str, cache_dir: str) -> str:
     key = [(name, (generation or b"").hex()) for name, generation in zip(names, root.generations(names), strict=True)]
     folder = prepared(cache_dir, _as_name(source), (str(root), key), lambda to: _download(root, names, to))
   except StorageError as error:
-    failed = f"{field}={url!r} cannot be read: {error}"
+    failed = of_system(error, f"{field}={url!r} cannot be read: {error}")
+  except FileNotFoundError as error:
+    failed = Unavailable(f"{field}={url!r} changes while it is read: {error}; run again when it changes no more")
   else:
     return str(folder / source.name if single else folder)
-  raise ConfigError(failed)
+  raise failed
 
 
 def _download(root: Folder, names: list[str], to: Path) -> None:

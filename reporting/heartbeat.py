@@ -9,11 +9,13 @@ then, so that no second is missing in the job's account. A run that ends in orde
 import collections
 import contextlib
 import json
+import math
 import os
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,10 @@ FOLDER = "heartbeats"  # in a workdir
 STEPS = ("data", "train", "repeat")  # what a process does in steps
 PATIENCE = 1800.0  # seconds without progress after which a process hangs outside of steps, as while it compiles
 SHORTEST = 30.0  # seconds that are never too long for a step
+SILENT = 5.0  # seconds without a sign of life after which a process is silent
 SLOW = 10.0  # a step that takes so many times as long as the slowest one before hangs
+PROBE, PROBE_BYTES = ".probe", 1 << 16  # a file that shows whether beats can be written, which are smaller
+AGAIN = 10.0  # seconds until the liveness probe looks again at a silent process
 HANGS = 4  # exit status of this file's program
 LAST = 100  # steps of which a beat gives the mean times
 READ = {"pid", "host", "process", "time", "began", "step", "doing", "since", "slowest", "wall_time", "furthest"}
@@ -167,16 +172,75 @@ def late(beat: Beat, now: float, patience: float = PATIENCE, shortest: float = S
   return now - beat["since"] > limit
 
 
+def hanging(
+  beats: Mapping[int, Beat], now: float, patience: float, shortest: float, writable: Callable[[], bool]
+) -> int | None:
+  """The process of a job that hangs; None if none does.
+
+  All others wait for it, so those that give signs of life make no progress, either. The one that is silent or behind is
+  to blame. If none gives signs of life, the disk may be full, and that says nothing.
+
+  Args:
+    beats: the last one of each process that runs, or `starting`.
+    patience, shortest: as for `late`.
+    writable: whether beats can be written. Called if no process gives a sign of life.
+  """
+  alive = {rank for rank, beat in beats.items() if now - beat.get("time", 0.0) <= SILENT}
+  stuck = {rank for rank in alive or beats if late(beats[rank], now, patience, shortest)}
+  if not stuck or (not alive and not writable()):
+    return None
+  return min(beats.keys() - alive or stuck, key=lambda rank: (beats[rank]["step"], beats[rank]["since"]))
+
+
+class Watcher:
+  """Reads the beats of a job again and again, also while its workdir cannot be read or written."""
+
+  def __init__(self, workdir: Path):
+    self.workdir = workdir
+    self._found: dict[int, Beat] = {}
+    self._full = -math.inf  # when beats could not be written
+
+  def beats(self) -> dict[int, Beat]:
+    """The last beats of the job's processes; those of the last look, if the workdir cannot be read now."""
+    with contextlib.suppress(OSError):
+      self._found = of_job(self.workdir)
+    return self._found
+
+  def takes_beats(self) -> bool:
+    """Whether beats can be written, and could a moment ago, so that one who is silent now has not tried."""
+    if not can_be_written(self.workdir):
+      self._full = time.monotonic()
+    return time.monotonic() - self._full > SILENT
+
+
+def can_be_written(workdir: Path) -> bool:
+  """Whether a process can write its beats. A full disk takes none, though training continues."""
+  try:
+    (workdir / FOLDER).mkdir(parents=True, exist_ok=True)
+    pages.write(workdir / FOLDER / PROBE, " " * PROBE_BYTES)
+    return True
+  except OSError:
+    return False
+
+
 def main() -> None:
-  """The liveness probe. A sign of life from before this container started is of an earlier start of the job."""
+  """The liveness probe. A sign of life from before this container started is of an earlier start of the job.
+
+  One that is silent is looked at again a moment later: a full disk may have room for its beats only now.
+  """
   workdir, rank = Path(sys.argv[1]), int(sys.argv[2])
-  began, now = process_start(1), time.time()
-  beat = of_job(workdir).get(rank)
-  beat = beat if beat and beat["began"] >= began else starting(began)
-  if late(beat, now):
-    seconds, doing = now - beat["since"], beat["doing"]
-    print(f"process {rank} made no progress for {seconds:.0f} s ({doing}) after step {beat['step']}")
-    sys.exit(HANGS)
+  began = process_start(1)
+  for wait in (0.0, AGAIN):
+    time.sleep(wait)
+    last, now = of_job(workdir).get(rank), time.time()
+    beat = last if last and last["began"] >= began else starting(began)
+    if hanging({rank: beat}, now, PATIENCE, SHORTEST, lambda: can_be_written(workdir)) is None:
+      return
+    if now - beat.get("time", 0.0) <= SILENT:
+      break
+  seconds, doing = now - beat["since"], beat["doing"]
+  print(f"process {rank} made no progress for {seconds:.0f} s ({doing}) after step {beat['step']}")
+  sys.exit(HANGS)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from typing import Any
 from errors import first_line
 from reporting import recorded, report
 from reporting.account import Account, Attempt, account, attempts
+from reporting.appender import Appender
 from reporting.heartbeat import Heartbeat
-from reporting.metrics import Appender
 from reporting.recorded import ENDINGS, JOURNAL, PAGE, load
 from reporting.speed import Clock
 

@@ -1,6 +1,7 @@
 """Writes measurements to the terminal, `metrics.jsonl` and TensorBoard, and reads them."""
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -19,6 +20,8 @@ from tensorboardX.record_writer import masked_crc32c
 from tqdm import tqdm
 
 from errors import JobError
+from reporting.appender import Appender
+from runtime.stderr import print_if_read
 from storage.bucket import Location
 from training.loop import LoopState
 
@@ -58,33 +61,6 @@ RESULTS = (
 
 class NotWritten(JobError):
   """A run has ended, but some of its measurements could not be written."""
-
-
-class Appender:
-  """Appends to a file. On a full disk: warns once, buffers, and retries on the next write."""
-
-  def __init__(self, path: Path):
-    self.path, self.waiting, self.failing = path, b"", False
-    self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-
-  def write(self, data: bytes) -> None:
-    self.waiting += data
-    try:
-      while self.waiting:
-        self.waiting = self.waiting[os.write(self.descriptor, self.waiting) :]
-    except OSError as error:
-      if not self.failing:
-        warn(f"{self.path} cannot be written ({error.strerror}); training continues, and the next write retries")
-    self.failing = bool(self.waiting)
-
-  def sync(self) -> None:
-    """Flushes to disk, so that the data survives a power failure."""
-    with contextlib.suppress(OSError):
-      os.fsync(self.descriptor)
-
-  def close(self) -> None:
-    self.write(b"")
-    os.close(self.descriptor)
 
 
 def event_record(**fields: Any) -> bytes:
@@ -166,18 +142,8 @@ class Writer:
     """Prints text without breaking the progress bar. Output that nobody takes any more does not end the run."""
     if not self.enabled:
       return
-    try:
-      tqdm.write(text) if self.bar is not None else print(text, flush=True)
-    except OSError as error:
-      nowhere = os.open(os.devnull, os.O_WRONLY)
-      os.dup2(nowhere, sys.stdout.fileno())
-      os.close(nowhere)
-      warn(f"standard output cannot be written ({error.strerror}); training continues, and writes to {self.path} only")
-
-
-def warn(text: str) -> None:
-  """Prints an error that does not end the run on standard error. Every process may call it."""
-  tqdm.write(f"error: {text}", file=sys.stderr)
+    write = functools.partial(print, flush=True) if self.bar is None else tqdm.write
+    print_if_read(lambda: write(text), f"training continues, and writes to {self.path} only")
 
 
 def _cut(path: Path, start: LoopState) -> None:

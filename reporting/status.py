@@ -8,9 +8,10 @@ import jax
 import pages
 from checkpointing.save import Checkpoints
 from reporting.account import Account, sentence
+from reporting.appender import warn
 from reporting.heartbeat import of_job
 from reporting.journal import Journal
-from reporting.metrics import PROMETHEUS, Writer, warn
+from reporting.metrics import PROMETHEUS, Writer
 from reporting.prometheus import Metric, Sample, exposition
 from reporting.stragglers import Slowest, slowest
 

@@ -14,6 +14,7 @@ from evaluation.bigram import Baseline
 from models.parameters import trained
 from models.sizes import ModelSizes
 from reporting import metrics
+from reporting.appender import warn
 from reporting.speed import Clock
 from strategies import Strategy
 from training.program import Params, TrainState
@@ -159,5 +160,5 @@ def plot_loss(path: Path, lines: list[dict], baseline: Baseline | None = None) -
   try:
     figure.savefig(path, dpi=120)
   except OSError as error:
-    metrics.warn(f"{path} cannot be written ({error.strerror}); the plot is left out")
+    warn(f"{path} cannot be written ({error.strerror}); the plot is left out")
   pyplot.close(figure)

@@ -15,10 +15,12 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from errors import ConfigError, did_you_mean, first_line
+from errors import ConfigError, Unavailable, did_you_mean, first_line, may_pass
 from runtime import processes
+from storage.answers import StorageError
 
-BAD_INPUT, DIVERGED = 2, 3  # exit statuses after which another start would fail in the same way
+# Exit statuses: docs/cluster.md says what they mean. After the last two, another start would fail in the same way.
+FAILED, BAD_INPUT, DIVERGED = 1, 2, 3
 
 
 def define_config(into: flags.FlagValues = flags.FLAGS) -> flags.FlagHolder:
@@ -52,20 +54,20 @@ def open_streams() -> None:
 
 @contextlib.contextmanager
 def bad_input_ends_the_program() -> Iterator[None]:
-  """Ends the program with one line and exit status 2 if the body raises ConfigError."""
+  """Ends the program with one line if the body raises ConfigError, or an error of storage or of what else may pass."""
   use_utf8()
   open_streams()
   try:
     yield
-  except ConfigError as error:
-    fail(error, status=BAD_INPUT)
+  except (ConfigError, Unavailable, StorageError) as error:
+    fail(error, status=FAILED if may_pass(error) else BAD_INPUT)
 
 
 def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
   """Runs `main(config)` with the config of the command line, or None if none is given and none is needed.
 
-  A ConfigError becomes one line on standard error and exit status 2. If one process of several fails alone, it ends at
-  once: the others wait for it, and so nobody would see that it has failed.
+  A ConfigError becomes one line on standard error and exit status 2, an Unavailable the same with status 1. If one
+  process of several fails alone, it ends at once: the others wait for it, and so nobody would see that it has failed.
   """
 
   def reporting(_: list[str]) -> None:
@@ -76,7 +78,7 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
       if not processes.failed_alone(error):
         raise
       traceback.print_exc()
-      processes.end_at_once(1)
+      processes.end_at_once(FAILED)
 
   use_utf8()
   open_streams()

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from errors import ConfigError
+from errors import ConfigError, Unavailable, of_system
 from runtime import processes
 from storage.bucket import Folder, Location
 from storage.lease import Lease
@@ -18,14 +18,16 @@ from storage.mirror import Mirror
 
 
 def writable(folder: Path, field: str) -> Path:
-  """Returns the folder, created if needed. Raises ConfigError, naming `field`, if nothing can be written there."""
+  """Returns the folder, created if needed. Raises ConfigError or Unavailable, naming `field`, if that cannot be."""
   try:
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f".write-test-{os.getpid()}"
     probe.touch()
     probe.unlink()
   except OSError as error:
-    raise ConfigError(f"{field}={str(folder)!r} cannot be written ({error.strerror}); name another folder") from error
+    raise of_system(
+      error, f"{field}={str(folder)!r} cannot be written ({error.strerror}); name another folder"
+    ) from error
   return folder
 
 
@@ -46,12 +48,12 @@ def write(file: Path, text: str, sync: bool = False) -> None:
 
 @contextlib.contextmanager
 def written_into(folder: Path, field: str) -> Iterator[None]:
-  """Raises ConfigError, naming `field`, if the body cannot write into `folder`: its disk may be full."""
+  """If the body cannot write into `folder`, raises ConfigError, or Unavailable: its disk may be full."""
   try:
     yield
   except OSError as error:
-    raise ConfigError(
-      f"{field}={str(folder)!r} cannot be written ({error.strerror}); free some space, or name another folder"
+    raise of_system(
+      error, f"{field}={str(folder)!r} cannot be written ({error.strerror}); free some space, or name another folder"
     ) from error
 
 
@@ -74,8 +76,9 @@ def owned(results: Location) -> Iterator[Mirror | None]:
 
   If it is in a bucket, the folder of this machine is locked, too. Yields what copies that to the bucket.
 
-  Raises ConfigError if nothing can be written there, if another run holds the lock, or if the job's processes do not
-  all see the same folder. The lock belongs to the operating system and ends with the process that holds it.
+  Raises ConfigError if nothing can be written there, or if the job's processes do not all see the same folder. Raises
+  Unavailable if another run holds the lock: it may be about to end. The lock belongs to the operating system and ends
+  with the process that holds it.
   """
   workdir = here(results)
   with contextlib.ExitStack() as held:
@@ -87,7 +90,7 @@ def owned(results: Location) -> Iterator[Mirror | None]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError:
         file.seek(0)
-        raise ConfigError(
+        raise Unavailable(
           f"workdir={str(workdir)!r} is in use by another run ({file.read().strip()}); name another, or end that run"
         ) from None
       except OSError as error:

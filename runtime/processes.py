@@ -19,16 +19,25 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from errors import ConfigError, JobConfigError, JobError, first_line, positive
+from errors import (
+  ConfigError,
+  JobConfigError,
+  JobError,
+  JobUnavailable,
+  Unavailable,
+  first_line,
+  may_pass,
+  positive,
+)
 
 
 def join(config: Any) -> None:
   """Joins the other processes of the job: those named by `config.distributed`, or else those of the cluster.
 
   Clusters are found as jax.distributed finds them: SLURM, Open MPI, Kubernetes, Cloud TPU. Without a cluster this is
-  a job of one process. Raises ConfigError if the fields do not fit together. If the other processes do not arrive in
-  time, or one of them is lost meanwhile, ends the program with status 1: another start may succeed. (jax itself would
-  abort.)
+  a job of one process. Raises ConfigError if the fields do not fit together, and Unavailable if the port is in use. If
+  the other processes do not arrive in time, or one of them is lost meanwhile, ends the program with status 1: another
+  start may succeed. (jax itself would abort.)
   """
   if jax.distributed.is_initialized():
     return
@@ -51,7 +60,7 @@ def join(config: Any) -> None:
     if not host or not port.isdigit() or int(port) > 65535:
       raise ConfigError(f"distributed.coordinator={address!r} is not HOST:PORT; use the address of process 0")
     if rank == 0 and not _is_free(int(port)):
-      raise ConfigError(f"distributed.coordinator={address!r}: port {port} is in use on this machine; use another")
+      raise Unavailable(f"distributed.coordinator={address!r}: port {port} is in use on this machine; use another")
   jax.config.update("jax_enable_preemption_service", False)  # signals.py handles signals
   where = f"distributed.coordinator={address!r}" if address else "the cluster's coordinator"
   with _deadline(config.timeout, f"not all processes met at {where} within distributed.timeout={config.timeout} s"):
@@ -125,22 +134,27 @@ def all_gather(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def raise_together() -> Iterator[None]:
-  """Raises a ConfigError of any process's body in every process, so that none waits for one that has ended."""
-  message = ""
+  """Raises an error of any process's body in every process, so that none waits for one that has ended.
+
+  That is a ConfigError or an Unavailable, also in place of an OSError. If there are several, one that may pass counts:
+  it may have caused the others, and another start shows which of them stay.
+  """
+  mine = None
   try:
     yield
-  except (ConfigError, OSError) as error:
-    message = str(error) or type(error).__name__
-  errors = all_gather(message)
-  for rank, text in enumerate(errors):
-    if text:
-      raise JobConfigError(text if rank == jax.process_index() else f"{text} (process {rank})")
+  except (ConfigError, Unavailable, OSError) as error:
+    mine = [may_pass(error), str(error) or type(error).__name__]
+  failed = [(rank, *found) for rank, found in enumerate(all_gather(mine)) if found]
+  if failed:
+    rank, passes, text = next((one for one in failed if one[1]), failed[0])
+    kind = JobUnavailable if passes else JobConfigError
+    raise kind(text if rank == jax.process_index() else f"{text} (process {rank})")
 
 
 def on_process_zero(make: Callable[[], Any]) -> Any:
   """Runs `make()` on process 0 and returns its result on every process. For files that all processes share.
 
-  The result may be anything JSON can hold. A ConfigError of process 0 is raised on every process.
+  The result may be anything JSON can hold. An error of process 0 is raised on every process, as in `raise_together`.
   """
   value = None
   with raise_together():

@@ -1,11 +1,16 @@
-"""Silences what C++ libraries write to standard error, such as libtpu's pages where there is no TPU."""
+"""Standard streams: silences what C++ libraries write to standard error, and prints where nobody may be reading.
+
+Libtpu writes pages to standard error where there is no TPU.
+"""
 
 import contextlib
 import os
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Waits for one line. If the process that should send it has died instead, prints the captured file.
 _WATCH = 'read -r line || { cat "$0" >&2; rm -f "$0"; }'
@@ -33,6 +38,21 @@ def silenced() -> Iterator[None]:
     finally:
       os.dup2(kept, 2)
       os.close(kept)
+
+
+def print_if_read(print_it: Callable[[], Any], then: str) -> None:
+  """Prints to standard output. If nobody takes that any more (`| head`, a full disk), says so once, and drops the rest.
+
+  `then`: what happens now, as the end of a sentence.
+  """
+  try:
+    print_it()
+  except OSError as error:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    with contextlib.suppress(OSError):
+      print(f"error: standard output cannot be written ({error.strerror}); {then}", file=sys.stderr, flush=True)
 
 
 def _release(watch: subprocess.Popen) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from errors import ConfigError
+from errors import Unavailable
 from storage.answers import StorageError
 from storage.bucket import Folder
 
@@ -47,7 +47,7 @@ class Lease:
     self._thread = threading.Thread(target=self._run, daemon=True)
 
   def __enter__(self) -> "Lease":
-    """Raises ConfigError if another run has the right, and StorageError if that cannot be found out."""
+    """Raises Unavailable if another run has the right, and StorageError if that cannot be found out."""
     self._take()
     self._thread.start()
     return self
@@ -101,8 +101,8 @@ class Lease:
         return newer, now
     return generation, found
 
-  def _in_use(self, found: dict[str, Any]) -> ConfigError:
-    return ConfigError(
+  def _in_use(self, found: dict[str, Any]) -> Unavailable:
+    return Unavailable(
       f"workdir={str(self.folder)!r} is in use by another run ({found.get('owner')}); name another, or end that run"
     )
 

@@ -268,9 +268,9 @@ def explained_in_8_gb(folder: Path, model: Mapping[str, Any], *arguments: str) -
 
 
 @contextlib.contextmanager
-def one_sentence(*parts: str) -> Iterator[None]:
-  """Expects a ConfigError of one line that contains all the parts: the field, its value and the fix."""
-  with pytest.raises(ConfigError) as caught:
+def one_sentence(*parts: str, kind: type[Exception] = ConfigError) -> Iterator[None]:
+  """Expects an error of one line that contains all the parts: the field, its value and the fix."""
+  with pytest.raises(kind) as caught:
     yield
   message = str(caught.value)
   assert "\n" not in message

@@ -14,7 +14,7 @@ import yaml
 from helpers import ROOT
 
 from reporting import heartbeat
-from runtime.command_line import BAD_INPUT, DIVERGED
+from runtime.command_line import BAD_INPUT, DIVERGED, FAILED
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +47,17 @@ def action(manifest: dict[str, Any], status: int | None) -> str:
     (DIVERGED, "FailJobSet"),
     (75, "RestartJobSetAndIgnoreMaxRestarts"),  # stopped early: the script's own status
     (None, "RestartJobSetAndIgnoreMaxRestarts"),  # preempted, or its node is gone
-    (1, "RestartJobSet"),
+    (FAILED, "RestartJobSet"),  # also what may pass: storage that does not answer, a workdir in use
     (137, "RestartJobSet"),  # killed, also by the probe
   ],
 )
 def test_what_would_fail_again_ends_the_jobset(manifest: dict[str, Any], status: int | None, expected: str):
   assert action(manifest, status) == expected
+
+
+def test_the_guide_lists_the_exit_statuses():
+  table = re.search(r"\| Exit status .*?\n\n", (ROOT / "docs/cluster.md").read_text(), re.DOTALL)[0]
+  assert [int(found) for found in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == [0, FAILED, BAD_INPUT, DIVERGED]
 
 
 def test_a_run_that_was_stopped_early_is_told_from_a_finished_one():
@@ -73,7 +78,8 @@ def test_the_probe_ends_a_pod_whose_process_hangs(manifest: dict[str, Any], minu
   """Runs the manifest's own command. The process has been compiling for so many minutes."""
   (container,) = manifest["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
   now = time.time()
-  beat = dict.fromkeys(heartbeat.READ, 0) | {"began": now, "doing": "compile", "since": now - 60 * minutes}
+  beat = dict.fromkeys(heartbeat.READ, 0) | {"began": now, "time": now, "doing": "compile"}
+  beat["since"] = now - 60 * minutes
   (tmp_path / heartbeat.FOLDER).mkdir()
   (tmp_path / heartbeat.FOLDER / "1.json").write_text(json.dumps(beat))
   path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

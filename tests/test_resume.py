@@ -17,6 +17,7 @@ import train
 from checkpointing import reading
 from checkpointing.finished import is_finished
 from checkpointing.save import Checkpoints
+from errors import Unavailable
 from reporting import recorded
 from strategies import Strategy
 from training.program import Batch, Sums, TrainState
@@ -267,7 +268,7 @@ def test_allowed_config_changes_are_reported(finished: Path, capsys: pytest.Capt
 def test_a_second_run_in_the_same_workdir_is_refused(tmp_path: Path):
   job = Job("fsdp", tmp_path, tmp_path / "log", **SMALL | {"steps": 100_000})
   job.wait_for("devices")
-  with one_sentence("workdir=", str(tmp_path), "in use", f"process {job.process.pid}"):
+  with one_sentence("workdir=", str(tmp_path), "in use", f"process {job.process.pid}", kind=Unavailable):
     train.train(config("fsdp", **SMALL), tmp_path)
   job.send(signal.SIGKILL)
   job.wait()

@@ -20,6 +20,7 @@ import pages
 import strategies
 import train
 from configs import base
+from errors import Unavailable
 from models.sizes import DTYPES, REMAT, with_sizes_made_up
 from reporting import recorded, report
 from runtime import command_line
@@ -208,7 +209,7 @@ def test_a_disk_that_is_full_at_the_start_is_named(tmp_path: Path, monkeypatch: 
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
   monkeypatch.setattr(pages, "write", write)
-  with one_sentence(f"workdir={str(tmp_path)!r} cannot be written (No space left", "free some space"):
+  with one_sentence(f"workdir={str(tmp_path)!r} cannot be written (No space", "free some space", kind=Unavailable):
     train.train(config("fsdp", **SHORT), tmp_path)
 
 

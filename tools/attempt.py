@@ -18,6 +18,9 @@ from types import FrameType
 from typing import IO
 
 from errors import ConfigError
+from reporting.appender import Appender, warn
+from runtime.stderr import print_if_read
+from storage.bucket import Location, location
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 # Lines that gloo prints, and that SLURM prints about an end of a process of which we know. They are dropped.
@@ -30,6 +33,7 @@ NOISE = re.compile(
 # of forks.)
 BECOME = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])"
 SECONDS_TO_END = 30.0  # that the processes of an attempt have, once they are ended at once
+SECONDS_TO_READ = 5.0  # and then for the rest of their output
 _printing = threading.Lock()
 Take = Callable[[int, str], None]  # gets the rank of a process and a line of its output
 
@@ -105,6 +109,15 @@ class Here:
   def environment(self, place: int) -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
 
+  def end(self, job: subprocess.Popen) -> None:
+    """Ends what `command` has started at once, with all that it has started."""
+    if job.poll() is None:
+      with contextlib.suppress(ProcessLookupError, PermissionError):  # it has just ended
+        os.killpg(job.pid, self.ends)
+
+  def end_rest(self) -> None:
+    """Ends what `end` has not, and waits a while until it is gone. On this machine nothing is left."""
+
   def send(self, jobs: Sequence[subprocess.Popen], number: int) -> None:
     """Sends a signal to the processes that run."""
     for job in jobs:
@@ -129,6 +142,7 @@ class Attempt:
     self.arguments, self.program = arguments, program
     self.take, self.signals = take, signals
     self.jobs: list[subprocess.Popen] = []
+    self._reached = 0  # by the last signal: those that were started before it came
     self._readers: list[threading.Thread] = []
     self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -145,8 +159,9 @@ class Attempt:
   def __exit__(self, *_: object) -> None:
     self.signals.to = None
     self.kill()
-    for reader in self._readers:
-      reader.join()
+    until = time.monotonic() + SECONDS_TO_READ
+    for reader in self._readers:  # ends with the last process that has this output, which may be one that has left us
+      reader.join(max(0.0, until - time.monotonic()))
 
   def _start(self) -> None:
     address = self.where.address(self.places[0])
@@ -181,6 +196,8 @@ class Attempt:
         thread.start()
         if work == self._read:
           self._readers.append(thread)
+    if self.signals.received and self._reached < self.count:  # one came while the last was being started
+      self.where.send(self.jobs[self._reached :], self.signals.received[-1])
 
   @property
   def whole(self) -> bool:
@@ -189,19 +206,24 @@ class Attempt:
 
   def send(self, number: int) -> None:
     """Sends a signal to all processes that run."""
+    self._reached = len(self.jobs)
     self.where.send(self.jobs, number)
 
   def kill(self) -> None:
     """Ends all processes at once, and waits until they are gone."""
-    until = time.monotonic() + SECONDS_TO_END
+    until, left = time.monotonic() + SECONDS_TO_END, list[subprocess.Popen]()
     for job in self.jobs:
-      job.send_signal(self.where.ends)
+      self.where.end(job)
     for job in self.jobs:
       try:
         job.wait(max(0.0, until - time.monotonic()))
       except subprocess.TimeoutExpired:  # what ends other processes has not, as on a host that is gone
-        job.kill()
-        job.wait()
+        left.append(job)
+    if left:
+      self.where.end_rest()
+    for job in left:
+      job.kill()
+      job.wait()
 
   def ended(self, seconds: float | None) -> int | None:
     """Waits at most so long for the next process that ends. Returns its rank; None if none has ended."""
@@ -220,14 +242,26 @@ class Attempt:
     return next((number.name for number in signal.Signals if self.status(rank) == 128 + number), "")
 
   def _read(self, job: subprocess.Popen, rank: int) -> None:
+    """Takes the lines of a process. Whatever fails, it goes on reading: a process whose pipe is full would wait."""
     source: IO[str] = job.stdout  # type: ignore[assignment]  # a pipe
     for line in source:
       if not NOISE.match(line):
-        self.take(rank, line)
+        with contextlib.suppress(OSError, ValueError):
+          self.take(rank, line)
 
   def _wait(self, job: subprocess.Popen, rank: int) -> None:
     job.wait()
     self._ended.put(rank)
+
+
+def workdir_of(arguments: Sequence[str]) -> Location:
+  """The workdir that flags of train.py name. Raises ConfigError if they name none."""
+  if not {"--workdir", "-workdir"}.isdisjoint(arguments):
+    raise ConfigError("--workdir has no value here; write --workdir=DIR")
+  given = [flag.partition("=")[2] for flag in arguments if flag.startswith(("--workdir=", "-workdir="))]
+  if not given or not given[-1]:
+    raise ConfigError("--workdir is missing after --; name one, or each start would be a new run")
+  return location(given[-1], "workdir")
 
 
 def free_port() -> int:
@@ -246,7 +280,7 @@ def simulated_host(place: int) -> str:
 def show(rank: int, line: str) -> None:
   """Prints a line, prefixed by the rank of its process."""
   with _printing:
-    print(f"[{rank}] {line}", end="", flush=True)
+    print_if_read(lambda: print(f"[{rank}] {line}", end="", flush=True), "the job goes on")
 
 
 class Output:
@@ -254,26 +288,34 @@ class Output:
 
   def __init__(self, folder: Path):
     self.folder, self.path = folder, folder
+    self._file: Appender | None = None
     self._held: collections.deque[tuple[float, int, str]] = collections.deque()
     self._last: dict[int, str] = {}
     self._lock = threading.Lock()
 
   def open(self, number: int) -> None:
-    """Begins the file of a start."""
+    """Begins the file of a start. If the disk is full, the file gets what there is room for."""
     self.path = self.folder / f"{number}.log"
-    self._file = self.path.open("w")
+    try:
+      self.path.unlink(missing_ok=True)
+      self._file = Appender(self.path)
+    except OSError as error:
+      warn(f"{self.path} cannot be written ({error.strerror}); the job goes on without it")
     self._last = {}
 
   def close(self) -> None:
-    self._file.close()
+    with self._lock:
+      if self._file:
+        self._file.close()
+      self._file = None
 
   def take(self, rank: int, line: str) -> None:
     with self._lock:
-      self._file.write(f"[{rank}] {line}")
-      self._file.flush()
       self._held.append((time.monotonic(), rank, line))
       if line.strip():
         self._last[rank] = line.strip().removeprefix("error: ")
+      if self._file:
+        self._file.write(f"[{rank}] {line}".encode())
 
   def last(self, rank: int) -> str:
     """The last line of a process, which names its error if it has failed."""
@@ -291,4 +333,5 @@ class Output:
     self._held.clear()
 
   def say(self, text: str) -> None:
-    print(text, flush=True)
+    with _printing:
+      print_if_read(lambda: print(text, flush=True), "the job goes on")

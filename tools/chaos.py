@@ -32,9 +32,8 @@ from runtime import command_line
 from runtime.folders import writable
 from storage import Folder
 from tools import fragile
-from tools.attempt import simulated_host
+from tools.attempt import simulated_host, workdir_of
 from tools.launch import check, parsed
-from tools.supervisor import workdir_of
 
 LOSE = "lose the host of"  # kills a process, and removes what its host has in memory
 FAULTS = {"kill": 4, LOSE: 1, "stop": 1, "slow": 2, "corrupt": 1, "kill the supervisor": 1}  # how often each, among ten
@@ -142,11 +141,18 @@ def compared(undisturbed: Path, found: Path) -> tuple[set[tuple[str, int]], floa
   """The lines, by split and step, that are missing or there twice, and the largest relative difference of a loss."""
   ours, theirs = (_losses(workdir / "metrics.jsonl") for workdir in (found, undisturbed))
   wrong = {key for key in ours.keys() | theirs.keys() if key not in theirs or len(ours.get(key, [])) != 1}
-  apart = [abs(ours[key][0] - loss) / abs(loss) for key, (loss, *_) in theirs.items() if key in ours]
+  apart = [_apart(ours[key][0], loss) for key, (loss, *_) in theirs.items() if key in ours]
   return wrong, max(apart, default=math.inf)
 
 
-def _losses(path: Path) -> dict[tuple[str, int], list[float]]:
+def _apart(ours: float | None, theirs: float | None) -> float:
+  """The relative difference of two losses. None is one that was not finite."""
+  if ours is None or theirs is None:
+    return 0.0 if ours == theirs else math.inf
+  return abs(ours - theirs) / abs(theirs)
+
+
+def _losses(path: Path) -> dict[tuple[str, int], list[float | None]]:
   found = collections.defaultdict(list)
   for line in metrics.read(path):
     if line["split"] in ("train", "validation"):

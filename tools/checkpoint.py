@@ -20,6 +20,7 @@ from checkpointing import reading
 from checkpointing.storage_logs import shorten_storage_logs
 from errors import ConfigError, first_line
 from runtime import command_line
+from storage.answers import StorageError
 from storage.bucket import Location, location
 
 
@@ -65,12 +66,14 @@ def _look(folder: Location) -> Found:
 
 
 def verify(found: Found) -> Found:
-  """Reads every array, and returns the checkpoint with its health after that."""
+  """Reads every array, and returns the checkpoint with its health after that. StorageError: storage did not answer."""
   if found.health != "whole" or found.saved is None:
     return found
   for name in found.saved["arrays"]:
     try:
       _, is_whole = reading.read_array(found.folder, found.saved, name)
+    except StorageError:
+      raise  # which says nothing of the checkpoint
     except Exception as error:  # orbax raises bare Exceptions for broken files
       return dataclasses.replace(found, health=f"damaged: {name}: {first_line(error.__cause__ or error)}")
     if not is_whole:

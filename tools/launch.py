@@ -22,7 +22,7 @@ from tools.attempt import TRAIN, Attempt, Forwarded, Here, show
 from tools.slurm import Nodes
 from tools.supervisor import Policy, supervise
 
-SECONDS_TO_END = 10.0  # after one process has failed, the others have this long to end before they are killed
+SECONDS_TO_FOLLOW = 10.0  # after one process has failed, the others have this long to end by themselves
 
 
 def launch(processes: int, devices_per_process: int, arguments: Sequence[str], program: Path = TRAIN) -> int:
@@ -51,7 +51,7 @@ def _wait(attempt: Attempt) -> int:
       return status
     if not status and attempt.status(rank):
       status = attempt.status(rank)
-      deadline = time.monotonic() + SECONDS_TO_END
+      deadline = time.monotonic() + SECONDS_TO_FOLLOW
   return status
 
 
@@ -85,9 +85,17 @@ def main(program: Path = TRAIN) -> None:
     where = Nodes() if options.slurm else Here(options.processes, options.devices_per_process)
     policy = Policy(
       where.processes, where.devices, options.restarts, options.patience, options.shortest, options.lost_for,
-      tuple(shlex.split(options.smaller)),
+      words(options.smaller),
     )  # fmt: skip
     sys.exit(supervise(policy, rest, program, where))
+
+
+def words(flags: str) -> tuple[str, ...]:
+  """The flags of --smaller. Raises ConfigError if a quote is left open."""
+  try:
+    return tuple(shlex.split(flags))
+  except ValueError as error:
+    raise ConfigError(f"--smaller={flags!r} cannot be read ({error}); close each quote") from error
 
 
 def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:

@@ -10,14 +10,22 @@ import os
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 
-from errors import ConfigError
+from errors import ConfigError, Unavailable
 from tools.attempt import Here
+
+STEP = "meshwright"  # the name of the step of a process
+SECONDS_TO_KILL = 10.0  # that steps have which SLURM is told to kill; those of a node that is gone take minutes
+SECONDS_TO_ANSWER = 30.0  # that a command of SLURM has, before it counts as failed
 
 
 class Nodes(Here):
-  """The nodes of the SLURM job in which this program runs. Raises ConfigError outside of one."""
+  """The nodes of the SLURM job in which this program runs.
+
+  Raises ConfigError outside of one, and Unavailable if SLURM does not name them.
+  """
 
   ends = signal.SIGTERM  # srun then kills its tasks
   sees_ends = False  # not if a node fails: SLURM waits for it first
@@ -27,6 +35,10 @@ class Nodes(Here):
     if "SLURM_JOB_ID" not in environment:
       raise ConfigError("--slurm works in a job of SLURM only; start it with sbatch launch/slurm.sh")
     self.job, self.nodes = environment["SLURM_JOB_ID"], _hosts(environment["SLURM_JOB_NODELIST"])
+    if not self.nodes:
+      raise Unavailable(
+        f"--slurm: `scontrol show hostnames {environment['SLURM_JOB_NODELIST']}` names no node; run it by hand"
+      )
     self.unit = int(environment.get("SLURM_NTASKS_PER_NODE", 1))
     self.gpus = int(environment.get("SLURM_GPUS_ON_NODE") or 0)
     super().__init__(len(self.nodes) * self.unit, self.gpus // self.unit)
@@ -62,13 +74,32 @@ class Nodes(Here):
 
   def command(self, place: int) -> list[str]:
     step = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={self.host(place)}"]
-    return [*super().command(place), *step, "--overlap", "--input=none"]  # all steps share what the job has
+    return [*super().command(place), *step, "--overlap", "--input=none", f"--job-name={STEP}"]  # all share what it has
 
   def environment(self, place: int) -> dict[str, str]:
     """Each task of a node has an equal part of its GPUs. Without this, JAX would give each step the first one."""
     first = place % self.unit * self.devices
     ids = ",".join(str(number) for number in range(first, first + self.devices))
     return {"PYTHONUNBUFFERED": "1"} | ({"JAX_LOCAL_DEVICE_IDS": ids} if ids else {})
+
+  def end(self, job: subprocess.Popen) -> None:
+    if job.poll() is None:
+      job.send_signal(self.ends)
+
+  def end_rest(self) -> None:
+    """Ends the steps, and waits until SLURM has seen their ends.
+
+    A task that waits for a disk ends late, also after srun has. Until then it has its GPUs and the lock of the workdir.
+    """
+    until = time.monotonic() + SECONDS_TO_KILL
+    while (steps := self._steps()) and time.monotonic() < until:
+      _answer("scancel", "--signal=KILL", *steps, errors=subprocess.DEVNULL)
+      time.sleep(SECONDS_TO_KILL / 10)
+
+  def _steps(self) -> list[str]:
+    """The processes of this job that SLURM knows, as JOB.STEP."""
+    known = _answer("squeue", "--noheader", "--steps", f"--jobs={self.job}", "--format=%i %j").splitlines()
+    return [line.split()[0] for line in known if line.split()[1:] == [STEP]]
 
   def send(self, jobs: Sequence[subprocess.Popen], number: int) -> None:
     """Signals the steps, and not srun, which would kill its task."""
@@ -80,10 +111,15 @@ def _hosts(names: str) -> list[str]:
   return _answer("scontrol", "show", "hostnames", names).split() if names else []
 
 
-def _answer(*command: str) -> str:
-  """What one of SLURM's commands prints; "" if it fails."""
+def _answer(*command: str, errors: int | None = None) -> str:
+  """What one of SLURM's commands prints; "" if it fails, or if SLURM does not answer it in time."""
   try:
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+    done = subprocess.run(
+      command, stdout=subprocess.PIPE, stderr=errors, text=True, check=False, timeout=SECONDS_TO_ANSWER
+    )
+    return done.stdout
+  except subprocess.TimeoutExpired:
+    return ""
   except OSError as error:
     raise ConfigError(
       f"--slurm needs SLURM's command {command[0]} here ({error.strerror}); use a node that has it"

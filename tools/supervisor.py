@@ -13,6 +13,7 @@ with the exact next batch.
 
 import dataclasses
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -25,13 +26,11 @@ from errors import ConfigError
 from reporting import heartbeat
 from runtime.command_line import BAD_INPUT, DIVERGED
 from runtime.folders import here, writable
-from storage.bucket import Location, location
-from tools.attempt import TRAIN, Attempt, Forwarded, Here, Output
+from tools.attempt import TRAIN, Attempt, Forwarded, Here, Output, workdir_of
 
 STATE, LOGS = "supervisor.json", "attempts"  # in a workdir
 POLL = 0.25  # seconds between two looks at the processes
 HELD = 1.0  # seconds for which lines are held back: those of processes that fail because another one did are not shown
-SILENT = 5.0  # seconds after which a process that gives no sign of life is the one that hangs
 LONGEST_WAIT = 60.0  # seconds before a start; the first ones wait less
 SAME = 3  # failures after the same step, without a new checkpoint, that are no accident
 
@@ -92,20 +91,15 @@ def supervise(policy: Policy, arguments: Sequence[str], program: Path = TRAIN, w
   It runs on this machine, unless `where` has other places.
 
   That is 0 if it is finished or was stopped by a signal; otherwise that of the last process that failed, if it makes no
-  sense to start again. Raises ConfigError if the arguments name no workdir, or if nothing can be written there.
+  sense to start again. Raises ConfigError if the arguments name no workdir or switch off heartbeats, or if nothing can
+  be written there.
   """
+  if any(re.fullmatch(r"-?-config\.runtime\.heartbeat=0*\.?0*", flag) for flag in arguments):
+    raise ConfigError("--config.runtime.heartbeat=0 hides whether processes hang; leave it out, or use 1")
   workdir = writable(here(workdir_of(arguments)), "workdir")
   with Forwarded() as signals:
     where = where or Here(policy.processes, policy.devices_per_process)
     return Supervisor(policy, arguments, workdir, program, signals, where).run()
-
-
-def workdir_of(arguments: Sequence[str]) -> Location:
-  """The workdir that flags of train.py name. Raises ConfigError if they name none."""
-  given = [flag.partition("=")[2] for flag in arguments if flag.startswith(("--workdir=", "-workdir="))]
-  if not given or not given[-1]:
-    raise ConfigError("--workdir is missing after --; name one, or each start would be a new run")
-  return location(given[-1], "workdir")
 
 
 class Supervisor:
@@ -117,6 +111,7 @@ class Supervisor:
     self.policy, self.arguments, self.workdir, self.program, self.signals = policy, arguments, workdir, program, signals
     self.where, self.up = where, where.places()
     self._planned: dict[int, tuple[str, ...] | None] = {}
+    self._watcher = heartbeat.Watcher(workdir)
     found, known = heartbeat.read(workdir / STATE), {field.name for field in dataclasses.fields(State)}
     self.state = State(**{name: value for name, value in found.items() if name in known})
     self.output = Output(writable(workdir / LOGS, "workdir"))
@@ -165,7 +160,7 @@ class Supervisor:
   def _none_fits(self) -> int | None:
     """Waits for the next place that returns. Returns the job's status if there is none, or if it is stopped."""
     if not self.state.lost:
-      why = next(iter(self.state.refused.values()))
+      why = next(iter(self.state.refused.values()), "there is no place for a process")
       self.output.say(f"gave up   no number of processes can run this: {why}")
       return self._end(BAD_INPUT)
     self._sleep(min(self.state.lost.values()) - time.time())
@@ -177,7 +172,7 @@ class Supervisor:
     self._save()
     places = self._places()[:count]
     self._seen: dict[int, float] = {}  # when a process last had a sign of life
-    self._before = {heartbeat.process(beat) for beat in heartbeat.of_job(self.workdir).values()}
+    self._before = {heartbeat.process(beat) for beat in self._watcher.beats().values()}
     often = () if any("runtime.heartbeat" in flag for flag in self.arguments) else ("--config.runtime.heartbeat=1.0",)
     flags = [*self.arguments, *often, *extra]
     self.output.open(self.state.starts)
@@ -215,7 +210,7 @@ class Supervisor:
   def _fail(self, where: str, failure: Failure) -> int | None:
     """Says what has failed and waits, or gives up."""
     self.output.drop()
-    stored, kept = max(steps(self.workdir / FOLDER), default=-1), tier.newest(self.workdir)
+    stored, kept = self._stored(), tier.newest(self.workdir)
     newest = max(stored, kept)
     if newest > self.state.saved:
       self.state.saved, self.state.failures = newest, []
@@ -283,41 +278,43 @@ class Supervisor:
 
   def _gone(self, attempt: Attempt, ended: list[int]) -> int | None:
     """A process that neither ends nor gives a sign of life for a while: its host is gone, and so others fail."""
-    until = time.monotonic() + 1.5 * SILENT
+    until = time.monotonic() + 1.5 * heartbeat.SILENT
     while (left := set(range(attempt.count)) - set(ended)) and time.monotonic() < until:
       if (rank := attempt.ended(POLL)) is not None:
         ended.append(rank)
-    beats = self._beats(attempt)
-    return next((rank for rank in left if rank in beats and time.time() - beats[rank]["time"] > SILENT), None)
+    beats = self._beats(attempt) if self._watcher.takes_beats() else {}
+    return next((rank for rank in left if rank in beats and time.time() - beats[rank]["time"] > heartbeat.SILENT), None)
 
   def _hung(self, attempt: Attempt, running: set[int], began: float) -> Failure | None:
-    """The process that hangs, if one does. All others wait for it, so the one that is silent or behind is to blame."""
-    beats, now = self._beats(attempt), time.time()
-    late = {}
-    for rank in running:
-      if rank in beats:
-        self._seen[rank] = now
-      beat = beats.get(rank, heartbeat.starting(self._seen.get(rank, began)))  # one that ends in order has none, either
-      if heartbeat.late(beat, now, self.policy.patience, self.policy.shortest):
-        late[rank] = beat
-    if not late:
+    """The process that hangs, if one does."""
+    found, now = self._beats(attempt), time.time()
+    self._seen |= dict.fromkeys(found, now)
+    beats = {  # one that ends in order has none, either
+      rank: found.get(rank) or heartbeat.starting(self._seen.get(rank, began)) for rank in running
+    }
+    rank = heartbeat.hanging(beats, now, self.policy.patience, self.policy.shortest, self._watcher.takes_beats)
+    if rank is None:
       return None
-    silent = {rank: beat for rank, beat in beats.items() if rank in running and now - beat["time"] > SILENT} or late
-    rank = min(silent, key=lambda rank: (silent[rank]["step"], silent[rank]["since"]))
-    seconds, doing = now - silent[rank]["since"], silent[rank]["doing"]
-    why = f"made no progress for {seconds:.0f} s ({doing})"
+    why = f"made no progress for {now - beats[rank]['since']:.0f} s ({beats[rank]['doing']})"
     return Failure(rank, self._step(attempt), why, 128 + signal.SIGKILL)
 
   def _beats(self, attempt: Attempt) -> dict[int, heartbeat.Beat]:
     """The last signs of life of an attempt's processes: those that were not there before it."""
-    beats = heartbeat.of_job(self.workdir).items()
+    beats = self._watcher.beats().items()
     mine = lambda rank, beat: rank < attempt.count and heartbeat.process(beat) not in self._before
     return {rank: beat for rank, beat in beats if mine(rank, beat)}
 
   def _step(self, attempt: Attempt) -> int:
     """The last step that an attempt is known to have done; the newest checkpoint's if it has done none."""
     done = [beat["step"] for beat in self._beats(attempt).values()]
-    return max([*done, *steps(self.workdir / FOLDER), 0])
+    return max(*done, self._stored(), 0)
+
+  def _stored(self) -> int:
+    """The newest checkpoint in storage; -1: none. If storage cannot be read now, the newest that is known."""
+    try:
+      return max(steps(self.workdir / FOLDER), default=-1)
+    except OSError:
+      return self.state.saved
 
   def _sleep(self, seconds: float) -> None:
     """Waits, until a signal comes."""
@@ -326,7 +323,10 @@ class Supervisor:
       time.sleep(min(POLL, left))
 
   def _save(self) -> None:
-    pages.write(self.workdir / STATE, json.dumps(dataclasses.asdict(self.state)))
+    try:
+      pages.write(self.workdir / STATE, json.dumps(dataclasses.asdict(self.state)))
+    except OSError as error:
+      self.output.say(f"error: {self.workdir / STATE} cannot be written ({error.strerror}); the next start tries again")
 
   def _end(self, status: int) -> int:
     """The job is over: the next one begins without its failures."""

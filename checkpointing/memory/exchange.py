@@ -2,13 +2,18 @@
 
 Each process listens on a TCP port. Who connects must first send the job's secret, which the processes have from JAX's
 own connections. A request is JSON; files and pieces follow as plain bytes. No file is named by its path.
+
+Nobody waits forever: not for the secret of a stranger, nor for another process that has stopped.
 """
 
 import contextlib
 import hmac
 import json
+import os
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,6 +35,10 @@ from checkpointing.memory.store import (
 from errors import first_line
 
 CONNECT = 30.0  # seconds to connect to another process
+SILENT = 10.0  # seconds without a byte of the secret after which a connection is closed
+STRANGERS = 32  # connections that have not sent the secret yet; more must wait
+ANSWER = 300.0  # seconds without a byte of an answer: the other process may be checking a large file
+PAUSE = 0.5  # seconds after a failed `accept`, as without free file descriptors
 LONGEST = 1 << 20  # bytes of a request
 SECRET = 64  # bytes of the secret, at most
 Address = tuple[str, int]
@@ -51,6 +60,7 @@ class Server:
     self._socket = socket.create_server((host, 0), backlog=64)
     self.address: Address = self._socket.getsockname()[:2]
     self._closed = False
+    self._strangers = threading.BoundedSemaphore(STRANGERS)
     threading.Thread(target=self._accept, daemon=True).start()
 
   def close(self) -> None:
@@ -61,25 +71,41 @@ class Server:
 
   def _accept(self) -> None:
     while not self._closed:
-      with contextlib.suppress(OSError):
+      self._strangers.acquire()
+      try:
         found, _ = self._socket.accept()
         threading.Thread(target=self._serve, args=(found,), daemon=True).start()
+      except (OSError, RuntimeError):  # no descriptor or no thread is free
+        self._strangers.release()
+        if not self._closed:
+          time.sleep(PAUSE)
 
   def _serve(self, found: socket.socket) -> None:
-    with contextlib.suppress(OSError, EOFError, ValueError), Connection(found.detach()) as connection:
-      if not hmac.compare_digest(connection.recv_bytes(SECRET), self.secret):
-        return
-      while True:
-        asked = json.loads(connection.recv_bytes(LONGEST))
-        try:
-          self._answer(connection, asked)
-        except (ValueError, KeyError, TypeError) as error:
-          _send(connection, {"error": first_line(error)})
+    with contextlib.suppress(OSError, EOFError, ValueError), found:
+      try:
+        _limit(found, SILENT)
+        connection = Connection(os.dup(found.fileno()))
+        known = hmac.compare_digest(connection.recv_bytes(SECRET), self.secret)
+      finally:
+        self._strangers.release()
+      with connection:
+        if known:
+          _limit(found, ANSWER)
+          self._requests(connection)
+
+  def _requests(self, connection: Connection) -> None:
+    """Answers a process of the job, which may take its time between two requests."""
+    while connection.poll(None):
+      asked = json.loads(connection.recv_bytes(LONGEST))
+      try:
+        self._answer(connection, asked)
+      except (ValueError, KeyError, TypeError) as error:
+        _send(connection, {"error": first_line(error)})
 
   def _answer(self, connection: Connection, asked: dict[str, Any]) -> None:
     portion = portion_of(asked["portion"])
     if portion is None:
-      raise Damaged(f"{asked['portion']!r} is not a part")
+      raise Damaged(f"{asked['portion']!r} is not a portion")
     if asked["do"] == "keep":
       self._keep(connection, portion, asked["bytes"])
     elif asked["do"] == "index":
@@ -130,6 +156,7 @@ class Peer:
     with _reaching(address):
       found = socket.create_connection(address, timeout=CONNECT)
       found.settimeout(None)
+      _limit(found, ANSWER)
       self._connection, self.address = Connection(found.detach()), address
       self._connection.send_bytes(secret)
 
@@ -181,7 +208,19 @@ def _reaching(address: Address) -> Iterator[None]:
     yield
   except (OSError, EOFError) as error:
     why = first_line(error) if str(error) else "it has closed the connection"
+    why = f"it was silent for {ANSWER:.0f} s" if isinstance(error, BlockingIOError) else why
     raise Unreachable(f"the process at {address[0]}:{address[1]} does not answer ({why})") from error
+
+
+def _limit(connection: socket.socket, seconds: float) -> None:
+  """Lets reading and writing fail with an OSError after so many seconds without a byte, also in a `Connection`.
+
+  A host that is gone without a word is noticed, too, while nothing is awaited.
+  """
+  whole, rest = divmod(seconds, 1.0)
+  for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+    connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(whole), int(rest * 1e6)))
+  connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 def _send(connection: Connection, found: dict[str, Any]) -> None:
@@ -202,11 +241,15 @@ def _receive_all(connection: Connection, into: memoryview) -> None:
 def own_address(coordinator: str) -> str:
   """The address of this machine on the way to the coordinator, HOST:PORT, or to the default gateway if that is "".
 
-  Nothing is sent: a UDP socket only looks the way up.
+  Nothing is sent: a UDP socket only looks the way up. A host may know its own name as a loopback address (Debian's
+  /etc/hosts has 127.0.1.1), which others cannot reach. That counts only if the coordinator is given as one.
   """
   host, _, _ = coordinator.rpartition(":")
+  alone = host == "localhost" or host.startswith("127.")
   for target in ([host] if host else []) + ["10.255.255.255"]:
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
       probe.connect((target, 9))
-      return str(probe.getsockname()[0])
+      found = str(probe.getsockname()[0])
+      if alone or not found.startswith("127."):
+        return found
   return socket.gethostbyname(socket.gethostname())

@@ -115,6 +115,7 @@ def offset(hosts: Sequence[str]) -> int:
 
 
 def neighbours(hosts: Collection[str]) -> list[int]:
-  """For each process, the one that keeps a copy of its part; itself if there is no other process."""
+  """For each process, the one that keeps a copy of its portion; itself if there is no other process."""
   names = list(hosts)
-  return [(i + offset(names)) % len(names) for i in range(len(names))]
+  away = offset(names)
+  return [(i + away) % len(names) for i in range(len(names))]

@@ -66,7 +66,7 @@ class Reader:
         error = why
         if isinstance(why, OSError):
           self._peers.pop(rank, None)
-    raise Damaged(f"the part of process {portion.owner}: {first_line(error)}")
+    raise Damaged(f"the portion of process {portion.owner}: {first_line(error)}")
 
   def _peer(self, rank: int) -> Peer:
     if rank not in self._peers:

@@ -1,7 +1,7 @@
 """Saves the state in the hosts' memory every few steps: its own portion in each process, and a neighbour's.
 
-If a process or a host is lost, the next start of the job takes its part from the neighbour (recovery.py). Memory here
-means files in a folder of type tmpfs, such as /dev/shm. They outlive the process, but not the host.
+If a process or a host is lost, the next start of the job takes its portion from the neighbour (recovery.py). Memory
+here means files in a folder of type tmpfs, such as /dev/shm. They outlive the process, but not the host.
 
 Training waits until the state is copied from the devices into this process's file. A thread does the rest. All
 processes save together, and only if all have finished the save before. Then that one is complete, and the ones before
@@ -32,13 +32,14 @@ from checkpointing.memory.exchange import Peer, Server, own_address
 from checkpointing.memory.store import RUN, Entry, Growing, Portion, Save, Store, layout, make_private, tail
 from checkpointing.record import Record
 from checkpointing.save import NotSaved
-from errors import ConfigError, JobError, first_line
+from errors import ConfigError, JobError, Unavailable, first_line
 from runtime import folders, processes
 from runtime.replicas import Corrupted
 from training.loop import MEMORY_SAVES, LoopState
 from training.program import TrainState
 
 NOTE = "memory.json"  # in a workdir: whose memory it is, and the newest complete save
+SKIPS = 10  # saves in a row that are skipped before the run says so
 COPIERS = 8  # threads that copy pieces into memory, for which training waits
 TMPFS = "/dev/shm"  # a folder of type tmpfs that every user may write into
 Notify = Callable[[str], None]
@@ -75,6 +76,7 @@ class Tier:
     self.lines: list[str] = []
     self.complete: Save | None = None
     self.skipped, self._waited = 0, list[float]()
+    self._in_a_row = 0  # saves that were skipped since the last one that was not
     self._pending: tuple[Save, concurrent.futures.Future[None]] | None = None
     self._warned = ""
     self._thread = concurrent.futures.ThreadPoolExecutor(1, "memory")
@@ -82,7 +84,7 @@ class Tier:
       self._join(config)
 
   def _join(self, config: Any) -> None:
-    """Opens the folder in memory, and meets the other processes. Raises ConfigError if that is not possible."""
+    """Opens the folder in memory, and meets the other processes. Raises ConfigError or Unavailable if it cannot."""
     given = config.checkpoint.memory_dir
     self.run, self.attempt, secret = processes.on_process_zero(self._names)
     self.secret = secret.encode()
@@ -118,7 +120,7 @@ class Tier:
     try:
       Peer(self.members[neighbour].address, self.secret).__exit__()
     except OSError as error:
-      raise ConfigError(
+      raise Unavailable(
         f"checkpoint.memory_every={self.every}: {error}; open the ports between the hosts, or use 0 for no copies in "
         "memory"
       ) from error
@@ -185,6 +187,7 @@ class Tier:
     if not self._have_finished():
       self.skipped += 1
       return
+    self._in_a_row = 0
     tree, saved = record.of_state(state, run, loop)
     portion = Portion(Save(loop.step, self.attempt, self.count), self.rank)
     keep = [portion.of] if self.complete is None else [portion.of, self.complete]
@@ -211,7 +214,13 @@ class Tier:
       error = None if busy else self._pending[1].exception()
       failed = first_line(error) if error else ""
     found = processes.all_gather([busy, failed])
-    if any(busy for busy, _ in found):
+    if slow := [rank for rank, (busy, _) in enumerate(found) if busy]:
+      self._in_a_row += 1
+      if self._in_a_row == SKIPS and not self.rank:
+        self.warn(
+          f"{SKIPS} saves in the hosts' memory in a row were skipped, because one before is not finished (on process"
+          f"{'es' if slow[1:] else ''} {', '.join(map(str, slow))}); training continues, and the next one is tried"
+        )
       return False
     if self._pending:
       of, self._pending = self._pending[0], None
@@ -290,7 +299,7 @@ def newest(workdir: Path) -> int:
 
 
 def _write(path: Path, note: dict[str, Any]) -> None:
-  """Writes a note as a whole. A disk that is full ends no run: the note only serves messages."""
+  """Writes a note as a whole. A full disk ends no run. Without the first note, the next start drops the memory."""
   with contextlib.suppress(OSError):
     folders.write(path, json.dumps(note))
 

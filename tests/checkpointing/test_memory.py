@@ -5,10 +5,12 @@ over sockets and into files. tests/tools/test_healing.py does it with real jobs.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import json
 import os
+import queue
 import re
 import shutil
 import socket
@@ -318,7 +320,7 @@ def test_one_flipped_bit_is_read_from_the_copy_and_two_from_the_save_before(job:
     flip(path)
   assert job.restored(4) == 5
   (line,) = job.warnings
-  assert "(step 10: the part of process 2: params/weights is not what was saved); going on from step 5 there" in line
+  assert "(step 10: the portion of process 2: params/weights is not what was saved); going on from step 5 there" in line
 
 
 def test_a_torn_file_is_read_from_the_copy(job: Job):
@@ -328,7 +330,7 @@ def test_a_torn_file_is_read_from_the_copy(job: Job):
   assert job.restored(4) == 5
   os.truncate(copy, 40)
   assert job.restored(4) is None
-  assert "step 5: the part of process 3: it is torn" in job.warnings[-1]
+  assert "step 5: the portion of process 3: it is torn" in job.warnings[-1]
 
 
 def test_a_kill_during_a_save_loses_nothing(job: Job, monkeypatch: pytest.MonkeyPatch):
@@ -357,6 +359,7 @@ def test_a_save_that_is_not_ready_is_skipped_by_all_and_not_awaited(job: Job, mo
     finish(self, *given)
 
   monkeypatch.setattr(Tier, "_finish", waits)
+  monkeypatch.setattr(saving, "SKIPS", 1)
 
   def work(tier: Tier) -> tuple[int, set[int]]:
     job.start(tier)
@@ -372,6 +375,8 @@ def test_a_save_that_is_not_ready_is_skipped_by_all_and_not_awaited(job: Job, mo
     return tier.skipped, {portion.of.step for portion in tier.store.portions()}
 
   assert job.run(4, work) == [(1, {15, 20})] * 4
+  (line,) = job.warnings
+  assert re.search(r"1 saves in the hosts' memory in a row were skipped, .* not finished \(on process.*1.*\)", line)
   assert saving.newest(job.workdir) == 15  # whether 20 is complete is only known at the next save
   assert job.restored(4) == 20
 
@@ -577,6 +582,45 @@ def test_a_neighbour_is_on_another_host_where_there_is_one(hosts: str, found: li
   assert pieces.neighbours(list(hosts)) == found
 
 
+def test_neighbours_of_many_processes_are_found_with_one_search(monkeypatch: pytest.MonkeyPatch):
+  """One search compares each host with all others."""
+  searches, offset = [], pieces.offset
+  monkeypatch.setattr(pieces, "offset", lambda hosts: searches.append(1) or offset(hosts))
+  assert pieces.neighbours([f"host{i // 2}" for i in range(16)]) == [*range(2, 16), 0, 1]
+  assert len(searches) == 1
+
+
+@pytest.mark.parametrize(
+  "coordinator, found",
+  [
+    ("host0:8476", "10.0.0.7"),  # this host, which knows itself as 127.0.1.1
+    ("host1:8476", "10.0.0.7"),
+    ("", "10.0.0.7"),
+    ("127.0.0.1:8476", "127.0.0.1"),
+    ("localhost:8476", "127.0.0.1"),
+  ],
+)
+def test_a_process_listens_where_others_can_reach_it(coordinator: str, found: str, monkeypatch: pytest.MonkeyPatch):
+  class Probe:
+    def __init__(self, *_: Any) -> None:
+      pass
+
+    def __enter__(self) -> "Probe":
+      return self
+
+    def __exit__(self, *_: object) -> None:
+      pass
+
+    def connect(self, address: tuple[str, int]) -> None:
+      self.name = "127.0.0.1" if address[0] in ("host0", "127.0.0.1", "localhost") else "10.0.0.7"
+
+    def getsockname(self) -> tuple[str, int]:
+      return self.name, 1
+
+  monkeypatch.setattr(exchange.socket, "socket", Probe)
+  assert exchange.own_address(coordinator) == found
+
+
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
   found = Server(Store(tmp_path / "host", 0), b"secret", "127.0.0.1")
@@ -636,6 +680,70 @@ def test_strangers_get_nothing(server: Server, tmp_path: Path):
     silent.send(b"\xff" * 100)
   with Peer(server.address, b"secret") as peer:
     peer.keep(Portion(Save(5, "ab", 2), 1), path)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", b"\0\0\0\6sec"])
+def test_a_stranger_that_says_nothing_is_not_waited_for(
+  sent: bytes, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+  """Nor do many of them keep a process of the job from being served."""
+  monkeypatch.setattr(exchange, "SILENT", 0.05)
+  monkeypatch.setattr(exchange, "ANSWER", 5.0)
+  strangers = [socket.create_connection(server.address, timeout=5) for _ in range(2 * exchange.STRANGERS)]
+  for stranger in strangers:
+    stranger.sendall(sent)
+  with Peer(server.address, b"secret") as peer:
+    peer.keep(Portion(Save(5, "ab", 2), 1), written(tmp_path / "other"))
+  for stranger in strangers:
+    with contextlib.suppress(ConnectionResetError):
+      assert stranger.recv(1) == b""
+    stranger.close()
+
+
+def test_a_process_may_take_its_time_between_two_requests(
+  server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+  monkeypatch.setattr(exchange, "SILENT", 0.05)
+  monkeypatch.setattr(exchange, "ANSWER", 0.05)
+  portion = Portion(Save(5, "ab", 2), 1)
+  with Peer(server.address, b"secret") as peer:
+    peer.keep(portion, written(tmp_path / "other"))
+    time.sleep(0.15)
+    assert len(peer.index(portion).entries) == 1
+
+
+def test_a_neighbour_that_stops_fails_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """It takes the connection and a part of the file, and answers no more."""
+  monkeypatch.setattr(exchange, "ANSWER", 0.05)
+  path, found = written(tmp_path / "other"), queue.SimpleQueue()
+  with socket.create_server(("127.0.0.1", 0)) as stopped:
+
+    def send() -> None:
+      try:
+        with Peer(stopped.getsockname()[:2], b"secret") as peer:
+          peer.keep(Portion(Save(5, "ab", 2), 1), path)
+      except exchange.Unreachable as error:
+        found.put(str(error))
+
+    threading.Thread(target=send, daemon=True).start()
+    assert "it was silent for 0 s" in found.get(timeout=10)
+
+
+def test_a_server_without_free_descriptors_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  class Full:
+    tried = 0
+
+    def accept(self) -> None:
+      self.tried += 1
+      server._closed = self.tried == 3
+      raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+  pauses: list[float] = []
+  server = Server.__new__(Server)
+  server._closed, server._socket, server._strangers = False, Full(), threading.BoundedSemaphore(1)
+  monkeypatch.setattr(exchange.time, "sleep", pauses.append)
+  server._accept()
+  assert pauses == [exchange.PAUSE] * 2
 
 
 def wait_for(happened: Callable[[], Any]) -> None:

@@ -9,7 +9,9 @@ import pytest
 from helpers import one_sentence
 
 from data.cache import prepared
-from errors import ConfigError
+from data.remote import brought
+from errors import ConfigError, Unavailable
+from storage.bucket import Folder
 
 
 def slow_write(folder: Path) -> None:
@@ -62,11 +64,24 @@ def test_a_full_disk_is_one_sentence_and_the_next_run_goes_on(tmp_path: Path):
     (folder / "part").write_text("half")
     raise OSError(errno.ENOSPC, "No space left on device", str(folder / "part"))
 
-  with one_sentence("data.cache_dir=", "is full", "another folder"):
+  with one_sentence("data.cache_dir=", "is full", "another folder", kind=Unavailable):
     prepared(str(tmp_path), "text", "key", fill)
   assert not list(tmp_path.glob("text-*"))
   folder = prepared(str(tmp_path), "text", "key", lambda to: (to / "more").write_text("x"))
   assert (folder / "part").read_text() == "half"
+
+
+def test_an_object_that_is_removed_while_it_is_read_does_not_blame_the_disk(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+  def download(folder: Folder, file: Path) -> None:
+    raise FileNotFoundError(f"{folder} does not exist")
+
+  monkeypatch.setattr(Folder, "names", lambda folder: ["a.txt"])
+  monkeypatch.setattr(Folder, "generations", lambda folder, names: [b"1"])
+  monkeypatch.setattr(Folder, "download", download)
+  with one_sentence("data.path='gs://bucket/texts' changes", "texts/a.txt does not exist; run again", kind=Unavailable):
+    brought("gs://bucket/texts", "data.path", str(tmp_path))
 
 
 def test_bad_input_leaves_nothing(tmp_path: Path):

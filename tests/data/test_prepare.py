@@ -23,6 +23,7 @@ from helpers import config, one_sentence
 
 from data import growing, text
 from data.text import cutting, prepare
+from errors import Unavailable
 
 LINES = [f"line {i * i} of größe {i}, and it's that long" for i in range(2000)]
 ROWS = [{"text": " ".join(LINES[i : i + i % 7]), "label": ("a", "b")[i % 2]} for i in range(1000)]
@@ -195,7 +196,7 @@ def test_after_a_full_disk_the_preparation_goes_on(tmp_path: Path, small: None, 
 
   monkeypatch.setattr(growing.GrowingFile, "write", write_on_full_disk)
   monkeypatch.setattr(prepare, "read", read_from)
-  with one_sentence("data.cache_dir=", "is full", "continues"):
+  with one_sentence("data.cache_dir=", "is full", "continues", kind=Unavailable):
     text.load(config(**fields_of("plain", tmp_path, "full")))
   assert not list((tmp_path / "full").glob("text-*"))
   room[0] = 1 << 40

@@ -1,5 +1,6 @@
 """Signs of life: what a killed process did is known to the next one, and nothing is known twice."""
 
+import errno
 import json
 import os
 import time
@@ -133,9 +134,59 @@ def test_a_beat_says_how_long_the_host_works_in_a_step(tmp_path: Path):
   assert (beat_of(tmp_path, 1)["step_time"], beat_of(tmp_path, 1)["on_host"]) == (0.75, 0.375)
 
 
+def beat(ago: float = 0.0, since: float = 0.0, step: int = 5, doing: str = "train") -> heartbeat.Beat:
+  """The last beat of a process, written so many seconds ago, without progress for so many."""
+  return {"time": 1000.0 - ago, "since": 1000.0 - since, "step": step, "doing": doing, "slowest": 0.1}
+
+
+@pytest.mark.parametrize(
+  "beats, writable, found",
+  [
+    ([beat(), beat()], True, None),
+    ([beat(since=40), beat(ago=40, since=40)], True, 1),  # one is stopped, and the other waits for it
+    ([beat(since=40), beat(since=40, step=4)], True, 1),  # one is behind
+    ([beat(), beat(ago=40, since=40)], True, None),  # one cannot write its beats, but the job makes progress
+    ([beat(ago=40, since=40), beat(ago=40, since=41)], False, None),  # the disk is full
+    ([beat(ago=40, since=40), beat(ago=40, since=41)], True, 1),  # all are stopped
+    ([beat(since=40), beat(ago=20, since=41)], False, 1),  # it is not, for the first one
+    ([heartbeat.starting(1000.0 - 1700)], True, None),
+    ([heartbeat.starting(1000.0 - 1900)], True, 0),
+    ([beat(since=1900, doing="set-up"), heartbeat.starting(1000.0 - 1900)], True, 1),
+  ],
+)
+def test_a_process_that_hangs_is_told_from_a_disk_that_is_full(beats: list, writable: bool, found: int | None):
+  assert heartbeat.hanging(dict(enumerate(beats)), 1000.0, 1800.0, 30.0, lambda: writable) == found
+
+
+def test_it_is_seen_whether_beats_can_be_written(tmp_path: Path):
+  assert heartbeat.can_be_written(tmp_path / "run")
+  assert heartbeat.of_job(tmp_path / "run") == {}
+  (tmp_path / "file").touch()
+  assert not heartbeat.can_be_written(tmp_path / "file")
+
+
+def test_a_workdir_that_is_away_for_a_while_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """A file system may not answer, and a disk may be full. Processes then need a moment to write a beat."""
+  killed(tmp_path, steps=2)
+  watcher, now, stale = heartbeat.Watcher(tmp_path), [50.0], OSError(errno.ESTALE, "stale file handle")
+  monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now[0])
+  assert watcher.takes_beats()
+  found = watcher.beats()
+  with monkeypatch.context() as away:
+    away.setattr(heartbeat, "of_job", lambda workdir: (_ for _ in ()).throw(stale))
+    away.setattr(heartbeat, "can_be_written", lambda workdir: False)
+    assert watcher.beats() == found != {}
+    assert not watcher.takes_beats()
+  now[0] += heartbeat.SILENT - 1
+  assert not watcher.takes_beats()
+  now[0] += 2
+  assert watcher.takes_beats()
+
+
 def probe(workdir: Path, monkeypatch: pytest.MonkeyPatch, began: float) -> int:
   """The exit status of the liveness probe of process 3 in a container that began then."""
   monkeypatch.setattr(heartbeat, "process_start", lambda pid: began)
+  monkeypatch.setattr(heartbeat, "AGAIN", 0.0)
   monkeypatch.setattr("sys.argv", ["heartbeat", str(workdir), "3"])
   try:
     heartbeat.main()
@@ -167,6 +218,11 @@ def test_the_probe_of_a_container_finds_a_process_that_hangs(
   said = f"process 3 made no progress for {ago:.0f} s ({doing}) after step 5\n" if status else ""
   assert capsys.readouterr().out == said
   assert probe(tmp_path, monkeypatch, began=now - 100) == 0
+  file.write_text(json.dumps(json.loads(file.read_text()) | {"time": now - ago}))  # it writes no beats any more
+  with monkeypatch.context() as full:
+    full.setattr(heartbeat, "can_be_written", lambda workdir: False)
+    assert probe(tmp_path, full, began=now - 3010) == 0
+  assert probe(tmp_path, monkeypatch, began=now - 3010) == status
   file.unlink()  # nothing since the container began
   assert probe(tmp_path, monkeypatch, began=now - 1700) == 0
   assert probe(tmp_path, monkeypatch, began=now - 1900) == heartbeat.HANGS

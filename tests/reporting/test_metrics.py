@@ -57,6 +57,18 @@ def test_output_that_cannot_be_written_does_not_end_the_run(
   assert capsys.readouterr().err.count(f"error: standard output cannot be written ({why})") == 1
 
 
+def test_half_a_line_does_not_swallow_the_next_one(tmp_path: Path):
+  """A disk was full, and then the process was killed."""
+  file = tmp_path / "journal.jsonl"
+  file.write_bytes(b'{"event": "start"}\n{"event": "eval')
+  for event in ("killed", "start"):
+    journal = metrics.Appender(file)
+    journal.write(json.dumps({"event": event}).encode() + b"\n")
+    journal.close()
+  assert [line["event"] for line in metrics.objects(metrics.lines_of(file))] == ["start", "killed", "start"]
+  assert len(metrics.lines_of(file)) == 4
+
+
 def test_event_files_hold_the_same_values(tmp_path: Path):
   with metrics.Writer(tmp_path, LoopState(), 100) as writer:
     writer.write(10, "train", {"loss": 2.5})

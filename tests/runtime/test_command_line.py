@@ -1,5 +1,6 @@
 """The command line: sizes of mesh axes that only a user's layout has, and locales. test_train.py tests the messages."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -8,7 +9,9 @@ from pathlib import Path
 import pytest
 from helpers import command_line_of, one_sentence
 
+from errors import ConfigError, Unavailable
 from runtime import command_line
+from storage.answers import StorageError
 
 CONFIG = "--config=configs/fsdp.py:tiny"
 
@@ -45,6 +48,21 @@ def test_a_config_file_that_is_wrong_is_refused(text: str, says: str, tmp_path: 
   file.write_text(text)
   with one_sentence(f"config={str(file)!r}", says):
     command_line.load_config(f"{file}:tiny")
+
+
+@pytest.mark.parametrize(
+  "error, status",
+  [
+    (ConfigError("workdir='a' is a file"), command_line.BAD_INPUT),
+    (Unavailable("workdir='a' is in use"), command_line.FAILED),
+    (StorageError(errno.EIO, "gs://a/b: storage cannot be reached"), command_line.FAILED),
+    (StorageError(errno.EACCES, "gs://a/b: the credentials have expired"), command_line.BAD_INPUT),
+  ],
+)
+def test_an_error_that_users_can_act_on_is_one_line(error: Exception, status: int, capsys: pytest.CaptureFixture):
+  with pytest.raises(SystemExit) as ended, command_line.bad_input_ends_the_program():
+    raise error
+  assert (ended.value.code, capsys.readouterr().err) == (status, f"error: {error}\n")
 
 
 def test_text_is_utf8_whatever_the_locale(tmp_path):

@@ -1,5 +1,6 @@
 """Jobs of several processes on this machine: they equal one process, resume on any number, and fail together."""
 
+import errno
 import os
 import re
 import socket
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -15,7 +17,9 @@ from jobs import TINY, flags
 
 import train
 from checkpointing.save import Checkpoints
+from errors import ConfigError, JobConfigError, JobUnavailable, Unavailable
 from runtime import processes, signals
+from storage.answers import StorageError
 from tools import launch
 from training.loop import LoopState
 
@@ -127,11 +131,11 @@ time.sleep(60)
 def test_one_failing_process_ends_the_rest_with_its_status(tmp_path: Path, capfd: pytest.CaptureFixture):
   program = tmp_path / "program.py"
   program.write_text(PROGRAM)
-  launch.SECONDS_TO_END, before = 0.1, launch.SECONDS_TO_END
+  launch.SECONDS_TO_FOLLOW, before = 0.1, launch.SECONDS_TO_FOLLOW
   try:
     assert launch.launch(3, 1, [], program) == 7
   finally:
-    launch.SECONDS_TO_END = before
+    launch.SECONDS_TO_FOLLOW = before
   assert sorted(capfd.readouterr().out.splitlines()) == [f"[{rank}] this is {rank}" for rank in range(3)]
 
 
@@ -160,6 +164,37 @@ def test_processes_with_different_configs_are_refused(monkeypatch: pytest.Monkey
   monkeypatch.setattr(processes, "all_gather", lambda fields: [fields, fields | {"steps": 7}])
   with one_sentence("steps is 5 for process 0, but 7 for process 1"):
     processes.require_equal({"seed": 0, "steps": 5})
+
+
+@pytest.mark.parametrize(
+  "mine, others, kind, says",
+  [
+    (ConfigError("steps=0"), None, JobConfigError, "steps=0"),
+    (FileNotFoundError(errno.ENOENT, "no such file"), None, JobConfigError, "no such file"),
+    (PermissionError(errno.EACCES, "no permission"), None, JobConfigError, "no permission"),
+    (Unavailable("in use"), None, JobUnavailable, "in use"),
+    (OSError(errno.EIO, "storage is away"), None, JobUnavailable, "storage is away"),
+    (OSError(errno.ESTALE, "stale file handle"), None, JobUnavailable, "stale"),
+    (OSError(errno.ENOSPC, "no space left"), None, JobUnavailable, "no space left"),
+    (StorageError(errno.ETIMEDOUT, "no answer"), None, JobUnavailable, "no answer"),
+    (StorageError(errno.ENOENT, "no such bucket"), None, JobConfigError, "no such bucket"),
+    (ConfigError("not the same folder"), [True, "stale"], JobUnavailable, r"stale \(process 1\)"),
+    (None, [False, "steps=0"], JobConfigError, r"steps=0 \(process 1\)"),
+  ],
+)
+def test_trouble_that_may_pass_is_not_bad_input(
+  mine: Exception | None, others: Any, kind: type, says: str, monkeypatch: pytest.MonkeyPatch
+):
+  """The exit status of bad input ends a job for good."""
+
+  def together() -> None:
+    with processes.raise_together():
+      if mine:
+        raise mine
+
+  monkeypatch.setattr(processes, "all_gather", lambda value: [value, others])
+  with pytest.raises(kind, match=says):
+    together()
 
 
 def test_a_process_that_finds_no_coordinator_names_it(tmp_path: Path):
@@ -191,7 +226,7 @@ def test_distributed_fields_that_do_not_fit_together_are_refused(fields: dict, p
 def test_a_port_in_use_is_refused():
   with socket.create_server(("", 0)) as server:
     port = server.getsockname()[1]
-    with one_sentence(f"distributed.coordinator='localhost:{port}'", "in use"):
+    with one_sentence(f"distributed.coordinator='localhost:{port}'", "in use", kind=Unavailable):
       start(coordinator=f"localhost:{port}", processes=2, process=0)
 
 

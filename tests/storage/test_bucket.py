@@ -6,7 +6,7 @@ import time
 import pytest
 from buckets import SECRET, Emulator
 
-from errors import ConfigError
+from errors import Unavailable
 from storage import bucket as settings
 from storage import lease as leases
 from storage.answers import StorageError
@@ -118,7 +118,7 @@ def test_a_second_run_on_another_machine_is_refused(folder, monkeypatch):
   monkeypatch.setattr(leases, "RENEW", 0.05)
   with lease(folder, "one") as first:
     first.brought()
-    with pytest.raises(ConfigError, match=r"in use by another run .process of one."):
+    with pytest.raises(Unavailable, match=r"in use by another run .process of one."):
       lease(folder, "two").__enter__()
   with lease(folder, "two") as second:
     assert second.before == "one"

@@ -15,6 +15,7 @@ import train
 from checkpointing import reading
 from checkpointing.save import NotSaved
 from reporting import metrics, recorded
+from runtime.command_line import BAD_INPUT, FAILED
 from storage.bucket import Folder, location
 from tools import checkpoint, launch, report, source
 
@@ -120,9 +121,9 @@ def test_no_credential_is_written_anywhere(bucket: Emulator, tmp_path: Path, mon
     assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
   for given in (f"{bucket.scheme}://user:{SECRET}@bucket/run", f"{bucket.scheme}://bucket/run?sig={SECRET}"):
     job = Job("fsdp", given, tmp_path / "refused.log", **RUN)
-    assert job.wait() == 2
+    assert job.wait() == BAD_INPUT
     job = Job("fsdp", tmp_path / "local", tmp_path / "refused.log", data__path=given, **RUN | {"data__name": "text"})
-    assert job.wait() == 2
+    assert job.wait() == BAD_INPUT
   assert SECRET not in (tmp_path / "refused.log").read_text()
   for file in (tmp_path / "local").rglob("*"):
     assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
@@ -227,11 +228,11 @@ def test_a_damaged_checkpoint_is_set_aside(bucket: Emulator, undisturbed: Path, 
 def test_storage_that_fails_at_the_start_ends_the_run_with_one_sentence(bucket: Emulator, tmp_path: Path):
   machine = Machine(bucket, tmp_path, "machine")
   job = machine.start("fsdp", location(f"{bucket.scheme}://not-there/run", "workdir"))
-  assert job.wait() == 2
+  assert job.wait() == BAD_INPUT
   assert "there is no such bucket" in job.output
   with bucket.proxy.failing(".", 401):
     job = machine.start("fsdp", place(bucket, "expired"))
-    assert job.wait() == 2
+    assert job.wait() == BAD_INPUT
   assert "the credentials are missing or have expired" in job.output
   assert "Traceback" not in job.output
 
@@ -242,7 +243,7 @@ def test_a_second_job_is_refused(bucket: Emulator, tmp_path: Path):
   job.wait_for("checkpoint 2 saved")
   for machine in (Machine(bucket, tmp_path, "second"),):
     other = Job("fsdp", str(workdir), tmp_path / "other.log", machine=(bucket.environment, machine.folder), **RUN)
-    assert other.wait() == 2
+    assert other.wait() == FAILED
     assert "in use by another run" in other.output
   job.send(signal.SIGTERM)
   assert job.wait() == 0

@@ -1,5 +1,6 @@
 """The tool that lists and verifies the checkpoints of a run."""
 
+import errno
 import re
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 from helpers import config, measured, one_sentence
 
 import train
+from storage.answers import StorageError
 from tools import checkpoint
 
 
@@ -71,3 +73,12 @@ def test_the_parameters_can_be_read_elsewhere_as_the_page_says(ended: Path):
   done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, env={}, timeout=100)
   vocab, width = config().model.vocab_size, config().model.width
   assert done.stdout.strip() == f"1 ({vocab}, {width}) float32", done.stderr
+
+
+def test_storage_that_does_not_answer_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  def read(*_: object) -> None:
+    raise StorageError(errno.EACCES, "gs://a/b: the credentials have expired")
+
+  monkeypatch.setattr(checkpoint.reading, "read_array", read)
+  with pytest.raises(StorageError, match="the credentials have expired"):
+    checkpoint.verify(checkpoint.Found(tmp_path / "3", 1, {"arrays": {"step": []}}, "whole"))

@@ -4,7 +4,9 @@ The processes here are small programs that do what a list says. tests/tools/test
 """
 
 import argparse
+import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -20,7 +22,10 @@ from typing import Any
 import pytest
 from helpers import ROOT, in_full, one_sentence
 
+import pages
+from errors import Unavailable
 from reporting import heartbeat
+from reporting.appender import Appender
 from tools import attempt, chaos, launch, slurm, smaller, supervisor
 from tools.supervisor import Policy, supervise
 
@@ -70,7 +75,8 @@ if "status" in mine:
 until = time.monotonic() + mine.get("end", act["end"])
 while time.monotonic() < until:
   time.sleep(0.02)
-  write()
+  if not mine.get("silent"):
+    write()
 if "leaves" in act:
   (work / "heartbeats" / f"{rank}.json").unlink()
   time.sleep(act["leaves"])
@@ -83,7 +89,7 @@ DIES = {"kill": signal.SIGKILL, "after": 0.2}
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
   """Runs a job whose starts do what is given: `end`, when processes end; `saves`; `step`; and by rank what it does."""
   (tmp_path / "program.py").write_text(PROGRAM)
-  monkeypatch.setattr(supervisor, "SILENT", 0.7)
+  monkeypatch.setattr(heartbeat, "SILENT", 0.7)
   monkeypatch.setattr(supervisor, "HELD", 0.5)
   monkeypatch.setattr(supervisor, "POLL", 0.05)
   monkeypatch.setattr(supervisor, "LONGEST_WAIT", 0.2)
@@ -150,6 +156,57 @@ def test_a_process_that_ends_in_order_does_not_hang(job: Callable[..., int], cap
   """It has no heartbeat any more, like one that starts. The job has run for longer than the patience then."""
   assert job([{"end": 3.0, "leaves": 1.0}], patience=3.0) == 0
   assert "restart" not in capfd.readouterr().out
+
+
+@pytest.mark.full
+def test_a_full_disk_does_not_end_a_job_that_trains(
+  job: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
+  """No sign of life can be written, nor what processes print, nor what the supervisor must know."""
+
+  def full(path: Path, text: str) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(pages, "write", full)
+  monkeypatch.setattr(attempt, "Appender", lambda path: path.touch() or Appender(Path("/dev/full")))
+  trains = {"silent": True, "prints": "training " * 20_000}
+  assert job([{"end": 3.0, "0": trains, "1": trains}]) == 0
+  printed = capfd.readouterr()
+  assert "restart" not in printed.out
+  assert printed.out.count("[0] training") == 1
+  assert "supervisor.json cannot be written (No space left on device)" in printed.out
+  assert printed.err.count("cannot be written (No space left on device)") == 1
+
+
+@pytest.mark.full
+def test_storage_that_does_not_answer_ends_no_job(job: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: Any):
+  def read(folder: Path) -> list[int]:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+  monkeypatch.setattr(supervisor, "steps", read)
+  assert job([{"end": FOREVER, "step": 4, "1": DIES}, {}]) == 0
+  assert "SIGKILL after step 4; starts again from the beginning" in capfd.readouterr().out
+
+
+def test_output_that_fits_on_no_disk_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+  output = attempt.Output(tmp_path / "removed")
+  output.open(1)  # there is no such folder
+  output.take(0, "first\n")
+  output.close()
+  (tmp_path / "removed").mkdir()
+  monkeypatch.setattr(attempt, "Appender", lambda path: Appender(Path("/dev/full")))
+  output.open(2)
+  output.take(0, "second\n")
+  output.take(0, "third\n")
+  output.close()
+  output.release()
+  printed = capfd.readouterr()
+  assert printed.out.splitlines() == ["[0] first", "[0] second", "[0] third"]
+  assert output.last(0) == "third"
+  assert [line.rpartition("(")[2] for line in printed.err.splitlines()] == [
+    "No such file or directory); the job goes on without it",
+    "No space left on device); training continues, and the next write retries",
+  ]
 
 
 def test_it_gives_up_where_nothing_is_saved_any_more(job: Callable[..., int], capfd: Any):
@@ -264,6 +321,16 @@ def test_a_signal_ends_the_job_and_not_only_its_processes(
 def test_a_job_without_a_workdir_is_refused():
   with one_sentence("--workdir is missing", "name one"):
     supervise(Policy(2, 1), ["--config=configs/fsdp.py"])
+  with one_sentence("--workdir has no value here", "write --workdir=DIR"):
+    supervise(Policy(2, 1), ["--config=configs/fsdp.py", "--workdir", "runs/a"])
+
+
+@pytest.mark.parametrize("value", ["0", "0.0", "00.", ".0"])
+def test_a_job_that_gives_no_signs_of_life_is_refused(value: str, tmp_path: Path):
+  """It would seem to hang after --patience, every time."""
+  with one_sentence("--config.runtime.heartbeat=0", "leave it out"):
+    supervise(Policy(2, 1), [f"--workdir={tmp_path}", f"--config.runtime.heartbeat={value}"])
+  assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -272,9 +339,10 @@ def test_a_job_without_a_workdir_is_refused():
     ("--restarts=0", "restarts=0 must be at least 1"),
     ("--patience=0", "patience=0.0 must be a finite number above 0"),
     ("--lost-for=-1", "lost-for=-1.0 must not be negative"),
+    ("--smaller=--x='a", '--smaller="--x=\'a" cannot be read (No closing quotation); close each quote'),
   ],
 )
-def test_bad_numbers_are_named(flag: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: Any):
+def test_bad_values_are_named(flag: str, words: str, monkeypatch: pytest.MonkeyPatch, capfd: Any):
   monkeypatch.setattr(sys, "argv", ["launch", "--restart", flag, "--", "--config=configs/fsdp.py"])
   with pytest.raises(SystemExit, match="2"):
     launch.main()
@@ -304,10 +372,11 @@ def test_what_plan_needs_is_imported_only_then():
 SLURM = {  # stands in for SLURM's commands: two nodes of two tasks, of which one is gone after the first start
   "srun": 'node=none; for word; do case "$word" in --nodelist=*) node="${word#*=}" ;; esac; done\n'
   'while [ "${1#--}" != "$1" ]; do shift; done; echo "on $node with ${JAX_LOCAL_DEVICE_IDS-no} GPUs"; exec "$@"',
-  "squeue": 'case "$*" in *%T*) cat "$FOLDER/state" 2>/dev/null || echo RUNNING; exit ;; esac\n'
+  "squeue": 'case "$*" in *--steps*) cat "$FOLDER/steps" 2>/dev/null; exit ;;'
+  ' *%T*) cat "$FOLDER/state" 2>/dev/null || echo RUNNING; exit ;; esac\n'
   'if [ -e "$FOLDER/run/attempts/1.log" ]; then echo n1; else echo "n1,n2"; fi',
   "scontrol": 'case "$*" in *hostnames*) echo "$3" | tr , "\\n" ;; *) echo "NodeName=$4 NodeAddr=127.0.0.1 x" ;; esac',
-  "scancel": 'echo "$@" >>"$FOLDER/cancelled"',
+  "scancel": 'echo "$@" >>"$FOLDER/cancelled"; case "$1" in *KILL) rm "$FOLDER/steps" ;; esac',
 }
 
 
@@ -336,15 +405,24 @@ def test_on_slurm_a_node_that_is_gone_is_done_without(on_slurm: Path, job: Calla
   assert [sorted(found) for found in nodes] == [["n1", "n1", "n2", "n2"], ["n1", "n1"]]
 
 
+@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_on_slurm_the_node_that_is_gone_is_named(
-  on_slurm: Path, job: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: Any
+  full: bool, on_slurm: Path, job: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: Any
 ):
-  """SLURM has not noticed it yet. A process on another node fails because of it, and srun cannot end this one."""
+  """SLURM has not noticed it yet. A process on another node fails because of it, and srun cannot end this one.
+
+  If the disk is full, no process gives signs of life, so none is blamed for that.
+  """
+  monkeypatch.setattr(heartbeat, "can_be_written", lambda workdir: not full)
   monkeypatch.setattr(attempt, "SECONDS_TO_END", 0.5)
+  monkeypatch.setattr(slurm, "SECONDS_TO_KILL", 0.5)
+  (on_slurm / "steps").write_text("7.0 bash\n7.1 meshwright\n7.3 meshwright\n7.batch batch\n")
   stops = {"kill": signal.SIGSTOP, "after": 0.0}
   dies = {"end": FOREVER, "step": 5, "saves": [3], "0": {"status": 1, "after": 0.3}, "2": stops}
   assert job([dies, {}], 4, where=slurm.Nodes()) == 0
-  assert re.search("restart   process 2 of 4 on n2 gave no sign of life when others failed", capfd.readouterr().out)
+  blamed = "0 of 4 on n1 failed with status 1" if full else "2 of 4 on n2 gave no sign of life when others failed"
+  assert re.search(f"restart   process {blamed}", capfd.readouterr().out)
+  assert (on_slurm / "cancelled").read_text() == "--signal=KILL 7.1 7.3\n"  # before srun is killed
 
 
 @pytest.mark.full
@@ -368,10 +446,36 @@ def test_on_slurm_a_task_has_its_part_of_the_gpus(on_slurm: Path, monkeypatch: p
   assert (on_slurm / "cancelled").read_text() == "--signal=TERM 7\n"
 
 
+def test_slurm_that_does_not_answer_is_not_waited_for(on_slurm: Path, monkeypatch: pytest.MonkeyPatch):
+  """Without an answer all nodes may be there. At the start, their names are needed."""
+  nodes = slurm.Nodes()
+  monkeypatch.setattr(slurm, "SECONDS_TO_ANSWER", 0.05)
+  for name in ("squeue", "scontrol", "scancel"):
+    (on_slurm / "bin" / name).write_text("#!/bin/sh\nexec sleep 30\n")
+  assert nodes.places() == [0, 1, 2, 3]
+  assert not nodes.ending()
+  assert nodes.address(2) == "n2"
+  nodes.send([], signal.SIGTERM)
+  with one_sentence("scontrol show hostnames n1,n2", "names no node", kind=Unavailable):
+    slurm.Nodes()
+
+
 def test_slurm_is_needed_for_its_flag(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.delenv("SLURM_JOB_ID", raising=False)
   with one_sentence("--slurm works in a job of SLURM only", "sbatch launch/slurm.sh"):
     slurm.Nodes()
+
+
+def test_chaos_compares_losses_that_are_not_finite(tmp_path: Path):
+  def run(name: str, *losses: float | None) -> Path:
+    lines = [{"step": step, "split": "train", "loss": loss} for step, loss in enumerate(losses, 1)]
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return tmp_path / name
+
+  undisturbed = run("undisturbed", 2.0, None)
+  assert chaos.compared(undisturbed, run("same", 2.0, None)) == (set(), 0.0)
+  assert chaos.compared(undisturbed, run("other", 2.0, 1.0)) == (set(), math.inf)
 
 
 def test_chaos_needs_a_folder_of_this_machine():

@@ -1,0 +1,47 @@
+"""Appends lines to a file, also on a disk that is full for a while, and warns without ending the run."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+
+class Appender:
+  """Appends lines to a file. On a full disk: warns once, buffers, and retries on the next write.
+
+  If a kill has left half a line there, the first one here begins a new line, so that it can be read.
+  """
+
+  def __init__(self, path: Path):
+    self.path, self.waiting, self.failing = path, b"", False
+    self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    size = os.fstat(self.descriptor).st_size
+    if size and os.pread(self.descriptor, 1, size - 1) != b"\n":
+      self.waiting = b"\n"
+
+  def write(self, data: bytes) -> None:
+    self.waiting += data
+    try:
+      while self.waiting:
+        self.waiting = self.waiting[os.write(self.descriptor, self.waiting) :]
+    except OSError as error:
+      if not self.failing:
+        warn(f"{self.path} cannot be written ({error.strerror}); training continues, and the next write retries")
+    self.failing = bool(self.waiting)
+
+  def sync(self) -> None:
+    """Flushes to disk, so that the data survives a power failure."""
+    with contextlib.suppress(OSError):
+      os.fsync(self.descriptor)
+
+  def close(self) -> None:
+    self.write(b"")
+    with contextlib.suppress(OSError):  # NFS may find out only now that the disk is full
+      os.close(self.descriptor)
+
+
+def warn(text: str) -> None:
+  """Prints an error that does not end the run on standard error. Every process may call it."""
+  tqdm.write(f"error: {text}", file=sys.stderr)
