@@ -57,7 +57,7 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
   SIGTERM and SIGINT end it early, with a checkpoint. Its time is counted from the beginning of `clock`.
 
   Raises:
-    ConfigError: bad input.
+    ConfigError: bad input, or another run has taken over the workdir in a bucket.
     Corrupted: devices hold other bits of the same weights, and cannot be healed.
     Diverged: too many updates in a row were not finite.
     NotSaved: at the end, if a checkpoint could not be written on the way.
@@ -194,7 +194,7 @@ def set_up(
     send = Shipping(workdir, mirror) if mirror else None
     checkpoints = Checkpoints(folder, keep.keep, keep.keep_best, writer.say, warn, send)
   status = Status(workdir, writer, journal, checkpoints)
-  requests, hosts = signals.Requests(first_minutes(keep.minutes)), processes.hosts()
+  requests, hosts = signals.Requests(first_minutes(keep.minutes), mirror.lost if mirror else str), processes.hosts()
   return Run(
     config, workdir, mirror, plan, start, strategy, dataset, prompt, clock, meter, writer, journal, status,
     batches=data.Batches(mixture, config.batch_size, config.seed),

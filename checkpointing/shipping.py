@@ -44,7 +44,7 @@ class Shipping:
   def __init__(self, workdir: Path, mirror: Mirror):
     rank = jax.process_index()
     self.local, self.remote = workdir / (f"{FOLDER}-{rank}" if rank else FOLDER), mirror.remote / FOLDER
-    self.before = mirror.push  # a checkpoint needs the measurements until then
+    self.mirror = mirror
     # Among several processes, each writes as if it were alone, because the others may not see its folder.
     self.primary = 0 if jax.process_count() == 1 else None
     self.attempt = processes.on_process_zero(lambda: uuid.uuid4().hex)  # earlier runs have left other marks
@@ -75,6 +75,7 @@ class Shipping:
     names = [file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()]
     names.remove(RECORD.as_posix())  # which comes last
     with self._marked(step):
+      self.mirror.check()  # first: another run may write the same checkpoint
       folder.upload(root, [name for name in names if count == 1 or _is_for(name, rank)])
       if not rank:
         for other in range(1, count):
@@ -82,7 +83,7 @@ class Shipping:
         if count > 1:
           for item in ITEMS:
             _join(folder / item, count)
-        self.before()
+        self.mirror.push()  # a checkpoint needs the measurements until then
         folder.upload(root, [RECORD.as_posix()])
         self._commit(step, kept)
     if rank:
@@ -119,7 +120,7 @@ class Shipping:
     try:
       yield
     except OSError as error:
-      said = error.strerror or type(error).__name__
+      said = f"{error.errno or errno.EIO} {error.strerror or type(error).__name__}"
       raise
     finally:
       if jax.process_count() > 1:
@@ -136,7 +137,8 @@ class Shipping:
       attempt, _, failed = (self._mark(step, rank).read()[0] or b"").decode().partition(" ")
       if attempt == self.attempt:
         if failed:
-          raise StorageError(errno.EIO, f"process {rank}: {failed}")
+          number, _, why = failed.partition(" ")
+          raise StorageError(int(number), f"process {rank}: {why}")
         return
       time.sleep(POLL)
     raise no_answer(f"{self.remote / str(step)}, from process {rank}", SECONDS_TO_SEND)

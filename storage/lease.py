@@ -40,7 +40,7 @@ class Lease:
     self.before = ""
     self._object = folder / LOCK
     self._generation, self._count, self._renewed = b"", 0, 0.0
-    self._taken_by = ""  # another run, while this one had the right
+    self._taken_by = ""  # who took the right while this run had it, with the time of its start
     self._change = threading.Lock()
     self._done = threading.Event()
     self._thread = threading.Thread(target=self._run, daemon=True)
@@ -61,8 +61,15 @@ class Lease:
     """Raises StorageError unless this run surely still has the right."""
     if not self._taken_by and time.monotonic() - self._renewed > PATIENCE / 2:
       self._renew()
-    if self._taken_by:
-      raise StorageError(errno.EBUSY, f"another run has taken over {self.folder} ({self._taken_by})")
+    if why := self.lost():
+      raise StorageError(errno.EBUSY, why)
+
+  def lost(self) -> str:
+    """Why this run must end, as a sentence without a full stop: another one has the right now. "" if none is known."""
+    return self._taken_by and (
+      f"workdir={str(self.folder)!r} was taken over by {self._taken_by}, so this run ends and saves nothing more; let "
+      "that one go on, or end it and run this command again"
+    )
 
   def _take(self) -> None:
     probe = self.folder / ".write-test"  # what is refused here gets its own sentence, and is no second run
@@ -109,7 +116,7 @@ class Lease:
         # An answer may have been lost, and the second try refused: then the lock says what we wrote.
         written, found = self._look()
         if found != said:
-          self._taken_by = str(found.get("owner", "somebody who removed the lock"))
+          self._taken_by = f"another run ({found['owner']})" if "owner" in found else f"whoever changed {self._object}"
           return False
       self._generation, self._renewed = written, time.monotonic()
       return True

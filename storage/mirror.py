@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from errors import JobError
+from errors import JobConfigError, JobError
 from storage.bucket import Folder
 from storage.lease import LOCK, Lease
 
@@ -43,6 +43,15 @@ class Mirror:
     self._thread = threading.Thread(target=self._run, daemon=True)
     self._thread.start()
 
+  def lost(self) -> str:
+    """Why this run must end: another one writes there now. "" if none is known."""
+    return self.lease.lost() if self.lease else ""
+
+  def check(self) -> None:
+    """Raises StorageError unless this run surely still has the right to write there."""
+    if self.lease is not None:
+      self.lease.check()
+
   def bring(self) -> None:
     """Copies the files of the bucket to this machine, unless this machine was the last to write there."""
     if self.lease is None or self.lease.before == self.lease.home:
@@ -60,7 +69,7 @@ class Mirror:
     if self.lease is None:
       return
     with self._copying:
-      self.lease.check()
+      self.check()
       listed = self._listed if self._listed is not None else self._index()
       here = {name: _stamp(self.local / name) for name in self._names()}
       changed = [name for name, stamp in here.items() if self._sent.get(name) != stamp]
@@ -79,7 +88,10 @@ class Mirror:
     return self
 
   def __exit__(self, kind: type | None, *_: object) -> None:
-    """Copies what is left. Raises NotSent if that cannot be done, unless the run has failed anyway."""
+    """Copies what is left. Raises NotSent if that cannot be done, unless the run has failed anyway.
+
+    Raises JobConfigError if another run writes there now.
+    """
     self._done.set()
     self._wanted.set()
     self._thread.join()
@@ -88,6 +100,8 @@ class Mirror:
       self.push()
     except OSError as error:
       failed = f"the last results in {self.local} could not be copied to {self.remote} ({error.strerror})"
+    if self.lost() and (kind is None or issubclass(kind, JobError)):
+      raise JobConfigError(self.lost())
     if failed and kind is None:
       raise NotSent(failed)
     if failed:
@@ -102,7 +116,7 @@ class Mirror:
       try:
         self.push()
       except OSError as error:
-        if not self._failing:
+        if not self._failing and not self.lost():  # which ends this run
           self.warn(
             f"the results cannot be copied to {self.remote} ({error.strerror}); training continues, and the next time "
             "retries"

@@ -139,7 +139,7 @@ def test_another_machine_waits_for_a_killed_run_and_takes_over(folder, monkeypat
   monkeypatch.setattr(leases, "PATIENCE", 1.0)
   with lease(folder, "two"):
     killed._renew()
-    with pytest.raises(StorageError, match=r"another run has taken over .*process of two"):
+    with pytest.raises(StorageError, match=r"was taken over by another run .process of two., so this run ends"):
       killed.check()
 
 

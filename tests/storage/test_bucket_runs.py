@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from buckets import SECRET, Emulator
 from helpers import config, measured
-from jobs import TINY, Job, flags
+from jobs import SECONDS, TINY, Job, flags
 
 import train
 from checkpointing import reading
 from checkpointing.save import NotSaved
 from reporting import metrics, recorded
+from runtime.command_line import BAD_INPUT
 from storage.bucket import Folder, location
+from storage.lease import LOCK
 from tools import checkpoint, launch, report, source
 
 pytestmark = pytest.mark.full
@@ -246,6 +248,26 @@ def test_a_second_job_is_refused(bucket: Emulator, tmp_path: Path):
     assert "in use by another run" in other.output
   job.send(signal.SIGTERM)
   assert job.wait() == 0
+
+
+OTHER = {"held": True, "owner": "process 7 on other since 2026-01-01 00:00:00", "home": "other", "count": 1}
+
+
+def test_a_run_that_another_one_replaces_ends_with_one_sentence(bucket: Emulator, tmp_path: Path):
+  """As after a machine had no network for a while, so that another one has taken over."""
+  workdir = place(bucket, "replaced")
+  job = Machine(bucket, tmp_path, "first").start("fsdp", workdir, steps=100_000, eval_every=0)
+  job.wait_for("checkpoint 2 saved")
+  (workdir / LOCK).write(json.dumps(OTHER).encode())
+  began = time.monotonic()
+  assert job.wait() == BAD_INPUT
+  assert time.monotonic() - began < SECONDS / 4  # and not at the end of the training
+  (line,) = [line for line in job.output.splitlines() if "error" in line or "Traceback" in line]
+  assert line == (
+    f"error: workdir={str(workdir)!r} was taken over by another run ({OTHER['owner']}), so this run ends and saves "
+    "nothing more; let that one go on, or end it and run this command again"
+  )
+  assert json.loads((workdir / LOCK).read_bytes()) == OTHER
 
 
 def test_data_of_a_bucket_is_that_of_a_folder(bucket: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
