@@ -128,7 +128,7 @@ class Run:
       self.writer.write(step, "validation", values)
       for line in summary.part_lines(self.dataset, values):
         self.writer.say(line)
-      self.status.evaluated(step)
+      self.status.evaluated(step, self.progress.heartbeat.pace())
       self.writer.sync()
     if step:  # before the first step there is no checkpoint
       with self.clock("checkpoint"):

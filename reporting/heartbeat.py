@@ -109,20 +109,20 @@ class Heartbeat:
     if self.clock.current != self._doing[1]:
       self._doing = time.time(), self.clock.current
     found = {
-      "process": self.rank, "pid": os.getpid(), "host": socket.gethostname(), "time": time.time(),
+      "process": self.rank, "pid": os.getpid(), "time": time.time(),
       "began": self.clock.began, "step": self.step, **self.unchanged(), "slowest": self.slowest,
       "wall_time": self.clock.parts(), "furthest": max(self.furthest, self.step), "killed": self.killed,
-      **self._mean(),
+      **self.pace(),
     }  # fmt: skip
     with contextlib.suppress(OSError):
       self.path.parent.mkdir(exist_ok=True)
       pages.write(self.path, json.dumps(found))
 
-  def _mean(self) -> dict[str, float]:
-    """Seconds of a step, and those in which the host worked and did not wait for devices. Means of the last steps."""
+  def pace(self) -> Beat:
+    """This host, and seconds of a step and of its own work in a step, without waiting. Means of the last steps."""
     steps = list(self._steps)
     sums = [sum(times) / len(steps) for times in zip(*steps, strict=True)]
-    return dict(zip(("step_time", "on_host"), sums, strict=False))
+    return {"host": socket.gethostname(), **dict(zip(("step_time", "on_host"), sums, strict=False))}
 
   def _run(self) -> None:
     while not self._done.wait(self.seconds):

@@ -10,11 +10,13 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+
 from errors import ConfigError
 from runtime import processes
 from storage.bucket import Folder, Location
 from storage.lease import Lease
-from storage.mirror import Mirror
+from storage.mirror import Mirror, of_process
 
 
 def writable(folder: Path, field: str) -> Path:
@@ -86,9 +88,10 @@ def owned(results: Location) -> Iterator[Mirror | None]:
 
     owner = processes.on_process_zero(lock)
     with processes.raise_together():
+      shared = (workdir / "lock").exists() and (workdir / "lock").read_text().strip() == owner
       if isinstance(results, Folder):
         writable(workdir, "workdir")  # of this process's machine
-      elif not (workdir / "lock").exists() or (workdir / "lock").read_text().strip() != owner:
+      elif not shared:
         raise ConfigError(
           f"workdir={str(workdir)!r} is not the same folder for all processes; use a shared file system"
         )
@@ -97,7 +100,8 @@ def owned(results: Location) -> Iterator[Mirror | None]:
       return
     leases: list[Lease] = []
     processes.on_process_zero(lambda: leases.append(held.enter_context(_leased(workdir, results, owner))))
-    mirror = Mirror(workdir, results, leases[0] if leases else None, _warn)
+    only = () if shared else of_process(jax.process_index())
+    mirror = Mirror(workdir, results, leases[0] if leases else None, _warn, only)
     with processes.raise_together():
       mirror.bring()
     with mirror:

@@ -2,14 +2,16 @@
 
 A run writes metrics, journal, pages and so on into a folder on this machine, as always. The mirror puts those that
 have changed into the bucket, each as a whole. `files.json` there names them, and is put after them, so a listing of the
-bucket that lags behind loses none.
+bucket that lags behind loses none. Of a job on several machines, process 0 does so. Another process sends what it alone
+has: its sign of life, and its part of a trace.
 """
 
+import fnmatch
 import json
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from errors import JobConfigError, JobError
@@ -29,14 +31,18 @@ class Mirror:
   """A folder of this machine whose small files are copied to a bucket. Enter it to copy the rest at the end.
 
   Args:
-    lease: the right to write there. Without one, as in all processes of a job but the first, nothing is copied.
+    lease: the right to write there, which process 0 of a job has for all.
     warn: called with a message when files could not be copied by `soon`.
+    only: patterns of the files that another process sends; none if it shares its folder with process 0.
   """
 
-  def __init__(self, local: Path, remote: Folder, lease: Lease | None, warn: Callable[[str], None]):
+  def __init__(
+    self, local: Path, remote: Folder, lease: Lease | None, warn: Callable[[str], None], only: Sequence[str] = ()
+  ):
     self.local, self.remote, self.lease, self.warn = local, remote, lease, warn
+    self.only = ("*",) if lease else only
     self._sent: dict[str, tuple[int, int]] = {}  # size and time of change when they were sent
-    self._listed: list[str] | None = None  # what INDEX says in the bucket
+    self._listed: list[str] = []  # what this process has in the bucket; for process 0, what INDEX says
     self._failing = False
     self._copying = threading.Lock()
     self._wanted, self._done = threading.Event(), threading.Event()
@@ -54,10 +60,13 @@ class Mirror:
 
   def bring(self) -> None:
     """Copies the files of the bucket to this machine, unless this machine was the last to write there."""
-    if self.lease is None or self.lease.before == self.lease.home:
+    if self.lease is None:
+      return
+    self._listed = self._index()
+    if self.lease.before == self.lease.home:
       return
     shutil.rmtree(self.local / "heartbeats", ignore_errors=True)  # of earlier processes on this machine
-    for name in self._index():
+    for name in self._listed:
       try:
         (self.remote / name).download(self.local / name)
       except FileNotFoundError:
@@ -66,17 +75,16 @@ class Mirror:
 
   def push(self) -> None:
     """Copies to the bucket what has changed, and removes there what is no longer here. Raises StorageError."""
-    if self.lease is None:
+    if not self.only:
       return
     with self._copying:
       self.check()
-      listed = self._listed if self._listed is not None else self._index()
       here = {name: _stamp(self.local / name) for name in self._names()}
       changed = [name for name, stamp in here.items() if self._sent.get(name) != stamp]
       self.remote.upload(self.local, changed)
-      if sorted(here) != listed:
+      if self.lease and sorted(here) != self._listed:
         (self.remote / INDEX).write(json.dumps(sorted(here)).encode())
-      for name in set(listed) - here.keys():
+      for name in set(self._listed) - here.keys():
         (self.remote / name).unlink()
       self._sent, self._listed, self._failing = here, sorted(here), False
 
@@ -136,7 +144,12 @@ class Mirror:
       at = Path(folder).relative_to(self.local)
       folders[:] = [name for name in folders if _is_ours((at / name).as_posix())]
       found += [name for file in files if _is_ours(name := (at / file).as_posix())]
-    return found
+    return [name for name in found if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.only)]
+
+
+def of_process(rank: int) -> tuple[str, ...]:
+  """Patterns of the files that a process writes, and not process 0 for all."""
+  return f"heartbeats/{rank}.json", f"profile/*/process-{rank}.*"
 
 
 def _is_ours(name: str) -> bool:

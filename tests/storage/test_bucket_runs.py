@@ -19,6 +19,7 @@ from runtime.command_line import BAD_INPUT
 from storage.bucket import Folder, location
 from storage.lease import LOCK
 from tools import checkpoint, launch, report, source
+from tools.attempt import free_port
 
 pytestmark = pytest.mark.full
 # Eight devices, as in test_resume.py.
@@ -30,10 +31,10 @@ DATA = r"^(PUT /bucket/|POST /upload/).*checkpoints(/|%2F)\d+(/|%2F)(params|opti
 class Machine:
   """A machine that reaches the bucket, with a folder of its own, which can be lost."""
 
-  def __init__(self, bucket: Emulator, folder: Path, name: str):
+  def __init__(self, bucket: Emulator, folder: Path, name: str, log: str = "log"):
     self.folder = folder / name
     self.folder.mkdir()
-    self.bucket, self.log = bucket, folder / "log"
+    self.bucket, self.log = bucket, folder / log
 
   def start(self, strategy: str, workdir: Folder, **fields: object) -> Job:
     return Job(strategy, str(workdir), self.log, machine=(self.bucket.environment, self.folder), **RUN | fields)
@@ -177,6 +178,26 @@ def test_two_processes_send_one_checkpoint(bucket: Emulator, undisturbed: Path, 
   for step in (4, 10):
     ours.pop(("validation", step))
   assert ours == pytest.approx(reference, rel=1e-5)
+
+
+def test_a_process_on_another_machine_sends_its_trace_and_its_sign_of_life(bucket: Emulator, tmp_path: Path):
+  workdir, port = place(bucket, "machines"), free_port()
+  fields = {"simulated_devices": 4, "steps": 100_000, "eval_every": 4, "checkpoint__every": 0, "profile__steps": 2}
+  fields |= {"distributed__coordinator": f"127.0.0.1:{port}", "distributed__processes": 2}
+  jobs = [
+    Machine(bucket, tmp_path, f"machine-{rank}", f"log-{rank}").start(
+      "fsdp", workdir, **fields, distributed__process=rank
+    )
+    for rank in (0, 1)
+  ]
+  expected = {f"profile/plugins/profile/steps-10-11/process-{rank}.xplane.pb" for rank in (0, 1)}
+  signs = {f"heartbeats/{rank}.json" for rank in (0, 1)}
+  jobs[0].wait_until(lambda: expected | signs <= set(workdir.names()), "had all of its files in the bucket")
+  jobs[1].send(signal.SIGTERM)
+  assert [job.wait() for job in jobs] == [0, 0], jobs[1].output
+  names = set(workdir.names())
+  assert expected <= names
+  assert not signs & names
 
 
 @pytest.mark.parametrize("how, reason", [(507, "quota is used up"), (403, "permission denied")])
