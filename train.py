@@ -39,7 +39,7 @@ from runtime.devices import start_jax
 from runtime.hardware import peak_flops
 from runtime.profiling import Profiler
 from runtime.replicas import Corrupted, Replicas
-from storage.bucket import location
+from storage.bucket import here, location
 from storage.mirror import Mirror, NotSent
 from training import settings
 from training.loop import StepPlan
@@ -68,13 +68,13 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
     devices = start_jax(config)
     default = f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
     results = location(processes.on_process_zero(lambda: str(location(str(workdir or default), "workdir"))), "workdir")
-    here = folders.here(results)
+    folder = here(results)
     fields = record.flat(config.to_dict())
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
-  heartbeat = Heartbeat(here, jax.process_index(), clock, config.runtime.heartbeat)
+  heartbeat = Heartbeat(folder, jax.process_index(), clock, config.runtime.heartbeat)
   with folders.owned(results) as mirror, heartbeat:
     # A signal ends this at once; a preparation goes on in the next run.
-    run = set_up(config, here, mirror, devices, clock, heartbeat)
+    run = set_up(config, folder, mirror, devices, clock, heartbeat)
     # The writer last: only process 0 can raise there.
     with run.requests, run.journal, run.writer, run.tier, run.checkpoints, run.profiler:
       announce(run, devices)

@@ -4,6 +4,8 @@
 
 A file without its process means that the process was killed, or that it failed. The next run reads what it did until
 then, so that no second is missing in the job's account. A run that ends in order removes its file.
+
+If the workdir is in a bucket, the file is in the folder of this machine that is copied there.
 """
 
 import collections
@@ -19,7 +21,7 @@ from typing import Any
 
 import pages
 from reporting.speed import Clock, process_start
-from storage.bucket import Location
+from storage.bucket import Location, here, location
 
 FOLDER = "heartbeats"  # in a workdir
 STEPS = ("data", "train", "repeat")  # what a process does in steps
@@ -169,7 +171,7 @@ def late(beat: Beat, now: float, patience: float = PATIENCE, shortest: float = S
 
 def main() -> None:
   """The liveness probe. A sign of life from before this container started is of an earlier start of the job."""
-  workdir, rank = Path(sys.argv[1]), int(sys.argv[2])
+  workdir, rank = here(location(sys.argv[1], "workdir")), int(sys.argv[2])
   began, now = process_start(1), time.time()
   beat = of_job(workdir).get(rank)
   beat = beat if beat and beat["began"] >= began else starting(began)

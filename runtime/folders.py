@@ -14,7 +14,7 @@ import jax
 
 from errors import ConfigError
 from runtime import processes
-from storage.bucket import Folder, Location
+from storage.bucket import Folder, Location, here
 from storage.lease import Lease
 from storage.mirror import Mirror, of_process
 
@@ -48,11 +48,6 @@ def writable_file(file: Path, field: str) -> Path:
     raise ConfigError(f"{field}={str(file)!r} is a folder; name a file in it")
   writable(file.parent, field)
   return file
-
-
-def here(results: Location) -> Path:
-  """The folder of this machine that a run writes into: its workdir, or what it then copies to a bucket."""
-  return Path("runs", results.scheme, results.bucket, results.path) if isinstance(results, Folder) else results
 
 
 @contextlib.contextmanager

@@ -24,8 +24,8 @@ from checkpointing.reading import FOLDER, steps
 from errors import ConfigError
 from reporting import heartbeat
 from runtime.command_line import BAD_INPUT, DIVERGED
-from runtime.folders import here, writable
-from storage.bucket import Location, location
+from runtime.folders import writable
+from storage.bucket import Location, here, location
 from tools.attempt import TRAIN, Attempt, Forwarded, Here, Output
 
 STATE, LOGS = "supervisor.json", "attempts"  # in a workdir
