@@ -45,7 +45,8 @@ class Heartbeat:
     seconds: between two beats; 0: never.
 
   Attributes:
-    killed: the last beats of earlier processes, until a journal has them.
+    killed: the last beats of earlier processes, until the next run finds them in its journal. This journal may be lost
+      with the machine, or be moved away by a run that begins at step 0.
     furthest: the last step that any of them is known to have done. Up to it, this run repeats.
   """
 

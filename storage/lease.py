@@ -4,6 +4,9 @@ An object `lock.json` says who writes there. It is only ever changed if it still
 want it one gets it. A run renews it every few seconds. One that was killed renews it no more: another machine waits
 PATIENCE seconds to see that, and the same machine need not wait, because its own lock (runtime/folders.py) tells it.
 Times of different machines are never compared.
+
+The lock also carries the last sign of life of process 0. If its machine is lost, the next run knows from it what was
+done until a few seconds before.
 """
 
 import contextlib
@@ -12,6 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from errors import ConfigError
@@ -33,11 +37,14 @@ class Lease:
 
   Attributes:
     before: the home of the run that had the right before; "" if there was none.
+    beat: the last sign of life that the lock carries; "" if there is none.
+    beats: the file that holds this run's. Until it is known, the lock keeps that of the run before.
   """
 
   def __init__(self, folder: Folder, home: str, owner: str, say: Callable[[str], None]):
     self.folder, self.home, self.owner, self.say = folder, home, owner, say
-    self.before = ""
+    self.before, self.beat = "", ""
+    self.beats: Path | None = None
     self._object = folder / LOCK
     self._generation, self._count, self._renewed = b"", 0, 0.0
     self._taken_by = ""  # who took the right while this run had it, with the time of its start
@@ -78,7 +85,7 @@ class Lease:
     generation, found = self._look()
     if found.get("held") and found.get("home") != self.home:
       generation, found = self._wait_for_its_end(generation, found)
-    self.before = str(found.get("home", ""))
+    self.before, self.beat = str(found.get("home", "")), str(found.get("beat", ""))
     self._generation = generation
     if not self._write(held=True):
       raise self._in_use(self._look()[1])
@@ -110,7 +117,9 @@ class Lease:
     """Changes the lock, if it is still as this run knows it."""
     with self._change:
       self._count += 1
-      said = {"held": held, "owner": self.owner, "home": self.home, "count": self._count}
+      if self.beats:
+        self.beat = _text(self.beats)
+      said = {"held": held, "owner": self.owner, "home": self.home, "count": self._count, "beat": self.beat}
       written = self._object.write(json.dumps(said).encode(), only_if=self._generation)
       if written is None:
         # An answer may have been lost, and the second try refused: then the lock says what we wrote.
@@ -129,6 +138,14 @@ class Lease:
     while not self._done.wait(RENEW):
       with contextlib.suppress(StorageError):  # `check` tries again
         self._renew()
+
+
+def _text(path: Path) -> str:
+  """The content of a file; "" if there is none."""
+  try:
+    return path.read_text()
+  except OSError:
+    return ""
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

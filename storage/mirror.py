@@ -19,6 +19,7 @@ from storage.bucket import Folder
 from storage.lease import LOCK, Lease
 
 INDEX = "files.json"
+BEATS = "heartbeats"  # the signs of life of processes (reporting/heartbeat.py)
 CHECKPOINTS = "checkpoints"  # and what begins like it: sent by checkpointing/shipping.py
 OWN = ("lock", "home", "attempts", "supervisor.json", LOCK, INDEX)  # of this machine, or of the bucket
 
@@ -62,16 +63,19 @@ class Mirror:
     """Copies the files of the bucket to this machine, unless this machine was the last to write there."""
     if self.lease is None:
       return
-    self._listed = self._index()
-    if self.lease.before == self.lease.home:
-      return
-    shutil.rmtree(self.local / "heartbeats", ignore_errors=True)  # of earlier processes on this machine
-    for name in self._listed:
-      try:
-        (self.remote / name).download(self.local / name)
-      except FileNotFoundError:
-        continue  # somebody removed it
-      self._sent[name] = _stamp(self.local / name)
+    self._listed, beats = self._index(), self.local / BEATS / "0.json"
+    if self.lease.before != self.lease.home:
+      shutil.rmtree(self.local / BEATS, ignore_errors=True)  # of earlier processes on this machine
+      for name in self._listed:
+        try:
+          (self.remote / name).download(self.local / name)
+        except FileNotFoundError:
+          continue  # somebody removed it
+        self._sent[name] = _stamp(self.local / name)
+      if self.lease.beat:  # mostly newer than the file that was sent
+        beats.parent.mkdir(exist_ok=True)
+        beats.write_text(self.lease.beat)
+    self.lease.beats = beats
 
   def push(self) -> None:
     """Copies to the bucket what has changed, and removes there what is no longer here. Raises StorageError."""
@@ -149,7 +153,7 @@ class Mirror:
 
 def of_process(rank: int) -> tuple[str, ...]:
   """Patterns of the files that a process writes, and not process 0 for all."""
-  return f"heartbeats/{rank}.json", f"profile/*/process-{rank}.*"
+  return f"{BEATS}/{rank}.json", f"profile/*/process-{rank}.*"
 
 
 def _is_ours(name: str) -> bool:
