@@ -19,6 +19,7 @@ from storage.bucket import Folder
 from storage.lease import LOCK, Lease
 
 INDEX = "files.json"
+MEMORY = "memory.json"  # names the run whose saves are in memory (checkpointing/memory/tier.py)
 BEATS = "heartbeats"  # the signs of life of processes (reporting/heartbeat.py)
 CHECKPOINTS = "checkpoints"  # and what begins like it: sent by checkpointing/shipping.py
 OWN = ("lock", "home", "attempts", "supervisor.json", LOCK, INDEX)  # of this machine, or of the bucket
@@ -66,6 +67,7 @@ class Mirror:
     self._listed, beats = self._index(), self.local / BEATS / "0.json"
     if self.lease.before != self.lease.home:
       shutil.rmtree(self.local / BEATS, ignore_errors=True)  # of earlier processes on this machine
+      (self.local / MEMORY).unlink(missing_ok=True)  # a new run at the same place gets no saves of an old one
       for name in self._listed:
         try:
           (self.remote / name).download(self.local / name)

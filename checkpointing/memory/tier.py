@@ -34,10 +34,11 @@ from checkpointing.record import Record
 from checkpointing.save import NotSaved
 from errors import ConfigError, JobError, first_line
 from runtime import folders, processes
+from storage.mirror import MEMORY
 from training.loop import MEMORY_SAVES, LoopState
 from training.program import TrainState
 
-NOTE = "memory.json"  # in a workdir: whose memory it is, and the newest complete save
+NOTE = MEMORY  # in a workdir: whose memory it is, and the newest complete save
 COPIERS = 8  # threads that copy pieces into memory, for which training waits
 RUN = "run"  # in the folder of a host: the name of its run
 Notify = Callable[[str], None]

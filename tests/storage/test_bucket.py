@@ -12,7 +12,7 @@ from storage import lease as leases
 from storage.answers import StorageError
 from storage.bucket import Folder, location
 from storage.lease import LOCK, Lease
-from storage.mirror import INDEX, Mirror, of_process
+from storage.mirror import INDEX, MEMORY, Mirror, of_process
 
 pytestmark = pytest.mark.full
 WRITES = r"^(PUT /bucket/\S|POST /upload/)"
@@ -176,8 +176,10 @@ def test_small_files_are_copied_and_come_back(folder, tmp_path):
     mirror.push()
     (first / "gone").unlink()
   assert [n for n in folder.names() if not n.endswith(".json")] == ["metrics.jsonl", "previous-1/metrics.jsonl"]
+  (second / MEMORY).write_text("{}")  # of a run that was there before
   with lease(folder, "two") as held, Mirror(second, folder, held, pytest.fail) as mirror:
     mirror.bring()
+    assert not (second / MEMORY).exists()
     assert (second / "metrics.jsonl").read_text() == "2\n"
     assert (second / "previous-1" / "metrics.jsonl").read_text() == "1\n"
 
