@@ -40,7 +40,7 @@ from runtime.devices import start_jax
 from runtime.hardware import peak_flops
 from runtime.profiling import Profiler
 from runtime.replicas import Corrupted, Replicas
-from storage.bucket import location
+from storage.bucket import here, location
 from storage.mirror import Mirror, NotSent
 from training import settings
 from training.loop import StepPlan
@@ -58,7 +58,7 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
   SIGTERM and SIGINT end it early, with a checkpoint. Its time is counted from the beginning of `clock`.
 
   Raises:
-    ConfigError: bad input.
+    ConfigError: bad input, or another run has taken over the workdir in a bucket.
     Unavailable: what the run needs does not work now; another start may succeed.
     Corrupted: devices hold other bits of the same weights, and cannot be healed.
     Diverged: too many updates in a row were not finite.
@@ -70,13 +70,13 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
     devices = start_jax(config)
     default = f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
     results = location(processes.on_process_zero(lambda: str(location(str(workdir or default), "workdir"))), "workdir")
-    here = folders.here(results)
+    folder = here(results)
     fields = record.flat(config.to_dict())
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
-  heartbeat = Heartbeat(here, jax.process_index(), clock, config.runtime.heartbeat)
+  heartbeat = Heartbeat(folder, jax.process_index(), clock, config.runtime.heartbeat)
   with folders.owned(results) as mirror, heartbeat:
     # During set-up a signal ends the process immediately. The next run continues an unfinished data preparation.
-    run = set_up(config, here, mirror, devices, clock, heartbeat)
+    run = set_up(config, folder, mirror, devices, clock, heartbeat)
     # Contexts exit from right to left. The writer exits after the tier and the checkpoints: it can raise on process 0
     # alone, and they wait for all processes.
     with run.requests, run.journal, run.writer, run.tier, run.checkpoints, run.profiler:
@@ -131,7 +131,7 @@ class Run:
       self.writer.write(step, "validation", values)
       for line in summary.part_lines(self.dataset, values):
         self.writer.say(line)
-      self.status.evaluated(step)
+      self.status.evaluated(step, self.progress.heartbeat.pace())
       self.writer.sync()
     if step:  # before the first step there is no checkpoint
       with self.clock("checkpoint"):
@@ -197,7 +197,8 @@ def set_up(
     send = Shipping(workdir, mirror) if mirror else None
     checkpoints = Checkpoints(folder, saving.keep, saving.keep_best, writer.say, warn, send)
   status = Status(workdir, writer, journal, checkpoints)
-  requests, hosts = signals.Requests(first_minutes(saving.minutes)), processes.hosts()
+  requests = signals.Requests(first_minutes(saving.minutes), mirror.lost if mirror else str)
+  hosts = processes.hosts()
   return Run(
     config, workdir, mirror, plan, start, strategy, dataset, prompt, clock, meter, writer, journal, status,
     batches=data.Batches(mixture, config.batch_size, config.seed),

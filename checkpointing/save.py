@@ -7,6 +7,7 @@ complete. So a killed run leaves complete checkpoints and at most one unfinished
 
 import concurrent.futures
 import contextlib
+import errno
 import json
 import math
 import os
@@ -27,6 +28,7 @@ from checkpointing.shipping import FILE_BYTES, Shipping
 from checkpointing.storage_logs import shorten_storage_logs
 from errors import JobError, first_line
 from runtime import folders, processes
+from storage.answers import StorageError
 from training.loop import LoopState
 from training.program import TrainState
 
@@ -259,6 +261,8 @@ class Checkpoints:
   def _fail(self, step: int, error: Exception) -> None:
     self.failed.append(step)
     self._broken = True
+    if isinstance(error, StorageError) and error.errno == errno.EBUSY:
+      return  # another run writes there, which ends this one with a sentence of its own (storage/lease.py)
     cause: BaseException = error
     while cause.__context__ is not None:  # the first error, not the time-outs that followed
       cause = cause.__context__

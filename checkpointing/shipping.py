@@ -76,6 +76,7 @@ class Shipping:
     names = [file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()]
     names.remove(RECORD.as_posix())  # which comes last
     with self._marked(step):
+      self.mirror.check()  # first: another run may write the same checkpoint
       folder.upload(root, [name for name in names if count == 1 or _is_for(name, rank)])
       if not rank:
         for other in range(1, count):
@@ -142,7 +143,8 @@ class Shipping:
     try:
       yield
     except BaseException as error:  # whatever it is, the part is not there
-      said = (isinstance(error, OSError) and error.strerror) or first_line(error)
+      number = getattr(error, "errno", None) or errno.EIO
+      said = f"{number} {(isinstance(error, OSError) and error.strerror) or first_line(error)}"
       raise
     finally:
       if jax.process_count() > 1:
@@ -159,7 +161,8 @@ class Shipping:
       attempt, _, failed = (self._mark(step, rank).read()[0] or b"").decode().partition(" ")
       if attempt == self.attempt:
         if failed:
-          raise StorageError(errno.EIO, f"process {rank}: {failed}")
+          number, _, why = failed.partition(" ")
+          raise StorageError(int(number), f"process {rank}: {why}")
         return
       time.sleep(POLL)
     raise no_answer(f"{self.remote / str(step)}, from process {rank}", SECONDS_TO_SEND)

@@ -4,6 +4,8 @@
 
 A file without its process means that the process was killed, or that it failed. The next run reads what it did until
 then, so that no second is missing in the job's account. A run that ends in order removes its file.
+
+If the workdir is in a bucket, the file is in the folder of this machine that is copied there.
 """
 
 import collections
@@ -21,7 +23,7 @@ from typing import Any
 
 import pages
 from reporting.speed import Clock, process_start
-from storage.bucket import Location
+from storage.bucket import Location, here, location
 
 FOLDER = "heartbeats"  # in a workdir
 STEPS = ("data", "train", "repeat")  # what a process does in steps
@@ -48,7 +50,8 @@ class Heartbeat:
     seconds: between two beats; 0: never.
 
   Attributes:
-    killed: the last beats of earlier processes, until a journal has them.
+    killed: the last beats of earlier processes, until the next run finds them in its journal. This journal may be lost
+      with the machine, or be moved away by a run that begins at step 0.
     furthest: the last step that any of them is known to have done. Up to it, this run repeats.
   """
 
@@ -114,20 +117,20 @@ class Heartbeat:
     if self.clock.current != self._doing[1]:
       self._doing = time.time(), self.clock.current
     found = {
-      "process": self.rank, "pid": os.getpid(), "host": socket.gethostname(), "time": time.time(),
+      "process": self.rank, "pid": os.getpid(), "time": time.time(),
       "began": self.clock.began, "step": self.step, **self.unchanged(), "slowest": self.slowest,
       "wall_time": self.clock.parts(), "furthest": max(self.furthest, self.step), "killed": self.killed,
-      **self._mean(),
+      **self.pace(),
     }  # fmt: skip
     with contextlib.suppress(OSError):
       self.path.parent.mkdir(exist_ok=True)
       pages.write(self.path, json.dumps(found))
 
-  def _mean(self) -> dict[str, float]:
-    """Seconds of a step, and those in which the host worked and did not wait for devices. Means of the last steps."""
+  def pace(self) -> Beat:
+    """This host, and seconds of a step and of its own work in a step, without waiting. Means of the last steps."""
     steps = list(self._steps)
     sums = [sum(times) / len(steps) for times in zip(*steps, strict=True)]
-    return dict(zip(("step_time", "on_host"), sums, strict=False))
+    return {"host": socket.gethostname(), **dict(zip(("step_time", "on_host"), sums, strict=False))}
 
   def _run(self) -> None:
     while not self._done.wait(self.seconds):
@@ -228,7 +231,7 @@ def main() -> None:
 
   One that is silent is looked at again a moment later: a full disk may have room for its beats only now.
   """
-  workdir, rank = Path(sys.argv[1]), int(sys.argv[2])
+  workdir, rank = here(location(sys.argv[1], "workdir")), int(sys.argv[2])
   began = process_start(1)
   for wait in (0.0, AGAIN):
     time.sleep(wait)

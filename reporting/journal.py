@@ -45,9 +45,9 @@ class Journal:
     self.source = ""  # what it resumed from (`account.Attempt.source`)
     if self.file and heartbeat:
       ended = [event.get("began") for event in recorded.events(workdir) if event["event"] in ENDINGS]
+      heartbeat.killed = [beat for beat in heartbeat.killed if beat["began"] not in ended]
       for beat in heartbeat.killed:
-        if beat["began"] not in ended:
-          self._write("killed", beat["step"], {name: beat.get(name) for name in KEPT})
+        self._write("killed", beat["step"], {name: beat.get(name) for name in KEPT})
     self.before = attempts(recorded.events(workdir)) if enabled else []  # what ended before this attempt began
 
   def __enter__(self) -> "Journal":
@@ -69,8 +69,6 @@ class Journal:
     with self.clock("logging"):
       about = {"time": time.time(), "began": self.clock.began, "wall_time": self.clock.parts()}
       self._write(event, step, about | values)
-      if event == "start" and step and self.heartbeat:  # from step 0 the next run begins a new journal
-        self.heartbeat.killed = []
       start = time.perf_counter()
       if event == "evaluation" and self.cost > SHARE * (start - self.written):
         return

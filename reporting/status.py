@@ -3,17 +3,16 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import jax
-
 import pages
 from checkpointing.save import Checkpoints
 from reporting.account import Account, sentence
 from reporting.appender import warn
-from reporting.heartbeat import of_job
+from reporting.heartbeat import Beat
 from reporting.journal import Journal
 from reporting.metrics import PROMETHEUS, Writer
 from reporting.prometheus import Metric, Sample, exposition
 from reporting.stragglers import Slowest, slowest
+from runtime import processes
 
 
 class Status:
@@ -40,12 +39,11 @@ class Status:
         self._failing = True
     return found
 
-  def evaluated(self, step: int) -> None:
-    """Writes the account, and names a process that is slow."""
-    if self.writer.enabled and jax.process_count() > 1:
-      self.slowest = slowest(of_job(self.path.parent), jax.process_count())
-      if self.slowest and self.slowest.delays:
-        self.writer.say(self.slowest.line)
+  def evaluated(self, step: int, pace: Beat) -> None:
+    """Writes the account, and names a process that is slow. All processes must call it, each with its own pace."""
+    self.slowest = slowest(processes.all_gather(pace))
+    if self.slowest and self.slowest.delays:
+      self.writer.say(self.slowest.line)
     self.write(step)
 
   def write(self, step: int) -> str:

@@ -1,4 +1,4 @@
-"""Which process of a job is the slowest, by the heartbeats of all.
+"""Which process of a job is the slowest.
 
 A step lasts equally long for all processes, because each waits for the others. What differs is how long a process works
 itself: it reads its part of the batch and starts the step, and only then waits for its devices. The slowest process
@@ -7,7 +7,7 @@ processes wait for that one equally.
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from reporting.account import is_time
@@ -45,16 +45,16 @@ class Slowest(NamedTuple):
     return f"slowest   process {self.process} on {self.host}: {times}, with {self.seconds:.2g} s of work in a step"
 
 
-def slowest(beats: Mapping[int, Beat], processes: int) -> Slowest | None:
+def slowest(paces: Sequence[Beat]) -> Slowest | None:
   """The slowest of a job's processes; None for a single one, or if they do not say how long they worked.
 
   Args:
-    beats: their last beats (heartbeat.of_job). There may be older ones of more processes.
+    paces: of all processes (Heartbeat.pace).
   """
-  says = lambda beat: is_time(beat.get("on_host")) and is_time(beat.get("step_time"))
-  known = {rank: beat for rank, beat in beats.items() if rank < processes and says(beat)}
+  says = lambda pace: is_time(pace.get("on_host")) and is_time(pace.get("step_time"))
+  known = {rank: pace for rank, pace in enumerate(paces) if says(pace)}
   if len(known) < 2:
     return None
   rank = max(known, key=lambda rank: known[rank]["on_host"])
-  median = statistics.median(beat["on_host"] for beat in known.values())
+  median = statistics.median(pace["on_host"] for pace in known.values())
   return Slowest(rank, str(known[rank].get("host")), known[rank]["on_host"], median, known[rank]["step_time"])

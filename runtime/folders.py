@@ -10,11 +10,13 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+
 from errors import ConfigError, Unavailable, of_system
 from runtime import processes
-from storage.bucket import Folder, Location
+from storage.bucket import Folder, Location, here
 from storage.lease import Lease
-from storage.mirror import Mirror
+from storage.mirror import Mirror, of_process
 
 
 def writable(folder: Path, field: str) -> Path:
@@ -65,11 +67,6 @@ def writable_file(file: Path, field: str) -> Path:
   return file
 
 
-def here(results: Location) -> Path:
-  """The folder of this machine that a run writes into: its workdir, or what it then copies to a bucket."""
-  return Path("runs", results.scheme, results.bucket, results.path) if isinstance(results, Folder) else results
-
-
 @contextlib.contextmanager
 def owned(results: Location) -> Iterator[Mirror | None]:
   """Locks the workdir `results` for this job while the body runs. All processes must call it.
@@ -104,9 +101,10 @@ def owned(results: Location) -> Iterator[Mirror | None]:
 
     owner = processes.on_process_zero(lock)
     with processes.raise_together():
+      shared = (workdir / "lock").exists() and (workdir / "lock").read_text().strip() == owner
       if isinstance(results, Folder):
         writable(workdir, "workdir")  # of this process's machine
-      elif not (workdir / "lock").exists() or (workdir / "lock").read_text().strip() != owner:
+      elif not shared:
         raise ConfigError(
           f"workdir={str(workdir)!r} is not the same folder for all processes; use a shared file system"
         )
@@ -115,7 +113,8 @@ def owned(results: Location) -> Iterator[Mirror | None]:
       return
     leases: list[Lease] = []
     processes.on_process_zero(lambda: leases.append(held.enter_context(_leased(workdir, results, owner))))
-    mirror = Mirror(workdir, results, leases[0] if leases else None, _warn)
+    only = () if shared else of_process(jax.process_index())
+    mirror = Mirror(workdir, results, leases[0] if leases else None, _warn, only)
     with processes.raise_together():
       mirror.bring()
     with mirror:

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -13,6 +14,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from errors import JobConfigError
+from runtime import processes
+
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
@@ -20,6 +24,7 @@ class Decision:
 
   save: bool = False
   stop: bool = False
+  end: bool = False  # without a save, with an error
 
 
 class Requests:
@@ -31,9 +36,11 @@ class Requests:
 
   Args:
     minutes: also asks to save when so many minutes have passed since the last save; 0: never.
+    lost: says why this run may no longer write its results; "" as long as it may.
   """
 
-  def __init__(self, minutes: float = 0) -> None:
+  def __init__(self, minutes: float = 0, lost: Callable[[], str] = str) -> None:
+    self.lost = lost
     self.signal: str | None = None  # the name of the first signal that this process received
     self._timer = Timer(minutes)
     self._just_saved = False
@@ -76,10 +83,17 @@ class Requests:
 
     In a job of several processes the votes are counted on the devices, behind the step, and read one call later, so
     that no process waits. There a request takes effect one step later.
+
+    Raises JobConfigError if a process says that the run may no longer write its results.
     """
-    mine = Decision(self._timer.due, self.signal is not None)
-    if jax.process_count() == 1:
-      return mine
+    mine = Decision(self._timer.due, self.signal is not None, bool(self.lost()))
+    decided = mine if jax.process_count() == 1 else self._decided(mine)
+    if decided.end:
+      raise JobConfigError(next(filter(None, processes.all_gather(self.lost()))))
+    return decided
+
+  def _decided(self, mine: Decision) -> Decision:
+    """What the processes have decided one call ago. `mine` is the vote of this one in the next decision."""
     decided = Decision() if self._ballot is None else Decision(*(bool(vote) for vote in jax.device_get(self._ballot)))
     decided = dataclasses.replace(decided, save=decided.save and not self._just_saved)
     self._just_saved = False

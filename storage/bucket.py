@@ -257,6 +257,11 @@ class Folder:
 Location = Path | Folder  # on this machine, or in a bucket
 
 
+def here(results: Location) -> Path:
+  """The folder of this machine that a run writes into: its workdir, or what it then copies to a bucket."""
+  return Path("runs", results.scheme, results.bucket, results.path) if isinstance(results, Folder) else results
+
+
 @functools.cache
 def context() -> ts.Context:
   """What all requests share: how often they are tried, and how many are under way at a time."""

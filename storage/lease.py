@@ -4,6 +4,9 @@ An object `lock.json` says who writes there. It is only ever changed if it still
 want it one gets it. A run renews it every few seconds. One that was killed renews it no more: another machine waits
 PATIENCE seconds to see that, and the same machine need not wait, because its own lock (runtime/folders.py) tells it.
 Times of different machines are never compared.
+
+The lock also carries the last sign of life of process 0. If its machine is lost, the next run knows from it what was
+done until a few seconds before.
 """
 
 import contextlib
@@ -12,6 +15,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from errors import Unavailable
@@ -33,15 +37,18 @@ class Lease:
 
   Attributes:
     before: the home of the run that had the right before, if that had all files of the folder; "" if there was none.
+    beat: the last sign of life that the lock carries; "" if there is none.
+    beats: the file that holds this run's. Until it is known, the lock keeps that of the run before.
   """
 
   def __init__(self, folder: Folder, home: str, owner: str, say: Callable[[str], None]):
     self.folder, self.home, self.owner, self.say = folder, home, owner, say
-    self.before = ""
+    self.before, self.beat = "", ""
+    self.beats: Path | None = None
     self._object = folder / LOCK
     self._generation, self._count, self._renewed = b"", 0, 0.0
     self._whole = False  # whether this home has all files of the folder
-    self._taken_by = ""  # another run, while this one had the right
+    self._taken_by = ""  # who took the right while this run had it, with the time of its start
     self._change = threading.Lock()
     self._done = threading.Event()
     self._thread = threading.Thread(target=self._run, daemon=True)
@@ -62,8 +69,15 @@ class Lease:
     """Raises StorageError unless this run surely still has the right."""
     if not self._taken_by and time.monotonic() - self._renewed > PATIENCE / 2:
       self._renew()
-    if self._taken_by:
-      raise StorageError(errno.EBUSY, f"another run has taken over {self.folder} ({self._taken_by})")
+    if why := self.lost():
+      raise StorageError(errno.EBUSY, why)
+
+  def lost(self) -> str:
+    """Why this run must end, as a sentence without a full stop: another one has the right now. "" if none is known."""
+    return self._taken_by and (
+      f"workdir={str(self.folder)!r} was taken over by {self._taken_by}, so this run ends and saves nothing more; let "
+      "that one go on, or end it and run this command again"
+    )
 
   def brought(self) -> None:
     """Notes in the lock that this home has all files of the folder now. Raises StorageError."""
@@ -78,6 +92,7 @@ class Lease:
     if found.get("held") and found.get("home") != self.home:
       generation, found = self._wait_for_its_end(generation, found)
     self.before = str(found.get("home", "")) if found.get("whole", True) else ""
+    self.beat = str(found.get("beat", ""))
     self._whole = self.before == self.home
     self._generation = generation
     if not self._write(held=True):
@@ -110,13 +125,16 @@ class Lease:
     """Changes the lock, if it is still as this run knows it."""
     with self._change:
       self._count += 1
+      if self.beats:
+        self.beat = _text(self.beats)
       said = {"held": held, "owner": self.owner, "home": self.home, "whole": self._whole, "count": self._count}
+      said["beat"] = self.beat
       written = self._object.write(json.dumps(said).encode(), only_if=self._generation)
       if written is None:
         # An answer may have been lost, and the second try refused: then the lock says what we wrote.
         written, found = self._look()
         if found != said:
-          self._taken_by = str(found.get("owner", "somebody who removed the lock"))
+          self._taken_by = f"another run ({found['owner']})" if "owner" in found else f"whoever changed {self._object}"
           return False
       self._generation, self._renewed = written, time.monotonic()
       return True
@@ -129,6 +147,14 @@ class Lease:
     while not self._done.wait(RENEW):
       with contextlib.suppress(StorageError):  # `check` tries again
         self._renew()
+
+
+def _text(path: Path) -> str:
+  """The content of a file; "" if there is none."""
+  try:
+    return path.read_text()
+  except OSError:
+    return ""
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

@@ -73,19 +73,24 @@ def test_the_number_of_pods_is_the_same_everywhere(manifest: dict[str, Any]):
   assert job["parallelism"] == job["completions"] == int(processes)
 
 
-@pytest.mark.parametrize("minutes, alive", [(10, True), (40, False)])
-def test_the_probe_ends_a_pod_whose_process_hangs(manifest: dict[str, Any], minutes: int, alive: bool, tmp_path: Path):
+@pytest.mark.parametrize(
+  "workdir, minutes, alive", [("run", 10, True), ("run", 40, False), ("gs://bucket/run", 40, False)]
+)
+def test_the_probe_ends_a_pod_whose_process_hangs(
+  manifest: dict[str, Any], workdir: str, minutes: int, alive: bool, tmp_path: Path
+):
   """Runs the manifest's own command. The process has been compiling for so many minutes."""
   (container,) = manifest["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
   now = time.time()
   beat = dict.fromkeys(heartbeat.READ, 0) | {"began": now, "time": now, "doing": "compile"}
   beat["since"] = now - 60 * minutes
-  (tmp_path / heartbeat.FOLDER).mkdir()
-  (tmp_path / heartbeat.FOLDER / "1.json").write_text(json.dumps(beat))
+  folder = tmp_path / workdir.replace("gs://", "runs/gs/") / heartbeat.FOLDER
+  folder.mkdir(parents=True)
+  (folder / "1.json").write_text(json.dumps(beat))
   path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-  given = os.environ | {"WORKDIR": str(tmp_path), "JOB_COMPLETION_INDEX": "1", "PATH": path}
+  given = os.environ | {"WORKDIR": workdir, "JOB_COMPLETION_INDEX": "1", "PATH": path, "PYTHONPATH": str(ROOT)}
   command = container["livenessProbe"]["exec"]["command"]
-  done = subprocess.run(command, cwd=ROOT, env=given, stdout=subprocess.PIPE, text=True, check=False)
+  done = subprocess.run(command, cwd=tmp_path, env=given, stdout=subprocess.PIPE, text=True, check=False)
   assert (done.returncode == 0) == alive, done
   # It takes a moment until the program looks at the clock.
   assert bool(re.search(r"process 1 made no progress for 24\d\d s \(compile\)", done.stdout)) == (not alive)

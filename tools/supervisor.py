@@ -25,7 +25,8 @@ from checkpointing.reading import FOLDER, steps
 from errors import ConfigError
 from reporting import heartbeat
 from runtime.command_line import BAD_INPUT, DIVERGED
-from runtime.folders import here, writable
+from runtime.folders import writable
+from storage.bucket import here
 from tools.attempt import TRAIN, Attempt, Forwarded, Here, Output, workdir_of
 
 STATE, LOGS = "supervisor.json", "attempts"  # in a workdir
@@ -188,9 +189,9 @@ class Supervisor:
       self.output.release()
       self.output.say(f"restart   {len(self._places())} of {self.policy.processes} processes can run again")
       return None
-    if failure.status == BAD_INPUT:
+    if failure.status == BAD_INPUT and not self._has_trained(attempt):
       return self._refuse(count, extra, failure)
-    if failure.status == DIVERGED:  # so would the next start
+    if failure.status in (BAD_INPUT, DIVERGED):  # the next start would fail, too
       self.output.release()
       return self._end(failure.status)
     if self.policy.lost_for:
@@ -257,7 +258,11 @@ class Supervisor:
   def _can_grow(self, attempt: Attempt) -> bool:
     """Whether more processes could run now. They are stopped after their first step, which saves what was done."""
     largest = next(self._choices(), (0, ()))[0]
-    return largest > attempt.count and any(beat["step"] for beat in self._beats(attempt).values())
+    return largest > attempt.count and self._has_trained(attempt)
+
+  def _has_trained(self, attempt: Attempt) -> bool:
+    """Whether a step of an attempt is done."""
+    return any(beat["step"] for beat in self._beats(attempt).values())
 
   def _culprit(self, attempt: Attempt, first: int) -> Failure:
     """Who failed: the first that ended, or one that a signal killed at the same time, which made the first fail."""

@@ -35,10 +35,11 @@ from checkpointing.save import NotSaved
 from errors import ConfigError, JobError, Unavailable, first_line
 from runtime import folders, processes
 from runtime.replicas import Corrupted
+from storage.mirror import MEMORY
 from training.loop import MEMORY_SAVES, LoopState
 from training.program import TrainState
 
-NOTE = "memory.json"  # in a workdir: whose memory it is, and the newest complete save
+NOTE = MEMORY  # in a workdir: whose memory it is, and the newest complete save
 SKIPS = 10  # saves in a row that are skipped before the run says so
 COPIERS = 8  # threads that copy pieces into memory, for which training waits
 TMPFS = "/dev/shm"  # a folder of type tmpfs that every user may write into

@@ -333,20 +333,46 @@ def test_a_torn_file_is_read_from_the_copy(job: Job):
   assert "step 5: the portion of process 3: it is torn" in job.warnings[-1]
 
 
-def test_a_kill_during_a_save_loses_nothing(job: Job, monkeypatch: pytest.MonkeyPatch):
-  """Process 2 is killed before its part of step 10 is complete."""
-  finish = Tier._finish
+@pytest.mark.parametrize(
+  "moment, host_lost, found",
+  [("writes", False, 5), ("writes", True, 5), ("sends", False, 10), ("sends", True, 5), ("receives", True, 10)],
+)
+def test_a_kill_during_a_save_leaves_the_one_before_whole(
+  moment: str, host_lost: bool, found: int, job: Job, monkeypatch: pytest.MonkeyPatch
+):
+  """Process 2 is killed while it writes step 10, sends its part, or receives the copy of process 1's part.
 
-  def killed(self: Tier, file: Any, portion: Portion, saved: Any) -> None:
-    if portion.of.step < 10 or self.rank != 2:
+  Step 5 stays on all hosts with all copies. The job goes on from step 10 if that is whole somewhere.
+  """
+  finish, send, keep = Tier._finish, Peer.keep, Server._keep
+
+  def finishes(self: Tier, file: Any, portion: Portion, saved: Any) -> None:
+    if (moment, portion.of.step, portion.owner) != ("writes", 10, 2):
       finish(self, file, portion, saved)
 
-  monkeypatch.setattr(Tier, "_finish", killed)
+  def sends(self: Peer, portion: Portion, file: Path) -> None:
+    if (moment, portion.of.step, portion.owner) != ("sends", 10, 2):
+      return send(self, portion, file)
+    self._ask(do="keep", portion=portion.file, bytes=file.stat().st_size)
+    return self._connection.send_bytes(file.read_bytes()[:100])
+
+  def keeps(self: Server, connection: Any, portion: Portion, size: int) -> None:
+    if (moment, portion.of.step, portion.owner) == ("receives", 10, 1):
+      self.store.create(portion, size).write(0, b"torn")
+      raise ConnectionResetError
+    keep(self, connection, portion, size)
+
+  monkeypatch.setattr(Tier, "_finish", finishes)
+  monkeypatch.setattr(Peer, "keep", sends)
+  monkeypatch.setattr(Server, "_keep", keeps)
   job.run(4, lambda tier: job.start(tier, 5, 10))
-  assert [path.suffix for path in job.files(10, 2)] == [".part"]
-  assert job.restored(4) == 5
+  for owner in range(4):
+    assert len([path for path in job.files(5, owner) if path.suffix != ".part"]) == 2
+  if host_lost:
+    job.lose(2)
+  assert job.restored(4) == found
   assert job.warnings == []  # that is no damage
-  assert job.files(10, 0) == []
+  assert job.files(15 - found, 0) == []
 
 
 def test_a_save_that_is_not_ready_is_skipped_by_all_and_not_awaited(job: Job, monkeypatch: pytest.MonkeyPatch):

@@ -84,6 +84,20 @@ def test_kills_before_the_first_checkpoint_are_in_the_journal_that_goes_on(tmp_p
   assert began == [process.clock.began for process in (first, second)]
 
 
+def test_kills_are_known_if_the_journal_is_lost(tmp_path: Path):
+  """Of a lost machine, the bucket has an older journal and a newer heartbeat."""
+  first = killed(tmp_path, steps=5, start=2)
+  sent = (tmp_path / "journal.jsonl").read_bytes()
+  second = killed(tmp_path, steps=1, start=2)
+  (tmp_path / "journal.jsonl").write_bytes(sent)
+  third = killed(tmp_path, steps=1, start=2)
+  assert [beat["began"] for beat in beat_of(tmp_path)["killed"]] == [p.clock.began for p in (first, second)]
+  killed(tmp_path, steps=1, start=2)
+  began = [event["began"] for event in load(tmp_path).events if event["event"] == "killed"]
+  assert began == [process.clock.began for process in (first, second, third)]
+  assert [beat["began"] for beat in beat_of(tmp_path)["killed"]] == [third.clock.began]
+
+
 def test_a_run_that_failed_is_not_written_twice(tmp_path: Path):
   clock = Clock()
 

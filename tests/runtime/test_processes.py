@@ -251,7 +251,10 @@ def test_a_timer_is_due_after_its_minutes(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_requests_of_several_processes_count_one_call_later(monkeypatch: pytest.MonkeyPatch):
-  """A save answers all requests until then, so that the timer does not ask for a second one a step later."""
+  """A save answers all requests until then, so that the timer does not ask for a second one a step later.
+
+  If another run has taken over, it also ends one call later.
+  """
   monkeypatch.setattr(signals.jax, "process_count", lambda: 2)
   requests, due = signals.Requests(), [True]
   monkeypatch.setattr(signals.Timer, "due", property(lambda self: due[0]))
@@ -266,6 +269,11 @@ def test_requests_of_several_processes_count_one_call_later(monkeypatch: pytest.
   assert requests.decide() == nothing
   requests.saved()
   assert requests.decide() == signals.Decision(stop=True)
+  monkeypatch.setattr(processes, "all_gather", lambda mine: ["", mine])  # the other process knows nothing
+  requests.lost = lambda: "another run writes here"
+  assert requests.decide() == signals.Decision(stop=True)
+  with pytest.raises(JobConfigError, match="another run writes here"):
+    requests.decide()
 
 
 def test_requests_work_in_another_thread():

@@ -11,8 +11,8 @@ from storage import bucket as settings
 from storage import lease as leases
 from storage.answers import StorageError
 from storage.bucket import Folder, location
-from storage.lease import Lease
-from storage.mirror import Mirror
+from storage.lease import LOCK, Lease
+from storage.mirror import INDEX, MEMORY, Mirror, of_process
 
 pytestmark = pytest.mark.full
 WRITES = r"^(PUT /bucket/\S|POST /upload/)"
@@ -140,7 +140,7 @@ def test_another_machine_waits_for_a_killed_run_and_takes_over(folder, monkeypat
   monkeypatch.setattr(leases, "PATIENCE", 1.0)
   with lease(folder, "two"):
     killed._renew()
-    with pytest.raises(StorageError, match=r"another run has taken over .*process of two"):
+    with pytest.raises(StorageError, match=r"was taken over by another run .process of two., so this run ends"):
       killed.check()
 
 
@@ -177,10 +177,35 @@ def test_small_files_are_copied_and_come_back(folder, tmp_path):
     mirror.push()
     (first / "gone").unlink()
   assert [n for n in folder.names() if not n.endswith(".json")] == ["metrics.jsonl", "previous-1/metrics.jsonl"]
+  (second / MEMORY).write_text("{}")  # of a run that was there before
   with lease(folder, "two") as held, Mirror(second, folder, held, pytest.fail) as mirror:
     mirror.bring()
+    assert not (second / MEMORY).exists()
     assert (second / "metrics.jsonl").read_text() == "2\n"
     assert (second / "previous-1" / "metrics.jsonl").read_text() == "1\n"
+
+
+def test_another_process_sends_what_it_alone_has(folder, tmp_path):
+  """Process 0, which has another folder, keeps it, also if no index names any file yet."""
+  with lease(folder, "one") as held, Mirror(tmp_path / "0", folder, held, pytest.fail) as first:
+    first.bring()
+    for rank in (0, 1):
+      for name in (f"heartbeats/{rank}.json", f"profile/plugins/profile/steps-0-1/process-{rank}.xplane.pb"):
+        (tmp_path / str(rank) / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / str(rank) / name).write_text("1")
+      (tmp_path / str(rank) / "metrics.jsonl").write_text(str(rank))
+    with Mirror(tmp_path / "1", folder, None, pytest.fail, of_process(1)) as second:
+      second.push()
+      first.push()
+      assert {"heartbeats/0.json", "heartbeats/1.json"} <= set(folder.names())
+      (tmp_path / "1" / "heartbeats" / "1.json").unlink()  # it ends in order
+  sent = {
+    "heartbeats/0.json",
+    "metrics.jsonl",
+    *(f"profile/plugins/profile/steps-0-1/process-{r}.xplane.pb" for r in (0, 1)),
+  }
+  assert {name for name in folder.names() if name not in (LOCK, INDEX)} == sent
+  assert (folder / "metrics.jsonl").read_text() == "0"
 
 
 def test_a_listing_that_lags_loses_no_file(bucket, folder, tmp_path):

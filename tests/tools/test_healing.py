@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import config, measured
+from helpers import ROOT, config, measured
 from jobs import TINY, flags
 
 import data
@@ -141,6 +141,49 @@ def test_fewer_processes_take_the_strategy_that_fits(
   )
   assert ours == pytest.approx(reference, rel=1e-5)
   require_each_example_once(run, {"batch_size": 24})
+
+
+KILLED = f"""
+import os, shutil, signal, sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+import train
+from checkpointing.memory.store import Growing, portion_of
+from runtime import command_line
+finish, marker = Growing.finish, Path("killed-at")
+
+def killed(self, tail=b""):
+  portion = portion_of(self.path.name)
+  if portion.owner == 1 == int(self.path.parent.name) and portion.of.step > 20 and not marker.exists():
+    marker.write_text(str(portion.of.step))
+    shutil.rmtree(self.path.parents[1])
+    os.kill(os.getpid(), signal.SIGKILL)
+  finish(self, tail)
+
+Growing.finish = killed
+command_line.run(lambda config: train.main(config, train.WORKDIR.value))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("processes", [2])
+def test_a_host_that_is_lost_while_it_saves_costs_no_save_in_memory(
+  processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
+  """Process 1 is killed in the middle of a save, and loses all saves of its host. Storage has nothing."""
+  short = {"steps": 40, "eval_every": 0, "runtime__heartbeat": 0.1}
+  assert launch.launch(processes, 1, flags("fsdp", tmp_path / "whole", **short)) == 0
+  capfd.readouterr()
+  monkeypatch.chdir(tmp_path)
+  Path("killed.py").write_text(KILLED)
+  fields = short | {"checkpoint__memory_every": 3, "checkpoint__memory_dir": tmp_path / "memory"}
+  program = tmp_path / "killed.py"
+  assert supervise(Policy(processes, 1), flags("fsdp", tmp_path / "run", **fields), program) == 0
+  output = capfd.readouterr().out
+  assert re.search(r"restart   process 1 of 2 on \S+ was killed by SIGKILL after step \d+; starts again from", output)
+  (resumed,) = re.findall(r"resumed   at step (\d+), saved by [^\n]*, from the hosts' memory\n", output)
+  assert 18 <= int(resumed) < int(Path("killed-at").read_text())
+  assert measured(tmp_path / "run") == measured(tmp_path / "whole")
 
 
 @pytest.mark.full

@@ -235,6 +235,19 @@ def test_what_would_fail_again_is_not_started_again(status: int, job: Callable[.
   assert starts(tmp_path) == ["2"]
 
 
+def test_a_job_that_another_run_has_replaced_is_not_started_again_with_fewer(
+  job: Callable[..., int], tmp_path: Path, capfd: Any
+):
+  """It ends with the status of bad input, but after a step. So the number of processes is not to blame."""
+  lost = {"end": FOREVER, "step": 2, "saves": [1], "3": DIES}
+  replaced = {"end": FOREVER, "step": 4, "1": {"prints": "error: taken over", "status": 2, "after": 0.2}}
+  assert job([lost, replaced], 4, lost_for=FOREVER) == 2
+  output = capfd.readouterr().out
+  assert output.count("[1] error: taken over") == 1
+  assert "cannot run" not in output
+  assert starts(tmp_path) == ["4", "3"]
+
+
 def test_fewer_processes_go_on_until_the_lost_one_is_back(job: Callable[..., int], tmp_path: Path, capfd: Any):
   """4 → 3, which cannot run → 2, and 4 again when the place of the lost process has returned."""
   lost = {"end": FOREVER, "step": 2, "saves": [1], "3": DIES}
