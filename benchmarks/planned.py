@@ -50,6 +50,7 @@ BYTES: dict[str, list[Prediction]] = {
     ("two_d", "tpu7x:4x4x4", "7B", 4096, 128, "dots", {"mesh.model": 4}),
     ("three_d", "v5p:4x4x4", "7B", 4096, 64, "full", _STAGES),
     ("three_d", "v6e:8x8", "7B", 4096, 64, "full", _STAGES),
+    ("three_d", "tpu7x:4x4x4", "7B", 4096, 128, "full", _STAGES),
   ],
   "gpu": [],
 }
