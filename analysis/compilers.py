@@ -14,8 +14,10 @@ from analysis.case import Case
 from analysis.weights import Weight
 from runtime import hardware
 from runtime.hardware import Chip
-from strategies.collectives import fills_tiles, is_small
+from strategies.collectives import LANES, fills_tiles, is_small
 from strategies.pipeline.stage import UNROLL
+
+TILE_ROW = 4 * LANES  # bytes of a row of a TPU's tile
 
 
 class Fitted(NamedTuple):
@@ -57,6 +59,7 @@ class Compiler:
 
   fitted: Fitted
   sums_positions_together = True  # whether a gradient is summed over batch and positions in one all-reduce
+  gathers_counts = True  # whether a few numbers are all-gathered. Otherwise they are all-reduced, with zeros
 
   def scatters(self, case: Case, weight: Weight) -> bool:
     """Whether a weight's gradient is reduce-scattered along `embed`. Otherwise it is all-reduced and then sliced."""
@@ -106,6 +109,10 @@ class Compiler:
     """Bytes of an element of a weight when it is gathered."""
     return case.item_of(weight)
 
+  def ragged_row(self, size: int) -> int:
+    """Bytes that a ragged all-to-all sends of a row of so many bytes."""
+    return size
+
 
 @dataclasses.dataclass(frozen=True)
 class XlaCpu(Compiler):
@@ -131,6 +138,8 @@ class XlaCpu(Compiler):
 @dataclasses.dataclass(frozen=True)
 class LibTpu(Compiler):
   """The TPU compiler, with the recommended options (strategies/compiler_options.py)."""
+
+  gathers_counts = False
 
   def scatters(self, case: Case, weight: Weight) -> bool:
     """It all-reduces the gradients of small weights, and all if they are split over an axis that is not the batch's.
@@ -158,6 +167,10 @@ class LibTpu(Compiler):
   def gathered_item(self, case: Case, weight: Weight) -> int:
     """A classifier's head too: products round float32 operands to bfloat16, so it gathers them rounded."""
     return case.item_of(weight) if weight.in_blocks else case.item
+
+  def ragged_row(self, size: int) -> int:
+    """It fills whole rows of tiles. So the weight of a token, a single number, takes 512 bytes."""
+    return -(-size // TILE_ROW) * TILE_ROW
 
   def beside_one(self, chip: Chip) -> bool:
     """TPU7x has cores that send several at a time."""

@@ -6,6 +6,7 @@ With unequal loads, the busiest device has more to do, and `exchange` needs more
 import math
 
 from analysis.case import Case, Product, ring_share
+from analysis.compilers import COMPILERS
 from analysis.hlo import Each
 from analysis.sent import Sent
 from analysis.weights import trained
@@ -80,16 +81,19 @@ def _shared(case: Case) -> list[Sent]:
       send("reduce-scatter", to_all * 2 * token, "sums of results and gradients"),
       send("all-to-all", to_all * k * INDEX, "gradients of scales"),
     ]
+  row = lambda size: size
   if sizes.expert_transport == "ragged":
-    rows, kind = case.tokens * k * ring_share(m), "ragged-all-to-all"
-    again = [send("all-gather", (2 + later) * (m - 1) * sizes.experts * INDEX, "how many rows go where")]
+    compiler, of_all = COMPILERS[case.compiler], (m - 1) * sizes.experts * INDEX
+    rows, kind, row = case.tokens * k * ring_share(m), "ragged-all-to-all", compiler.ragged_row
+    gather = ("all-gather", of_all) if compiler.gathers_counts else ("all-reduce", 2 * of_all)
+    again = [send(gather[0], (2 + later) * gather[1], "how many rows go where")]
   else:
     rows, kind = rounds(case) * (m - 1) * _round_rows(case), "all-to-all"
     again = [
       send("all-to-all", (2 + later) * counts, "how many rows go where"),
       send("all-reduce", (2 + later) * 2 * INDEX * ring_share(m), "how many rounds there are"),
     ]
-  numbers = (5 + 2 * later) * token + (2 + later) * case.item + INDEX
+  numbers = (5 + 2 * later) * row(token) + (2 + later) * row(case.item) + row(INDEX)
   return [send(kind, rows * numbers, "rows, results and gradients"), *again]
 
 

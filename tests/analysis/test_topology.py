@@ -268,6 +268,19 @@ def test_a_whole_slice_shares_experts():
   assert found["time"]["flops"] == pytest.approx(found["time"]["predicted_flops"], rel=0.01)
 
 
+def test_ragged_rows_fill_the_rows_of_tiles():
+  """A row of a single number, such as a token's weight, travels as 512 bytes. A capacity makes no difference to it."""
+  config, where = base.get_config("tiny", "expert"), machine_of(golden.SLICE)
+  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS | golden.MIXTURE)
+  config.model.update(expert_transport="ragged", expert_capacity=1.25, depth=2)
+  found = explanation.explain("expert", tool.create(config, where), config.batch_size, where)
+  ours, wanted = by_kind(found)
+  rows = 4 * 128 * 2 * 7 / 8  # tokens of a device, experts of each, sent to other devices
+  assert ours["ragged-all-to-all", ("expert",)] == 2 * rows * (5 * 2 * 256 + 3 * 512)
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+
+
 def test_a_model_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):
   """Runs the command as a user would. The model is as wide as the chips are many.
 
