@@ -37,6 +37,9 @@ class Fitted(NamedTuple):
     head_later: copies of it, or of its gradient, that still exist beside a block's backward pass.
     part: the share of the gradients that exists twice if the batch runs in parts: the part's, beside the sum so far.
     passes: how often a block's values are read or written, by remat policy.
+    expert_copies: how often an expert's weights are read or written because a loop over blocks of rows copies them.
+    expert_sums: how often such a block reads or writes numbers of the size of its expert's gradients.
+    expert_rows: how often it reads or writes its rows, and its hidden units, in both passes.
   """
 
   block: Mapping[str, float]
@@ -51,6 +54,9 @@ class Fitted(NamedTuple):
   part: float = 1.0
   scores: float = 0.0
   score_passes: float = 0.0
+  expert_copies: float = 0.0
+  expert_sums: float = 2.0
+  expert_rows: float = 17.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,6 +252,9 @@ COMPILERS: dict[str, Compiler] = {
       head=1.0,
       head_later=2.0,
       part=0.25,
+      expert_copies=2.0,
+      expert_sums=4.0,
+      expert_rows=40.0,
     )
   ),
 }

@@ -208,3 +208,38 @@ def working(case: Case) -> float:
     found = 5 * (rows + (most if sizes.expert_transport == "ragged" else m * _round_rows(case) * token))
   own = sum(case.used(weight) for weight in trained(sizes) if "experts" in weight.dims) / sizes.mixtures
   return found + (0 if case.schedule else 2.9 * 4 * own)  # a stage adds them to its sums at once
+
+
+def traffic(case: Case) -> float:
+  """Bytes that one device reads and writes for the experts of a block in one part of the batch, forward and backward.
+
+  Each block of rows reads the weights of its expert: all three forward, and five times one of them backward. It adds to
+  their gradients, in float32, which are zeros at first and are cast in the end.
+  """
+  sizes, fitted, m = case.sizes, COMPILERS[case.compiler].fitted, case.layout.shards("experts")
+  if not sizes.experts:
+    return 0.0
+  (count, size), width = blocks(case), sizes.expert_width / case.layout.shards("mlp")
+  layers = sizes.mixtures / case.layout.shards("layers")
+  own = sum(case.used(weight) for weight in trained(sizes) if "experts" in weight.dims) / layers
+  backward = 1 + case.splits  # weight units compute hidden units again
+  read = 1 + backward * 5 / 3 + fitted.expert_copies * (1 + backward)
+  of_block = case.item * (read * 3 * sizes.width * width + fitted.expert_rows * size * (sizes.width + width))
+  of_block += 4 * fitted.expert_sums * own / (sizes.experts // m)
+  return count * of_block + (4 + 4 + case.item) * own + _moved(case) * sizes.width * case.item
+
+
+def _moved(case: Case) -> float:
+  """How many rows are read and written, forward and backward, to sort rows, send them and add up results."""
+  m, k, tokens = case.layout.shards("experts"), case.sizes.experts_per_token, case.tokens
+  rows, way = tokens * k, case.sizes.expert_transport
+  if m == 1:
+    return 5 * rows + (5 + 2 * k) * tokens
+  if _repeats(case):
+    return 5 * _most(case) + (9 + 2 * k) * tokens
+  again = 7 / 5 if case.splits else 1
+  if way == "gather":
+    return again * (5 * m * _most(case) + m * (10 + 2 * k) * tokens + 5 * tokens)
+  if way == "exchange":
+    return again * (28 * rounds(case) * m * _round_rows(case) + 13 * rows + 5 * tokens)
+  return again * (15 * m * _most(case) + 17 * rows + 5 * tokens)
