@@ -14,8 +14,10 @@ from analysis.case import Case
 from analysis.weights import Weight
 from runtime import hardware
 from runtime.hardware import Chip
-from strategies.collectives import fills_tiles, is_small
+from strategies.collectives import LANES, fills_tiles, is_small
 from strategies.pipeline.stage import UNROLL
+
+TILE_ROW = 4 * LANES  # bytes of a row of a TPU's tile
 
 
 class Fitted(NamedTuple):
@@ -35,6 +37,9 @@ class Fitted(NamedTuple):
     head_later: copies of it, or of its gradient, that still exist beside a block's backward pass.
     part: the share of the gradients that exists twice if the batch runs in parts: the part's, beside the sum so far.
     passes: how often a block's values are read or written, by remat policy.
+    expert_copies: how often an expert's weights are read or written because a loop over blocks of rows copies them.
+    expert_sums: how often such a block reads or writes numbers of the size of its expert's gradients.
+    expert_rows: how often it reads or writes its rows, and its hidden units, in both passes.
   """
 
   block: Mapping[str, float]
@@ -49,6 +54,9 @@ class Fitted(NamedTuple):
   part: float = 1.0
   scores: float = 0.0
   score_passes: float = 0.0
+  expert_copies: float = 0.0
+  expert_sums: float = 2.0
+  expert_rows: float = 17.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +65,7 @@ class Compiler:
 
   fitted: Fitted
   sums_positions_together = True  # whether a gradient is summed over batch and positions in one all-reduce
+  gathers_counts = True  # whether a few numbers are all-gathered. Otherwise they are all-reduced, with zeros
 
   def scatters(self, case: Case, weight: Weight) -> bool:
     """Whether a weight's gradient is reduce-scattered along `embed`. Otherwise it is all-reduced and then sliced."""
@@ -110,6 +119,10 @@ class Compiler:
     """Bytes of an element of a weight when it is gathered."""
     return case.item_of(weight)
 
+  def ragged_row(self, size: int) -> int:
+    """Bytes that a ragged all-to-all sends of a row of so many bytes."""
+    return size
+
 
 @dataclasses.dataclass(frozen=True)
 class XlaCpu(Compiler):
@@ -135,6 +148,8 @@ class XlaCpu(Compiler):
 @dataclasses.dataclass(frozen=True)
 class LibTpu(Compiler):
   """The TPU compiler, with the recommended options (strategies/compiler_options.py)."""
+
+  gathers_counts = False
 
   def scatters(self, case: Case, weight: Weight) -> bool:
     """It all-reduces the gradients of small weights, and all if they are split over an axis that is not the batch's.
@@ -162,6 +177,10 @@ class LibTpu(Compiler):
   def gathered_item(self, case: Case, weight: Weight) -> int:
     """A classifier's head too: products round float32 operands to bfloat16, so it gathers them rounded."""
     return case.item_of(weight) if weight.in_blocks else case.item
+
+  def ragged_row(self, size: int) -> int:
+    """It fills whole rows of tiles. So the weight of a token, a single number, takes 512 bytes."""
+    return -(-size // TILE_ROW) * TILE_ROW
 
   def scatters_over(self, devices: int) -> bool:
     """It all-reduces over more than 1,024."""
@@ -241,6 +260,9 @@ COMPILERS: dict[str, Compiler] = {
       head=1.0,
       head_later=2.0,
       part=0.25,
+      expert_copies=2.0,
+      expert_sums=4.0,
+      expert_rows=40.0,
     )
   ),
 }

@@ -6,6 +6,7 @@ With unequal loads, the busiest device has more to do, and `exchange` needs more
 import math
 
 from analysis.case import Case, Product, ring_share
+from analysis.compilers import COMPILERS
 from analysis.hlo import Each
 from analysis.sent import Sent
 from analysis.weights import trained
@@ -80,16 +81,19 @@ def _shared(case: Case) -> list[Sent]:
       send("reduce-scatter", to_all * 2 * token, "sums of results and gradients"),
       send("all-to-all", to_all * k * INDEX, "gradients of scales"),
     ]
+  row = lambda size: size
   if sizes.expert_transport == "ragged":
-    rows, kind = case.tokens * k * ring_share(m), "ragged-all-to-all"
-    again = [send("all-gather", (2 + later) * (m - 1) * sizes.experts * INDEX, "how many rows go where")]
+    compiler, of_all = COMPILERS[case.compiler], (m - 1) * sizes.experts * INDEX
+    rows, kind, row = case.tokens * k * ring_share(m), "ragged-all-to-all", compiler.ragged_row
+    gather = ("all-gather", of_all) if compiler.gathers_counts else ("all-reduce", 2 * of_all)
+    again = [send(gather[0], (2 + later) * gather[1], "how many rows go where")]
   else:
     rows, kind = rounds(case) * (m - 1) * _round_rows(case), "all-to-all"
     again = [
       send("all-to-all", (2 + later) * counts, "how many rows go where"),
       send("all-reduce", (2 + later) * 2 * INDEX * ring_share(m), "how many rounds there are"),
     ]
-  numbers = (5 + 2 * later) * token + (2 + later) * case.item + INDEX
+  numbers = (5 + 2 * later) * row(token) + (2 + later) * row(case.item) + row(INDEX)
   return [send(kind, rows * numbers, "rows, results and gradients"), *again]
 
 
@@ -204,3 +208,38 @@ def working(case: Case) -> float:
     found = 5 * (rows + (most if sizes.expert_transport == "ragged" else m * _round_rows(case) * token))
   own = sum(case.used(weight) for weight in trained(sizes) if "experts" in weight.dims) / sizes.mixtures
   return found + (0 if case.schedule else 2.9 * 4 * own)  # a stage adds them to its sums at once
+
+
+def traffic(case: Case) -> float:
+  """Bytes that one device reads and writes for the experts of a block in one part of the batch, forward and backward.
+
+  Each block of rows reads the weights of its expert: all three forward, and five times one of them backward. It adds to
+  their gradients, in float32, which are zeros at first and are cast in the end.
+  """
+  sizes, fitted, m = case.sizes, COMPILERS[case.compiler].fitted, case.layout.shards("experts")
+  if not sizes.experts:
+    return 0.0
+  (count, size), width = blocks(case), sizes.expert_width / case.layout.shards("mlp")
+  layers = sizes.mixtures / case.layout.shards("layers")
+  own = sum(case.used(weight) for weight in trained(sizes) if "experts" in weight.dims) / layers
+  backward = 1 + case.splits  # weight units compute hidden units again
+  read = 1 + backward * 5 / 3 + fitted.expert_copies * (1 + backward)
+  of_block = case.item * (read * 3 * sizes.width * width + fitted.expert_rows * size * (sizes.width + width))
+  of_block += 4 * fitted.expert_sums * own / (sizes.experts // m)
+  return count * of_block + (4 + 4 + case.item) * own + _moved(case) * sizes.width * case.item
+
+
+def _moved(case: Case) -> float:
+  """How many rows are read and written, forward and backward, to sort rows, send them and add up results."""
+  m, k, tokens = case.layout.shards("experts"), case.sizes.experts_per_token, case.tokens
+  rows, way = tokens * k, case.sizes.expert_transport
+  if m == 1:
+    return 5 * rows + (5 + 2 * k) * tokens
+  if _repeats(case):
+    return 5 * _most(case) + (9 + 2 * k) * tokens
+  again = 7 / 5 if case.splits else 1
+  if way == "gather":
+    return again * (5 * m * _most(case) + m * (10 + 2 * k) * tokens + 5 * tokens)
+  if way == "exchange":
+    return again * (28 * rounds(case) * m * _round_rows(case) + 13 * rows + 5 * tokens)
+  return again * (15 * m * _most(case) + 17 * rows + 5 * tokens)

@@ -214,6 +214,7 @@ def traffic(case: Case) -> float:
     activations += case.examples * layers * _merged_bytes(case)
   if case.splits:  # what is kept is written, put into its slot, taken out of it, and read
     activations += case.examples * 4 * layers * cotangents(case)
+  activations += sizes.mixtures / layout.shards("layers") * experts.traffic(case)
   state = update.state_bytes(case)
   return case.batch_parts * (activations + weight_passes * used + 2 * summed) + 2 * (
     updated + state + sum(to_host(case))

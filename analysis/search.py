@@ -255,10 +255,10 @@ def doubt(case: Case, times: Roofline, where: Machine) -> str:
   links, split = where.links(case.layout.mesh), {*case.axes("heads"), *case.axes("mlp")}
   rows = theory.sent(case)
   seconds = lambda some: sum((row.bytes - row.edges) / links.bandwidth(row.kind, row.axes) for row in some)
-  if case.sizes.experts:
-    return "the traffic of experts' products is not predicted, and loads may be unequal"
   if times.memory > (1 + DOUBT) * times.compute:
     return "memory binds, and its traffic is only an estimate"
+  if case.sizes.experts:
+    return "the loads of experts may be unequal"
   if (exchanged := seconds(row for row in rows if split & set(row.axes))) > DOUBT * times.seconds:
     return f"tensor parallelism exchanges activations for {duration(exchanged)}, and compilers differ in what they hide"
   gradients = seconds(row for row in rows if row.kind in ("reduce-scatter", "all-reduce") and not row.waits)

@@ -27,7 +27,7 @@ from strategies.by_hand import ByHand
 from strategies.compiler_options import CHOICES, options, scatters
 from strategies.layout import Layout
 from strategies.mesh import OnMesh, make_mesh, resolve
-from strategies.pipeline.staged import Staged, check_fields
+from strategies.pipeline.staged import Staged, check_compiler, check_fields
 from strategies.runner import Limit, Runner, within_limits
 from strategies.transfers import GATHER, Transfers
 from training.optimizer import Optimizer
@@ -88,6 +88,7 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
 
   kind, device = runner_kind(name, layout), mesh.devices.flat[0] if isinstance(mesh, Mesh) else None
   if kind is Staged:
+    check_compiler(layout, program.sizes, device.platform if device else "")
     runner: Runner = Staged.make(program, layout, fallbacks, **pipeline)
   else:
     by_hand = kind is not Runner or not scatters(device, layout, program.sizes)

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +90,12 @@ def strategy(name: str, program: Program, devices: int = 8, **fields: Any) -> st
   return strategies.create(config(name, **fields), program, jax.devices()[:devices])
 
 
-def laid_out(layout: Layout, program: Program, **fields: Any) -> strategies.Strategy:
-  """A strategy with a layout that the registry need not have."""
+def laid_out(
+  layout: Layout, program: Program, devices: Sequence[jax.Device] | None = None, **fields: Any
+) -> strategies.Strategy:
+  """A strategy with a layout that the registry need not have, on these devices or on this machine's."""
   layout = resolve(layout, layout.device_count)
-  mesh = make_mesh(layout, jax.devices()[: layout.device_count])
+  mesh = make_mesh(layout, list(devices or jax.devices())[: layout.device_count])
   return strategies.build(config(**fields), layout, program, mesh)
 
 

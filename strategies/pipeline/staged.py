@@ -89,9 +89,7 @@ class Staged(ByHand):
     if sizes.remat == "offload":  # the TPU compiler fails on such slots in the host's memory (libtpu 0.0.42)
       why = "the stages of a pipeline keep what they save in slots on the device"
       found.append(Limit("model.remat", "offload", why, "'full'"))
-    # The mesh axes along which devices share a stage and an example.
-    by_hand = ("stage", *layout.axes("batch"), *layout.axes("positions"))
-    shared = [axis for axis, size in layout.mesh.items() if size > 1 and axis not in by_hand]
+    shared = shared_axes(layout)
     if sizes.attention == "splash" and shared and jax.__version_info__ < (0, 12):
       why = f"the TPU compiler of jax {jax.__version__} aborts on kernels in a stage that mesh.{shared[0]} splits"
       found.append(Limit("model.attention", "splash", why, "Python 3.12 or later", instead="plain"))
@@ -160,6 +158,24 @@ class Staged(ByHand):
       return x, Cache(*map(lambda *parts: jnp.concatenate(parts), new, own))
 
     return TextWriter(model, sampling, sharding, run if first else in_turn)
+
+
+def shared_axes(layout: Layout) -> list[str]:
+  """The mesh axes along which devices share a stage and an example. They are left to the compiler."""
+  by_hand = ("stage", *layout.axes("batch"), *layout.axes("positions"))
+  return [axis for axis, size in layout.mesh.items() if size > 1 and axis not in by_hand]
+
+
+def check_compiler(layout: Layout, sizes: ModelSizes, platform: str) -> None:
+  """Raises ConfigError if the compiler of this platform is known to fail on such stages."""
+  shared = shared_axes(layout)
+  if platform == "tpu" and sizes.experts and shared and jax.__version_info__ < (0, 12):
+    # Its partitioner forgets, in a function that is called several times, which axes are manual around the call.
+    axis = shared[0]
+    raise ConfigError(
+      f"model.experts={sizes.experts} is not possible in stages that mesh.{axis}={layout.mesh[axis]} splits, because "
+      f"the TPU compiler of jax {jax.__version__} fails on them; use Python 3.12 or later, or mesh.{axis}=1"
+    )
 
 
 def check_fields(schedule: str, microbatches: int, chunks: int) -> None:

@@ -113,6 +113,21 @@ def test_flops_of_experts_are_those_of_tokens():
     assert 1 < computed / needed <= 1.3
 
 
+def test_traffic_of_experts_is_that_of_their_blocks_of_rows():
+  """Each block of rows reads the weights of its expert. With four times the tokens, blocks are larger, not more.
+
+  More experts have smaller blocks, which read as many weights for fewer rows.
+  """
+  size = SIZES | {"model__width": 256, "model__expert_width": 256}
+  case = lambda experts, batch: Case(LAYOUTS["fsdp"], program(**size | {"model__experts": experts}).sizes, batch)
+  of = predict.experts.traffic
+  (few, rows), (many, larger) = (predict.experts.blocks(case(8, batch)) for batch in (1024, 4096))
+  assert (few, 4 * rows) == (many, larger)
+  assert of(case(8, 1024)) < of(case(8, 4096)) < 4 * of(case(8, 1024))
+  assert of(case(32, 1024)) > 1.2 * of(case(8, 1024))
+  assert of(case(0, 1024)) == 0
+
+
 def test_flops_of_dense_blocks_are_those_of_their_mlps():
   """6 for each weight and token: three matrices of an MLP in place of those of a token's experts, and no router."""
   fields = {"model__experts": 8, "model__expert_width": 24, "model__shared_experts": 1, "model__mlp_width": 80}

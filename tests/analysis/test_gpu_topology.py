@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 import pytest
 from golden import make_explain as golden
-from helpers import explained_in_8_gb, loops_beside_sends
+from helpers import config, explained_in_8_gb, laid_out, loops_beside_sends
 
 import strategies
 from analysis import calls, explanation, gpus, memory, predict, theory
@@ -56,7 +56,11 @@ def compiled(name: str, inputs: str) -> tuple[Strategy, Case, CompiledStep]:
 @functools.cache
 def grouped(name: str, inputs: str) -> tuple[collections.Counter, collections.Counter]:
   """Bytes that a device sends in a step, by (kind, axes): in the compiled program, and according to the formulas."""
-  _, case, step = compiled(name, inputs)
+  return compared(*compiled(name, inputs)[1:])
+
+
+def compared(case: Case, step: CompiledStep) -> tuple[collections.Counter, collections.Counter]:
+  """The same of any compiled step."""
   ours, wanted = collections.Counter(), collections.Counter()
   for collective in step.collectives():
     assert collective.times, f"unknown how often {collective} runs"
@@ -71,6 +75,34 @@ def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, input
   ours, wanted = grouped(name, inputs)
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {"pipeline.schedule": "zero_bubble", "model.expert_transport": "gather"},
+    {
+      "model.dense_layers": 2,
+      "model.expert_width": 512,
+      "model.expert_capacity": 1.0,
+      "model.expert_transport": "exchange",
+    },
+  ],
+)
+def test_stages_with_experts_send_and_compute_what_theory_says(fields: dict):
+  """With weight units, and with dense blocks on the first stage and a capacity. Memory traffic is an estimate."""
+  layout = (strategies.layout_of("pipeline") | strategies.layout_of("expert")).on(stage=2, data=2, expert=2)
+  asked = golden.FIELDS | golden.TPU_FIELDS | golden.MIXTURE | fields
+  named = {name.replace(".", "__"): value for name, value in asked.items()}
+  where = machine_of(HOST)
+  runner = laid_out(layout, settings.program(config(**named), "gpu"), where.devices(), **named)
+  case, step = Case.of(runner, asked["batch_size"], "gpu"), compile_step(runner, asked["batch_size"])
+  ours, wanted = compared(case, step)
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+  assert step.left_out() == []
+  assert step.flops() == round(predict.flops(case))
+  assert predict.traffic(case) == pytest.approx(step.traffic(), rel=0.3)
 
 
 @pytest.mark.parametrize("name", ["fsdp", "pipeline"])

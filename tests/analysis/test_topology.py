@@ -10,9 +10,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from golden import make_explain as golden
-from helpers import explained_in_8_gb, loops_beside_sends
+from helpers import config, explained_in_8_gb, laid_out, loops_beside_sends, one_sentence
 
 import strategies
 from analysis import explanation, memory, theory
@@ -22,6 +23,7 @@ from analysis.topology import machine_of
 from configs import base
 from strategies.base import Strategy
 from tools import explain as tool
+from training import settings
 
 no_compiler = importlib.util.find_spec("libtpu") is None
 pytestmark = [
@@ -266,6 +268,38 @@ def test_a_whole_slice_shares_experts():
     assert ours[what] == pytest.approx(wanted[what], rel=0.01, abs=SCALARS), what
   assert found["excess"] == []
   assert found["time"]["flops"] == pytest.approx(found["time"]["predicted_flops"], rel=0.01)
+
+
+def test_ragged_rows_fill_the_rows_of_tiles():
+  """A row of a single number, such as a token's weight, travels as 512 bytes. A capacity makes no difference to it."""
+  config, where = base.get_config("tiny", "expert"), machine_of(golden.SLICE)
+  config.update_from_flattened_dict(golden.FIELDS | golden.TPU_FIELDS | golden.MIXTURE)
+  config.model.update(expert_transport="ragged", expert_capacity=1.25, depth=2)
+  found = explanation.explain("expert", tool.create(config, where), config.batch_size, where)
+  ours, wanted = by_kind(found)
+  rows = 4 * 128 * 2 * 7 / 8  # tokens of a device, experts of each, sent to other devices
+  assert ours["ragged-all-to-all", ("expert",)] == 2 * rows * (5 * 2 * 256 + 3 * 512)
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+
+
+@pytest.mark.both_stacks
+def test_experts_in_stages_send_what_theory_says():
+  """And hidden units over `model`. The first stage runs dense blocks. The compiler of jax 0.10 fails on such stages.
+
+  The compiler lets the devices of `model` share some of the router's work, and gathers its small results.
+  """
+  layout = (strategies.layout_of("three_d") | strategies.layout_of("expert")).on(stage=2, data=1, expert=2, model=2)
+  where, sizes = machine_of(golden.SLICE), golden.TPU_FIELDS | {"model.dense_layers": 2, "model.expert_width": 512}
+  fields = {name.replace(".", "__"): value for name, value in (golden.FIELDS | sizes | golden.MIXTURE).items()}
+  build = lambda: laid_out(layout, settings.program(config(**fields), "tpu"), where.devices(), **fields)
+  if jax.__version_info__ < (0, 12):
+    with one_sentence("model.experts=8", "mesh.model=2"):
+      build()
+    return
+  ours, wanted = by_kind(explanation.explain("three_d", build(), golden.FIELDS["batch_size"], where))
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=0.02, abs=SCALARS), what
 
 
 def test_a_model_on_1024_chips_is_explained_in_8_gb(tmp_path: Path):

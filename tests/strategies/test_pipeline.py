@@ -31,7 +31,7 @@ from analysis.topology import machine_of
 from strategies.base import Strategy
 from strategies.mesh import abstract_mesh, make_mesh, resolve
 from strategies.pipeline.schedule import KINDS
-from strategies.pipeline.staged import regroup
+from strategies.pipeline.staged import check_compiler, regroup
 from training import settings
 from training.program import Params, Program
 
@@ -315,3 +315,19 @@ def test_devices_that_share_a_stage_have_no_kernel_where_the_tpu_compiler_aborts
     assert any("runs as 'plain'" in str(each.message) for each in warned) == (expected == "plain")
     plans = search.search(program.sizes, 32, machine_of("v5e:2x4"), [name])
     assert {plan.case.sizes.attention for plan in plans if plan.case.schedule} >= {expected}
+
+
+def test_experts_in_stages_that_tensor_parallelism_splits_are_refused_where_the_tpu_compiler_fails(
+  monkeypatch: pytest.MonkeyPatch,
+):
+  """It would end the process. Tests compile them for CPUs, GPUs and newer TPU compilers."""
+  layout = (strategies.layout_of("three_d") | strategies.layout_of("expert")).on(stage=2, data=1, expert=2, model=2)
+  mixture, dense = (make_program(model__experts=experts).sizes for experts in (8, 0))
+  monkeypatch.setattr(jax, "__version_info__", (0, 10, 2))
+  with one_sentence("model.experts=8", "mesh.model=2", "use Python 3.12 or later, or mesh.model=1"):
+    check_compiler(layout, mixture, "tpu")
+  check_compiler(layout, dense, "tpu")
+  check_compiler(layout, mixture, "gpu")
+  check_compiler(layout.on(expert=4, model=1), mixture, "tpu")
+  monkeypatch.setattr(jax, "__version_info__", (0, 12, 0))
+  check_compiler(layout, mixture, "tpu")
