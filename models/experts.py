@@ -20,7 +20,7 @@ from models.sizes import ModelSizes
 
 
 class Experts(nnx.Module):
-  """The sum of what the chosen experts make of a token, each times its weight, and of the shared experts' results."""
+  """Each token's output: the sum of its chosen experts' outputs, each times its scale, plus the shared experts'."""
 
   def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs, mlp: Callable[..., nnx.Module]):
     """`mlp` makes the MLP of the shared experts, which has the hidden units of all of them."""
@@ -51,10 +51,10 @@ class Experts(nnx.Module):
     scores = jnp.einsum("btd,de->bte", whole.astype(jnp.float32), self.router[...], precision="highest")
     scores = sharding.activation(scores, *TOKENS)  # or devices that share tokens share this product, too, and send more
     routes = route(scores, self.bias[...].astype(jnp.float32) if c.has_router_bias else None, c, sharding, limit)
-    chosen = routes.experts if routes.taken is None else jnp.where(routes.taken, routes.experts, c.experts)
+    chosen = routes.chosen if routes.taken is None else jnp.where(routes.taken, routes.chosen, c.experts)
     adapters = self.lora.halves() if c.lora_rank else None
     weights = Weights(self.gate[...], self.up[...], self.down[...], adapters)
-    out = sharding.split_sequence(mix(whole, chosen, routes.weights, weights, sharding, c.expert_transport, limit))
+    out = sharding.split_sequence(mix(whole, chosen, routes.scales, weights, sharding, c.expert_transport, limit))
     if c.shared_experts:
       out += self.shared(x, sharding)
     return out, sums(routes, counted, c, sharding) if counted else {}

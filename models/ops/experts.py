@@ -12,7 +12,7 @@ Where all of them have the same tokens, as when texts are written, nothing has t
 
 No way drops a token by itself, and all give the same result. A model may have a capacity (routing.py): then experts get
 fewer rows, and devices need less room for those that may come. In the backward pass tokens are sent again, with the
-gradients of results: nothing is kept of other devices' tokens. A row is multiplied by its weight between `up` and
+gradients of results: nothing is kept of other devices' tokens. A row is multiplied by its scale between `up` and
 `down`, so that results need not return for the gradients of weights.
 
 Where devices also share the hidden units of experts, each has its part of the sums (`Sharding.sum_pieces`).
@@ -57,11 +57,11 @@ def mix(
     limit: how many tokens of an example an expert takes at most; 0: all.
   """
   arrays, tree = jax.tree.flatten(weights)
-  names = dims_of(weights)
-  trained = jax.tree.leaves(names.trained, is_leaf=is_dims)
-  frozen = len(arrays) - len(trained)  # they come first
+  all_dims = dims_of(weights)
+  trained = jax.tree.leaves(all_dims.trained, is_leaf=is_dims)
+  frozen_count = len(arrays) - len(trained)  # they come first
   kernel = functools.partial(_on_own_tokens, tree=tree, sharding=sharding, way=way, limit=limit)
-  dims = [TOKENS, TOKENS, TOKENS, *map(_gathered, jax.tree.leaves(names, is_leaf=is_dims))]
+  dims = [TOKENS, TOKENS, TOKENS, *map(_gathered, jax.tree.leaves(all_dims, is_leaf=is_dims))]
 
   def forward(*given: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     out = sharding.local(kernel, *given, dims=dims, results=("mlp", *TOKENS))
@@ -78,7 +78,7 @@ def mix(
       sharding.sum_pieces(of_x, "mlp", TOKENS),
       None,
       sharding.sum_pieces(of_scales, "mlp", TOKENS),
-      *[None] * frozen,
+      *[None] * frozen_count,
       *(_turned(g, names) for g, names in zip(of_trained, trained, strict=True)),
     )
 
@@ -135,7 +135,7 @@ def _on_own_tokens(
   if peers.count == 1:
     way = "gather"
   elif sharding.repeats("batch", "experts"):
-    way = "none"
+    way = "replicated"
   transport = TRANSPORTS[way]
   # Scales travel in the dtype in which they are used.
   given = flat(x), flat(chosen), flat(scales).astype(x.dtype), weights, peers

@@ -74,7 +74,7 @@ def forward(rows: Rows, weights: Weights, likely: int) -> jax.Array:
     likely: how many rows belong to experts, if all devices and experts have equal loads.
   """
 
-  def one(block: Block, out: jax.Array) -> jax.Array:
+  def one(block: RowBlock, out: jax.Array) -> jax.Array:
     x, scales, own = block.of(rows.x), block.of(rows.scales), block.weights_of(weights)
     hidden = scales[:, None] * jax.nn.silu(own.product("gate", x)) * own.product("up", x)
     return block.put(out, own.product("down", hidden))
@@ -89,7 +89,7 @@ def backward(rows: Rows, weights: Weights, of_out: jax.Array, likely: int) -> tu
   """
   product = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
 
-  def one(block: Block, carry: Any) -> Any:
+  def one(block: RowBlock, carry: Any) -> Any:
     of_x, of_scales, of_weights = carry
     x, g, scales = block.of(rows.x), block.of(of_out), block.of(rows.scales)[:, None]
     own = block.weights_of(weights)
@@ -127,7 +127,7 @@ def block_size(likely: int, experts: int, most: int) -> int:
   return min(size, most)
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
   """Some rows of one expert, and at the end of an expert's rows others, which are not `live`."""
 
   expert: jax.Array
@@ -153,7 +153,7 @@ class Block(NamedTuple):
     return jnp.where(self.live.reshape(-1, *(1,) * (live.ndim - 1)), live, others)
 
 
-def _each_block(rows: Rows, likely: int, one: Callable[[Block, Any], Any], carry: Any) -> Any:
+def _each_block(rows: Rows, likely: int, one: Callable[[RowBlock, Any], Any], carry: Any) -> Any:
   """Calls `one` for each block, in the order of rows."""
   size = block_size(likely, len(rows.counts), len(rows.x))
   ends, blocks = jnp.cumsum(rows.counts), -(-rows.counts // size)
@@ -164,7 +164,7 @@ def _each_block(rows: Rows, likely: int, one: Callable[[Block, Any], Any], carry
     first = ends[expert] - rows.counts[expert] + size * (i - last[expert] + blocks[expert])
     start = jnp.minimum(first, len(rows.x) - size)
     at = start + jnp.arange(size)
-    return one(Block(expert, start, (at >= first) & (at < ends[expert])), carry)
+    return one(RowBlock(expert, start, (at >= first) & (at < ends[expert])), carry)
 
   with jax.named_scope(BLOCKS):
     return jax.lax.fori_loop(0, last[-1], step, carry)

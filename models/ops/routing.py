@@ -1,20 +1,20 @@
 """Routing: which experts a token is given to, how much each counts, and what keeps their loads equal.
 
-A router scores all experts. The best of them work on the token, and its result is the sum of theirs, each with a weight
-(`ModelSizes.router`):
+A router scores all experts. The best of them work on the token, and its result is the sum of theirs, each times its
+scale (`ModelSizes.router`):
 
     softmax_topk    probabilities of the chosen ones among the chosen (Mixtral, arXiv:2401.04088)
     topk_softmax    probabilities of the chosen ones among all, so their sum is below 1 (OLMoE, arXiv:2409.02060)
     sigmoid_bias    sigmoids of the chosen ones, divided by their sum. A bias is added only to choose. After each
                     step it grows for experts with a low load, without a gradient (arXiv:2408.15664)
 
-Two losses can be added, each with a weight: one is least if the loads are equal, one keeps scores small. Both are sums
-over sequences, each of which counts as often as its predictions. So they are the same number on any devices and in any
-parts of a batch. The usual loss for a whole batch is not such a sum: before the first gradient it needs the loads of
-all parts, that is, one more forward pass.
+Two losses can be added. The balance loss (`router_aux`) is smallest at equal loads, and the z-loss (`router_z`) keeps
+scores small. Both are sums over sequences, each of which counts as often as its predictions. So they are the same
+number on any devices and in any parts of a batch. The usual loss for a whole batch is not such a sum: before the first
+gradient it needs the loads of all parts, that is, one more forward pass.
 
 With a capacity (`ModelSizes.expert_limit`), an expert takes only the first so many tokens of a sequence that chose it.
-It adds nothing to the others: they are dropped there, and the weights of their other experts stay as they are. So which
+It adds nothing to the others: they are dropped there, and the scales of their other experts stay as they are. So which
 tokens are dropped depends on their sequence alone, and a token does not depend on later ones. The losses and the loads
 count what routers choose, dropped or not.
 """
@@ -72,13 +72,13 @@ class Counted(NamedTuple):
 
 
 class Routes(NamedTuple):
-  """The experts of each token [B, T, k] and their weights in float32; then what the router's losses need.
+  """The chosen experts of each token [B, T, k] and their scales in float32; then what the router's losses need.
 
   `taken` [B, T, k] is false where the expert drops the token; None: it takes all.
   """
 
-  experts: jax.Array
-  weights: jax.Array
+  chosen: jax.Array
+  scales: jax.Array
   probabilities: jax.Array  # [B, T, E], of all experts
   normalizer: jax.Array  # [B, T], the logarithm of the sum of the exponentials of the scores
   taken: jax.Array | None = None
@@ -100,16 +100,16 @@ def route(scores: jax.Array, bias: jax.Array | None, sizes: "ModelSizes", shardi
   share = lambda x: x / jnp.sum(x, axis=-1, keepdims=True)
   probabilities = jax.nn.softmax(scores)
   if sizes.router == "softmax_topk":
-    weights = jax.nn.softmax(of_chosen(scores))
+    scales = jax.nn.softmax(of_chosen(scores))
   elif sizes.router == "topk_softmax":
-    weights = of_chosen(probabilities)
+    scales = of_chosen(probabilities)
   else:
-    weights, probabilities = share(of_chosen(sigmoids)), share(sigmoids)
+    scales, probabilities = share(of_chosen(sigmoids)), share(sigmoids)
   taken = None
   if limit:
     first = lambda chosen: _first(chosen, sizes.experts, limit, sharding)
     taken = sharding.local(first, chosen, dims=[TOKENS], results=TOKENS)
-  return Routes(chosen, sizes.router_scale * weights, probabilities, jax.nn.logsumexp(scores, axis=-1), taken)
+  return Routes(chosen, sizes.router_scale * scales, probabilities, jax.nn.logsumexp(scores, axis=-1), taken)
 
 
 def _first(chosen: jax.Array, experts: int, limit: int, sharding: Sharding) -> jax.Array:
@@ -146,7 +146,7 @@ def sums(routes: Routes, counted: Counted, sizes: "ModelSizes", sharding: Shardi
   Those are `load`, of the tokens that chose each expert [E], and with a capacity `dropped`, of choices.
   """
   tokens, k = counted.tokens[..., None], sizes.experts_per_token
-  load = jnp.sum(tokens & jnp.any(one_hot(routes.experts, sizes.experts), axis=-2), axis=1)  # [B, E], own positions
+  load = jnp.sum(tokens & jnp.any(one_hot(routes.chosen, sizes.experts), axis=-2), axis=1)  # [B, E], own positions
   dropped = {}
   if routes.taken is not None:
     dropped = {"dropped": jnp.sum(tokens & ~routes.taken)}

@@ -63,8 +63,8 @@ class ExpertPeers(Peers):
   ) -> tuple[jax.Array, ...]:
     """Writes rows of arrays to other devices' `empty` ones.
 
-    `moves` say for each device: where its rows start here, how many they are, where they start there, and how many come
-    from it.
+    `moves` are the input offsets, send sizes, output offsets and receive sizes of `lax.ragged_all_to_all`. They say for
+    each device: where its rows start here, how many they are, where they start there, and how many come from it.
     """
 
     def send(x: jax.Array, axes: Any, out: jax.Array) -> jax.Array:
@@ -74,9 +74,11 @@ class ExpertPeers(Peers):
     return self._each(send, *arrays, more=[(x,) for x in empty])
 
   def sum(self, x: jax.Array) -> jax.Array:
+    """The sum over the devices, which all of them get."""
     return self._send(lambda x, axes: sum_in_dtype(lambda x: jax.lax.psum(x, axes), x), x)
 
   def largest(self, x: jax.Array) -> jax.Array:
+    """The largest value that a device has, by element."""
     return self._send(jax.lax.pmax, x)
 
   def _each(
@@ -92,12 +94,12 @@ class ExpertPeers(Peers):
 
 def _emulated(peers: ExpertPeers, rows: jax.Array, out: jax.Array, *moves: jax.Array) -> jax.Array:
   """`lax.ragged_all_to_all`, which XLA's CPU backend lacks, by an all-gather of everything."""
-  rows, starts, sizes, ends, _ = peers.all_gather(rows[None], *(x[None] for x in moves))  # moves [from, to]
+  rows, *everyone = peers.all_gather(rows[None], *(x[None] for x in moves))  # moves [from, to]
   at = jnp.arange(rows.shape[1])
   for sender in range(peers.count):
-    start, size, end = (x[sender, peers.index] for x in (starts, sizes, ends))
-    place = jnp.where(at < size, end + at, len(out))
-    out = out.at[place].set(rows[sender].at[start + at].get(mode="clip"), mode="drop")
+    input_offset, size, output_offset = (x[sender, peers.index] for x in everyone[:3])
+    place = jnp.where(at < size, output_offset + at, len(out))
+    out = out.at[place].set(rows[sender].at[input_offset + at].get(mode="clip"), mode="drop")
   return out
 
 
@@ -143,6 +145,7 @@ class Order(NamedTuple):
     return Order(order // k, scales.reshape(-1)[order], counts, place)
 
   def rows(self, x: jax.Array) -> Rows:
+    """The rows of tokens [N, D]: [R, D]."""
     return Rows(x[self.token], self.scales, self.counts)
 
   def added_up(self, rows: jax.Array) -> jax.Array:
@@ -186,15 +189,15 @@ def _gather_backward(
   return of_x, peers.summed(in_order(of_x, order.unsorted(of_scales))), of_weights
 
 
-# none: all devices have the same tokens, and each works for its own experts.
+# replicated: all devices have the same tokens, and each works for its own experts. Their results are summed.
 
 
-def _none(x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers) -> jax.Array:
+def _replicated(x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers) -> jax.Array:
   order = _own_rows(chosen, scales, len(weights.gate), peers, 1)
   return peers.sum(order.added_up(grouped.forward(order.rows(x), weights, scales.size // peers.count)))
 
 
-def _none_backward(
+def _replicated_backward(
   x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers, of_out: jax.Array
 ) -> tuple[jax.Array, jax.Array, Any]:
   order, likely = _own_rows(chosen, scales, len(weights.gate), peers, 1), scales.size // peers.count
@@ -225,7 +228,7 @@ class Trip(NamedTuple):
 Travel = Callable[["Order", jax.Array, ExpertPeers, Callable[[Trip, Any], Any], Any], Any]
 
 
-def _send(
+def _by_rows(
   travel: Travel, x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, peers: ExpertPeers
 ) -> jax.Array:
   e = len(weights.gate)
@@ -241,7 +244,7 @@ def _send(
   return order.added_up(travel(order, order.counts.reshape(-1, e), peers, one, jnp.zeros_like(rows)))
 
 
-def _send_backward(
+def _by_rows_backward(
   travel: Travel,
   x: jax.Array,
   chosen: jax.Array,
@@ -279,8 +282,9 @@ def _in_rounds(order: Order, counts: jax.Array, peers: ExpertPeers, one: Callabl
   most = in_order(ends, peers.largest(in_order(ends, jnp.max(to))))  # all devices must run equally many rounds
   first = jnp.cumsum(to) - to
   device = jnp.sum(jnp.arange(rows)[:, None] >= jnp.cumsum(to), axis=1)  # [R], where each row goes
-  # Of a row among those that go there. Rows that no expert takes are counted after those of the last device, as if they
-  # went there. If a round has any, the last place of this device is empty, and they read its zeros.
+  # The index of a row among the rows for the same device. Rows that no expert takes have device m, for which indexing
+  # takes the last device, so they are counted after its rows. In `back` they read the last place of that device. It is
+  # empty, so zero, in a round that has such rows.
   number = jnp.arange(rows) - first[device]
 
   def step(i: jax.Array, carry: Any) -> Any:
@@ -308,24 +312,24 @@ def _at_once(order: Order, counts: jax.Array, peers: ExpertPeers, one: Callable[
   (m, e), me, (tokens, k) = counts.shape, peers.index, order.place.shape
   everyone = peers.all_gather(counts[None])[0]  # [from, to, e]
   to = jnp.sum(everyone, axis=-1)
-  left, above = jnp.cumsum(to, axis=1) - to, jnp.cumsum(to, axis=0) - to  # where rows start at a sender, at a receiver
+  at_sender, at_receiver = jnp.cumsum(to, axis=1) - to, jnp.cumsum(to, axis=0) - to  # where rows start there
   room = m * most_rows(tokens, k, e, peers.limit)
   piece = jnp.sum(jnp.arange(room)[:, None] >= jnp.cumsum(everyone[:, me].reshape(-1)), axis=1)
 
   def there(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     empty = [jnp.zeros((room, *x.shape[1:]), x.dtype) for x in arrays]
-    return peers.ragged_all_to_all(arrays, empty, left[me], to[me], above[me], to[:, me])
+    return peers.ragged_all_to_all(arrays, empty, at_sender[me], to[me], at_receiver[me], to[:, me])
 
   def back(out: tuple[jax.Array, ...], found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     empty = [jnp.zeros_like(x) for x in out]
-    return peers.ragged_all_to_all(found, empty, above[:, me], to[:, me], left[:, me], to[me])
+    return peers.ragged_all_to_all(found, empty, at_receiver[:, me], to[:, me], at_sender[:, me], to[me])
 
   return one(Trip(there, back, jnp.where(piece < m * e, piece % e, e)), carry)
 
 
 TRANSPORTS = {
-  "none": Transport(_none, _none_backward),
+  "replicated": Transport(_replicated, _replicated_backward),
   "gather": Transport(_gather, _gather_backward),
-  "exchange": Transport(functools.partial(_send, _in_rounds), functools.partial(_send_backward, _in_rounds)),
-  "ragged": Transport(functools.partial(_send, _at_once), functools.partial(_send_backward, _at_once)),
+  "exchange": Transport(functools.partial(_by_rows, _in_rounds), functools.partial(_by_rows_backward, _in_rounds)),
+  "ragged": Transport(functools.partial(_by_rows, _at_once), functools.partial(_by_rows_backward, _at_once)),
 }

@@ -182,8 +182,8 @@ def routed() -> dict[str, routing.Routes]:
 def test_of_equal_scores_the_first_experts_are_chosen():
   """So every device chooses the same."""
   found = routed()["equal"]
-  np.testing.assert_array_equal(found.experts, np.broadcast_to([0, 1], (1, 3, 2)))
-  np.testing.assert_allclose(found.weights, 0.5)
+  np.testing.assert_array_equal(found.chosen, np.broadcast_to([0, 1], (1, 3, 2)))
+  np.testing.assert_allclose(found.scales, 0.5)
 
 
 def test_experts_take_the_first_tokens_that_chose_them():
@@ -192,14 +192,14 @@ def test_experts_take_the_first_tokens_that_chose_them():
   assert sizes_of(experts=4, expert_capacity=9.0).expert_limit == 8
 
 
-def test_weights_of_chosen_experts():
+def test_scales_of_chosen_experts():
   found = routed()
-  np.testing.assert_allclose(found["softmax_topk"].weights, [[[8 / 12, 4 / 12]]], rtol=1e-6)
-  np.testing.assert_allclose(found["topk_softmax"].weights, [[[8 / 16, 4 / 16]]], rtol=1e-6)
-  np.testing.assert_allclose(found["scaled"].weights, [[[20 / 12, 10 / 12]]], rtol=1e-6)
-  np.testing.assert_array_equal(found["sigmoid_bias"].experts, [[[4, 3]]])
+  np.testing.assert_allclose(found["softmax_topk"].scales, [[[8 / 12, 4 / 12]]], rtol=1e-6)
+  np.testing.assert_allclose(found["topk_softmax"].scales, [[[8 / 16, 4 / 16]]], rtol=1e-6)
+  np.testing.assert_allclose(found["scaled"].scales, [[[20 / 12, 10 / 12]]], rtol=1e-6)
+  np.testing.assert_array_equal(found["sigmoid_bias"].chosen, [[[4, 3]]])
   one, other = 1 / 2, 8 / 9
-  np.testing.assert_allclose(found["sigmoid_bias"].weights, [[[one / (one + other), other / (one + other)]]], rtol=1e-6)
+  np.testing.assert_allclose(found["sigmoid_bias"].scales, [[[one / (one + other), other / (one + other)]]], rtol=1e-6)
 
 
 def test_the_balance_loss_is_1_for_equal_loads_and_padding_does_not_count():
