@@ -42,7 +42,11 @@ def steps(folder: Location) -> list[int]:
   with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
     listed = folder / (INDEX if isinstance(folder, Folder) else SENT)
     return sorted(int(step) for step in json.loads(listed.read_text()))
-  return sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdecimal()) if folder.is_dir() else []
+  names = [f.name for f in folder.glob("[0-9]*") if f.name.isdecimal()] if folder.is_dir() else []
+  if isinstance(folder, Folder):  # a run may have been killed while it sent the first one, whose record comes last
+    records = folder.generations(f"{name}/{RECORD.as_posix()}" for name in names)
+    names = [name for name, found in zip(names, records, strict=True) if found is not None]
+  return sorted(map(int, names))
 
 
 def read_record(folder: Location) -> Record | None:

@@ -6,6 +6,7 @@ import time
 import pytest
 from buckets import SECRET, Emulator
 
+from checkpointing import reading
 from errors import ConfigError
 from storage import bucket as settings
 from storage import lease as leases
@@ -205,6 +206,15 @@ def test_another_process_sends_what_it_alone_has(folder, tmp_path):
   }
   assert {name for name in folder.names() if name not in (LOCK, INDEX)} == sent
   assert (folder / "metrics.jsonl").read_text() == "0"
+
+
+def test_a_checkpoint_without_an_index_counts_if_it_has_its_record(folder):
+  """One that was copied there does. The first one of a run that was killed while it sent it does not."""
+  for name in ("20/params/d/1", "20/optimizer/d/2", "10/params/d/3", f"10/{reading.RECORD}"):
+    (folder / name).write(b"x")
+  assert reading.steps(folder) == [10]
+  (folder / reading.INDEX).write(b"[10, 20]")
+  assert reading.steps(folder) == [10, 20]
 
 
 def test_a_listing_that_lags_loses_no_file(bucket, folder, tmp_path):
