@@ -179,7 +179,7 @@ class LibTpu(Compiler):
     return case.item_of(weight) if weight.in_blocks else case.item
 
   def ragged_row(self, size: int) -> int:
-    """It fills whole rows of tiles. So the weight of a token, a single number, takes 512 bytes."""
+    """It fills whole rows of tiles. So the scale of a row, a single number, takes 512 bytes."""
     return -(-size // TILE_ROW) * TILE_ROW
 
   def scatters_over(self, devices: int) -> bool:
