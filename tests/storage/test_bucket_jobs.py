@@ -21,7 +21,7 @@ from tools import launch, supervisor
 from tools.supervisor import Policy, supervise
 
 pytestmark = pytest.mark.full
-SHORT = {"steps": 120, "eval_every": 60, "checkpoint__every": 20, "runtime__heartbeat": 0.1}
+SHORT = {"steps": 60, "eval_every": 30, "checkpoint__every": 10, "runtime__heartbeat": 0.1}
 OTHER = {"held": True, "owner": "process 7 on other since 2026-01-01 00:00:00", "home": "other", "count": 1}
 
 
@@ -53,11 +53,11 @@ def test_a_killed_process_is_restarted_from_the_bucket(
   """One of two processes is killed, then the other one. All losses equal those of an undisturbed job bit by bit."""
   assert launch.launch(processes, 2, flags("fsdp", tmp_path / "whole", **SHORT)) == 0
   capfd.readouterr()
-  watch, to_kill = supervisor.Supervisor._hung, [1, 0]
+  watch, to_kill = supervisor.Supervisor._hung, {1: 1, 2: 0}  # the process to kill, by the number of the start
 
   def hung(self: Any, attempt: Any, running: set[int], began: float) -> Any:
-    if to_kill and (beats := saved_and_trains(workdir, attempt)):
-      os.kill(beats[to_kill.pop(0)]["pid"], signal.SIGKILL)
+    if self.state.starts in to_kill and (beats := saved_and_trains(workdir, attempt)):
+      os.kill(beats[to_kill.pop(self.state.starts)]["pid"], signal.SIGKILL)
     return watch(self, attempt, running, began)
 
   monkeypatch.setattr(supervisor.Supervisor, "_hung", hung)
