@@ -66,12 +66,8 @@ SPARSE_CORES: Options = {
 _TORUS_2D: Options = {f"{_OFFLOAD}_2d_all_gather": True}
 _TORUS_3D: Options = {f"{_OFFLOAD}_3d_all_gather": True}
 
-# For layouts that share experts. Rows travel beside kernels, and so do gathers over devices that are not neighbours,
-# which sparse cores leave to the large core. For `long_context`, the first made gathers wait longer than it saved.
-EXPERTS: Options = {
-  "xla_tpu_enable_async_all_to_all": True,
-  "xla_tpu_enable_async_collective_fusion_fuse_all_gather": True,
-}
+# For layouts that share experts: rows travel beside kernels. In `long_context`, gathers waited longer than it saved.
+EXPERTS: Options = {"xla_tpu_enable_async_all_to_all": True}
 
 # By the beginning of `jax.Device.device_kind`; the longest match counts.
 TPUS: dict[str, Options] = {
