@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 NO_HTML = {"html": False}  # markup in the source is shown as text
 COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
+BETWEEN_CELLS = re.compile(r"(</?(?:thead|tbody|tr|td|th)\b[^<>]*>)\n")  # line ends that only make the page larger
 
 
 class Page(NamedTuple):
@@ -85,7 +86,8 @@ def rendered(source: str, folder: Path, prefix: str = "", links: Mapping[str, st
         inner.attrSet("src", _inlined(folder / str(inner.attrs["src"])))
   for name, rule in RULES.items():
     parser.add_render_rule(name, rule)
-  return tag("div", parser.renderer.render(tokens, parser.options, {}), class_="prose")
+  found = BETWEEN_CELLS.sub(r"\1", parser.renderer.render(tokens, parser.options, {}))
+  return tag("div", found, class_="prose")
 
 
 def rendered_line(source: str) -> str:
