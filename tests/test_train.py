@@ -107,6 +107,7 @@ def test_two_runs_on_images_are_bitwise_equal(tmp_path: Path):
   assert len(measured(tmp_path / "a")) == 4
 
 
+@pytest.mark.full
 def test_another_seed_gives_another_loss(whole: list[dict], tmp_path: Path):
   train.train(config("two_d", seed=1, **SHORT), tmp_path)
   assert measured(tmp_path)[0]["loss"] != whole[0]["loss"]
