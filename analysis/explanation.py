@@ -129,14 +129,14 @@ def _has_default_options(strategy: Strategy) -> bool:
 
 
 def _weights(strategy: Strategy) -> list[dict[str, Any]]:
-  item = jnp.dtype(strategy.program.sizes.param_dtype).itemsize
+  item, shown = jnp.dtype(strategy.program.sizes.param_dtype).itemsize, strategy.layout.compact
   return [
     {
       "name": weight.name,
       "shape": weight.shape,
       "dims": weight.dims,
-      "spec": tuple(strategy.layout.compact.spec(weight.dims)),
-      "state": tuple(strategy.layout.compact.stored_as("state").spec(weight.dims)),  # of the optimizer's moments
+      "spec": tuple(shown.spec(weight.dims)),
+      "state": tuple(shown.stored_as("state").spec(weight.dims)),  # of the optimizer's moments
       "bytes": weight.size // _shards(strategy.layout, weight.dims) * item,
     }
     for weight in weights(strategy.program.sizes)

@@ -24,8 +24,9 @@ from typing import Any
 import pages
 from reporting.speed import Clock, process_start
 from storage.bucket import Location, here, location
+from storage.mirror import BEATS
 
-FOLDER = "heartbeats"  # in a workdir
+FOLDER = BEATS  # in a workdir
 STEPS = ("data", "train", "repeat")  # what a process does in steps
 PATIENCE = 1800.0  # seconds without progress after which a process hangs outside of steps, as while it compiles
 SHORTEST = 30.0  # seconds that are never too long for a step

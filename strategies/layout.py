@@ -112,7 +112,7 @@ class Layout:
   @property
   def compact(self) -> "Layout":
     """The layout without its mesh axes of size 1, as users are shown it."""
-    return self.restricted_to([axis for axis, size in self.mesh.items() if size > 1])
+    return self.restricted_to([axis for axis, size in self.mesh.items() if size != 1])
 
   @property
   def device_count(self) -> int:

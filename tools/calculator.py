@@ -132,7 +132,7 @@ def rows(kinds: Sequence[str], parameters: str, devices: int, remat: str, batch:
         cells = figures(made, batch * devices, where)
       except ConfigError as error:
         cells = [str(error)]
-      found.append([name, " × ".join(f"{axis}={size}" for axis, size in mesh if size != 1), *cells])
+      found.append([name, strategies.layout_of(name).on(**dict(mesh)).mesh_in_words, *cells])
   return found
 
 

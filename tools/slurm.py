@@ -17,7 +17,7 @@ from errors import ConfigError, Unavailable
 from tools.attempt import Here
 
 STEP = "meshwright"  # the name of the step of a process
-SECONDS_TO_KILL = 10.0  # that steps have which SLURM is told to kill; those of a node that is gone take minutes
+SECONDS_TO_KILL = 10.0  # how long to wait for steps that SLURM kills; on a node that is gone, they take minutes
 SECONDS_TO_ANSWER = 30.0  # that a command of SLURM has, before it counts as failed
 
 
