@@ -3,6 +3,7 @@
 import gc
 import importlib.metadata
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -10,9 +11,12 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 FASTER = " --xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
   FASTER += " --xla_cpu_use_fusion_emitters=false"  # newer versions abort on this flag
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + FASTER
+given = os.environ.get("XLA_FLAGS", "")
+if FASTER not in given:  # a worker inherits them; flags given twice would be another key of the compilation cache
+  os.environ["XLA_FLAGS"] = given + FASTER
 
 import jax
+import pytest
 from browser import browser  # noqa: F401  # a fixture of all tests
 from buckets import bucket, impatient, in_memory  # noqa: F401  # three more
 
@@ -22,7 +26,25 @@ pytest_plugins = ["budget", "halves", "skips"]
 
 jax.config.update("jax_num_cpu_devices", 8)
 give_threads(8)
-jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/meshwright/tests").expanduser()))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+CACHE = {
+  "jax_compilation_cache_dir": str(Path("~/.cache/meshwright/tests").expanduser()),
+  "jax_persistent_cache_min_compile_time_secs": 0,
+}
 
 gc.set_threshold(200_000, 50, 1000)  # tracing creates many long-lived objects, so frequent collections are slow
+
+
+def use_cache() -> None:
+  for name, value in CACHE.items():
+    if getattr(jax.config, name) != value:
+      jax.config.update(name, value)
+
+
+use_cache()
+
+
+@pytest.fixture(autouse=True)
+def same_cache() -> Iterator[None]:
+  """A run in a test sets up a cache of its own. The tests after it go on with this one, and fill it for the next time."""
+  yield
+  use_cache()
