@@ -45,6 +45,6 @@ use_cache()
 
 @pytest.fixture(autouse=True)
 def same_cache() -> Iterator[None]:
-  """A run in a test sets up a cache of its own. The tests after it go on with this one, and fill it for the next time."""
+  """A run in a test sets up a cache of its own. The tests after it go on with this one, and fill it."""
   yield
   use_cache()

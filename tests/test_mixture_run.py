@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import config, in_full, measured, one_sentence
+from helpers import config, measured, one_sentence
 
 import train
 from checkpointing import reading
@@ -36,7 +36,8 @@ def saved(workdir: Path, step: int) -> dict:
 WEIGHTS = {"code": 0.7, "prose": 0.3}
 
 
-@pytest.mark.parametrize("packing", in_full(["windows", "documents"], "documents"))
+@pytest.mark.full
+@pytest.mark.parametrize("packing", ["windows", "documents"])
 def test_a_stopped_run_on_a_mixture_resumes_bit_for_bit(packing: str, corpora: dict[str, str], tmp_path: Path, capsys):
   train.train(mixed(corpora, WEIGHTS, data__packing=packing), tmp_path / "whole")
   lines = measured(tmp_path / "whole")

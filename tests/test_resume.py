@@ -147,7 +147,8 @@ def test_another_sigint_ends_the_run_immediately_but_another_sigterm_does_not(tm
   assert job.output.count("SIGTERM") == 1
 
 
-@pytest.mark.parametrize("eval_every, step", in_full([(2, 2), (0, 3)], (0, 3)))
+@pytest.mark.full
+@pytest.mark.parametrize("eval_every, step", [(2, 2), (0, 3)])
 def test_a_signal_during_an_evaluation_stops_it(
   eval_every: int, step: int, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

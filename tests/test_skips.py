@@ -55,7 +55,7 @@ def run(folder: Path, workers: int, **environment: str) -> subprocess.CompletedP
   )
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full)])
 def test_skipped_tests_are_written_and_fail_the_run_if_asked(workers: int, tmp_path: Path):
   file = tmp_path / "skipped"
   done = run(tmp_path, workers, **{skips.FILE: str(file), skips.STRICT: "1"})

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import config, in_full, measured, one_sentence
+from helpers import config, measured, one_sentence
 from PIL import Image
 
 import data.images
@@ -518,7 +518,8 @@ class TestPreparation:
     (part,) = load(str(tmp_path / "set"), tmp_path / "cache").parts
     assert set(content(part.train) | content(part.validation)) == {*written, image.tobytes()}
 
-  @pytest.mark.parametrize("form", in_full(["folder", "npz"], "folder"))
+  @pytest.mark.full
+  @pytest.mark.parametrize("form", ["folder", "npz"])
   def test_a_killed_preparation_goes_on_where_it_was(self, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The result has the same bytes as that of a preparation that nobody disturbs."""
     monkeypatch.setattr(store, "CHUNK_IMAGES", 4)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from browser import Browser
+from helpers import each_once
 from reporting_runs import made
 
 from reporting import heartbeat, journal, report
@@ -233,8 +234,7 @@ def test_other_processes_write_nothing(tmp_path: Path):
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("width", [360, 1440])
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("width, count", each_once([360, 1440], [1, 3]))
 def test_a_page_fits_the_window_and_asks_for_nothing(width: int, count: int, browser: Browser, tmp_path: Path):
   runs = [load(made(tmp_path / f"{60 * 'long'}{i}", seed=i)) for i in range(count)]
   report.write(tmp_path / "page.html", runs)

@@ -2,13 +2,14 @@
 
 import collections
 import html
+import itertools
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from browser import Browser
-from helpers import each_once, one_sentence
+from helpers import in_full, one_sentence
 
 import pages
 import strategies
@@ -108,7 +109,7 @@ def test_the_recorded_timeline_is_drawn(content: str):
   assert "sent while kernels wait" in view
 
 
-@pytest.mark.parametrize("width, scheme", each_once([360, 1440], ["light", "dark"]))
+@pytest.mark.parametrize("width, scheme", in_full(itertools.product([360, 1440], ["light", "dark"]), (360, "light")))
 def test_no_view_overflows_and_nothing_leaves_the_file(width: int, scheme: str, file: Path, browser: Browser):
   def act(page: Any) -> dict[str, tuple[list[str], int, int]]:
     found = {}

@@ -418,7 +418,8 @@ def test_on_slurm_a_node_that_is_gone_is_done_without(on_slurm: Path, job: Calla
   assert [sorted(found) for found in nodes] == [["n1", "n1", "n2", "n2"], ["n1", "n1"]]
 
 
-@pytest.mark.parametrize("full", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("full", [False, True])
 def test_on_slurm_the_node_that_is_gone_is_named(
   full: bool, on_slurm: Path, job: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capfd: Any
 ):
