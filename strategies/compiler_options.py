@@ -48,13 +48,16 @@ GPU: Options = PIPELINED | {
 # and FSDP on 1,024 GPUs hid less.
 FEWER_COPIES: Options = {} if _RENAMED else {"xla_gpu_copy_insertion_use_region_analysis": True}
 
-# Starts gathers ahead, and lays out arrays so that they can be scattered.
+# Starts gathers ahead, and scatters sums as they are.
 TPU: Options = {
   "xla_enable_async_all_gather": True,
   "xla_tpu_prefer_async_allgather_to_allreduce": True,
   "xla_tpu_assign_all_reduce_scatter_layout": True,
   "xla_tpu_relayout_group_size_threshold_for_reduce_scatter": 1,
   "xla_tpu_use_minor_sharding_for_major_trivial_input": True,
+  # Scatters a sum by one message. Otherwise libtpu cuts the sum's product into smaller ones and sends the sum round a
+  # ring beside them ("collective matmul"): (n+1)/n of it instead of (n−1)/n, read and written in every round.
+  "xla_jf_spmd_threshold_for_windowed_einsum_mib": 1_000_000,
 }
 _OFFLOAD = "xla_tpu_enable_sparse_core_collective_offload"
 SPARSE_CORES: Options = {
@@ -81,13 +84,13 @@ TPUS: dict[str, Options] = {
 def options(choice: str, device: jax.Device, layout: Layout) -> Options:
   """The options of one of CHOICES for a device and a resolved layout.
 
-  TPUs have some for layouts that split `embed`, the optimizer's state or experts. With others, such as data_parallel,
-  tensor_parallel and pipeline, nothing was gained.
+  TPUs have some for layouts that split the optimizer's state (as those do that split weights over the batch's axes),
+  products or experts. With others, such as data_parallel and pipeline, nothing was gained.
   """
   if choice == "recommended" and device.platform == "gpu":
     is_fsdp = layout.axes("embed") and layout.axes("embed") == layout.axes("batch") and not layout.axes("layers")
     return GPU | FEWER_COPIES if is_fsdp else GPU
-  if choice != "recommended" or layout.shards("state") == layout.shards("experts") == 1:
+  if choice != "recommended" or all(layout.shards(dim) == 1 for dim in ("state", "heads", "mlp", "experts")):
     return {}
   kind = max((kind for kind in TPUS if device.device_kind.startswith(kind)), key=len, default="")
   return TPUS[kind] | (EXPERTS if layout.shards("experts") > 1 else {}) if kind else {}

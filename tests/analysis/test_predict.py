@@ -130,17 +130,17 @@ def test_gradients_are_sent_twice_where_the_tpu_compiler_all_reduces_them(kind: 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name, within", [("gpu", 1e-3), ("tpu", 0.11)])
-def test_the_links_are_busy_as_long_as_predicted(name: str, within: float):
-  """On TPUs, rings send a little more than theory, and the model of a TPU7x leaves out a link (docs/explain.md)."""
+@pytest.mark.parametrize("name, within", [("gpu", 1e-3), ("tpu", 0.01)])
+def test_models_of_realistic_size_send_what_theory_says_for_as_long_as_predicted(name: str, within: float):
+  """On TPUs, all cases but hsdp on 1,024 chips do so to 0.1%.
+
+  Its pieces fill no tiles, so the program scatters the embedding's gradient by hand. Without a device, the formula does
+  not know that. It has an all-reduce, which sends 0.7% more.
+  """
   for found in RECORDED[name]:
-    assert predictions.by_formula(found["case"])["communication"] == pytest.approx(found["communication"], rel=within)
-
-
-@pytest.mark.full
-def test_gpus_send_what_theory_says():
-  for found in RECORDED["gpu"]:
-    assert sum(found["sent"].values()) == pytest.approx(predictions.by_formula(found["case"])["sent"], rel=1e-3)
+    predicted = predictions.by_formula(found["case"])
+    assert sum(found["sent"].values()) == pytest.approx(predicted["sent"], rel=within)
+    assert found["communication"] == pytest.approx(predicted["communication"], rel=within)
 
 
 def test_there_are_enough_cases():

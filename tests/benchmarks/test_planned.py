@@ -35,16 +35,9 @@ def test_the_record_has_the_rows_that_plan_prints(topology: str):
   ]
 
 
-def test_strategies_send_what_theory_says_on_64_chips_except_where_the_page_says_why():
-  """docs/thousand-chips.md."""
-  sent = {
-    (name, topology): sum(found["sent"].values()) / by_formula(found["case"])["sent"]
-    for found in RECORDED["tpu"]["bytes"]
-    for name, topology in [found["case"][:2]]
-  }
-  more = {what for what, ratio in sent.items() if ratio > 1.1}
-  assert more == {("two_d", "v6e:8x8")}
-  assert all(0.99 < ratio < 1.12 for ratio in sent.values())
+def test_strategies_send_what_theory_says_on_64_chips():
+  ratios = [sum(found["sent"].values()) / by_formula(found["case"])["sent"] for found in RECORDED["tpu"]["bytes"]]
+  assert all(0.99 < ratio < 1.01 for ratio in ratios)
 
 
 def test_plan_marks_times_that_it_cannot_vouch_for_and_says_why():
