@@ -107,7 +107,7 @@ def prepare_with_kills(fields: dict[str, Any], log: Path) -> None:
     if not (child := os.fork()):
       try:
         log_starts(log)
-        kill_at(5 + 9 * attempt)
+        kill_at(5 + 7 * attempt)
         text.load(config(**fields))
         os._exit(0)
       except BaseException:
