@@ -218,7 +218,9 @@ class Supervisor:
     self.state.failures.append(failure.step)
     self._save()
     number = len(self.state.failures)
-    saved = f"checkpoint {newest}" if newest >= 0 else "the beginning"
+    # On a new machine, the first start copies what is in the bucket. It may have failed before that.
+    unknown = "the beginning" if isinstance(workdir_of(self.arguments), Path) else "what the bucket has"
+    saved = f"checkpoint {newest}" if newest >= 0 else unknown
     saved += " in memory" if kept > stored else ""
     log = f"log: {self.output.path}"
     same = self.state.failures[-SAME:]

@@ -26,6 +26,7 @@ import pages
 from errors import Unavailable
 from reporting import heartbeat
 from reporting.appender import Appender
+from storage.bucket import here
 from tools import attempt, chaos, launch, slurm, smaller, supervisor
 from tools.supervisor import Policy, supervise
 
@@ -186,6 +187,21 @@ def test_storage_that_does_not_answer_ends_no_job(job: Callable[..., int], monke
   monkeypatch.setattr(supervisor, "steps", read)
   assert job([{"end": FOREVER, "step": 4, "1": DIES}, {}]) == 0
   assert "SIGKILL after step 4; starts again from the beginning" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("workdir, source", [("run", "the beginning"), ("s3://bucket/run", "what the bucket has")])
+def test_a_start_that_fails_before_any_checkpoint_is_known_says_from_where_the_next_goes_on(
+  workdir: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+):
+  """A new machine does not know yet what is in the bucket."""
+  monkeypatch.chdir(tmp_path)
+  flags, where = [f"--workdir={workdir}"], attempt.Here(2, 1)
+  folder = here(attempt.workdir_of(flags))
+  (folder / "attempts").mkdir(parents=True)
+  with attempt.Forwarded() as signals:
+    job = supervisor.Supervisor(Policy(2, 1), flags, folder, tmp_path / "program.py", signals, where)
+    assert job._fail("process 1 of 2", supervisor.Failure(1, 0, "was killed by SIGKILL", 137)) is None
+  assert f"was killed by SIGKILL after step 0; starts again from {source}; log" in capfd.readouterr().out
 
 
 def test_output_that_fits_on_no_disk_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any):
