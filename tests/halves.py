@@ -1,18 +1,18 @@
-"""A pytest plugin that leaves a half of the cases of `full` to the other stack.
+"""A pytest plugin that leaves a half of `full` to the other stack.
 
-MESHWRIGHT_HALF=1    # or 2: runs this half of the cases, and every test without cases
+MESHWRIGHT_HALF=1    # or 2: runs this half
 
 `.ci/run` tests two stacks. Each runs all of `make test`, so each promise is tested on both. `full` repeats promises for
 more strategies and variants, and there each stack runs a half. Which one depends on all values of a case: of a table of
 strategies and variants, each stack runs the black or the white squares of a chessboard. Tests that share a program have
-the same values, so they are in the same half. Without the variable everything runs.
+the same values, so they are in the same half. Tests without cases go by their file, whose fixtures they share. Without
+the variable everything runs.
 
 A test that must run on both stacks has the marker `both_stacks`.
 """
 
 import os
 import zlib
-from typing import Any
 
 import pytest
 
@@ -20,8 +20,11 @@ HALF = "MESHWRIGHT_HALF"
 LEFT = "is in the other half"  # the reason that stands among those of skipped tests
 
 
-def half(case: Any) -> int:
+def half(item: pytest.Item) -> int:
   """1 or 2, from the values of a case if all are names or numbers, else from its id: others print as they like."""
+  case = getattr(item, "callspec", None)
+  if case is None:
+    return 1 + _bit(item.nodeid.partition("::")[0])
   values = [value for _, value in sorted(case.params.items())]
   is_plain = all(value is None or isinstance(value, str | int | float) for value in values)
   return 1 + sum(map(_bit, map(str, values) if is_plain else [case.id])) % 2
@@ -33,10 +36,8 @@ def _bit(text: str) -> int:
 
 
 def is_left(item: pytest.Item, mine: int) -> bool:
-  if not item.get_closest_marker("full") or item.get_closest_marker("both_stacks"):
-    return False
-  case = getattr(item, "callspec", None)
-  return case is not None and half(case) != mine
+  is_halved = item.get_closest_marker("full") and not item.get_closest_marker("both_stacks")
+  return bool(is_halved) and half(item) != mine
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
