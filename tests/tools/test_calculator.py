@@ -169,6 +169,7 @@ def test_the_page_shows_the_rows_of_what_is_chosen(page: Path, known: dict[str, 
     assert rows == [row if len(row) == 3 else [*row[:4], row[4 + column]] for row in expected], (kind, chosen)
 
 
+@pytest.mark.full
 def test_the_first_rows_are_there_without_a_script_and_at_every_width(page: Path, browser: Browser):
   plain = browser.look(page, shown, java_script_enabled=False).value
   assert plain == browser.look(page, shown, 360).value

@@ -334,6 +334,7 @@ def test_the_command_prints_ten_commands_that_train_its_plans(
     assert line in html.unescape((tmp_path / "plan.html").read_text())
 
 
+@pytest.mark.full
 def test_the_page_draws_the_plans_where_they_are(found: list[search.Candidate], browser: Browser, tmp_path: Path):
   """Every strategy's fastest plan is a point, further right if it is slower and higher if it needs more memory."""
   chosen = search.best(found, 3)
