@@ -197,6 +197,7 @@ def test_trouble_that_may_pass_is_not_bad_input(
     together()
 
 
+@pytest.mark.full
 def test_a_process_that_finds_no_coordinator_names_it(tmp_path: Path):
   where = {"coordinator": "127.0.0.1:1", "processes": 2, "process": 1, "timeout": 1}
   asked = flags("fsdp", tmp_path, **{f"distributed.{field}": value for field, value in where.items()})

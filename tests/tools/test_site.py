@@ -225,6 +225,7 @@ def test_links_and_the_keyboard_change_the_view(file: Path, browser: Browser):
   ]  # fmt: skip
 
 
+@pytest.mark.full
 def test_without_a_script_and_in_print_all_views_follow_one_another(file: Path, browser: Browser, content: str):
   views = re.findall(r'<section id="([\w-]+)" class="view"', content)
   assert browser.look(file, lambda page: page.evaluate(SHOWN), java_script_enabled=False).value == views

@@ -143,6 +143,7 @@ def test_a_process_that_hangs_is_found(who: int, job: Callable[..., int], capfd:
   )
 
 
+@pytest.mark.full
 def test_what_is_no_step_may_take_longer(job: Callable[..., int], capfd: Any):
   """Compiling for 2 s is no hang, where a step of 2 s would be one. It is a hang when the patience is over."""
   compiles = {"end": 2.0, **{str(rank): {"doing": "compile"} for rank in range(2)}}
@@ -251,6 +252,7 @@ def test_what_would_fail_again_is_not_started_again(status: int, job: Callable[.
   assert starts(tmp_path) == ["2"]
 
 
+@pytest.mark.full
 def test_a_job_that_another_run_has_replaced_is_not_started_again_with_fewer(
   job: Callable[..., int], tmp_path: Path, capfd: Any
 ):
