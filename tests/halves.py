@@ -21,7 +21,10 @@ LEFT = "is in the other half"  # the reason that stands among those of skipped t
 
 
 def half(item: pytest.Item) -> int:
-  """1 or 2, from the values of a case if all are names or numbers, else from its id: others print as they like."""
+  """1 or 2, from the values of a case if all are names or numbers, else from its id: others print as they like.
+
+  A test without cases goes by its file.
+  """
   case = getattr(item, "callspec", None)
   if case is None:
     return 1 + _bit(item.nodeid.partition("::")[0])

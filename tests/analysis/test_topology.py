@@ -229,7 +229,7 @@ def test_a_whole_slice_scatters_its_gradients(topology: str, width: int):
 
 
 def test_a_whole_slice_scatters_the_sums_of_split_products():
-  """Of 64 chips. Without the options, a third of the sums over `model` go round a ring and send 1.1 times as much.
+  """Of 64 chips. Without the options, three of four sums of a block go round a ring, and 1.1 times as much is sent.
 
   That happens with large products alone, so the sizes are those of 7 billion parameters.
   """
