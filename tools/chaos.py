@@ -78,7 +78,7 @@ class Job:
   def wait_for_a_step(self, after: float) -> None:
     """Waits until a process that began after this time has done a step, or until the job has ended."""
     while self.process.poll() is None:
-      if any(beat["began"] > after and beat["doing"] in heartbeat.STEPS for beat in self.beats().values()):
+      if any(beat["began"] > after and beat["step"] for beat in self.beats().values()):
         return
       time.sleep(POLL)
 
