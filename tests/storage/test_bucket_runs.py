@@ -22,6 +22,8 @@ from tools import checkpoint, launch, report, source
 from tools.attempt import free_port
 
 pytestmark = pytest.mark.full
+# For what does not depend on the kind of the bucket: one kind is enough.
+one = lambda kind: pytest.mark.parametrize("bucket", [kind], indirect=True)
 # Eight devices, as in test_resume.py.
 RUN = TINY | {"steps": 16, "eval_every": 6, "checkpoint__every": 2, "simulated_devices": 8}
 LISTS = r"^GET /(storage/v1/b/bucket/o\?|bucket/?\?)"
@@ -202,6 +204,7 @@ def test_two_processes_send_one_checkpoint(bucket: Emulator, undisturbed: Path, 
   assert ours == pytest.approx(reference, rel=1e-5)
 
 
+@one("gs")
 def test_a_process_on_another_machine_sends_its_trace_and_its_sign_of_life(bucket: Emulator, tmp_path: Path):
   workdir, port = place(bucket, "machines"), free_port()
   fields = {"simulated_devices": 4, "steps": 100_000, "eval_every": 4, "checkpoint__every": 0, "profile__steps": 2}
@@ -240,6 +243,7 @@ def test_training_continues_if_a_checkpoint_cannot_be_sent(
   assert losses(workdir, tmp_path) == losses(undisturbed, tmp_path)
 
 
+@one("gs")
 def test_faults_that_pass_change_nothing(
   bucket: Emulator, undisturbed: Path, impatient: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 ):
@@ -254,6 +258,7 @@ def test_faults_that_pass_change_nothing(
   assert losses(workdir, tmp_path) == losses(undisturbed, tmp_path)
 
 
+@one("s3")
 def test_a_damaged_checkpoint_is_set_aside(bucket: Emulator, undisturbed: Path, tmp_path: Path, monkeypatch, capfd):
   monkeypatch.chdir(tmp_path)
   workdir = place(bucket, "damaged")
@@ -313,6 +318,7 @@ def test_a_run_that_another_one_replaces_ends_with_one_sentence(bucket: Emulator
   assert json.loads((workdir / LOCK).read_bytes()) == OTHER
 
 
+@one("s3")
 def test_data_of_a_bucket_is_that_of_a_folder(bucket: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   """It is read once; an object that has changed is read again."""
   monkeypatch.chdir(tmp_path)

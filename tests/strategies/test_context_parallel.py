@@ -83,18 +83,19 @@ def expected(variant: str) -> tuple[Any, Params, Any]:
   return gradients(build(layout_of("single"), program_of("auto", variant)))
 
 
-# Alone, each way runs each variant. With others, each layout runs half of the variants, each in another way.
+# Alone, each way runs each variant. With others, each layout runs a third of them, and each variant runs with others in
+# every way.
 CASES = [(name, WAYS[(i + j) % 3], variant) for i, name in enumerate(ALONE) for j, variant in enumerate(VARIANTS)] + [
-  (name, WAYS[(i + j // 2) % 3], variant)
+  (name, WAYS[(i // 3 + j // 3) % 3], variant)
   for i, name in enumerate(LAYOUTS)
   for j, variant in enumerate(VARIANTS)
-  if name not in ALONE and (i + j) % 2 == 0
+  if name not in ALONE and (i + j) % 3 == 0
 ]
 SHORT = [
   ("context-4", "ring", "documents"),
   ("pipeline", "ring", "grouped keys"),  # in a pipeline, it becomes gather
 ]
-assert set(SHORT) <= set(CASES)
+CASES += [case for case in SHORT if case not in CASES]
 
 
 def schedule_of(name: str) -> dict[str, object]:

@@ -94,12 +94,13 @@ LAYOUTS = ALONE | {
   "three_d": (layout_of("three_d") | EXPERT).on(stage=2, data=1, expert=2, model=2),
   "zero_bubble": (layout_of("pipeline") | EXPERT).on(stage=2, data=1, expert=4),
 }
-# Alone, each way runs each variant. With others, each layout runs half of the variants, each in another way.
+# Alone, each way runs each variant. With others, each layout runs a third of them, and each variant runs with others in
+# every way.
 CASES = [(name, WAYS[(i + j) % 3], variant) for i, name in enumerate(ALONE) for j, variant in enumerate(VARIANTS)] + [
-  (name, WAYS[(i + j // 2) % 3], variant)
+  (name, WAYS[(i // 3 + j // 3) % 3], variant)
   for i, (name, layout) in enumerate(LAYOUTS.items())
   for j, variant in enumerate(VARIANTS)
-  if name not in ALONE and (i + j) % 2 == 0 and not (layout.layers and variant == "one has all")  # too few blocks
+  if name not in ALONE and (i + j) % 3 == 0 and not (layout.layers and variant == "one has all")  # too few blocks
 ]
 CASES += [
   ("expert_fsdp", "gather", "dense first"), ("tensor_parallel", "exchange", "dense first"),
@@ -118,7 +119,7 @@ LAYOUTS |= {
   "own axis": layout_of("data_parallel").on(data=2) | Layout({"x": 4}, experts="x"),
 }
 SHORT = [("two_d", "exchange", "one has all"), ("pipeline", "ragged", "dropout, accumulated")]
-assert set(SHORT) <= set(CASES), set(SHORT) - set(CASES)
+CASES += [case for case in SHORT if case not in CASES]
 
 
 def program_of(way: str, variant: str, **fields: object) -> Program:
