@@ -22,7 +22,7 @@ from buckets import bucket, impatient, in_memory  # noqa: F401  # three more
 
 from runtime.devices import give_threads
 
-pytest_plugins = ["budget", "halves", "skips"]
+pytest_plugins = ["budget", "shares", "skips"]
 
 jax.config.update("jax_num_cpu_devices", 8)
 give_threads(8)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from halves import LEFT
+from shares import LEFT
 
 FILE, STRICT = "MESHWRIGHT_SKIPPED", "MESHWRIGHT_NO_SKIPS"
 
@@ -25,7 +25,7 @@ class Skips:
   def __init__(self, config: pytest.Config) -> None:
     self.config = config
     self.found: dict[str, str] = {}
-    self.left: dict[str, str] = {}  # what this run leaves to another one (halves.py)
+    self.left: dict[str, str] = {}  # what this run leaves to another one (shares.py)
 
   @pytest.hookimpl(wrapper=True)
   def pytest_runtest_makereport(self) -> Iterator[None]:

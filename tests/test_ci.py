@@ -8,7 +8,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "run"
 TOOLS = ("bash", "dirname", "mkdir", "mktemp", "rm", "sort", "tail", "timeout", "tr")
-ASKED = "${MESHWRIGHT_SKIPPED:+skips}${MESHWRIGHT_HALF:+ half $MESHWRIGHT_HALF}"
+ASKED = "${MESHWRIGHT_SKIPPED:+skips}${MESHWRIGHT_SHARE:+ share $MESHWRIGHT_SHARE}"
 WRITES = f'#!/bin/bash\necho "$(basename "$0") $* {ASKED}" >> "$CALLS"\n'
 TRAIN = 'for a; do case "$a" in --workdir=*) mkdir -p "${a#*=}"; echo x > "${a#*=}/metrics.jsonl";; esac; done\n'
 
@@ -58,10 +58,10 @@ def test_ci_lints_tests_trains_and_lists_what_ran_nowhere(tmp_path: Path):
   assert len(calls) == 4
 
 
-def test_each_of_two_stacks_runs_a_half_of_the_further_cases(tmp_path: Path):
+def test_two_stacks_share_the_further_cases(tmp_path: Path):
   calls, printed = called(tmp_path, browser=0, newest=True)
   python = f"PYTHON={tmp_path}/bin/python3.13 VENV=.venv-3.13"
-  assert calls[:3] == ["make lint ", "make test-all skips half 1", f"make test-all {python} skips half 2"]
+  assert calls[:3] == ["make lint ", "make test-all skips share 1", f"make test-all {python} skips share 2"]
   assert len(calls) == 5
   assert "the suite again on the newest stack, with Python 3.13.1" in printed
 

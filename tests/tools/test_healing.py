@@ -21,7 +21,7 @@ from reporting import account, heartbeat, recorded
 from tools import chaos, launch, supervisor
 from tools.supervisor import Policy, supervise
 
-# Each test has a value, so that each stack runs a part of them (tests/halves.py).
+# Each test has a value, so that each stack runs a part of them (tests/shares.py).
 FAULTS = int(os.environ.get("MESHWRIGHT_FAULTS", "10"))
 
 
