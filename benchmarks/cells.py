@@ -47,6 +47,11 @@ def rows() -> list[str]:
   return [*strategies.names(), PEER]
 
 
+def applies(row: str, experts: int) -> bool:
+  """Whether a row shows what it is named after: a strategy that shares experts needs a model with experts."""
+  return bool(experts) or row == PEER or not strategies.layout_of(row).axes("experts")
+
+
 def select(
   config: Any, wanted: Sequence[str], devices: Sequence[int], peer_python: str, platform: str, dtype: str
 ) -> list[Cell]:

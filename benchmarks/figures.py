@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from benchmarks.cells import PEAKS, PEER, REFERENCE
+from benchmarks.cells import PEAKS, PEER, REFERENCE, applies
 from configs import base
 from models.sizes import model_sizes
 
@@ -86,8 +86,10 @@ class Result:
 
 
 def rows(record: Record) -> list[Result]:
-  """The rows of all strategies, in the order of the record."""
-  return [row(record, name) for name in record["cells"] if name.partition("/")[0] not in (PEAKS, PEER, RETIRED)]
+  """The rows of all strategies, in the order of the record. A dense model has none of strategies that share experts."""
+  experts = record["config"]["model"].get("experts", 0)
+  of_strategy = lambda row: row not in (PEAKS, PEER, RETIRED) and applies(row, experts)
+  return [row(record, name) for name in record["cells"] if of_strategy(name.partition("/")[0])]
 
 
 def row(record: Record, name: str) -> Result:

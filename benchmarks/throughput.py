@@ -64,7 +64,7 @@ def measure(
 
   Raises ConfigError if the table cannot be measured here.
   """
-  wanted = options.rows or cells.rows()
+  wanted = options.rows or [row for row in cells.rows() if cells.applies(row, config.model.experts)]
   hardware = found["hardware"]
   devices = _devices(options.devices, hardware["devices"])
   cells.check(config)

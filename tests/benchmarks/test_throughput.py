@@ -133,6 +133,14 @@ def test_a_share_of_the_makers_figure_is_called_mfu():
   assert (row.flops_share, row.palm_share) == pytest.approx((needed / 989e12 / 4, palm / 989e12 / 4))
 
 
+@pytest.mark.parametrize("experts", [0, 8])
+def test_strategies_that_share_experts_have_rows_if_there_are_experts(experts: int):
+  made = measured("--rows=fsdp,expert", "--devices=8")
+  made["config"]["model"]["experts"] = experts
+  assert {"single/1", "fsdp/8", "expert/8"} <= made["cells"].keys()
+  assert [row.row for row in figures.rows(made)] == (["single", "expert", "fsdp"] if experts else ["single", "fsdp"])
+
+
 @pytest.mark.parametrize("name", tables.read())
 def test_no_recorded_row_does_more_arithmetic_than_the_machine_can(name: str):
   record = tables.read()[name]
