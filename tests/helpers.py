@@ -72,6 +72,21 @@ def each_once(first: Iterable[Any], second: Iterable[Any], *chosen: tuple[Any, A
   return in_full([(x, y) for x in sides[0] for y in sides[1]], *pairs)
 
 
+def in_every_way(
+  alone: Iterable[str], others: Iterable[str], ways: Sequence[str], variants: Iterable[str]
+) -> list[tuple[str, str, str]]:
+  """Cases of a layout, one of three ways, and a variant: a Latin square of them.
+
+  Each variant runs once with one of the layouts of a single axis (`alone`), the next one with another and in another
+  way. Each of the other layouts runs a third of the variants, so that each variant runs in every way.
+  """
+  one, named = list(alone), list(enumerate(variants))
+  cases = [(one[j % len(one)], ways[(j + j // 3) % 3], variant) for j, variant in named]
+  for i, name in enumerate(others):
+    cases += [(name, ways[(1 + i // 3 + j // 3) % 3], variant) for j, variant in named if (i + j) % 3 == 0]
+  return cases
+
+
 IMAGES = {
   "model__inputs": "images", "model__objective": "class", "data__name": "synthetic",
   "model__image_size": 32, "model__channels": 3, "model__classes": 10,

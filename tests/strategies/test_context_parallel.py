@@ -13,6 +13,7 @@ from helpers import (
   assert_trees_close,
   assert_writes_as,
   config,
+  in_every_way,
   in_full,
   initial_state,
   laid_out,
@@ -50,7 +51,7 @@ VARIANTS = {
 WAYS = ("gather", "exchange", "ring")
 CONTEXT = layout_of("context")
 ALONE = {f"context-{n}": CONTEXT.on(context=n) for n in (2, 4, 8)}
-LAYOUTS = ALONE | {
+WITH_OTHERS = {
   "long_context": layout_of("long_context").on(replica=2, data=2, context=2),
   "fsdp": (layout_of("fsdp") | CONTEXT).on(data=2, context=4),
   "zero1": (layout_of("zero1") | CONTEXT).on(data=2, context=2),
@@ -62,6 +63,7 @@ LAYOUTS = ALONE | {
   "zero_bubble": (layout_of("pipeline") | CONTEXT).on(stage=2, data=1, context=4),
   "three_d": (layout_of("three_d") | CONTEXT).on(stage=2, data=1, context=2, model=2),
 }
+LAYOUTS = ALONE | WITH_OTHERS
 
 
 def program_of(way: str, variant: str, **fields: object) -> Program:
@@ -83,19 +85,12 @@ def expected(variant: str) -> tuple[Any, Params, Any]:
   return gradients(build(layout_of("single"), program_of("auto", variant)))
 
 
-# Alone, each variant runs once, on another number of devices and in another way. With others, each layout runs a third
-# of the variants, and each variant runs in every way.
-CASES = [([*ALONE][j % 3], WAYS[(j + j // 3) % 3], variant) for j, variant in enumerate(VARIANTS)] + [
-  (name, WAYS[(i // 3 + j // 3) % 3], variant)
-  for i, name in enumerate(LAYOUTS)
-  for j, variant in enumerate(VARIANTS)
-  if name not in ALONE and (i + j) % 3 == 0
-]
 SHORT = [
   ("context-4", "ring", "documents"),
   ("pipeline", "ring", "grouped keys"),  # in a pipeline, it becomes gather
 ]
-CASES += [case for case in SHORT if case not in CASES]
+CASES = [*in_every_way(ALONE, WITH_OTHERS, WAYS, VARIANTS), *SHORT]
+assert len(set(CASES)) == len(CASES)
 
 
 def schedule_of(name: str) -> dict[str, object]:

@@ -14,6 +14,7 @@ from helpers import (
   assert_trees_close,
   assert_writes_as,
   config,
+  in_every_way,
   in_full,
   initial_state,
   laid_out,
@@ -81,7 +82,7 @@ OTHERS = {
 WAYS = ("gather", "exchange", "ragged")
 EXPERT = layout_of("expert")
 ALONE = {f"expert-{n}": EXPERT.on(expert=n) for n in (2, 4, 8)}
-LAYOUTS = ALONE | {
+WITH_OTHERS = {
   "expert_fsdp": layout_of("expert_fsdp").on(data=2, expert=4),
   "zero1": (layout_of("zero1") | EXPERT).on(data=4, expert=2),
   "zero2": (layout_of("zero2") | EXPERT).on(data=2, expert=4),
@@ -94,15 +95,15 @@ LAYOUTS = ALONE | {
   "three_d": (layout_of("three_d") | EXPERT).on(stage=2, data=1, expert=2, model=2),
   "zero_bubble": (layout_of("pipeline") | EXPERT).on(stage=2, data=1, expert=4),
 }
-# Alone, each variant runs once, on another number of devices and in another way. With others, each layout runs a third
-# of the variants, and each variant runs in every way.
-CASES = [([*ALONE][j % 3], WAYS[(j + j // 3) % 3], variant) for j, variant in enumerate(VARIANTS)] + [
-  (name, WAYS[(i // 3 + j // 3) % 3], variant)
-  for i, (name, layout) in enumerate(LAYOUTS.items())
-  for j, variant in enumerate(VARIANTS)
-  if name not in ALONE and (i + j) % 3 == 0 and not (layout.layers and variant == "one has all")  # too few blocks
+LAYOUTS = ALONE | WITH_OTHERS
+SHORT = [("two_d", "exchange", "one has all"), ("pipeline", "ragged", "dropout, accumulated")]
+CASES = [
+  (name, way, variant)
+  for name, way, variant in in_every_way(ALONE, WITH_OTHERS, WAYS, VARIANTS)
+  if not (LAYOUTS[name].layers and variant == "one has all")  # too few blocks
 ]
 CASES += [
+  *SHORT,
   ("expert_fsdp", "gather", "dense first"), ("tensor_parallel", "exchange", "dense first"),
   ("context", "exchange", "dense first, documents"), ("two_d", "gather", "dense first, documents"),
   ("hsdp", "ragged", "dense first, documents"), ("zero2", "gather", "dense first, documents"),
@@ -118,8 +119,7 @@ LAYOUTS |= {
   "gpipe": LAYOUTS["pipeline"],
   "own axis": layout_of("data_parallel").on(data=2) | Layout({"x": 4}, experts="x"),
 }
-SHORT = [("two_d", "exchange", "one has all"), ("pipeline", "ragged", "dropout, accumulated")]
-CASES += [case for case in SHORT if case not in CASES]
+assert len(set(CASES)) == len(CASES)
 
 
 def program_of(way: str, variant: str, **fields: object) -> Program:
