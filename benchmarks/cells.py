@@ -48,8 +48,11 @@ def rows() -> list[str]:
 
 
 def applies(row: str, experts: int) -> bool:
-  """Whether a row shows what it is named after: a strategy that shares experts needs a model with experts."""
-  return bool(experts) or row == PEER or not strategies.layout_of(row).axes("experts")
+  """Whether a row shows what it is named after: a strategy that shares experts needs a model with experts.
+
+  A row that is no strategy applies: the peer, and a strategy in an older record that no longer exists.
+  """
+  return bool(experts) or row not in strategies.names() or not strategies.layout_of(row).axes("experts")
 
 
 def select(
