@@ -21,6 +21,7 @@ from models.ops.context import WAYS
 from models.ops.experts import WAYS as TRANSPORTS
 from models.sizes import REMAT, ModelSizes
 from pages.units import duration
+from strategies.compiler_options import HOST
 from strategies.layout import PLACES, Layout
 from strategies.pipeline import orders
 from strategies.pipeline.schedule import Schedule
@@ -262,6 +263,7 @@ def doubt(case: Case, times: Roofline, where: Machine) -> str:
   if (exchanged := seconds(row for row in rows if split & set(row.axes))) > DOUBT * times.seconds:
     return f"tensor parallelism exchanges activations for {duration(exchanged)}, and compilers differ in what they hide"
   gradients = seconds(row for row in rows if row.kind in ("reduce-scatter", "all-reduce") and not row.waits)
-  if case.compiler == "gpu" and gradients > DOUBT * times.seconds:
+  waits = case.transfers.reduced_each_part and case.layout.shards("state") <= HOST  # compiler_options.scatters
+  if case.compiler == "gpu" and waits and gradients > DOUBT * times.seconds:
     return f"XLA may wait for the gradients of each block, for up to {duration(gradients)}"
   return ""

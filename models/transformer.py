@@ -223,19 +223,19 @@ class Transformer(nnx.Module):
     zeros = jnp.zeros((c.depth, batch, c.kv_heads, length, c.head_dim), c.dtype)
     return Cache(zeros, zeros)
 
+  def _cast_and_gathered(self, w: nnx.Variable, sharding: Sharding) -> jax.Array:
+    return self._gathered(self._cast(w), sharding)
+
   @jax.named_scope("weights")
-  def _cast(self, w: nnx.Param) -> nnx.Param:
+  def _cast(self, w: nnx.Variable) -> nnx.Variable:
     """A weight in the dtype in which products need it. It is cast before it is gathered, which sends fewer bytes."""
     return w.replace(w[...].astype(used_dtype(w, self.sizes)))
 
   @jax.named_scope("weights")
-  def _gathered(self, w: nnx.Param, sharding: Sharding) -> jax.Array:
+  def _gathered(self, w: nnx.Variable, sharding: Sharding) -> jax.Array:
     return sharding.gather(w[...], w.dims)
 
-  def _cast_and_gathered(self, w: nnx.Param, sharding: Sharding) -> jax.Array:
-    return self._gathered(self._cast(w), sharding)
-
-  def _prepared(self, w: nnx.Param, examples: int, sharding: Sharding) -> nnx.Param:
+  def _prepared(self, w: nnx.Variable, examples: int, sharding: Sharding) -> nnx.Variable:
     """A stacked weight as the scan reads it: cast, and of a scale or bias a row for each of so many examples, if not 0.
 
     Cast in the body of the scan, all weights would exist twice in the compute dtype: compilers keep what they cast for
@@ -260,7 +260,7 @@ def stacked(stack: Stack, rngs: nnx.Rngs) -> Block:
   return make(rngs)
 
 
-def used_dtype(w: nnx.Param, sizes: ModelSizes) -> str:
+def used_dtype(w: nnx.Variable, sizes: ModelSizes) -> str:
   """The dtype in which the model uses a parameter. Norms are computed in float32, so their scales stay as they are."""
   return (getattr(w, "used", None) or sizes.dtype) if any(w.dims) else sizes.param_dtype
 

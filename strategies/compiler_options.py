@@ -14,7 +14,7 @@ First, options for the training step. docs/explain.md shows what remains exposed
 
 They are passed with the program, not in XLA_FLAGS. So other options in the user's environment stay as they are.
 
-Second, whether a compiler scatters gradients by itself (`scatters`).
+Second, whether gradients that are scattered are left to the compiler (`scatters`).
 """
 
 import jax
@@ -43,10 +43,12 @@ GPU: Options = PIPELINED | {
   "xla_gpu_enable_latency_hiding_scheduler": True,  # the default for H100 and later, but not for A100
   "xla_gpu_experimental_parallel_collective_overlap_limit": OVERLAP_LIMIT,
 }
-# Removes more copies. Without it, jax 0.10 copied gathered weights in each round, and in one schedule also all saved
-# activations of 70 billion parameters. But it hid less where gradients are all-reduced. On jax 0.12 it saved no memory,
-# and FSDP on 1,024 GPUs hid less.
+# Removes more copies. Without it, jax 0.10 copied gathered weights in each round: FSDP of 8 billion parameters on 8
+# H100 took 3% longer, and `two_d` of 70 billion had a fifth more memory. With it, kernels wait for a block's gradients.
+# Over several hosts that takes longer than the copies: FSDP of 7 billion parameters on 256 H100 exposed 22 ms with it,
+# and 3 ms without. On jax 0.12 it saved no memory, and FSDP on 1,024 GPUs hid less.
 FEWER_COPIES: Options = {} if _RENAMED else {"xla_gpu_copy_insertion_use_region_analysis": True}
+HOST = 8  # GPUs that a host usually has
 
 # Starts gathers ahead, and scatters sums as they are.
 TPU: Options = {
@@ -89,7 +91,8 @@ def options(choice: str, device: jax.Device, layout: Layout) -> Options:
   """
   if choice == "recommended" and device.platform == "gpu":
     is_fsdp = layout.axes("embed") and layout.axes("embed") == layout.axes("batch") and not layout.axes("layers")
-    return GPU | FEWER_COPIES if is_fsdp else GPU
+    sends_far = layout.device_count > HOST and layout.shards("heads") == 1
+    return GPU | FEWER_COPIES if is_fsdp and not sends_far else GPU
   if choice != "recommended" or all(layout.shards(dim) == 1 for dim in ("state", "heads", "mlp", "experts")):
     return {}
   kind = max((kind for kind in TPUS if device.device_kind.startswith(kind)), key=len, default="")
@@ -97,15 +100,19 @@ def options(choice: str, device: jax.Device, layout: Layout) -> Options:
 
 
 def scatters(device: jax.Device | None, layout: Layout, sizes: ModelSizes) -> bool:
-  """Whether the compiler reduce-scatters gradients by itself, where the layout asks for that.
+  """Whether gradients that the layout scatters are left to the compiler. If not, the program scatters (by_hand.py).
 
-  libtpu all-reduces those whose pieces do not fill tiles, at twice the bytes: with 7 billion parameters on more than
-  256 devices. For TPU7x it also does so if other devices hold the same pieces (hsdp): it merges the scatter with their
-  all-reduce. The program then scatters them by hand, in another shape (by_hand.py).
+  - libtpu all-reduces those whose pieces do not fill tiles, at twice the bytes: with 7 billion parameters on more than
+    256 devices. The program scatters them in another shape.
+  - If other devices hold the same pieces (hsdp), the pieces are all-reduced too. libtpu for TPU7x merges both sums into
+    an all-reduce. XLA's GPU compiler lets kernels wait for the scatter, because the all-reduce in the same block needs
+    it. That takes long if the pieces are on several hosts. The program all-reduces once, after all blocks.
   """
   pieces = layout.shards("state")
-  if device is None or device.platform != "tpu" or pieces == 1:
+  if device is None or device.platform == "cpu" or pieces == 1:
     return True
   copies = any(layout.mesh[axis] > 1 for axis in layout.axes("batch") if axis not in layout.axes("state"))
+  if device.platform == "gpu":
+    return not copies or pieces <= HOST
   merges = copies and device.device_kind.startswith("TPU7x")
   return not merges and fills_tiles(sizes.width // pieces, sizes.dtype)

@@ -134,7 +134,7 @@ def by_example(w: jax.Array, dims: Dims, examples: int, sharding: Sharding) -> j
 
 
 def beside(x: jax.Array, w: jax.Array, ndim: int) -> jax.Array:
-  """A scale or bias with `ndim` dimensions, or with a row for each example (`by_example`), so that x [B, ...] takes it."""
+  """A scale or bias of `ndim` dimensions, for x [B, ...]. It may have a row for each example (`by_example`)."""
   return w if w.ndim == ndim else w.reshape(len(w), *(1,) * (x.ndim - w.ndim), *w.shape[1:])
 
 

@@ -261,6 +261,17 @@ def test_every_layer_draws_its_own_dropout():
   assert (both != later).any()
 
 
+def test_weights_of_all_blocks_are_cast_once_before_the_scan():
+  """Cast in its body, a compiler would keep them for the forward pass, and again for the backward pass."""
+  sizes = model_sizes(dtype="bfloat16")
+  apply = lambda params, ids: parameters.bind(sizes, params)(ids)
+  traced = jax.make_jaxpr(apply)(params_of(sizes), jnp.zeros((1, 6), jnp.int32))
+  (scan,) = (one for one in equations(traced) if one.primitive.name == "scan")
+  used = jax.tree.leaves(parameters.used_dtypes(sizes)["blocks"])
+  stacked = [x.aval.dtype.name for x in scan.invars if x.aval.shape[:1] == (sizes.depth,)]
+  assert sorted(stacked) == sorted([*used, "int32"])  # and the numbers of the blocks
+
+
 def test_tied_embedding_has_no_head():
   sizes = model_sizes(tied_embedding=True)
   params = params_of(sizes)

@@ -263,6 +263,16 @@ def test_accelerators_have_recommended_options():
   assert [options("recommended", *each) for each in without] == [{}, {}, {}]
 
 
+@pytest.mark.parametrize("name, mesh, fewer", [
+  ("fsdp", {"data": 8}, True), ("fsdp", {"data": 16}, False), ("two_d", {"data": 16, "model": 8}, True),
+  ("hsdp", {"replica": 2, "data": 4}, False), ("data_parallel", {"data": 8}, False),
+])  # fmt: skip
+def test_fewer_copies_are_asked_for_where_gradients_do_not_wait(name: str, mesh: dict, fewer: bool):
+  found = options("recommended", device("gpu", "NVIDIA H100"), strategies.layout_of(name).on(**mesh))
+  on_this_jax = fewer and jax.__version_info__ < (0, 12)  # newer ones gain nothing
+  assert found.get("xla_gpu_copy_insertion_use_region_analysis", False) == on_this_jax
+
+
 @pytest.mark.parametrize(
   "kind, sparse_cores, gathers", [("5 lite", False, []), ("5", True, [3]), ("6 lite", True, [2]), ("7x", True, [2, 3])]
 )
@@ -297,6 +307,15 @@ def test_thin_pieces_are_scattered_by_hand_on_tpus(data: int, fills: bool):
     assert scatters(device("tpu", kind), layout, sizes) == (fills and (kind, replica) != ("TPU7x", 2))
   whole = strategies.layout_of("data_parallel").on(data=data)
   assert scatters(device("tpu", "TPU v5"), whole, dataclasses.replace(sizes, width=100)), "nothing is scattered"
+
+
+@pytest.mark.parametrize("name, mesh, left", [
+  ("hsdp", {"replica": 4, "data": 8}, True), ("hsdp", {"replica": 4, "data": 16}, False),
+  ("hsdp", {"replica": 1, "data": 16}, True), ("fsdp", {"data": 16}, True), ("data_parallel", {"data": 16}, True),
+])  # fmt: skip
+def test_copies_of_pieces_on_several_hosts_are_summed_by_hand_on_gpus(name: str, mesh: dict, left: bool):
+  layout = strategies.layout_of(name).on(**mesh)
+  assert scatters(device("gpu", "NVIDIA H100"), layout, program().sizes) == left
 
 
 @pytest.mark.full
