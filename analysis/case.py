@@ -15,6 +15,7 @@ from configs.base import get_config
 from models import remat
 from models.sizes import ModelSizes
 from strategies.base import Strategy
+from strategies.compiler_options import reduces_late
 from strategies.layout import Layout
 from strategies.pipeline.schedule import Schedule
 from strategies.transfers import Transfers
@@ -50,7 +51,8 @@ class Case:
 
   def __post_init__(self) -> None:
     parts = self.accumulation * (self.schedule.microbatches if self.schedule else 1)
-    transfers = Transfers.of(self.layout, parts=parts, gather=self.gather, by_hand=self.by_hand)
+    by_hand = self.by_hand or (self.compiler == "gpu" and reduces_late(self.layout))
+    transfers = Transfers.of(self.layout, parts=parts, gather=self.gather, by_hand=by_hand)
     object.__setattr__(self, "transfers", transfers)
 
   @staticmethod

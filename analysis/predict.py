@@ -251,7 +251,7 @@ def times(case: Case, chip: Chip, links: Links) -> Roofline:
   rows, compiler = theory.sent(case), COMPILERS[case.compiler]
   compute, memory = flops(case) / chip.flops, traffic(case) / chip.bandwidth
   seconds = lambda row, numbers: _passes(case, row.kind, row.axes) * numbers / links.bandwidth(row.kind, row.axes)
-  can_hide = lambda row: not row.waits and compiler.hides(row.kind)
+  can_hide = lambda row: not row.waits and compiler.hides(case, row.kind)
   hidden = sum(seconds(row, row.bytes - row.edges) for row in rows if can_hide(row))
   hidden = max(hidden - _longer_than_products(case, chip, links), 0.0)
   sent = sum(seconds(row, row.bytes) for row in rows)

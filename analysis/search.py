@@ -21,7 +21,6 @@ from models.ops.context import WAYS
 from models.ops.experts import WAYS as TRANSPORTS
 from models.sizes import REMAT, ModelSizes
 from pages.units import duration
-from strategies.compiler_options import HOST
 from strategies.layout import PLACES, Layout
 from strategies.pipeline import orders
 from strategies.pipeline.schedule import Schedule
@@ -262,8 +261,7 @@ def doubt(case: Case, times: Roofline, where: Machine) -> str:
     return "the loads of experts may be unequal"
   if (exchanged := seconds(row for row in rows if split & set(row.axes))) > DOUBT * times.seconds:
     return f"tensor parallelism exchanges activations for {duration(exchanged)}, and compilers differ in what they hide"
-  gradients = seconds(row for row in rows if row.kind in ("reduce-scatter", "all-reduce") and not row.waits)
-  waits = case.transfers.reduced_each_part and case.layout.shards("state") <= HOST  # compiler_options.scatters
-  if case.compiler == "gpu" and waits and gradients > DOUBT * times.seconds:
-    return f"XLA may wait for the gradients of each block, for up to {duration(gradients)}"
+  reduced = sum(row.bytes / links.bandwidth(row.kind, row.axes) for row in rows if row.kind == "all-reduce")
+  if case.compiler == "gpu" and reduced > DOUBT * times.seconds:
+    return f"gradients are all-reduced for {duration(reduced)}, and XLA may wait for it"
   return ""

@@ -111,8 +111,17 @@ def scatters(device: jax.Device | None, layout: Layout, sizes: ModelSizes) -> bo
   pieces = layout.shards("state")
   if device is None or device.platform == "cpu" or pieces == 1:
     return True
-  copies = any(layout.mesh[axis] > 1 for axis in layout.axes("batch") if axis not in layout.axes("state"))
   if device.platform == "gpu":
-    return not copies or pieces <= HOST
-  merges = copies and device.device_kind.startswith("TPU7x")
+    return not reduces_late(layout)
+  merges = has_copies(layout) and device.device_kind.startswith("TPU7x")
   return not merges and fills_tiles(sizes.width // pieces, sizes.dtype)
+
+
+def reduces_late(layout: Layout) -> bool:
+  """Whether on GPUs the program all-reduces pieces of gradients by hand, once: if they are on several hosts."""
+  return has_copies(layout) and layout.shards("state") > HOST
+
+
+def has_copies(layout: Layout) -> bool:
+  """Whether several devices hold the same pieces of the optimizer's state."""
+  return any(layout.mesh[axis] > 1 for axis in layout.axes("batch") if axis not in layout.axes("state"))
