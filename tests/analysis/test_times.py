@@ -69,14 +69,18 @@ def test_kernels_hide_no_more_than_their_own_time():
   assert times["0.5Gb"].seconds == pytest.approx(slow.seconds + slow.communication)
 
 
-def test_sums_of_activations_are_exposed_on_gpus_and_gradients_of_blocks_are_not():
-  """The next computation waits for a sum of activations. All that is hidden is for the weights of blocks."""
+@pytest.mark.parametrize("name, mesh", [("two_d", {"data": 4, "model": 2}), ("hsdp", {"replica": 2, "data": 4})])
+def test_sums_of_activations_are_exposed_on_gpus_and_gradients_of_blocks_are_not(name: str, mesh: dict[str, int]):
+  """The next computation waits for a sum of activations, and an all-reduce for the scatter of the same gradients.
+
+  All that is hidden is for the weights of blocks.
+  """
   where = machine_of("h100:1x8")
-  layout = strategies.layout_of("two_d").on(data=4, model=2)
-  case = Case(layout, model(depth=8), 512, compiler="gpu")
-  times, rows = search._candidate("two_d", case, where, None).times, theory.sent(case)
-  assert {row.waits for row in rows} == {True, False}
-  seen = sum(row.bytes if row.waits else row.edges for row in rows)  # what nothing can hide
+  case = Case(strategies.layout_of(name).on(**mesh), model(depth=8), 512, compiler="gpu")
+  times, rows = search._candidate(name, case, where, None).times, theory.sent(case)
+  assert {row.waits for row in rows} == {name == "two_d", False}
+  # What nothing can hide.
+  seen = sum(row.bytes if row.waits or row.kind == "all-reduce" else row.edges for row in rows)
   assert 0 < seen < sum(row.bytes for row in rows)
   assert times.exposed == pytest.approx(seen / 450e9)
 
