@@ -14,7 +14,7 @@ from models.dimensions import Sharding
 from models.experts import Experts
 from models.lora import Adapters
 from models.ops.attention import Cache, attend, rotate, with_past
-from models.ops.layers import RMSNorm, beside, dropout, fold_in, linear, linears, weight
+from models.ops.layers import RMSNorm, dropout, fold_in, linear, linears, weight
 from models.ops.loss import Sums
 from models.ops.routing import Counted
 from models.sizes import ModelSizes
@@ -67,7 +67,7 @@ class Attention(nnx.Module):
     self.value = weight(rngs.weights, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
     self.out = weight(rngs.weights, (n, h, d), ("heads", None, "embed"), std=(2 * sizes.depth * d) ** -0.5, dtype=dtype)
     if sizes.qkv_bias:
-      bias = lambda heads: nnx.Param(jnp.zeros((heads, h), dtype), dims=("heads", None), by_example=True)
+      bias = lambda heads: nnx.Param(jnp.zeros((heads, h), dtype), dims=("heads", None))
       self.query_bias, self.key_bias, self.value_bias = bias(n), bias(k), bias(k)
     if sizes.qk_norm:
       self.query_norm, self.key_norm = RMSNorm(h, sizes), RMSNorm(h, sizes)
@@ -96,7 +96,7 @@ class Attention(nnx.Module):
     projected = self.lora.after_stream(dict(zip(("query", "key", "value"), projected, strict=True)), x, sharding)
     if self.has_bias:
       biases = (self.query_bias[...], self.key_bias[...], self.value_bias[...])
-      projected = tuple(y + beside(y, bias, 2) for y, bias in zip(projected, biases, strict=True))
+      projected = tuple(y + bias for y, bias in zip(projected, biases, strict=True))
     q, k, v = (sharding.activation(y, "batch", None, "heads", None) for y in projected)
     v = checkpoint_name(v, "value")
     if self.has_norms:  # the gradients of norms need the inputs of norms, so these are saved

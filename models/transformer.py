@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from models.block import Block
 from models.dimensions import UNSHARDED, Sharding
 from models.ops.attention import Cache, rope_angles
-from models.ops.layers import RMSNorm, by_example, fold_in, linear_by_rows, weight
+from models.ops.layers import RMSNorm, fold_in, linear_by_rows, weight
 from models.ops.loss import Sums, Targets
 from models.ops.positions import own
 from models.ops.routing import Counted, of_layers, penalty
@@ -150,8 +150,8 @@ class Transformer(nnx.Module):
 
     def run(blocks: Block, x: jax.Array, first: jax.Array | int) -> tuple[jax.Array, Cache, Sums]:
       graph, weights = nnx.split(blocks)
-      examples = len(x) if cache is None else 0
-      weights = jax.tree.map(lambda w: self._prepared(w, examples, sharding), weights, is_leaf=is_param)
+      # Cast in the body of the scan, all weights would exist twice: compilers keep what they cast for each pass.
+      weights = jax.tree.map(self._cast, weights, is_leaf=is_param)
 
       def body(x: jax.Array, layer: tuple[nnx.State, jax.Array, Cache | None]) -> tuple[jax.Array, Any]:
         x, (weights, number, cache) = checkpoint_name(x, "block_input"), layer
@@ -234,19 +234,6 @@ class Transformer(nnx.Module):
   @jax.named_scope("weights")
   def _gathered(self, w: nnx.Variable, sharding: Sharding) -> jax.Array:
     return sharding.gather(w[...], w.dims)
-
-  def _prepared(self, w: nnx.Variable, examples: int, sharding: Sharding) -> nnx.Variable:
-    """A stacked weight as the scan reads it: cast, and of a scale or bias a row for each of so many examples, if not 0.
-
-    Cast in the body of the scan, all weights would exist twice in the compute dtype: compilers keep what they cast for
-    the forward pass, and again for the backward pass.
-    """
-    w = self._cast(w)
-    split = [dim for dim in ("batch", "sequence", "heads") if sharding.shards(dim) > 1]
-    # With tensor parallelism the devices sum such gradients along other axes, too, and in each block anyway.
-    if not examples or not getattr(w, "by_example", False) or split != ["batch"]:
-      return w
-    return w.replace(by_example(w[...], w.dims, examples, sharding))
 
 
 def stacked(stack: Stack, rngs: nnx.Rngs) -> Block:

@@ -114,28 +114,12 @@ class RMSNorm(nnx.Module):
 
   def __init__(self, size: int, sizes: "ModelSizes"):
     self.eps = sizes.norm_eps
-    self.scale = nnx.Param(jnp.ones(size, sizes.param_dtype), dims=(None,), by_example=True)
+    self.scale = nnx.Param(jnp.ones(size, sizes.param_dtype), dims=(None,))
 
-  def __call__(self, x: jax.Array) -> jax.Array:  # [B, ..., size] → [B, ..., size]
+  def __call__(self, x: jax.Array) -> jax.Array:  # [..., size] → [..., size]
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-    return (normed * beside(x, self.scale[...], 1)).astype(x.dtype)
-
-
-def by_example(w: jax.Array, dims: Dims, examples: int, sharding: Sharding) -> jax.Array:
-  """A stacked scale or bias [L, ...] as [L, B, ...]: a row for each example.
-
-  A device then needs no sum over devices for the gradients of its own examples. So the compiler sums these gradients
-  over devices once, after the scan over blocks, and not in each block. XLA's GPU compiler would send each such sum
-  behind the gradients of the block before, and let kernels wait for both.
-  """
-  rows = jnp.broadcast_to(w[:, None], (len(w), examples, *w.shape[1:]))
-  return sharding.activation(rows, None, "batch", *dims)
-
-
-def beside(x: jax.Array, w: jax.Array, ndim: int) -> jax.Array:
-  """A scale or bias of `ndim` dimensions, for x [B, ...]. It may have a row for each example (`by_example`)."""
-  return w if w.ndim == ndim else w.reshape(len(w), *(1,) * (x.ndim - w.ndim), *w.shape[1:])
+    return (normed * self.scale[...]).astype(x.dtype)
 
 
 def dropout(x: jax.Array, rate: float, keys: jax.Array | None, sharding: Sharding) -> jax.Array:

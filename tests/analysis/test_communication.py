@@ -251,19 +251,6 @@ def test_weights_kept_for_a_step_are_gathered_once_and_their_gradients_scattered
     assert ours[kind, ("data",)] == 4 * held / n * (group - 1) / group
 
 
-@pytest.mark.parametrize("name", in_full(["data_parallel", "zero1", "fsdp", "hsdp"], "data_parallel", "fsdp"))
-def test_gradients_of_scales_and_biases_are_summed_once_for_all_blocks(name: str):
-  """Not in each block, where kernels would wait for such a sum (`models.ops.layers.by_example`)."""
-  case, step = compiled_case(name, "text", BATCH)
-  sums = [one for one in step.collectives() if one.kind == "all-reduce"]
-  sizes = lambda found: {shape.size for one in found for shape in one.operands}
-  small = [weight for weight in weights(case.sizes) if weight.in_blocks and not weight.is_matrix]
-  in_blocks = sizes(one for one in sums if one.times > 1)
-  assert len(small) == 7  # two norms of the stream, two of queries and keys, and three biases
-  assert in_blocks
-  assert not in_blocks & {weight.size // weight.layers for weight in small}
-
-
 @pytest.mark.parametrize("name, variant", PAIRS)
 def test_no_flop_is_done_twice(name: str, variant: str):
   """The products of a device are its share of the model's and of what remat repeats; in pipelines, the busiest stage's.

@@ -270,12 +270,12 @@ def test_there_is_a_realistic_case_of_both_kinds():
 def slow_parts(where: Machine, runner: Strategy, step: CompiledStep) -> set[str]:
   """What makes a program slower than it should be. Its results are right, so no other test would notice.
 
-  A device sends less than 2 MB in a collective for norms or losses, and more in all others. Those of weights and
+  A device sends less than 1 MB in collectives for norms and losses, and more in all others. Those of weights and
   gradients are along the mesh axes that split the batch. Only those in the loop over blocks have kernels to run beside.
   """
   called = {calls.target(visit.instruction) for visit in step.module.walk(step.rounds)}
   sent = step.overlap(where.chip, where.links_of(runner.mesh)).collectives
-  large = [one for one in sent if one.collective.sent > 2**21]
+  large = [one for one in sent if one.collective.sent > 2**20]
   of_batch = lambda one: set(one.collective.axes) <= set(runner.layout.axes("batch"))
   found = {
     "forward": "__cudnn$fmhaSoftmax" not in called,
