@@ -254,14 +254,15 @@ def doubt(case: Case, times: Roofline, where: Machine) -> str:
   """Why the time of a step may be off by more than `DOUBT`; "" if nothing is known (benchmarks/planned.py)."""
   links, split = where.links(case.layout.mesh), {*case.axes("heads"), *case.axes("mlp")}
   rows = theory.sent(case)
-  seconds = lambda some: sum((row.bytes - row.edges) / links.bandwidth(row.kind, row.axes) for row in some)
+  seconds = lambda row, numbers: numbers / links.bandwidth(row.kind, row.axes)
   if times.memory > (1 + DOUBT) * times.compute:
     return "memory binds, and its traffic is only an estimate"
   if case.sizes.experts:
     return "the loads of experts may be unequal"
-  if (exchanged := seconds(row for row in rows if split & set(row.axes))) > DOUBT * times.seconds:
+  exchanged = sum(seconds(row, row.bytes - row.edges) for row in rows if split & set(row.axes))
+  if exchanged > DOUBT * times.seconds:
     return f"tensor parallelism exchanges activations for {duration(exchanged)}, and compilers differ in what they hide"
-  reduced = sum(row.bytes / links.bandwidth(row.kind, row.axes) for row in rows if row.kind == "all-reduce")
+  reduced = sum(seconds(row, row.bytes) for row in rows if row.kind == "all-reduce")
   if case.compiler == "gpu" and reduced > DOUBT * times.seconds:
-    return f"gradients are all-reduced for {duration(reduced)}, and XLA may wait for it"
+    return f"gradients are all-reduced for {duration(reduced)}, and kernels may wait for that"
   return ""

@@ -44,7 +44,7 @@ GPU: Options = PIPELINED | {
   "xla_gpu_experimental_parallel_collective_overlap_limit": OVERLAP_LIMIT,
 }
 # Removes more copies. Without it, jax 0.10 copied gathered weights in each round: FSDP of 8 billion parameters on 8
-# H100 took 3% longer, and `two_d` of 70 billion had a fifth more memory. With it, kernels wait for a block's gradients.
+# H100 took 6% longer, and `two_d` of 70 billion had a fifth more memory. With it, kernels wait for a block's gradients.
 # Over several hosts that takes longer than the copies: FSDP of 7 billion parameters on 256 H100 exposed 33 ms with it,
 # and 3 ms without. On jax 0.12 it saved no memory, and FSDP on 1,024 GPUs hid less.
 FEWER_COPIES: Options = {} if _RENAMED else {"xla_gpu_copy_insertion_use_region_analysis": True}
