@@ -1,4 +1,7 @@
-"""Step `attention`: the kernels that training uses, in bfloat16, against `plain` in float32."""
+"""Step `attention`: the kernels that training uses, in bfloat16, against `plain` in float32.
+
+Each kernel also reads a text in pieces, by the code of devices that share its positions.
+"""
 
 import dataclasses
 import functools
@@ -13,10 +16,15 @@ import jax.numpy as jnp
 
 from benchmarks.accelerator.step import Measurement, Values, Verdict, Where, difference, largest, reason, say
 from configs import base
-from models.ops.attention import BEST, IMPLEMENTATIONS, plain
+from models.ops import context, positions
+from models.ops.attention import BEST, IMPLEMENTATIONS, PIECES, plain
+from models.ops.layers import with_gradient
 from runtime.devices import start_jax
+from strategies.constraints import NOTHING, Constraints
+from strategies.layout import Layout
 
 BATCH, LENGTH, DOCUMENTS = 4, 2048, 4
+SHARERS = 4  # devices that a ring is made of, all simulated by the one that runs it
 ROUNDS, CALLS = 9, 5  # each round times each kernel once, over so many calls
 PARTS = ("output", "query gradient", "key gradient", "value gradient")
 # The largest error allowed, relative to the largest entry. A bfloat16 has 8 bits, so one rounding is up to 0.4% of a
@@ -40,11 +48,10 @@ class Kind:
     return ", ".join([*words, "documents"] if self.segments else words)
 
 
+# Half of all combinations. Any three of the four choices are in all combinations with one another.
 CASES = [
-  Kind(heads, kv_heads, head_dim, causal, segments)
-  for (heads, kv_heads), head_dim, causal, segments in itertools.product(
-    ((16, 16), (16, 4)), (64, 128), (True, False), (False, True)
-  )
+  Kind(16, (16, 4)[(wide + causal + segments) % 2], (64, 128)[wide], causal, segments)
+  for wide, causal, segments in itertools.product((False, True), (True, False), (False, True))
 ]
 
 Kernel = Callable[..., jax.Array]
@@ -52,7 +59,41 @@ Kernel = Callable[..., jax.Array]
 
 def kernels(platform: str) -> dict[str, Kernel]:
   """The implementations to check on a platform. `plain` in bfloat16 is among them, and what the others are timed by."""
-  return {name: IMPLEMENTATIONS[name] for name in (BEST[platform], "plain")}
+  best = BEST[platform]
+  return {best: IMPLEMENTATIONS[best], f"{best} in a ring": in_a_ring(best), "plain": plain}
+
+
+def in_a_ring(name: str) -> Kernel:
+  """The kernel of an implementation for pieces, as `SHARERS` devices call it that share the positions of a text.
+
+  One device does the work of all, and what they would send each other stays on it.
+  """
+  sharding = Constraints(NOTHING, own=Layout({"context": SHARERS}, positions="context"))
+  devices = functools.partial(jax.vmap, axis_name="context")
+
+  def own_positions(x: jax.Array) -> jax.Array:
+    """[B, T, ...] → those of each device [devices, B, t, ...]."""
+    return devices(lambda _: positions.own(x, sharding))(jnp.arange(SHARERS))
+
+  def in_order(x: jax.Array) -> jax.Array:
+    """The way back."""
+    early, late = (jnp.moveaxis(chunk, 0, 1) for chunk in jnp.split(x, 2, axis=2))
+    return positions.join(early, late[:, ::-1]).reshape(x.shape[1], -1, *x.shape[3:])
+
+  def ring(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None) -> jax.Array:
+    core = functools.partial(context.attend, "ring", IMPLEMENTATIONS[name], PIECES[name])
+    of_device = lambda *own: core(*own, segments, sharding, causal)
+
+    def forward(*arrays: jax.Array) -> tuple[jax.Array, Any]:
+      out, vjp = devices(lambda *own: jax.vjp(of_device, *own))(*map(own_positions, arrays))
+      return in_order(out), vjp
+
+    def backward(vjp: Any, g: jax.Array) -> tuple[jax.Array, ...]:
+      return tuple(map(in_order, devices(lambda vjp, g: vjp(g))(vjp, own_positions(g))))
+
+    return with_gradient(forward, backward, q, k, v)
+
+  return ring
 
 
 def inputs(case: Kind, batch: int, length: int) -> tuple[list[jax.Array], jax.Array | None]:
@@ -157,7 +198,7 @@ def row(values: Values) -> list[str]:
     f"{name}: output {_show(worst(rows, name, PARTS[:1]))}, gradients {_show(worst(rows, name, PARTS[1:]))}"
     for name in names
   ]
-  faster = [row["seconds"]["plain"] / row["seconds"][name] for row in rows for name in names if name != "plain"]
+  faster = [row["seconds"]["plain"] / row["seconds"][name] for row in rows for name in names if name in BEST.values()]
   speed = f"{statistics.median(faster):.1f} ({min(faster):.1f}–{max(faster):.1f})" if faster else "–"
   return [f"{len(rows)} of {len(values['rows'])}", "; ".join(shown) or "–", speed]
 
@@ -170,7 +211,8 @@ STEP = Measurement(
   name="attention",
   about=(
     f"each attention kernel in bfloat16 against `plain` in float32, on {BATCH} sequences of {LENGTH:,} tokens: output, "
-    "gradients and time; causal and not, grouped heads, heads of 64 and 128, documents"
+    f"gradients and time; causal and not, grouped heads, heads of 64 and 128, documents; whole, and in pieces that "
+    f"{SHARERS} devices share in a ring"
   ),
   promise=f"an error is above {BOUND:.0%} of the largest entry, or a kernel fails",
   aim="",

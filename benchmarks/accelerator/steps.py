@@ -28,6 +28,7 @@ STEPS: dict[str, Measurement] = {
 }
 COMMAND = (sys.executable, "-m", "benchmarks.accelerator.steps")
 FOLDER = ROOT / "runs" / "accelerator"
+GONE = 10  # seconds that killed processes may take to end
 
 
 def run(
@@ -56,9 +57,14 @@ def run(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-  """Ends a process and what it has started."""
-  with contextlib.suppress(ProcessLookupError):
+  """Ends a process and what it has started, and waits until they are gone: until then they may hold devices' memory."""
+  deadline = time.monotonic() + GONE
+  with contextlib.suppress(ProcessLookupError):  # none of them is left
     os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    while time.monotonic() < deadline:
+      os.killpg(process.pid, 0)
+      time.sleep(0.02)
   process.wait()
 
 

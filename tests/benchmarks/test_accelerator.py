@@ -35,6 +35,7 @@ from benchmarks.accelerator import (
 from benchmarks.accelerator.step import Aim, Measurement, Verdict, Where, largest
 from configs import base
 from errors import ConfigError
+from models.ops import context
 from models.ops.attention import blockwise, plain
 from runtime import hardware
 from training import settings
@@ -290,12 +291,18 @@ def test_kernels_are_compared_in_output_gradients_and_time():
       assert all(0.001 < error < 0.01 for error in errors.values())  # of bfloat16: 0.4%
     assert all(seconds > 0 for seconds in made["seconds"].values())
   assert attention.row(values)[0] == "3 of 3"
-  assert list(attention.kernels("gpu")) == ["cudnn", "plain"]
-  assert list(attention.kernels("tpu")) == ["splash", "plain"]
+  assert list(attention.kernels("gpu")) == ["cudnn", "cudnn in a ring", "plain"]
+  assert list(attention.kernels("tpu")) == ["splash", "splash in a ring", "plain"]
+
+
+def test_the_cases_of_attention_have_any_three_of_their_four_choices_in_all_combinations():
+  choices = [(case.kv_heads, case.head_dim, case.causal, case.segments) for case in attention.CASES]
+  for left_out in range(4):
+    assert len({choice[:left_out] + choice[left_out + 1 :] for choice in choices}) == 8
 
 
 @pytest.mark.full
-def test_wrong_kernels_are_found():
+def test_wrong_kernels_are_found(monkeypatch: pytest.MonkeyPatch):
   def sees_other_documents(*args: jax.Array, causal: bool, segments: jax.Array | None) -> jax.Array:
     return plain(*args, causal=causal)
 
@@ -313,12 +320,16 @@ def test_wrong_kernels_are_found():
 
   wrong = {"documents": sees_other_documents, "next": sees_the_next_key, "scaled": scaled, "nans": nans}
   rows = attention.check_all(wrong, SMALL[1:2], batch=2, length=128)
+  hides_a_piece = lambda a, b: a
+  monkeypatch.setattr(context, "merge", hides_a_piece)
+  (ring,) = attention.check_all({"ring": attention.in_a_ring("blockwise")}, SMALL[1:2], batch=2, length=128)
+  rows.append(ring)
   rows += attention.check_all({"fails": fails}, SMALL[:1], batch=2, length=128)
   broken = attention.judge({"bound": attention.BOUND, "rows": rows}).broken
-  assert [sentence.partition(",")[0] for sentence in broken] == ["documents", "next", "scaled", "nans", "causal"]
+  assert [sentence.partition(",")[0] for sentence in broken] == [*wrong, "ring", "causal"]
   assert "an error of not finite" in broken[3]
-  assert broken[4] == "causal, 4/2 heads of 16: no such head size"
-  assert attention.row({"rows": rows[1:]}) == ["0 of 1", "–", "–"]
+  assert broken[5] == "causal, 4/2 heads of 16: no such head size"
+  assert attention.row({"rows": rows[2:]}) == ["0 of 1", "–", "–"]
 
 
 # memory
