@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from benchmarks.accelerator.step import Measurement, Values, Verdict, Where, difference, largest, reason, say
 from configs import base
-from models.ops import context, positions
+from models.ops import context, pieces, positions
 from models.ops.attention import BEST, IMPLEMENTATIONS, PIECES, plain
 from models.ops.layers import with_gradient
 from runtime.devices import start_jax
@@ -69,7 +69,7 @@ def in_a_ring(name: str) -> Kernel:
   One device does the work of all, and what they would send each other stays on it.
   """
   sharding = Constraints(NOTHING, own=Layout({"context": SHARERS}, positions="context"))
-  devices = functools.partial(jax.vmap, axis_name="context")
+  devices, kernel = functools.partial(jax.vmap, axis_name="context"), as_one_batch(PIECES[name])
 
   def own_positions(x: jax.Array) -> jax.Array:
     """[B, T, ...] → those of each device [devices, B, t, ...]."""
@@ -81,8 +81,7 @@ def in_a_ring(name: str) -> Kernel:
     return positions.join(early, late[:, ::-1]).reshape(x.shape[1], -1, *x.shape[3:])
 
   def ring(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None) -> jax.Array:
-    core = functools.partial(context.attend, "ring", IMPLEMENTATIONS[name], PIECES[name])
-    of_device = lambda *own: core(*own, segments, sharding, causal)
+    of_device = lambda *own: context.attend("ring", plain, kernel, *own, segments, sharding, causal)
 
     def forward(*arrays: jax.Array) -> tuple[jax.Array, Any]:
       out, vjp = devices(lambda *own: jax.vjp(of_device, *own))(*map(own_positions, arrays))
@@ -94,6 +93,30 @@ def in_a_ring(name: str) -> Kernel:
     return with_gradient(forward, backward, q, k, v)
 
   return ring
+
+
+def as_one_batch(kernel: pieces.Kernel) -> pieces.Kernel:
+  """The kernel, for `jax.vmap`: the examples of all devices become one batch.
+
+  JAX's own rule for cuDNN's attention refuses a mask that all heads share (jax 0.12.0).
+  """
+
+  def one(run: Callable[..., Any]) -> Callable[..., Any]:
+    def called(q: Any, k: Any, v: Any, segments: Any, causal: bool, *read: Any) -> Any:
+      mapped = jax.custom_batching.custom_vmap(lambda q, k, v, s, *read: run(q, k, v, s, causal, *read))
+
+      @mapped.def_vmap
+      def _(devices: int, split: Any, *arrays: Any) -> tuple[Any, Any]:
+        whole = lambda x, split: x if split else jnp.broadcast_to(x, (devices, *x.shape))
+        join = lambda x, split: whole(x, split).reshape(-1, *x.shape[1 + split :])
+        found = mapped(*jax.tree.map(join, arrays, tuple(split)))
+        return jax.tree.map(lambda x: x.reshape(devices, -1, *x.shape[1:]), found), jax.tree.map(lambda _: True, found)
+
+      return mapped(q, k, v, segments, *read)
+
+    return called
+
+  return pieces.Kernel(one(kernel.forward), one(kernel.backward))
 
 
 def inputs(case: Kind, batch: int, length: int) -> tuple[list[jax.Array], jax.Array | None]:
@@ -123,18 +146,27 @@ def program(kernel: Kernel, case: Kind, dtype: Any) -> Callable[..., tuple[jax.A
 
 
 def check(case: Kind, among: dict[str, Kernel], batch: int = BATCH, length: int = LENGTH) -> Values:
-  """The errors of each kernel by `PARTS`, and its median seconds for a forward and backward pass."""
+  """The errors of each kernel by `PARTS`, and its median seconds for a forward and backward pass.
+
+  `failed` says why a kernel that raised has neither.
+  """
   arrays, segments = inputs(case, batch, length)
   with jax.default_matmul_precision("highest"):
     exact = jax.device_get(program(plain, case, jnp.float32)(*arrays, segments))
   errors: dict[str, Values] = {}
+  failed: dict[str, str] = {}
   runs: dict[str, Callable[[], Any]] = {}
   for name, kernel in among.items():
     run = program(kernel, case, jnp.bfloat16)
-    got = jax.device_get(run(*arrays, segments))
+    try:
+      got = jax.device_get(run(*arrays, segments))
+    except Exception as error:  # one kernel that fails must not hide the others
+      failed[name] = reason(error)
+      continue
     errors[name] = {part: difference(a, b) for part, a, b in zip(PARTS, got, exact, strict=True)}
     runs[name] = functools.partial(run, *arrays, segments)
-  return {"case": dataclasses.asdict(case) | {"name": case.name}, "errors": errors, "seconds": timed(runs)}
+  named = dataclasses.asdict(case) | {"name": case.name}
+  return {"case": named, "errors": errors, "failed": failed, "seconds": timed(runs)}
 
 
 def timed(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
@@ -150,17 +182,13 @@ def timed(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def check_all(among: dict[str, Kernel], cases: Iterable[Kind] = CASES, **sizes: int) -> list[Values]:
-  """A row for each case. A kernel that raises makes its case an error."""
+  """A row for each case."""
   rows = []
   for case in cases:
-    try:
-      made = check(case, among, **sizes)
-      shown = [f"{name} {_show(worst([made], name))} in {made['seconds'][name] * 1e3:.2f} ms" for name in among]
-    except Exception as failed:  # one case that fails must not hide the others
-      made = {"case": dataclasses.asdict(case) | {"name": case.name}, "error": reason(failed)}
-      shown = [made["error"]]
+    made = check(case, among, **sizes)
     rows.append(made)
-    say(f"{case.name:<50} {'; '.join(shown)}")
+    shown = [f"{name} {_show(worst([made], name))} in {s * 1e3:.2f} ms" for name, s in made["seconds"].items()]
+    say(f"{case.name:<50} {'; '.join(shown + [f'{name}: {why}' for name, why in made['failed'].items()])}")
   return rows
 
 
@@ -180,9 +208,7 @@ def judge(values: Values) -> Verdict:
   broken = []
   for row in values["rows"]:
     name = row["case"]["name"]
-    if "error" in row:
-      broken.append(f"{name}: {row['error']}")
-      continue
+    broken += [f"{kernel}, {name}: {why}" for kernel, why in row["failed"].items()]
     for kernel in row["errors"]:
       found = worst([row], kernel)
       if found is None or found > values["bound"]:
@@ -192,15 +218,19 @@ def judge(values: Values) -> Verdict:
 
 def row(values: Values) -> list[str]:
   """The cells of the table: cases, errors of each kernel, and how many times faster than `plain` the fused one is."""
-  rows = [row for row in values["rows"] if "errors" in row]
-  names = list(rows[0]["errors"]) if rows else []
+  ran: dict[str, list[Values]] = {}  # by kernel, the rows in which it has not failed
+  for row in values["rows"]:
+    for name in row["errors"]:
+      ran.setdefault(name, []).append(row)
   shown = [
     f"{name}: output {_show(worst(rows, name, PARTS[:1]))}, gradients {_show(worst(rows, name, PARTS[1:]))}"
-    for name in names
+    for name, rows in ran.items()
   ]
-  faster = [row["seconds"]["plain"] / row["seconds"][name] for row in rows for name in names if name in BEST.values()]
+  fused = [(row["seconds"], name) for name, rows in ran.items() if name in BEST.values() for row in rows]
+  faster = [seconds["plain"] / seconds[name] for seconds, name in fused if "plain" in seconds]
   speed = f"{statistics.median(faster):.1f} ({min(faster):.1f}–{max(faster):.1f})" if faster else "–"
-  return [f"{len(rows)} of {len(values['rows'])}", "; ".join(shown) or "–", speed]
+  complete = sum(not row["failed"] for row in values["rows"])
+  return [f"{complete} of {len(values['rows'])}", "; ".join(shown) or "–", speed]
 
 
 def _show(value: float | None) -> str:

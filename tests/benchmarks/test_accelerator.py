@@ -324,12 +324,15 @@ def test_wrong_kernels_are_found(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.setattr(context, "merge", hides_a_piece)
   (ring,) = attention.check_all({"ring": attention.in_a_ring("blockwise")}, SMALL[1:2], batch=2, length=128)
   rows.append(ring)
-  rows += attention.check_all({"fails": fails}, SMALL[:1], batch=2, length=128)
+  rows += attention.check_all({"fails": fails, "plain": plain}, SMALL[:1], batch=2, length=128)
   broken = attention.judge({"bound": attention.BOUND, "rows": rows}).broken
-  assert [sentence.partition(",")[0] for sentence in broken] == [*wrong, "ring", "causal"]
+  assert [sentence.partition(",")[0] for sentence in broken] == [*wrong, "ring", "fails"]
   assert "an error of not finite" in broken[3]
-  assert broken[5] == "causal, 4/2 heads of 16: no such head size"
-  assert attention.row({"rows": rows[2:]}) == ["0 of 1", "–", "–"]
+  assert broken[5] == "fails, causal, 4/2 heads of 16: no such head size"
+  complete, errors, _ = attention.row({"rows": rows[2:]})
+  assert complete == "0 of 1"
+  assert errors.startswith("plain: output 0.")
+  assert "fails" not in errors
 
 
 # memory
