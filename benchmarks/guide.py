@@ -14,7 +14,7 @@ import strategies
 from benchmarks import figures, tables
 from benchmarks.figures import Record
 from benchmarks.pages import ROOT, fill
-from benchmarks.sections import megabytes, milliseconds, mixture, table, where
+from benchmarks.sections import megabytes, milliseconds, table, title, where
 from benchmarks.tables import SHARED
 from strategies.mesh import resolve
 
@@ -52,7 +52,7 @@ def measured(name: str, records: Sequence[Record]) -> str:
       if row.row == name and row.relative and row.seconds
     ]
     if rows:
-      other = "" if record is records[0] else f"On {where(record)}{mixture(record)}:\n\n"
+      other = "" if record is records[0] else f"On {title(record)}:\n\n"
       return other + "\n".join(table(heads, rows))
   return f"Not measured yet. `python -m benchmarks.throughput --rows={name}` measures it."
 

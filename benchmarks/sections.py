@@ -30,7 +30,7 @@ def summary(name: str, record: Record) -> str:
   """A record's section in README.md: the rows on the most devices, PyTorch, and the aims."""
   return "\n".join(
     [
-      f"## {_title(record)}",
+      f"## {title(record)}",
       "",
       SIMULATED.format(cores=record["hardware"]["cores"]) if record["hardware"]["simulated"] else REAL,
       "",
@@ -55,7 +55,7 @@ def details(name: str, record: Record) -> str:
   spread = figures.loss_spread(record)
   return "\n".join(
     [
-      f"## {_title(record)}",
+      f"## {title(record)}",
       "",
       _model(record) + _peaks(record),
       *(["", f"All rows reach the same loss, to {spread:.0e} relative."] if spread is not None else []),
@@ -73,11 +73,12 @@ def details(name: str, record: Record) -> str:
   )
 
 
-def _title(record: Record) -> str:
-  return f"{where(record)}: {record['parameters'] / 1e6:.1f} M parameters{mixture(record)}"
+def title(record: Record) -> str:
+  """The machine and the model of a record."""
+  return f"{where(record)}, {record['parameters'] / 1e6:.1f} M parameters{_mixture(record)}"
 
 
-def mixture(record: Record) -> str:
+def _mixture(record: Record) -> str:
   """The number of experts of its model, in words; "" if the model is dense."""
   experts = record["config"]["model"].get("experts", 0)
   return f", {experts} experts" if experts else ""
@@ -88,7 +89,7 @@ def _model(record: Record) -> str:
   shape = f"{model['seq_len']} tokens" if record["unit"] == "tokens" else f"{model['image_size']}² pixels"
   return (
     f"The model has {record['parameters'] / 1e6:.1f} M parameters ({model['depth']} blocks of width "
-    f"{model['width']}{mixture(record)}). "
+    f"{model['width']}{_mixture(record)}). "
     f"A global batch has {record['config']['batch_size']} synthetic examples of {shape}. A step takes "
     f"{figures.flops(record)[0] / 1e12:.3g} TFLOP."
   )

@@ -86,7 +86,7 @@ def message(records: dict[str, Record]) -> str:
 def headline(record: Record) -> str:
   """A record's speed on the most devices, its comparison with PyTorch, and the aims that it misses."""
   rows = figures.most(record)
-  said = [f"**{sections.where(record)}{sections.mixture(record)}.**"]
+  said = [f"**{sections.title(record)}.**"]
   if rows:
     # Strategies whose ratios look the same are named together.
     ordered = sorted(rows, key=lambda row: -round(row.relative.median, 2))

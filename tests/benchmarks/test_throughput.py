@@ -82,8 +82,8 @@ def test_the_message_groups_equal_ratios_and_compares_with_pytorch():
   seconds = {"two_d/8": 1.25, "hsdp/8": 1.25, "single/None": 0.8}
   made = measured("--rows=fsdp,two_d,hsdp,peer", run=Machine(seconds))
   assert tables.headline(made) == (
-    "**2 cores of made up.** On 8 simulated devices, throughput relative to one device is 1.00 for fsdp, "
-    "0.80 for hsdp and two_d. On one device, Meshwright is 0.80 times as fast as PyTorch. "
+    "**2 cores of made up, 3.5 M parameters.** On 8 simulated devices, throughput relative to one device is 1.00 for "
+    "fsdp, 0.80 for hsdp and two_d. On one device, Meshwright is 0.80 times as fast as PyTorch. "
     "Missed aims: hsdp 0.80 of 0.85, two_d 0.80 of 0.85, PyTorch 0.80 of 1.00."
   )
   kinds = [
@@ -93,7 +93,7 @@ def test_the_message_groups_equal_ratios_and_compares_with_pytorch():
   ]
   shown = sections.summary("mine", made)
   assert [shown.count(kind) for kind in kinds] == [1, 1, 1]
-  assert tables.headline(measured("--rows=single")) == "**2 cores of made up.**"
+  assert tables.headline(measured("--rows=single")) == "**2 cores of made up, 3.5 M parameters.**"
 
 
 def test_the_summary_shows_only_the_most_devices():
@@ -145,7 +145,6 @@ def test_strategies_that_share_experts_have_rows_if_there_are_experts(experts: i
 def test_no_recorded_row_does_more_arithmetic_than_the_machine_can(name: str):
   record = tables.read()[name]
   shares = [row.flops_share for row in figures.rows(record) if not row.error]
-  assert len(shares) >= 5
   assert 0 < min(shares) <= max(shares) <= 1
   # Records once kept the count of all pairs, which is PaLM's.
   assert record.get("flops", figures.flops(record)[1]) == figures.flops(record)[1]
