@@ -11,6 +11,7 @@ from benchmarks.tables import RESULTS
 
 PAGE = ROOT / "docs" / "accelerator.md"
 NOTHING = "No accelerator's record exists yet."
+SENTENCES = 2  # at most, in a cell of a table
 
 
 def write(page: Path = PAGE, results: Path = RESULTS) -> None:
@@ -53,7 +54,10 @@ def table(step: Measurement, records: Sequence[Values]) -> str:
   for made in ran:
     measured = made["steps"][step.name].get("values")
     cells = step.row(measured) if measured else ["–"] * len(step.columns)
-    lines.append(f"| {' | '.join([devices(made), *cells, '; '.join(result(step, made))])} |")
+    said = result(step, made)
+    if len(said) > SENTENCES:
+      said = [*said[: SENTENCES - 1], f"and {len(said) - SENTENCES + 1} more, in the record"]
+    lines.append(f"| {' | '.join([devices(made), *cells, '; '.join(said)])} |")
   return "\n".join([*lines, *(line for made in ran for line in ("", origin(made["steps"][step.name])))])
 
 
