@@ -20,7 +20,6 @@ Record = dict[str, Any]
 # one device (PyTorch = 1).
 AIMS = {"data_parallel": 0.95, "fsdp": 0.95}
 AIM, PEER_AIM = 0.85, 1.0
-RETIRED = "input"  # a row of older records; input_pipeline.py measures it now
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Result:
 def rows(record: Record) -> list[Result]:
   """The rows of all strategies, in the order of the record. A dense model has none of strategies that share experts."""
   experts = record["config"]["model"].get("experts", 0)
-  of_strategy = lambda row: row not in (PEAKS, PEER, RETIRED) and applies(row, experts)
+  of_strategy = lambda row: row not in (PEAKS, PEER) and applies(row, experts)
   return [row(record, name) for name in record["cells"] if of_strategy(name.partition("/")[0])]
 
 

@@ -39,7 +39,7 @@ def run(command: Sequence[str], spec: dict[str, Any], limit: float = SECONDS) ->
       timeout=limit,
     )
   except subprocess.TimeoutExpired:
-    return {"error": f"not finished after {limit / 60:.0f} minutes"}
+    return {"error": f"not finished after {limit:.0f} s"}
   except OSError as error:
     return {"error": f"cannot be started ({error.strerror})"}
   if done.returncode == 0:

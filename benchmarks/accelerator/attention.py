@@ -48,32 +48,32 @@ class Kind:
     return ", ".join([*words, "documents"] if self.segments else words)
 
 
-# Half of all combinations. Any three of the four choices are in all combinations with one another.
+# 8 of the 16 combinations. For any three of the four choices, all 8 combinations occur.
 CASES = [
   Kind(16, (16, 4)[(wide + causal + segments) % 2], (64, 128)[wide], causal, segments)
   for wide, causal, segments in itertools.product((False, True), (True, False), (False, True))
 ]
 
-Kernel = Callable[..., jax.Array]
+Attention = Callable[..., jax.Array]  # an implementation, as models/ops/attention.py has them
 
 
-def kernels(platform: str) -> dict[str, Kernel]:
-  """The implementations to check on a platform. `plain` in bfloat16 is among them, and what the others are timed by."""
+def kernels(platform: str) -> dict[str, Attention]:
+  """The implementations to check on a platform. One is `plain` in bfloat16, whose time the others are compared with."""
   best = BEST[platform]
   return {best: IMPLEMENTATIONS[best], f"{best} in a ring": in_a_ring(best), "plain": plain}
 
 
-def in_a_ring(name: str) -> Kernel:
-  """The kernel of an implementation for pieces, as `SHARERS` devices call it that share the positions of a text.
+def in_a_ring(name: str) -> Attention:
+  """Attention as a ring of `SHARERS` devices computes it with an implementation's kernel for pieces.
 
-  One device does the work of all, and what they would send each other stays on it.
+  One device simulates the ring by `jax.vmap`.
   """
   sharding = Constraints(NOTHING, own=Layout({"context": SHARERS}, positions="context"))
-  devices, kernel = functools.partial(jax.vmap, axis_name="context"), as_one_batch(PIECES[name])
+  on_each_device, kernel = functools.partial(jax.vmap, axis_name="context"), as_one_batch(PIECES[name])
 
   def own_positions(x: jax.Array) -> jax.Array:
     """[B, T, ...] → those of each device [devices, B, t, ...]."""
-    return devices(lambda _: positions.own(x, sharding))(jnp.arange(SHARERS))
+    return on_each_device(lambda device: positions.of_device(x, device, SHARERS))(jnp.arange(SHARERS))
 
   def in_order(x: jax.Array) -> jax.Array:
     """The way back."""
@@ -81,14 +81,15 @@ def in_a_ring(name: str) -> Kernel:
     return positions.join(early, late[:, ::-1]).reshape(x.shape[1], -1, *x.shape[3:])
 
   def ring(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None) -> jax.Array:
-    of_device = lambda *own: context.attend("ring", plain, kernel, *own, segments, sharding, causal)
+    attend = lambda *own: context.attend("ring", plain, kernel, *own, segments, sharding, causal)
 
+    # The gradient is taken on each device: JAX runs the backward pass of a `vmap` where its axis has no name.
     def forward(*arrays: jax.Array) -> tuple[jax.Array, Any]:
-      out, vjp = devices(lambda *own: jax.vjp(of_device, *own))(*map(own_positions, arrays))
+      out, vjp = on_each_device(lambda *own: jax.vjp(attend, *own))(*map(own_positions, arrays))
       return in_order(out), vjp
 
     def backward(vjp: Any, g: jax.Array) -> tuple[jax.Array, ...]:
-      return tuple(map(in_order, devices(lambda vjp, g: vjp(g))(vjp, own_positions(g))))
+      return tuple(map(in_order, on_each_device(lambda vjp, g: vjp(g))(vjp, own_positions(g))))
 
     return with_gradient(forward, backward, q, k, v)
 
@@ -133,7 +134,7 @@ def inputs(case: Kind, batch: int, length: int) -> tuple[list[jax.Array], jax.Ar
   return arrays, jnp.cumsum(starts, axis=1, dtype=jnp.int32)
 
 
-def program(kernel: Kernel, case: Kind, dtype: Any) -> Callable[..., tuple[jax.Array, ...]]:
+def program(kernel: Attention, case: Kind, dtype: Any) -> Callable[..., tuple[jax.Array, ...]]:
   """A jitted function of the inputs that returns the output and the three gradients (`PARTS`), computed in `dtype`."""
 
   @jax.jit
@@ -145,14 +146,18 @@ def program(kernel: Kernel, case: Kind, dtype: Any) -> Callable[..., tuple[jax.A
   return run
 
 
-def check(case: Kind, among: dict[str, Kernel], batch: int = BATCH, length: int = LENGTH) -> Values:
+def check(case: Kind, among: dict[str, Attention], batch: int = BATCH, length: int = LENGTH) -> Values:
   """The errors of each kernel by `PARTS`, and its median seconds for a forward and backward pass.
 
   `failed` says why a kernel that raised has neither.
   """
+  named = dataclasses.asdict(case) | {"name": case.name}
   arrays, segments = inputs(case, batch, length)
-  with jax.default_matmul_precision("highest"):
-    exact = jax.device_get(program(plain, case, jnp.float32)(*arrays, segments))
+  try:
+    with jax.default_matmul_precision("highest"):
+      exact = jax.device_get(program(plain, case, jnp.float32)(*arrays, segments))
+  except Exception as error:  # one case that fails must not hide the others
+    return {"case": named, "errors": {}, "failed": {"the reference": reason(error)}, "seconds": {}}
   errors: dict[str, Values] = {}
   failed: dict[str, str] = {}
   runs: dict[str, Callable[[], Any]] = {}
@@ -160,19 +165,18 @@ def check(case: Kind, among: dict[str, Kernel], batch: int = BATCH, length: int 
     run = program(kernel, case, jnp.bfloat16)
     try:
       got = jax.device_get(run(*arrays, segments))
-    except Exception as error:  # one kernel that fails must not hide the others
+    except Exception as error:  # nor one kernel
       failed[name] = reason(error)
       continue
     errors[name] = {part: difference(a, b) for part, a, b in zip(PARTS, got, exact, strict=True)}
     runs[name] = functools.partial(run, *arrays, segments)
-  named = dataclasses.asdict(case) | {"name": case.name}
   return {"case": named, "errors": errors, "failed": failed, "seconds": timed(runs)}
 
 
 def timed(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
   """The median seconds of a call of each function. The functions take turns, so that a slow moment slows all."""
   seconds: dict[str, list[float]] = {name: [] for name in runs}
-  for turn in range(ROUNDS):
+  for turn in range(ROUNDS if runs else 0):
     names = list(runs)[turn % len(runs) :] + list(runs)[: turn % len(runs)]
     for name in names:
       start = time.perf_counter()
@@ -181,7 +185,7 @@ def timed(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
   return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
-def check_all(among: dict[str, Kernel], cases: Iterable[Kind] = CASES, **sizes: int) -> list[Values]:
+def check_all(among: dict[str, Attention], cases: Iterable[Kind] = CASES, **sizes: int) -> list[Values]:
   """A row for each case."""
   rows = []
   for case in cases:
@@ -241,8 +245,8 @@ STEP = Measurement(
   name="attention",
   about=(
     f"each attention kernel in bfloat16 against `plain` in float32, on {BATCH} sequences of {LENGTH:,} tokens: output, "
-    f"gradients and time; causal and not, grouped heads, heads of 64 and 128, documents; whole, and in pieces that "
-    f"{SHARERS} devices share in a ring"
+    "gradients and time; causal and not, grouped heads, heads of 64 and 128, documents; on whole texts, and in pieces, "
+    f"as in a ring of {SHARERS} devices, which one device simulates"
   ),
   promise=f"an error is above {BOUND:.0%} of the largest entry, or a kernel fails",
   aim="",

@@ -11,7 +11,7 @@ from benchmarks.tables import RESULTS
 
 PAGE = ROOT / "docs" / "accelerator.md"
 NOTHING = "No accelerator's record exists yet."
-SENTENCES = 2  # at most, in a cell of a table
+FAILURES = 1  # that a cell of a table names; it counts the others
 
 
 def write(page: Path = PAGE, results: Path = RESULTS) -> None:
@@ -54,10 +54,7 @@ def table(step: Measurement, records: Sequence[Values]) -> str:
   for made in ran:
     measured = made["steps"][step.name].get("values")
     cells = step.row(measured) if measured else ["–"] * len(step.columns)
-    said = result(step, made)
-    if len(said) > SENTENCES:
-      said = [*said[: SENTENCES - 1], f"and {len(said) - SENTENCES + 1} more, in the record"]
-    lines.append(f"| {' | '.join([devices(made), *cells, '; '.join(said)])} |")
+    lines.append(f"| {' | '.join([devices(made), *cells, '; '.join(result(step, made, most=FAILURES))])} |")
   return "\n".join([*lines, *(line for made in ran for line in ("", origin(made["steps"][step.name])))])
 
 
@@ -65,13 +62,19 @@ def devices(made: Values) -> str:
   return f"{made['devices']} × {made['device']}"
 
 
-def result(step: Measurement, made: Values) -> list[str]:
-  """How a step ended: what is broken or why nothing was measured, and the aim."""
+def result(step: Measurement, made: Values, most: int | None = None) -> list[str]:
+  """How a step ended: what is broken or why nothing was measured, and the aim.
+
+  Args:
+    most: how many failures to name; None for all.
+  """
   entry = made["steps"][step.name]
   if "values" not in entry:
     return [f"**fails**: {entry['error']}"]
   verdict = step.judge(entry["values"])
-  said = [f"**fails**: {broken}" for broken in verdict.broken]
+  said = [f"**fails**: {broken}" for broken in verdict.broken[:most]]
+  others = len(verdict.broken) - len(said)
+  said += [f"{others} more failure{'s' * (others > 1)}, in the record"] if others else []
   said += [f"aim {verdict.aim.show()}"] if verdict.aim else []
   return said or ["holds"]
 

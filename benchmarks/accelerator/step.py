@@ -28,7 +28,7 @@ class Aim:
   reached: bool | None
 
   def show(self) -> str:
-    return {True: "reached", False: "missed", None: "not for this device"}[self.reached] + f": {self.text}"
+    return {True: "reached", False: "missed", None: "is for another device"}[self.reached] + f": {self.text}"
 
 
 @dataclasses.dataclass(frozen=True)

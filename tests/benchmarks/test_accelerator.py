@@ -329,6 +329,11 @@ def test_wrong_kernels_are_found(monkeypatch: pytest.MonkeyPatch):
   assert [sentence.partition(",")[0] for sentence in broken] == [*wrong, "ring", "fails"]
   assert "an error of not finite" in broken[3]
   assert broken[5] == "fails, causal, 4/2 heads of 16: no such head size"
+  assert attention.row({"rows": attention.check_all({"fails": fails}, SMALL[:1], batch=2, length=128)}) == [
+    "0 of 1",
+    "–",
+    "–",
+  ]
   complete, errors, _ = attention.row({"rows": rows[2:]})
   assert complete == "0 of 1"
   assert errors.startswith("plain: output 0.")
@@ -596,7 +601,7 @@ def test_the_page_has_a_row_for_each_record(tmp_path: Path):
   speed = ["100,000", "330 (320–330) ms", "55.0% (59.0% as PaLM counts)", "51.0 GiB", "0.1%", "16"]
   assert cells_of(made["language_model"]) == [
     ["1 × NVIDIA H200", *speed, "aim missed: MFU 59.0% as PaLM counts, of 60% on an NVIDIA H200"],
-    ["4 × NVIDIA H100", *speed, "aim not for this device: MFU 59.0% as PaLM counts, of 60% on an NVIDIA H200"],
+    ["4 × NVIDIA H100", *speed, "aim is for another device: MFU 59.0% as PaLM counts, of 60% on an NVIDIA H200"],
   ]
   assert cells_of(made["memory"])[0][-1] == "**fails**: out of order"
   summary = {row[0]: row[1:] for row in cells_of(made["summary"])}
