@@ -150,9 +150,7 @@ def distances(gradients: Params) -> Params:
 
 OTHER_WAYS = [("context", "gather"), ("context", "ring")]
 IN_EVERY_WAY = [
-  *in_full(
-    [(name, "auto") for name in strategies.names() if name != "tensor_parallel"] + OTHER_WAYS, ("two_d", "auto")
-  ),
+  *in_full([(name, "auto") for name in strategies.names() if name != "tensor_parallel"] + OTHER_WAYS, ("fsdp", "auto")),
   pytest.param("tensor_parallel", "auto", marks=[pytest.mark.full, pytest.mark.both_stacks]),
 ]
 
