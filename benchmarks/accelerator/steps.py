@@ -58,14 +58,14 @@ def run(
 
 def _end(process: subprocess.Popen[str]) -> None:
   """Ends a process and what it has started, and waits until they are gone: until then they may hold devices' memory."""
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process.pid, signal.SIGKILL)
+  process.wait()
   deadline = time.monotonic() + GONE
   with contextlib.suppress(ProcessLookupError):  # none of them is left
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
     while time.monotonic() < deadline:
       os.killpg(process.pid, 0)
       time.sleep(0.02)
-  process.wait()
 
 
 def measure(spec: Mapping[str, Any], steps: Mapping[str, Measurement] = STEPS) -> Values:
