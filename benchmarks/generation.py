@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.figures import Figure
 from benchmarks.pages import ROOT, host, keep, source
 from benchmarks.peer_generation import CACHES
-from benchmarks.rounds import ALLOCATOR
+from benchmarks.rounds import environment
 from benchmarks.sections import table
 from errors import ConfigError, positive
 from runtime import command_line
@@ -58,7 +58,7 @@ def process(command: Sequence[str]) -> Iterator[Ask]:
   try:
     started = subprocess.Popen(
       command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT,
-      env=os.environ | ALLOCATOR,
+      env=environment(),
     )  # fmt: skip
   except OSError as error:
     raise ConfigError(f"{command[0]!r} cannot be started ({error.strerror}); name a Python") from error

@@ -15,12 +15,14 @@ from typing import Any
 
 from benchmarks.cells import PEAKS, REFERENCE, Cell
 from benchmarks.pages import ROOT
+from runtime.devices import will_use_cpus
 
 BEFORE = 3  # measurements of the machine's peak speeds at the start; predictions use the best
 BETWEEN = 8  # cells between two runs of the reference
 SECONDS = 1800  # time limit of a process
 WARM_UP = 6  # steps before the timed ones; by then the allocator holds all memory that a step needs
-# Keeps freed memory in the process. Our processes set this themselves (runtime/devices.py); the peer does not.
+# Where CPUs compute, keeps freed memory in the process. Our training sets it itself (runtime/devices.py); the peer does
+# not. Where GPUs compute, it would slow the compiler down: its many threads would wait for the single heap.
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 
 Run = Callable[[Sequence[str], dict[str, Any]], dict[str, Any]]
@@ -35,7 +37,7 @@ def run(command: Sequence[str], spec: dict[str, Any], limit: float = SECONDS) ->
       capture_output=True,
       text=True,
       cwd=ROOT,
-      env=os.environ | ALLOCATOR,
+      env=environment(),
       timeout=limit,
     )
   except subprocess.TimeoutExpired:
@@ -47,6 +49,11 @@ def run(command: Sequence[str], spec: dict[str, Any], limit: float = SECONDS) ->
       return json.loads(done.stdout.strip().splitlines()[-1])
   printed = (done.stderr or done.stdout).strip().splitlines()
   return {"error": f"exit status {done.returncode}" + (f": {printed[-1]}" if printed else "")}
+
+
+def environment() -> dict[str, str]:
+  """The environment variables of a process that measures."""
+  return os.environ | (ALLOCATOR if will_use_cpus(os.environ.get("JAX_PLATFORMS")) else {})
 
 
 def measure(

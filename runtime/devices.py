@@ -20,7 +20,7 @@ MOST_SIMULATED = 1024  # each device is a thread; with 100,000, starting takes l
 
 def start_jax(config: Any) -> list[jax.Device]:
   """Sets JAX up and returns the devices to train on: accelerators, or `config.simulated_devices` made from the CPU."""
-  if _will_use_cpus(jax.config.jax_platforms):  # type: ignore[attr-defined]  # jax adds its options at run time
+  if will_use_cpus(jax.config.jax_platforms):  # type: ignore[attr-defined]  # jax adds its options at run time
     _keep_freed_memory()  # before any thread starts: a thread that has its own heap keeps it
   count = positive("simulated_devices", config.simulated_devices)
   if count > MOST_SIMULATED:
@@ -60,7 +60,7 @@ def _has_compiler_alone() -> bool:
   return (_has_tpu_compiler() and not _has_tpus()) or (has_gpu_compiler() and not _has_gpus())
 
 
-def _will_use_cpus(platforms: str | None) -> bool:
+def will_use_cpus(platforms: str | None) -> bool:
   """Whether JAX, asked for these `platforms`, will choose the CPU. Asks no backend, because that would start it."""
   return platforms == "cpu" or not (
     (_has_tpu_compiler() and _has_tpus()) or (has_gpu_compiler() and _has_gpus())  # the plugin and the device

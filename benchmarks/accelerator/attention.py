@@ -6,6 +6,7 @@ Each kernel also reads a text in pieces, by the code of devices that share its p
 import dataclasses
 import functools
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accelerator.step import Measurement, Values, Verdict, Where, difference, largest, reason, say
+from benchmarks.accelerator.step import RESERVE, Measurement, Values, Verdict, Where, difference, largest, reason, say
 from configs import base
 from models.ops import context, pieces, positions
 from models.ops.attention import BEST, IMPLEMENTATIONS, PIECES, plain
@@ -26,6 +27,7 @@ from strategies.layout import Layout
 BATCH, LENGTH, DOCUMENTS = 4, 2048, 4
 SHARERS = 4  # devices that a ring is made of, all simulated by the one that runs it
 ROUNDS, CALLS = 9, 5  # each round times each kernel once, over so many calls
+LONGEST = 40  # seconds that a case may take; on an H100 one takes about 20
 PARTS = ("output", "query gradient", "key gradient", "value gradient")
 # The largest error allowed, relative to the largest entry. A bfloat16 has 8 bits, so one rounding is up to 0.4% of a
 # value, and a few add up. A key that is wrongly seen or hidden, or a wrong scale, changes entries by tens of percents.
@@ -151,13 +153,12 @@ def check(case: Kind, among: dict[str, Attention], batch: int = BATCH, length: i
 
   `failed` says why a kernel that raised has neither.
   """
-  named = dataclasses.asdict(case) | {"name": case.name}
   arrays, segments = inputs(case, batch, length)
   try:
     with jax.default_matmul_precision("highest"):
       exact = jax.device_get(program(plain, case, jnp.float32)(*arrays, segments))
   except Exception as error:  # one case that fails must not hide the others
-    return {"case": named, "errors": {}, "failed": {"the reference": reason(error)}, "seconds": {}}
+    return _failed(case, reason(error))
   errors: dict[str, Values] = {}
   failed: dict[str, str] = {}
   runs: dict[str, Callable[[], Any]] = {}
@@ -170,7 +171,16 @@ def check(case: Kind, among: dict[str, Attention], batch: int = BATCH, length: i
       continue
     errors[name] = {part: difference(a, b) for part, a, b in zip(PARTS, got, exact, strict=True)}
     runs[name] = functools.partial(run, *arrays, segments)
-  return {"case": named, "errors": errors, "failed": failed, "seconds": timed(runs)}
+  return {"case": _named(case), "errors": errors, "failed": failed, "seconds": timed(runs)}
+
+
+def _failed(case: Kind, why: str) -> Values:
+  """The row of a case without a reference."""
+  return {"case": _named(case), "errors": {}, "failed": {"the reference": why}, "seconds": {}}
+
+
+def _named(case: Kind) -> Values:
+  return dataclasses.asdict(case) | {"name": case.name}
 
 
 def timed(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
@@ -185,11 +195,13 @@ def timed(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
   return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
-def check_all(among: dict[str, Attention], cases: Iterable[Kind] = CASES, **sizes: int) -> list[Values]:
-  """A row for each case."""
+def check_all(
+  among: dict[str, Attention], cases: Iterable[Kind] = CASES, left: Callable[[], float] = lambda: math.inf, **sizes: int
+) -> list[Values]:
+  """A row for each case. Those for which too little time is left fail. `left` gives seconds."""
   rows = []
   for case in cases:
-    made = check(case, among, **sizes)
+    made = check(case, among, **sizes) if left() >= LONGEST + RESERVE else _failed(case, "the step had no time left")
     rows.append(made)
     shown = [f"{name} {_show(worst([made], name))} in {s * 1e3:.2f} ms" for name, s in made["seconds"].items()]
     say(f"{case.name:<50} {'; '.join(shown + [f'{name}: {why}' for name, why in made['failed'].items()])}")
@@ -200,7 +212,8 @@ def measure(where: Where) -> Values:
   asked = base.get_config("tiny", "single")
   asked.compilation_cache_dir = ""
   devices = start_jax(asked)
-  return {"batch": BATCH, "length": LENGTH, "bound": BOUND, "rows": check_all(kernels(devices[0].platform))}
+  rows = check_all(kernels(devices[0].platform), left=where.left)
+  return {"batch": BATCH, "length": LENGTH, "bound": BOUND, "rows": rows}
 
 
 def worst(rows: Sequence[Values], kernel: str, parts: Sequence[str] = PARTS) -> float | None:

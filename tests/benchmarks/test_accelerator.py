@@ -301,6 +301,13 @@ def test_the_cases_of_attention_have_any_three_of_their_four_choices_in_all_comb
     assert len({choice[:left_out] + choice[left_out + 1 :] for choice in choices}) == 8
 
 
+def test_cases_of_attention_without_time_fail():
+  rows = attention.check_all({}, SMALL, left=lambda: attention.LONGEST)
+  assert [row["failed"] for row in rows] == 3 * [{"the reference": "the step had no time left"}]
+  assert len(attention.judge({"bound": attention.BOUND, "rows": rows}).broken) == 3
+  assert attention.row({"rows": rows})[0] == "0 of 3"
+
+
 @pytest.mark.full
 def test_wrong_kernels_are_found(monkeypatch: pytest.MonkeyPatch):
   def sees_other_documents(*args: jax.Array, causal: bool, segments: jax.Array | None) -> jax.Array:

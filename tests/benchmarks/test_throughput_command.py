@@ -15,7 +15,7 @@ from machines import FOUND, GPUS, Machine, measured
 
 from benchmarks import cells, figures, pages, rounds, tables, throughput, torch_llama
 from configs import base
-from runtime import command_line
+from runtime import command_line, devices
 from training import settings
 
 
@@ -208,6 +208,15 @@ def test_a_process_that_fails_is_reported_with_its_last_line():
     "error": "exit status 1: at the end"
   }
   assert "cannot be started" in rounds.run(["/no/such/program"], {})["error"]
+
+
+@pytest.mark.parametrize("has_gpus", [False, True])
+def test_only_processes_that_compute_on_a_cpu_keep_freed_memory(monkeypatch: pytest.MonkeyPatch, has_gpus: bool):
+  monkeypatch.delenv("JAX_PLATFORMS")
+  for name in ("_has_gpus", "has_gpu_compiler"):
+    monkeypatch.setattr(devices, name, lambda: has_gpus)
+  program = "import json, os; print(json.dumps({'heaps': os.environ.get('MALLOC_ARENA_MAX')}))"
+  assert rounds.run([sys.executable, "-c", program], {}) == {"heaps": None if has_gpus else "1"}
 
 
 def test_filling_a_page_replaces_the_old_part():
