@@ -134,10 +134,10 @@ def test_no_flop_is_done_twice_and_none_is_left_out(name: str, inputs: str):
   assert step.flops() == round(predict.flops(case))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_attention_is_cudnns_forward_and_backward(name: str):
+@pytest.mark.parametrize("name, inputs", golden.of_tokens(NAMES))
+def test_attention_is_cudnns_forward_and_backward(name: str, inputs: str):
   """Both calls run in the loops over blocks, so `flops` counts them as often as there are layers and parts."""
-  _, case, step = compiled(name, "tokens")
+  _, case, step = compiled(name, inputs)
   assert case.sizes.attention == "cudnn"
   visits = [visit for visit in step.module.walk(step.rounds) if visit.instruction.operation == "custom-call"]
   runs: collections.Counter[str] = collections.Counter()
@@ -149,10 +149,10 @@ def test_attention_is_cudnns_forward_and_backward(name: str):
   assert runs == {False: each, True: each}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_strategy_uses_all_to_all(name: str):
+@pytest.mark.parametrize("name, inputs", golden.of_tokens(NAMES))
+def test_no_strategy_uses_all_to_all(name: str, inputs: str):
   """With AdamW. Muon, in the programs for images, shares layers by them, and theory says how much that sends."""
-  found = {axes for kind, axes in grouped(name, "tokens")[0] if kind == "all-to-all"}
+  found = {axes for kind, axes in grouped(name, inputs)[0] if kind == "all-to-all"}
   allowed = {"context", "expert"}  # where attention exchanges positions for heads, and where tokens go to experts
   assert all(allowed & set(axes) for axes in found)
 
@@ -173,10 +173,10 @@ def test_fsdp_gathers_its_weights_in_bfloat16_and_scatters_all_gradients():
   assert ours["reduce-scatter", ("data",)] == size("fsdp") * 7 / 8
 
 
-@pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d", "three_d"])
-def test_all_weights_are_gathered_in_bfloat16(name: str):
+@pytest.mark.parametrize("name, inputs", golden.of_tokens(["fsdp", "hsdp", "two_d", "three_d"]))
+def test_all_weights_are_gathered_in_bfloat16(name: str, inputs: str):
   """Also the head and the embedding, whose casts the compiler could move behind their gathers."""
-  _, case, step = compiled(name, "tokens")
+  _, case, step = compiled(name, inputs)
   gathered = {
     (shape.dtype, shape.size)
     for one in step.collectives()
@@ -198,9 +198,9 @@ def test_data_parallel_all_reduces_its_gradients():
   assert ours["all-reduce", ("data",)] == pytest.approx(expected, abs=SCALARS)
 
 
-@pytest.mark.parametrize("name", SENDERS)
-def test_the_links_send_all_bytes_and_expose_a_part_of_them(name: str):
-  runner, _, step = compiled(name, "tokens")
+@pytest.mark.parametrize("name, inputs", golden.of_tokens(SENDERS))
+def test_the_links_send_all_bytes_and_expose_a_part_of_them(name: str, inputs: str):
+  runner, _, step = compiled(name, inputs)
   where = machine_of(HOST)
   found = step.overlap(where.chip, where.links_of(runner.mesh))
   assert found.sent == pytest.approx(sum(one.sent_in_step for one in step.collectives()) / where.chip.link)

@@ -85,10 +85,10 @@ def test_collectives_on_separate_cores_of_a_tpu7x_count():
   assert golden.explained("pipeline", "tpu7x:2x2x1", "tokens")["time"]["left_out"] == []
 
 
-@pytest.mark.parametrize("name", SENDERS)
-def test_no_strategy_uses_all_to_all(name: str):
+@pytest.mark.parametrize("name, inputs", golden.of_tokens(SENDERS))
+def test_no_strategy_uses_all_to_all(name: str, inputs: str):
   """With AdamW. Muon, in the programs for images, shares layers by them, and theory says how much that sends."""
-  found = {axes for kind, axes in grouped(name, "tokens")[0] if kind == "all-to-all"}
+  found = {axes for kind, axes in grouped(name, inputs)[0] if kind == "all-to-all"}
   allowed = {"context", "expert"}  # where attention exchanges positions for heads, and where tokens go to experts
   assert all(allowed & set(axes) for axes in found)
 
@@ -129,10 +129,10 @@ def test_the_bytes_of_gradients_do_not_grow_with_the_parts_of_a_batch(name: str,
   assert sent(4) == pytest.approx(sent(2), abs=SCALARS)
 
 
-@pytest.mark.parametrize("name", SENDERS)
-def test_the_links_send_all_bytes_and_expose_a_part_of_them(name: str):
+@pytest.mark.parametrize("name, inputs", golden.of_tokens(SENDERS))
+def test_the_links_send_all_bytes_and_expose_a_part_of_them(name: str, inputs: str):
   """On 2×4 chips a group along one dimension can use one link of 50 GB/s, and a group along both can use two."""
-  found = golden.explained(name, golden.SLICE, "tokens")
+  found = golden.explained(name, golden.SLICE, inputs)
   rows, time = found["communication"], found["time"]
   for row in rows:
     assert row["sent_in_step"] / 100e9 <= row["seconds"] * 1.000001

@@ -104,6 +104,11 @@ def programs(names: Iterable[str]) -> list[tuple[str, str]]:
   return [(name, inputs) for name in names for inputs in INPUTS if inputs == "tokens" or name in OF_IMAGES]
 
 
+def of_tokens(names: Iterable[str]) -> list[tuple[str, str]]:
+  """Those for tokens alone. Tests of a program have equal values, so that one stack runs them all (tests/shares.py)."""
+  return [(name, "tokens") for name in names]
+
+
 def lowers_for(name: str, topology: str | None) -> bool:
   """Whether a strategy compiles for these devices. pmap accepts only real devices."""
   return topology is None or name != "pmap_ddp"
