@@ -65,8 +65,8 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
       ("fsdp", {}, 4, 30),
       ("fsdp", {}, 20, 120),
-      ("two_d", {}, 8, 60),
-      ("pipeline", IN_STAGES, 8, 60),
+      ("two_d", {}, 4, 30),
+      ("pipeline", IN_STAGES, 4, 30),
       ("expert_fsdp", MIXTURE, 4, 30),
     ],
     ("fsdp", {}, 4, 30),

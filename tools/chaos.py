@@ -44,6 +44,7 @@ COUNTED = {
 }  # fmt: skip
 AT_START = 0.25  # of the faults come while processes start; the others, while they train
 LONGEST = 4.0  # seconds until the next fault may come
+PATIENCE = 120  # seconds without progress, outside of steps, after which the supervisor takes a process for hung
 SLOW = 2.0  # seconds for which a process is slow
 EVERY = 5  # steps between checkpoints
 IN_MEMORY = 2  # steps between saves in the hosts' memory
@@ -62,7 +63,7 @@ class Job:
     self.command = [
       sys.executable, "-c", LAUNCH, "--restart", f"--processes={options.processes}",
       f"--devices-per-process={options.devices_per_process}", "--restarts=1000", "--shortest=10",
-      "--patience=120", "--", *arguments, f"--workdir={workdir}", "--config.log_every=1",
+      f"--patience={PATIENCE}", "--", *arguments, f"--workdir={workdir}", "--config.log_every=1",
       f"--config.checkpoint.every={EVERY}", *checks,
       f"--config.checkpoint.memory_every={IN_MEMORY}", f"--config.checkpoint.memory_dir={memory}",
     ]  # fmt: skip

@@ -44,7 +44,7 @@ def test_two_processes_go_on_where_one_stopped(tmp_path: Path, capfd: pytest.Cap
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("way", ["gather", "exchange", "ring"])
+@pytest.mark.parametrize("way", ["exchange", "ring"])
 def test_processes_share_the_positions_of_a_text(way: str, tmp_path: Path, capfd: pytest.CaptureFixture):
   """Two processes with two devices each, and each text is on all four; compared with a single device."""
   short = {"steps": 4, "eval_every": 2, "model.attention_context": way}
@@ -58,7 +58,7 @@ def test_processes_share_the_positions_of_a_text(way: str, tmp_path: Path, capfd
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("way", ["gather", "exchange"])
+@pytest.mark.parametrize("way", ["exchange"])
 def test_processes_share_the_experts_of_a_mixture(way: str, tmp_path: Path, capfd: pytest.CaptureFixture):
   """Two processes with two devices each, and two experts on each device. They go on where a single device stopped."""
   fields = {"steps": 4, "eval_every": 2, "model.experts": 8, "model.router": "sigmoid_bias"}

@@ -21,7 +21,7 @@ from tools import launch, supervisor
 from tools.supervisor import Policy, supervise
 
 pytestmark = pytest.mark.full
-SHORT = {"steps": 60, "eval_every": 30, "checkpoint__every": 10, "runtime__heartbeat": 0.1}
+SHORT = {"steps": 40, "eval_every": 20, "checkpoint__every": 10, "runtime__heartbeat": 0.1}
 OTHER = {"held": True, "owner": "process 7 on other since 2026-01-01 00:00:00", "home": "other", "count": 1}
 
 
