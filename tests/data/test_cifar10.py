@@ -21,10 +21,15 @@ from data.images import cifar10
 from training import program
 
 ROOT = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
-real = pytest.mark.skipif(
+IS_THERE = pytest.mark.skipif(
   not (ROOT / "cifar10" / cifar10.VERSION).exists(),
   reason=f"the real CIFAR-10 is not prepared in {ROOT}; set TFDS_DATA_DIR to the folder that holds it",
 )
+
+
+def real(test: Any) -> Any:
+  """Marks a test that needs the real images, which few machines have. Decoding them takes 14 s."""
+  return pytest.mark.full(IS_THERE(test))
 
 
 def settings(**fields: Any) -> ConfigDict:
