@@ -145,10 +145,8 @@ def in_weight_units(name: str, images: bool, vocab_whole: bool = False) -> Strat
   "name, images, vocab_whole",
   [
     ("pipeline", False, False),
-    pytest.param("pipeline", True, False, marks=pytest.mark.full),
-    pytest.param("three_d", False, False, marks=pytest.mark.full),
-    pytest.param("three_d", False, True, marks=pytest.mark.full),  # a whole table and split positions
-    pytest.param("three_d", True, False, marks=pytest.mark.full),
+    ("three_d", True, False),
+    ("three_d", False, True),  # a whole table and split positions
   ],
 )
 def test_only_neighbours_exchange_and_only_between_units(name: str, images: bool, vocab_whole: bool):
