@@ -67,7 +67,8 @@ PAIRS = each_once(
   ("data_parallel", "text"), ("fsdp", "text"), ("fsdp", CHUNKED), ("hsdp", "text"), ("zero2", "text"),
   ("zero1", WITH_ADAPTERS), ("two_d", WITH_ADAPTERS), ("pipeline", WITH_ADAPTERS), ("single", WITH_ADAPTERS),
   ("tensor_parallel", MUON), ("three_d", "text"), ("pmap_ddp", ADAFACTOR),
-  ("expert", MIXTURE), ("expert_fsdp", MIXTURE), ("context", "text"), one_in=2,
+  ("expert", MIXTURE), ("expert_fsdp", MIXTURE), ("context", "text"),
+  ("long_context", "text"), one_in=2,
 )  # fmt: skip
 
 

@@ -153,6 +153,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
   monkeypatch.setattr(cutting, "PIECE", 500)
 
 
+@pytest.mark.full
 def test_a_preparation_that_is_killed_many_times_gives_the_same_files(tmp_path: Path, small: None):
   cases = {}
   for case in CASES:
