@@ -4,11 +4,11 @@ MESHWRIGHT_SHARE=1    # nine tenths; 2: the other tenth
 
 `.ci/run` tests two stacks. Each runs all of `make test`, so each promise is tested on both. `full` repeats promises for
 more strategies and variants, and there each stack runs a share: the newest the smaller one, because its compiler for
-CPUs takes twice as long. Which one depends on all values of a case: each value has a colour, one of eight, and the
-colours of a case add up. So of a table of strategies and variants, the newest stack has about an eighth of each
-strategy's variants, and other ones of the next strategy. Of all tests it has a tenth. Tests of one program have the
-same values, so they are in the same share. Tests without cases go by their file, whose fixtures they have in common.
-Without the variable everything runs.
+CPUs takes twice as long. Which one depends on all values of a case: each value has a colour, one of ten, and the
+colours of a case add up. So of a table of strategies and variants, the newest stack has about a tenth of each
+strategy's variants, and other ones of the next strategy. Tests of one program have the same values, so they are in the
+same share. Tests without cases go by their file, whose fixtures they have in common. Without the variable everything
+runs.
 
 A test that must run on both stacks has the marker `both_stacks`.
 """
@@ -20,8 +20,8 @@ import pytest
 
 SHARE = "MESHWRIGHT_SHARE"
 LEFT = "is in the other share"  # the reason that stands among those of skipped tests
-COLOURS = 8
-THEIRS = 6  # the colour of the cases for the newest stack
+COLOURS = 10
+THEIRS = 8  # the colour of the cases for the newest stack
 
 
 def share(item: pytest.Item) -> int:
@@ -38,8 +38,8 @@ def share(item: pytest.Item) -> int:
 
 
 def _of(*texts: str) -> int:
-  """The share of these texts, by the three bits of their checksums that divide today's strategies most evenly."""
-  return 2 if sum(zlib.crc32(text.encode()) >> 11 for text in texts) % COLOURS == THEIRS else 1
+  """The share of these texts, by those bits of their checksums that divide today's strategies evenly."""
+  return 2 if sum(zlib.crc32(text.encode()) >> 4 for text in texts) % COLOURS == THEIRS else 1
 
 
 def is_left(item: pytest.Item, mine: int) -> bool:

@@ -13,7 +13,8 @@ TESTS = """
 import pytest
 
 NAMES = ["single", "fsdp", "two_d", "pipeline"]
-VARIANTS = ["text", "tokens", "documents", "dropout", "images", "chunks", "prompts", "wide"]  # of eight colours
+# of ten colours
+VARIANTS = ["tokens", "small", "text", "adapters", "dropout", "ring", "images", "gather", "wide", "remat"]
 
 @pytest.mark.full
 @pytest.mark.parametrize("name, variant", [(name, variant) for name in NAMES for variant in VARIANTS])
@@ -76,7 +77,7 @@ def test_two_shares_run_every_test_once(workers: int, tmp_path: Path, capsys: py
   table = {case.partition("[")[2] for case in first if case.startswith("test_of_a_table")}
   same = {case.partition("[")[2] for case in first if case.startswith("test_of_the_same_cases")}
   assert table <= same  # so the tests of a case share its program
-  assert sorted(case.partition("-")[0] for case in same) == sorted(7 * ["single", "fsdp", "two_d", "pipeline"])
+  assert sorted(case.partition("-")[0] for case in same) == sorted(9 * ["single", "fsdp", "two_d", "pipeline"])
   # What one share skips and the other leaves ran nowhere.
   skips.main([str(tmp_path / "share1"), str(tmp_path / "share2")])
-  assert capsys.readouterr().out == "8 tests ran nowhere:\n   8  no compiler\n        test_some.py: 8\n"
+  assert capsys.readouterr().out == "10 tests ran nowhere:\n  10  no compiler\n        test_some.py: 10\n"
