@@ -15,7 +15,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accelerator.step import RESERVE, Measurement, Values, Verdict, Where, difference, largest, reason, say
+from benchmarks.accelerator.step import (
+  NO_TIME,
+  RESERVE,
+  Measurement,
+  Values,
+  Verdict,
+  Where,
+  difference,
+  largest,
+  reason,
+  say,
+)
 from configs import base
 from models.ops import context, pieces, positions
 from models.ops.attention import BEST, IMPLEMENTATIONS, PIECES, plain
@@ -201,7 +212,7 @@ def check_all(
   """A row for each case. Those for which too little time is left fail. `left` gives seconds."""
   rows = []
   for case in cases:
-    made = check(case, among, **sizes) if left() >= LONGEST + RESERVE else _failed(case, "the step had no time left")
+    made = check(case, among, **sizes) if left() >= LONGEST + RESERVE else _failed(case, NO_TIME)
     rows.append(made)
     shown = [f"{name} {_show(worst([made], name))} in {s * 1e3:.2f} ms" for name, s in made["seconds"].items()]
     say(f"{case.name:<50} {'; '.join(shown + [f'{name}: {why}' for name, why in made['failed'].items()])}")

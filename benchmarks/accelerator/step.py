@@ -12,6 +12,7 @@ from benchmarks import rounds
 
 LIMIT = 540  # seconds for a step; the process is ended then
 RESERVE = 20  # seconds of these in which a step starts nothing and writes its result
+NO_TIME = "the step had no time left for it"  # why something was not started
 Values = dict[str, Any]  # what a step measured, as JSON can hold it
 
 
@@ -81,7 +82,7 @@ class Where:
     """
     limit = self.left() - RESERVE
     if limit <= 0:
-      return {"error": "the step had no time left for it"}
+      return {"error": NO_TIME}
     return run(command, spec) if run else rounds.run(command, spec, limit)
 
 

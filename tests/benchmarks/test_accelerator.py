@@ -303,7 +303,7 @@ def test_the_cases_of_attention_have_any_three_of_their_four_choices_in_all_comb
 
 def test_cases_of_attention_without_time_fail():
   rows = attention.check_all({}, SMALL, left=lambda: attention.LONGEST)
-  assert [row["failed"] for row in rows] == 3 * [{"the reference": "the step had no time left"}]
+  assert [row["failed"] for row in rows] == 3 * [{"the reference": "the step had no time left for it"}]
   assert len(attention.judge({"bound": attention.BOUND, "rows": rows}).broken) == 3
   assert attention.row({"rows": rows})[0] == "0 of 3"
 

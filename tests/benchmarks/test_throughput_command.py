@@ -213,6 +213,7 @@ def test_a_process_that_fails_is_reported_with_its_last_line():
 @pytest.mark.parametrize("has_gpus", [False, True])
 def test_only_processes_that_compute_on_a_cpu_keep_freed_memory(monkeypatch: pytest.MonkeyPatch, has_gpus: bool):
   monkeypatch.delenv("JAX_PLATFORMS")
+  monkeypatch.setattr(devices, "_has_tpus", lambda: False)
   for name in ("_has_gpus", "has_gpu_compiler"):
     monkeypatch.setattr(devices, name, lambda: has_gpus)
   program = "import json, os; print(json.dumps({'heaps': os.environ.get('MALLOC_ARENA_MAX')}))"
