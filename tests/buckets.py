@@ -228,16 +228,24 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     yield found
 
 
+@contextlib.contextmanager
+def _opened_anew() -> Iterator[None]:
+  """The body opens buckets with what is set now. One that is open keeps its server, even after that has ended."""
+  forget = lambda: [cached.cache_clear() for cached in (settings.context, settings._opened)]
+  forget()
+  try:
+    yield
+  finally:
+    forget()
+
+
 @pytest.fixture
 def in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[settings.Folder]:
   """A folder of a bucket in this process's memory: tensorstore's own, without a network."""
   path = lambda self: "/".join(filter(None, [self.bucket, self.path])) + "/"
   monkeypatch.setattr(settings.Folder, "spec", property(lambda self: {"driver": "memory", "path": path(self)}))
-  for cached in (settings.context, settings._opened):
-    cached.cache_clear()
-  yield settings.Folder("gs", "bucket", "runs/one")
-  for cached in (settings.context, settings._opened):
-    cached.cache_clear()
+  with _opened_anew():
+    yield settings.Folder("gs", "bucket", "runs/one")
 
 
 @pytest.fixture
@@ -245,11 +253,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
   """Few tries, and little time for an answer."""
   monkeypatch.setattr(settings, "DELAYS", {"max_retries": 4, "initial_delay": "10ms", "max_delay": "20ms"})
   monkeypatch.setattr(settings, "SECONDS", 2.0)
-  for cached in (settings.context, settings._opened):
-    cached.cache_clear()
-  yield
-  for cached in (settings.context, settings._opened):
-    cached.cache_clear()
+  with _opened_anew():
+    yield
 
 
 @contextlib.contextmanager
@@ -261,7 +266,8 @@ def emulator(scheme: str, folder: Path) -> Iterator[Emulator]:
   before = {name: os.environ.get(name) for name in found.environment}
   os.environ.update(found.environment)
   try:
-    yield found
+    with _opened_anew():
+      yield found
   finally:
     found.close()
     for name, value in before.items():
