@@ -142,7 +142,7 @@ class XlaCpu(Compiler):
 
   def sums_positions_first(self, case: Case, weight: Weight) -> bool:
     """Those that it computes together, of adapters that read the stream, if remat repeats the forward pass."""
-    return case.repeats and weight.dims[1] == "embed"
+    return case.repeats and weight.is_beside_stream and weight.dims[1] == "embed"
 
 
 @dataclasses.dataclass(frozen=True)

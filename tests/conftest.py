@@ -29,6 +29,10 @@ give_threads(8)
 CACHE = {
   "jax_compilation_cache_dir": str(Path("~/.cache/meshwright/tests").expanduser()),
   "jax_persistent_cache_min_compile_time_secs": 0,
+  # As the analysis of a step asks for, which reads the scopes of its operations: so it finds what another test has
+  # compiled. Lines of code are left out, because those of the caller are among them.
+  "jax_compilation_cache_include_metadata_in_key": True,
+  "jax_traceback_in_locations_limit": 0,
 }
 
 gc.set_threshold(200_000, 50, 1000)  # tracing creates many long-lived objects, so frequent collections are slow

@@ -57,11 +57,10 @@ def in_full(cases: Iterable[Any], *in_each: Any) -> list[Any]:
   return [case if case in in_each else pytest.param(*values(case), marks=pytest.mark.full) for case in cases]
 
 
-def each_once(first: Iterable[Any], second: Iterable[Any], *chosen: tuple[Any, Any], one_in: int = 1) -> list[Any]:
+def each_once(first: Iterable[Any], second: Iterable[Any], *chosen: tuple[Any, Any]) -> list[Any]:
   """All pairs, as cases of a parametrized test. In `make test` are so few that each value is in at least one of them.
 
-  The pairs of `chosen` are among them. Each other value takes the partner that the fewest pairs have so far. With
-  `one_in`, each value has only one in so many of its partners, and the next value has others.
+  The pairs of `chosen` are among them. Each other value takes the partner that the fewest pairs have so far.
   """
   sides, pairs = (list(first), list(second)), list(chosen)
   for side in (0, 1):
@@ -70,8 +69,7 @@ def each_once(first: Iterable[Any], second: Iterable[Any], *chosen: tuple[Any, A
       if not uses(value):
         other = min(sides[1 - side], key=functools.partial(uses, side=1 - side))
         pairs.append((value, other) if side == 0 else (other, value))
-  numbered = ((i + j, (x, y)) for i, x in enumerate(sides[0]) for j, y in enumerate(sides[1]))
-  return in_full([pair for number, pair in numbered if number % one_in == 0 or pair in pairs], *pairs)
+  return in_full([(x, y) for x in sides[0] for y in sides[1]], *pairs)
 
 
 def in_every_way(

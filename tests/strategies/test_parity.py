@@ -12,11 +12,24 @@ from helpers import (
   assert_copies_equal,
   assert_trees_close,
   config,
-  each_once,
   in_full,
   initial_state,
   random_batch,
   strategy,
+)
+from variants import (
+  ACCUMULATED,
+  ACCUMULATION,
+  BATCH,
+  DOCUMENTS,
+  MICROBATCHES,
+  OTHERS,
+  SHARED,
+  SMALL,
+  STEPS,
+  VARIANTS,
+  fitting,
+  make_program,
 )
 
 import strategies
@@ -24,50 +37,7 @@ from models.ops import attention
 from training import settings
 from training.program import Params, Program, TrainState
 
-STEPS, BATCH = 20, 16
-# Without clipping, Adam's first moment after one step is (1 − b1) times the gradient.
-SMALL = {"model__mlp_width": 64, "model__vocab_size": 64, "model__seq_len": 16, "optimizer__clip_norm": 0.0}
-MICROBATCHES = {"pipeline__microbatches": 4}
-
-ACCUMULATION = "text, accumulated, remat"
-MIXTURE = "experts"
-DOCUMENTS = "documents with prompts, tied, remat dots"
-# What Qwen's and Llama 3's models add. The rotations of 2 pairs: one that stays, and one that is slowed down in part.
-FAMILIES = {"model__qkv_bias": True, "model__qk_norm": True, "model__rope_scaling": (8.0, 0.01, 1.0, 16)}
-ACCUMULATED = {"accumulation": 2, "model__remat": "full", "model__loss_chunk": 5}
-# What is kept on the host, and what is saved by name.
-KEPT = {"optimizer__on_host": True, "model__remat": "offload", "model__saved": "query,attended,mlp_up"}
-ADAPTERS = {"model__lora_rank": 4, "init_from": "a model"}
-# Every option is in some variant: dropout, accumulation, remat, packed documents, prompts, a tied embedding,
-# augmentation, the host's memory, biases. Tests of other promises use one of them.
-VARIANTS = {
-  "text": {"model__dropout": 0.1},
-  ACCUMULATION: {"model__dropout": 0.1, **ACCUMULATED},
-  DOCUMENTS: {
-    "data__packing": "documents",
-    "data__prompt_field": "prompt",
-    "model__tied_embedding": True,
-    "model__remat": "dots",
-    **FAMILIES,
-  },
-  "adapters": {**ADAPTERS, "model__lora_alpha": 4.0, "model__dropout": 0.1},
-  "images": {**IMAGES, "model__dropout": 0.1, "model__image_size": 16, "data__augment": True, **KEPT},
-  MIXTURE: {"model__experts": 8, "model__router": "sigmoid_bias", "model__shared_experts": 1, "model__router_z": 0.01},
-}
-OTHERS = [name for name in strategies.names() if name != "single"]
 OF_EACH_KIND = ("two_d", "pipeline")  # run by the compiler's sums, and in stages
-
-
-def make_program(variant: str, **fields: object) -> Program:
-  return settings.program(config(steps=STEPS, **(SMALL | VARIANTS[variant] | fields)), "cpu")
-
-
-def fitting(name: str, variant: str) -> Program:
-  """The variant, without what a strategy does not do. A single device keeps everything on the device, to compare."""
-  plain = {"optimizer__on_host": False, "model__remat": "minimal", "model__saved": ""}
-  cannot = {"single": plain, "pmap_ddp": {"optimizer__on_host": False}}
-  in_stages = {"model__remat": "full"} if strategies.layout_of(name).layers else {}
-  return make_program(variant, **(cannot.get(name, in_stages) if VARIANTS[variant].keys() >= KEPT.keys() else {}))
 
 
 def run(name: str, program: Program, **fields: str) -> tuple[np.ndarray, Params]:
@@ -93,16 +63,7 @@ def reference(variant: str) -> tuple[np.ndarray, Params]:
   return trained("single", variant)
 
 
-PAIRS = each_once(
-  OTHERS, [variant for variant in VARIANTS if variant != "text"],
-  ("zero2", ACCUMULATION), ("two_d", ACCUMULATION), ("pipeline", ACCUMULATION), ("three_d", DOCUMENTS),
-  ("hsdp", DOCUMENTS), ("fsdp", DOCUMENTS), ("zero1", "images"), ("data_parallel", DOCUMENTS),
-  ("tensor_parallel", "adapters"), ("pmap_ddp", "adapters"),
-  ("expert", MIXTURE), ("expert_fsdp", MIXTURE),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name, variant", PAIRS)
+@pytest.mark.parametrize("name, variant", SHARED)
 def test_strategy_equals_single_device(name: str, variant: str):
   losses, gradients = trained(name, variant)
   expected_losses, expected_gradients = reference(variant)
@@ -242,7 +203,7 @@ def test_accumulation_and_remat_change_nothing(variant: str):
 
   With prompts, a different number of predictions counts in each part.
   """
-  losses, gradients = run("single", make_program(variant, **ACCUMULATED))
+  losses, gradients = run("single", make_program(variant, **ACCUMULATED, model__loss_chunk=5))
   assert_trees_close(gradients, reference(variant)[1], PARITY)
   np.testing.assert_allclose(losses, reference(variant)[0], rtol=PARITY)
 
