@@ -1,5 +1,7 @@
 """Runs the steps of a page that is made by running code, and compares the page with what they print."""
 
+import jax
+
 from tools import steps, tour
 from tools.lessons import PAGES
 
@@ -7,8 +9,14 @@ Shown = dict[str, steps.Shown]
 
 
 def run_steps(name: str) -> Shown:
-  """All steps of a page, after they ran, by name."""
-  return {step.run.__name__: steps.run(step) for lesson in PAGES[name].lessons for step in steps.steps(lesson)}
+  """All steps of a page, after they ran, by name. Their programs name lines of code, which conftest.py leaves out."""
+  limit = "jax_traceback_in_locations_limit"
+  left_out = getattr(jax.config, limit)
+  jax.config.update(limit, 10)
+  try:
+    return {step.run.__name__: steps.run(step) for lesson in PAGES[name].lessons for step in steps.steps(lesson)}
+  finally:
+    jax.config.update(limit, left_out)
 
 
 def check_page(name: str, shown: Shown) -> None:

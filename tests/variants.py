@@ -42,7 +42,7 @@ VARIANTS = {
     "model__remat": "dots",
     **FAMILIES,
   },
-  ADAPTED: {**ADAPTERS, "model__lora_alpha": 4.0, "model__seq_len": 48, **ACCUMULATED},
+  ADAPTED: {**ADAPTERS, "model__lora_alpha": 4.0, **ACCUMULATED},
   "images": {
     **IMAGES,
     "model__dropout": 0.1,

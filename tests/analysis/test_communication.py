@@ -51,7 +51,10 @@ def compile_case(name: str, program: Program, batch_size: int, **fields: Any) ->
 
 @functools.cache
 def compiled_case(name: str, variant: str, batch_size: int = BATCH) -> tuple[Case, compiled.CompiledStep]:
-  return compile_case(name, fitting(name, variant), batch_size, **MICROBATCHES)
+  program = fitting(name, variant)
+  if (name, variant) == ("two_d", ADAPTED):  # of shorter texts, the CPU's compiler repeats a product
+    program = make_program(variant, model__seq_len=48)
+  return compile_case(name, program, batch_size, **MICROBATCHES)
 
 
 @functools.cache
