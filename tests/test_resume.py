@@ -65,7 +65,6 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
       ("fsdp", {}, 4, 30),
       ("fsdp", {}, 20, 120),
-      ("two_d", {}, 4, 30),
       ("pipeline", IN_STAGES, 4, 30),
       ("expert_fsdp", MIXTURE, 4, 30),
     ],

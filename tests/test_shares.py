@@ -14,7 +14,7 @@ import pytest
 
 NAMES = ["single", "fsdp", "two_d", "pipeline"]
 # of ten colours
-VARIANTS = ["tokens", "small", "text", "adapters", "dropout", "ring", "images", "gather", "wide", "remat"]
+VARIANTS = ["tokens", "small", "text", "adapters", "images", "gather", "remat", "deep", "bias", "devices"]
 
 @pytest.mark.full
 @pytest.mark.parametrize("name, variant", [(name, variant) for name in NAMES for variant in VARIANTS])

@@ -84,7 +84,7 @@ KILLED = SIGNALLED.replace("SIGTERM", "SIGKILL").replace(
   "name, first, then, resumes_on",
   [
     ("two_d", (2, 4), (4, 2), {"mesh__model": 4}),  # each group of `model` in one process, then in two
-    ("three_d", (4, 2), (1, 8), {}),  # `stage` and `data` over the processes
+    ("three_d", (2, 4), (1, 8), {}),  # `stage` over the processes
     ("hsdp", (2, 4), (1, 8), {}),  # a process for each replica
   ],
 )
