@@ -78,7 +78,7 @@ def test_two_stacks_share_the_further_cases(tmp_path: Path):
 
 def test_packages_that_cannot_be_installed_end_ci_with_the_reason(tmp_path: Path):
   calls, printed = called(tmp_path, browser=0, newest=True, installs=False)
-  assert len(calls) == 2
+  assert not [call for call in calls if call.startswith("make test-all")]
   assert printed == "no room\n"
 
 
