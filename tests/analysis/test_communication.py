@@ -192,11 +192,11 @@ def test_other_steps_that_repeat_the_forward_pass_send_what_theory_says(name: st
 SOME = {"query,value": "minimal", "out,gate,up,down": "dots"}  # some adapters, and remat
 
 
-ADAPTED = list(zip(["fsdp", "tensor_parallel", "two_d", "three_d"], itertools.cycle(SOME)))
+WITH_SOME = list(zip(["fsdp", "tensor_parallel", "two_d", "three_d"], itertools.cycle(SOME)))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name, targets", ADAPTED)
+@pytest.mark.parametrize("name, targets", WITH_SOME)
 def test_some_adapters_send_and_compute_what_is_predicted(name: str, targets: str):
   remat = SOME[targets]
   fields = {"model__seq_len": 48, "model__vocab_size": 1000, "model__remat": remat, "model__lora_targets": targets}
