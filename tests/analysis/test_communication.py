@@ -17,6 +17,7 @@ from variants import (
   ADAPTERS,
   BATCH,
   DOCUMENTS,
+  FAMILIES,
   MICROBATCHES,
   MUON,
   SHARED,
@@ -35,12 +36,10 @@ from training.program import Program
 # Numbers beside the formulas' terms: losses, counts and norms, and for some optimizers a number for each matrix.
 SCALARS = 512
 
-QWEN = {"model__qkv_bias": True, "model__qk_norm": True}
-
-# Those of test_parity.py, whose steps the cache has then, and others, of which the next strategy has other ones. Tests
-# of a pair share its compiled step.
-OTHERS = [pair for i, pair in enumerate(itertools.product(strategies.names(), ["text", MUON, ADAFACTOR])) if i % 2 == 0]
-PAIRS = [*SHARED, ("single", ADAPTED), *in_full(OTHERS, ("tensor_parallel", MUON), ("pmap_ddp", ADAFACTOR))]
+# Those of test_parity.py, whose steps the cache has then, and some of its own, of which the next strategy has others.
+# Tests of a pair share its compiled step.
+OWN = [pair for i, pair in enumerate(itertools.product(strategies.names(), ["text", MUON, ADAFACTOR])) if i % 2 == 0]
+PAIRS = [*SHARED, ("single", ADAPTED), *in_full(OWN, ("tensor_parallel", MUON), ("pmap_ddp", ADAFACTOR))]
 
 
 def compile_case(name: str, program: Program, batch_size: int, **fields: Any) -> tuple[Case, compiled.CompiledStep]:
@@ -204,7 +203,7 @@ WITH_SOME = list(zip(["fsdp", "tensor_parallel", "two_d", "three_d"], itertools.
 def test_some_adapters_send_and_compute_what_is_predicted(name: str, targets: str):
   remat = SOME[targets]
   fields = {"model__seq_len": 48, "model__vocab_size": 1000, "model__remat": remat, "model__lora_targets": targets}
-  case, step = compile_case(name, program(**ADAPTERS | QWEN | fields), BATCH)
+  case, step = compile_case(name, program(**ADAPTERS | FAMILIES | fields), BATCH)
   ours, wanted = sent_and_wanted(case, step)
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
