@@ -43,7 +43,8 @@ COUNTED = {
   "corrupt": "bit flipped", "kill the supervisor": "supervisor killed",
 }  # fmt: skip
 AT_START = 0.25  # of the faults come while processes start; the others, while they train
-LONGEST = 4.0  # seconds until the next fault may come
+STARTING = 4.0  # seconds within which those come
+STEPS = 20  # within which the others come
 PATIENCE = 120  # seconds without progress, outside of steps, after which the supervisor takes a process for hung
 SLOW = 2.0  # seconds for which a process is slow
 EVERY = 5  # steps between checkpoints
@@ -76,10 +77,16 @@ class Job:
     """The last signs of life of processes that run."""
     return {rank: beat for rank, beat in heartbeat.of_job(self.workdir).items() if _runs(beat["pid"])}
 
-  def wait_for_a_step(self, after: float) -> None:
-    """Waits until a process that began after this time has done a step, or until the job has ended."""
+  def wait_for_steps(self, after: float, count: int) -> None:
+    """Waits for so many steps of processes that began after this time, counted from the last that was done.
+
+    They have done one before that. If the job ends, it waits no longer.
+    """
+    first = 0
     while self.process.poll() is None:
-      if any(beat["began"] > after and beat["step"] for beat in self.beats().values()):
+      done = max((beat["step"] for beat in self.beats().values() if beat["began"] > after), default=0)
+      first = first or done
+      if done and done >= first + count:
         return
       time.sleep(POLL)
 
@@ -91,8 +98,9 @@ def hurt(job: Job, faults: int, chance: random.Random) -> collections.Counter[st
   while done.total() < faults and job.process.poll() is None:
     deck = deck or chance.sample(list(FAULTS), counts=list(FAULTS.values()), k=sum(FAULTS.values()))
     if chance.random() > AT_START or deck[-1] in ("corrupt", "stop"):
-      job.wait_for_a_step(began)
-    time.sleep(chance.uniform(0, LONGEST))
+      job.wait_for_steps(began, round(chance.uniform(0, STEPS)))
+    else:
+      time.sleep(chance.uniform(0, STARTING))
     beats = job.beats()
     if job.process.poll() is not None or not beats:
       continue
@@ -101,6 +109,8 @@ def hurt(job: Job, faults: int, chance: random.Random) -> collections.Counter[st
     what = f"{fault} process {rank}" if fault != "kill the supervisor" else fault
     print(f"chaos     {what} after step {beats[rank]['step']}", flush=True)
     _do(fault, job, beats[rank]["pid"], rank)
+    if fault == "corrupt":
+      job.wait_for_steps(began, 2)  # the bit flips after the next one
     began = began if fault in ("slow", "corrupt") else time.time()
     done[fault] += 1
   return done
@@ -119,7 +129,6 @@ def _do(fault: str, job: Job, pid: int, rank: int) -> None:
         time.sleep(POLL)
   else:
     _send(pid, {"stop": signal.SIGSTOP, "corrupt": fragile.SIGNAL}.get(fault, signal.SIGKILL))
-    time.sleep(SLOW if fault == "corrupt" else 0.0)  # the bit flips after the next step
   if fault == LOSE:
     for folder in job.memory.glob(f"*/{simulated_host(rank)}"):
       shutil.rmtree(folder, ignore_errors=True)

@@ -54,13 +54,14 @@ def test_a_job_that_is_hurt_at_random_loses_nothing(
   faults: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ):
   """Four processes and their supervisor are killed, stopped and slowed. All losses are those of an undisturbed job."""
-  steps = max(200, 20 * faults)
+  steps = max(100, 20 * faults)
   arguments = [*flags("fsdp", tmp_path, steps=steps, eval_every=steps // 2), "--config.runtime.heartbeat=0.2"]
   asked = [f"--faults={faults}", f"--seed={SEED}", "--devices-per-process=1"]
   monkeypatch.setattr("sys.argv", ["chaos", *asked, "--", *arguments])
   if FEW:
-    monkeypatch.setattr(chaos, "LONGEST", 1.0)
-    monkeypatch.setattr(chaos, "PATIENCE", 30)  # this model compiles in a few seconds
+    monkeypatch.setattr(chaos, "STEPS", 8)
+    monkeypatch.setattr(chaos, "STARTING", 1.0)
+    monkeypatch.setattr(chaos, "PATIENCE", 20)  # this model compiles in a few seconds
   with pytest.raises(SystemExit) as ended:
     chaos.main()
   output = capfd.readouterr().out
