@@ -19,6 +19,7 @@ from analysis.topology import Machine
 from errors import ConfigError
 from models.ops.context import WAYS
 from models.ops.experts import WAYS as TRANSPORTS
+from models.ops.pieces import TILE
 from models.sizes import REMAT, ModelSizes
 from pages.units import duration
 from strategies.layout import PLACES, Layout
@@ -183,6 +184,8 @@ def _layouts(
       idle = devices > 1 and not layout.uses_every_axis()
       waiting = {axis for dim in WAITING for axis in layout.axes(dim)}
       idle |= layout.shards("experts") > 1 and not sizes.experts
+      shared = layout.shards("positions")
+      idle |= shared > 1 and sizes.positions // shared < TILE  # kernels of attention work on no fewer positions
       if idle or any(mesh[axis] > LARGEST for axis in waiting):
         continue
       try:

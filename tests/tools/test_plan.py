@@ -80,6 +80,8 @@ def test_a_candidate_has_the_memory_and_flops_of_its_config(
   if topology != SLICE:
     asked.optimizer.name = "muon"
     found = search.search(model(), batch_size, where, optimizer=settings.program(asked, "tpu").optimizer)
+    shared = {one.case.sizes.positions // one.case.sharers for one in found if one.case.sharers > 1}
+    assert min(shared) == 128  # fewer positions of a device fill no tile
   for candidate in search.best(found, 10):
     config = tool.config_of(candidate, asked)
     layout = resolve(strategies.layout_of(config.strategy), where.count, config.mesh)
