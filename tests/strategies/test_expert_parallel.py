@@ -51,8 +51,8 @@ VARIANTS = {
     "model__shared_experts": 1,
   },
   "images": {**IMAGES, "model__router": "topk_softmax", "model__experts_per_token": 1},
-  "one has all": {"model__router": "sigmoid_bias", "model__router_scale": 2.5, **FIRST_IS_DENSE},
-  "one has none": {"model__router": "sigmoid_bias", "model__experts_per_token": 3},
+  "one has all": {"model__router": "sigmoid_bias", "model__router_scale": 2.5},
+  "one has none": {"model__router": "sigmoid_bias", "model__experts_per_token": 3, **FIRST_IS_DENSE},
   "adapters": {"init_from": "a model", "model__lora_rank": 4, "model__shared_experts": 1},
 }
 # What is added to the scores of the first and of the last experts, in these variants.
@@ -100,7 +100,7 @@ SHORT = [("two_d", "exchange", "one has all"), ("expert-4", "ragged", "one has a
 CASES = [
   (name, way, variant)
   for name, way, variant in in_every_way(ALONE, WITH_OTHERS, WAYS, VARIANTS)
-  if not (LAYOUTS[name].layers and variant == "one has all")  # too few blocks
+  if not (LAYOUTS[name].layers and variant == "one has none")  # too few blocks
 ]
 CASES += [
   SHORT[0], ("pipeline", "ragged", "dropout, accumulated"),
