@@ -61,6 +61,7 @@ def compiled_batches(name: str, variant: str, batch_size: int) -> tuple[Case, co
 
 
 def compiled_case(name: str, variant: str) -> tuple[Case, compiled.CompiledStep]:
+  """Not a default of the cached function: the cache would tell the default from the same number that is given."""
   return compiled_batches(name, variant, BATCH)
 
 
