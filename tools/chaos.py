@@ -43,8 +43,8 @@ COUNTED = {
   "corrupt": "bit flipped", "kill the supervisor": "supervisor killed",
 }  # fmt: skip
 AT_START = 0.25  # of the faults come while processes start; the others, while they train
-STARTING = 4.0  # seconds within which those come
-STEPS = 20  # within which the others come
+WITHIN_SECONDS = 4.0  # those come
+WITHIN_STEPS = 20  # the others come
 PATIENCE = 120  # seconds without progress, outside of steps, after which the supervisor takes a process for hung
 SLOW = 2.0  # seconds for which a process is slow
 EVERY = 5  # steps between checkpoints
@@ -78,10 +78,7 @@ class Job:
     return {rank: beat for rank, beat in heartbeat.of_job(self.workdir).items() if _runs(beat["pid"])}
 
   def wait_for_steps(self, after: float, count: int) -> None:
-    """Waits for so many steps of processes that began after this time, counted from the last that was done.
-
-    They have done one before that. If the job ends, it waits no longer.
-    """
+    """Waits until processes that began after this time have done a step and then `count` more, or the job has ended."""
     first = 0
     while self.process.poll() is None:
       done = max((beat["step"] for beat in self.beats().values() if beat["began"] > after), default=0)
@@ -98,9 +95,9 @@ def hurt(job: Job, faults: int, chance: random.Random) -> collections.Counter[st
   while done.total() < faults and job.process.poll() is None:
     deck = deck or chance.sample(list(FAULTS), counts=list(FAULTS.values()), k=sum(FAULTS.values()))
     if chance.random() > AT_START or deck[-1] in ("corrupt", "stop"):
-      job.wait_for_steps(began, round(chance.uniform(0, STEPS)))
+      job.wait_for_steps(began, round(chance.uniform(0, WITHIN_STEPS)))
     else:
-      time.sleep(chance.uniform(0, STARTING))
+      time.sleep(chance.uniform(0, WITHIN_SECONDS))
     beats = job.beats()
     if job.process.poll() is not None or not beats:
       continue

@@ -59,8 +59,8 @@ def test_a_job_that_is_hurt_at_random_loses_nothing(
   asked = [f"--faults={faults}", f"--seed={SEED}", "--devices-per-process=1"]
   monkeypatch.setattr("sys.argv", ["chaos", *asked, "--", *arguments])
   if FEW:
-    monkeypatch.setattr(chaos, "STEPS", 8)
-    monkeypatch.setattr(chaos, "STARTING", 1.0)
+    monkeypatch.setattr(chaos, "WITHIN_STEPS", 8)
+    monkeypatch.setattr(chaos, "WITHIN_SECONDS", 1.0)
     monkeypatch.setattr(chaos, "PATIENCE", 20)  # this model compiles in a few seconds
   with pytest.raises(SystemExit) as ended:
     chaos.main()
