@@ -26,6 +26,7 @@ from analysis.hlo import Module
 from configs import base
 from data.batches import HostBatch, id_words
 from errors import ConfigError
+from models.ops import attention
 from models.sizes import ModelSizes
 from models.transformer import Transformer
 from reporting import metrics
@@ -87,6 +88,10 @@ def in_every_way(
   return cases
 
 
+CORES = {
+  "plain": attention.plain, "blockwise": attention.blockwise,
+  "splash": functools.partial(attention.splash, interpret=True),  # the TPU's kernel, on a CPU
+}  # fmt: skip
 IMAGES = {
   "model__inputs": "images", "model__objective": "class", "data__name": "synthetic",
   "model__image_size": 32, "model__channels": 3, "model__classes": 10,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import in_full, model_sizes, one_sentence, random_segments, relative_difference
+from helpers import CORES, in_full, model_sizes, one_sentence, random_segments, relative_difference
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -94,7 +94,7 @@ def test_every_way_equals_attention_on_one_device(way: str, devices: int, varian
 def test_the_ways_read_pieces_with_the_kernel_of_tpus(way: str, monkeypatch: pytest.MonkeyPatch):
   """Splash attention, step by step. `exchange` needs no pieces: it runs the whole kernel on own heads."""
   monkeypatch.setitem(attention.PIECES, "blockwise", SPLASH_INTERPRETED)
-  monkeypatch.setitem(attention.IMPLEMENTATIONS, "blockwise", functools.partial(attention.splash, interpret=True))
+  monkeypatch.setitem(attention.IMPLEMENTATIONS, "blockwise", CORES["splash"])
   for ours, expected in zip(shared(way, 4, "packed"), alone("packed"), strict=True):
     assert relative_difference(ours, expected) < EXACT
 

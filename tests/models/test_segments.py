@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import in_full, model_sizes, params_of, program, random_batch, random_segments, relative_difference
+from helpers import (
+  CORES,
+  in_full,
+  model_sizes,
+  params_of,
+  program,
+  random_batch,
+  random_segments,
+  relative_difference,
+)
 
 from analysis import gpus
 from models import parameters, transformer
@@ -44,12 +53,6 @@ def with_gradients(core: Core, causal: bool) -> tuple[jax.Array, ...]:
   run = functools.partial(core, causal=causal, segments=segments)
   gradients = jax.grad(lambda *arrays: jnp.sum(jnp.sin(run(*arrays))), argnums=(0, 1, 2))
   return jax.jit(lambda *arrays: (run(*arrays), *gradients(*arrays)))(*heads_of(3, 150, 8))
-
-
-interpreted = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
-
-
-CORES = {"plain": attention.plain, "blockwise": attention.blockwise, "splash": interpreted}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import (
+  CORES,
   IMAGES,
   each_once,
   equations,
@@ -65,16 +66,11 @@ def with_gradients(core: Callable[..., jax.Array], length: int, causal: bool) ->
   return jax.jit(lambda *arrays: (run(*arrays), *gradients(*arrays)))(*heads(length))
 
 
-interpreted = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
-
-
-@pytest.mark.parametrize(
-  "core", [attention.plain, attention.blockwise, interpreted], ids=["plain", "blockwise", "splash"]
-)
+@pytest.mark.parametrize("core", CORES)
 # 128 is a multiple of what blockwise and splash process at a time.
 @pytest.mark.parametrize("causal, length", each_once([True, False], [128, 150], (True, 150)))
-def test_attention_equals_the_definition(core: Callable[..., jax.Array], length: int, causal: bool):
-  output, *gradients = with_gradients(core, length, causal)
+def test_attention_equals_the_definition(core: str, length: int, causal: bool):
+  output, *gradients = with_gradients(CORES[core], length, causal)
   expected = naive_attention(*(np.asarray(x, np.float64) for x in heads(length)), causal)
   assert relative_difference(output, expected) < 1e-5
   for a, b in zip(gradients, with_gradients(attention.plain, length, causal)[1:], strict=True):

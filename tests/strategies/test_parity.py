@@ -1,12 +1,12 @@
 """Promise 1: every strategy equals a single device, in 20 losses and in every parameter's gradient."""
 
 import functools
-from collections.abc import Callable
 
 import jax
 import numpy as np
 import pytest
 from helpers import (
+  CORES,
   IMAGES,
   PARITY,
   assert_copies_equal,
@@ -166,23 +166,20 @@ def test_packed_documents_equal_the_same_documents_alone(name: str):
   assert_trees_close(gradients, expected, PARITY)
 
 
-splash = functools.partial(attention.splash, interpret=True)  # the TPU's kernel, on a CPU
-KERNELS = [(name, attention.blockwise) for name in ("hsdp", "tensor_parallel", "three_d", "pipeline")] + [
-  ("two_d", splash)
-]
+KERNELS = [(name, "blockwise") for name in ("hsdp", "tensor_parallel", "three_d", "pipeline")] + [("two_d", "splash")]
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name, core", KERNELS)
 def test_a_kernel_that_the_compiler_cannot_split_equals_single_device(
-  name: str, core: Callable[..., jax.Array], monkeypatch: pytest.MonkeyPatch
+  name: str, core: str, monkeypatch: pytest.MonkeyPatch
 ):
   """Attention runs on each device's own rows and heads."""
   shapes: list[tuple[int, ...]] = []
 
   def kernel(q: jax.Array, *given: jax.Array, **named: object) -> jax.Array:
     shapes.append(q.shape)
-    return core(q, *given, **named)
+    return CORES[core](q, *given, **named)
 
   monkeypatch.setattr(attention, "KERNELS", frozenset({"blockwise"}))
   monkeypatch.setitem(attention.IMPLEMENTATIONS, "blockwise", kernel)
