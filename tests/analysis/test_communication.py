@@ -56,13 +56,13 @@ def program_of(name: str, variant: str) -> Program:
 
 
 @functools.cache
-def compiled_batches(name: str, variant: str, batch_size: int) -> tuple[Case, compiled.CompiledStep]:
+def compiled_at(name: str, variant: str, batch_size: int) -> tuple[Case, compiled.CompiledStep]:
   return compile_case(name, program_of(name, variant), batch_size, **MICROBATCHES)
 
 
 def compiled_case(name: str, variant: str) -> tuple[Case, compiled.CompiledStep]:
   """Not a default of the cached function: the cache would tell the default from the same number that is given."""
-  return compiled_batches(name, variant, BATCH)
+  return compiled_at(name, variant, BATCH)
 
 
 @functools.cache
@@ -235,7 +235,7 @@ def test_no_flop_is_done_twice(name: str, variant: str):
   Two images a device, because the compiler writes the outer product of one with its label as no product.
   """
   in_stages = strategies.layout_of(name).layers is not None
-  case, step = compiled_batches(name, variant, BATCH * (2 if in_stages and "images" in variant else 1))
+  case, step = compiled_at(name, variant, BATCH * (2 if in_stages and "images" in variant else 1))
   assert step.flops() == round(predict.flops(case))  # which divides by the number of positions
   if not in_stages and variant in ("text", DOCUMENTS) and not predict.in_pieces(case):
     once, sizes = step.flops() - predict.repeated_flops(case), case.sizes
@@ -267,5 +267,5 @@ def test_no_loop_runs_before_the_predictions_are_counted(name: str):
 def test_no_step_holds_the_logits_of_all_tokens(name: str):
   """In chunks of 8 tokens. FSDP's loss that is not in chunks shows that this test would see them."""
   size = BATCH * (2 if name == "hsdp" else 1)  # whose pieces of the head have the shape of fewer logits
-  assert not holds_all_logits(*compiled_batches(name, ACCUMULATION, size))
+  assert not holds_all_logits(*compiled_at(name, ACCUMULATION, size))
   assert holds_all_logits(*compiled_case("fsdp", DOCUMENTS))

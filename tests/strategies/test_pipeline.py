@@ -133,7 +133,7 @@ def trained_on(images: bool) -> Program:
 
 
 @functools.cache
-def in_weight_units(name: str, images: bool, vocab_whole: bool = False) -> Strategy:
+def in_weight_units(name: str, images: bool, vocab_whole: bool) -> Strategy:
   """A pipeline with weight units, of documents or of images."""
   layout = strategies.layout_of(name).place(**{"vocab": None} if vocab_whole else {}).on(data=2)
   asked = config(name, pipeline__schedule="zero_bubble")
@@ -182,7 +182,7 @@ def test_memory_of_1f1b_stays_flat_where_gpipe_grows():
 def test_weight_units_compute_the_gradients_of_every_kind_of_model(name: str, images: bool):
   """With segments, dropout, images and remat. The reference is a single device."""
   found = []
-  for runner in (in_weight_units(name, images), strategy("single", trained_on(images))):
+  for runner in (in_weight_units(name, images, False), strategy("single", trained_on(images))):
     batch = runner.shard(random_batch(trained_on(images), BATCH), BATCH)
     state, metrics = runner.train_step(initial_state(runner), batch)
     found.append(jax.device_get((metrics["loss"], state.opt_state[0].mu)))  # the gradients times (1 − b1)
