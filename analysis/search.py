@@ -184,8 +184,8 @@ def _layouts(
       idle = devices > 1 and not layout.uses_every_axis()
       waiting = {axis for dim in WAITING for axis in layout.axes(dim)}
       idle |= layout.shards("experts") > 1 and not sizes.experts
-      shared = layout.shards("positions")
-      idle |= shared > 1 and sizes.positions // shared < TILE  # kernels of attention work on no fewer positions
+      sharers = layout.shards("positions")
+      idle |= sharers > 1 and sizes.positions // sharers < TILE  # kernels of attention work on no fewer positions
       if idle or any(mesh[axis] > LARGEST for axis in waiting):
         continue
       try:
