@@ -128,6 +128,7 @@ def test_one_simulated_device_equals_single(tmp_path: Path):
   np.testing.assert_allclose([line["loss"] for line in ours], [line["loss"] for line in reference], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_a_diverging_run_stops_and_names_the_learning_rate(tmp_path: Path):
   fields = SHORT | {"steps": 40, "model__depth": 1, "model__width": 32, "eval_every": 0, "sample_length": 0}
   broken = config("single", optimizer__learning_rate=1e30, optimizer__warmup=0, max_skipped=3, **fields)

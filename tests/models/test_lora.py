@@ -82,6 +82,7 @@ def test_loss_and_gradients_are_those_of_merged_weights(targets: str, more: dict
   np.testing.assert_allclose(bind(found.sizes, params)(inputs), logits, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.full
 def test_at_first_adapters_change_nothing():
   found = program(**MODEL | MIXTURE)
   params, batch = jax.jit(functools.partial(init_params, found.sizes))(jax.random.key(0)), random_batch(found, 4)

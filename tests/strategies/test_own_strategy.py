@@ -95,7 +95,8 @@ def test_it_sums_its_gradients_once_a_step():
   assert_trees_close(gradients("own_mixed", gather="step", **in_parts), expected, PARITY)
 
 
-@pytest.mark.parametrize("topology", in_full([None, "v5e:2x4", "h100:1x8"], None))
+@pytest.mark.full
+@pytest.mark.parametrize("topology", [None, "v5e:2x4", "h100:1x8"])
 def test_devices_that_compute_the_same_blocks_send_nothing_about_them(
   topology: str | None, monkeypatch: pytest.MonkeyPatch
 ):

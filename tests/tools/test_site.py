@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser import Browser
-from helpers import in_full, one_sentence
+from helpers import one_sentence
 
 import pages
 import strategies
@@ -112,7 +112,8 @@ def test_the_recorded_timeline_is_drawn(content: str):
   assert "sent while kernels wait" in view
 
 
-@pytest.mark.parametrize("width, scheme", in_full(itertools.product([360, 1440], ["light", "dark"]), (360, "light")))
+@pytest.mark.full
+@pytest.mark.parametrize("width, scheme", itertools.product([360, 1440], ["light", "dark"]))
 def test_no_view_overflows_and_nothing_leaves_the_file(width: int, scheme: str, file: Path, browser: Browser):
   def act(page: Any) -> dict[str, tuple[list[str], int, int]]:
     found = {}
@@ -132,17 +133,13 @@ def test_no_view_overflows_and_nothing_leaves_the_file(width: int, scheme: str, 
     assert wider <= 0, view
 
 
-@pytest.mark.parametrize(
-  "names",
-  [["single", "two_d", "three_d"], pytest.param(strategies.names(), marks=pytest.mark.full)],
-  ids=["few", "all"],
-)
-def test_pointing_and_picking_work_for_every_strategy(names: list[str], file: Path, browser: Browser):
+@pytest.mark.full
+def test_pointing_and_picking_work_for_every_strategy(file: Path, browser: Browser):
   """In each strategy's view: the devices of the picked array, the parts of a bar, the units of a schedule."""
 
   def act(page: Any) -> list[tuple[str, list[str]]]:
     found = []
-    for name in names:
+    for name in strategies.names():
       page.evaluate("id => { location.hash = id }", f"strategy-{name}")
       view = page.locator(f"#strategy-{name}")
       placement, said = view.locator("[data-placement]"), []
