@@ -15,7 +15,6 @@ from helpers import (
   assert_writes_as,
   config,
   in_every_way,
-  in_full,
   initial_state,
   laid_out,
   measured,
@@ -96,14 +95,13 @@ WITH_OTHERS = {
   "zero_bubble": (layout_of("pipeline") | EXPERT).on(stage=2, data=1, expert=4),
 }
 LAYOUTS = ALONE | WITH_OTHERS
-IN_SHORT = ("two_d", "exchange", "one has all")  # in `make test`
 CASES = [
   (name, way, variant)
   for name, way, variant in in_every_way(ALONE, WITH_OTHERS, WAYS, VARIANTS)
   if not (LAYOUTS[name].layers and variant == "one has none")  # too few blocks
 ]
 CASES += [
-  IN_SHORT, ("pipeline", "ragged", "dropout, accumulated"),
+  ("two_d", "exchange", "one has all"), ("pipeline", "ragged", "dropout, accumulated"),
   ("expert_fsdp", "gather", "dense first"), ("tensor_parallel", "exchange", "dense first"),
   ("context", "exchange", "dense first, documents"), ("two_d", "gather", "dense first, documents"),
   ("hsdp", "ragged", "dense first, documents"), ("zero2", "gather", "dense first, documents"),
@@ -155,13 +153,15 @@ def schedule_of(name: str) -> dict[str, object]:
   return {"pipeline__schedule": schedule, "pipeline__microbatches": 2}
 
 
-@pytest.mark.parametrize("name, way, variant", in_full(CASES, IN_SHORT))
+@pytest.mark.full
+@pytest.mark.parametrize("name, way, variant", CASES)
 def test_shared_experts_equal_a_single_device(name: str, way: str, variant: str):
   """In the loss, every gradient, and the sums of an evaluation, loads and losses of routers among them."""
   ours = gradients(laid_out(LAYOUTS[name], program_of(way, variant), **schedule_of(name)), variant)
   assert_trees_close(ours, expected(variant), PARITY)
 
 
+@pytest.mark.full
 def test_all_tokens_go_to_the_experts_that_the_variant_says():
   """Else its cases would test nothing."""
   load = expected("one has all")[2]["load"]
