@@ -1,6 +1,6 @@
 """Compares plan's three best rows with the compiled step, and the bytes of more strategies on 64 chips with theory.
 
-    python -m benchmarks.planned tpu             # compiles all cases for TPUs, about a minute each
+    python -m benchmarks.planned tpu             # compiles all cases for TPUs, 1 to 4 minutes each
     python -m benchmarks.planned gpu             # the same for GPUs
     python -m benchmarks.planned tpu --tables    # writes the tables of docs/thousand-chips.md from the existing record
 

@@ -1,6 +1,6 @@
 """Compares our formulas with the compilers for TPUs and GPUs: a step's memory, operations, traffic and bytes sent.
 
-    python -m benchmarks.predictions tpu              # compiles all cases (20 minutes), writes docs/explain.md's tables
+    python -m benchmarks.predictions tpu              # compiles all cases (an hour), writes docs/explain.md's tables
     python -m benchmarks.predictions gpu              # the same for NVIDIA GPUs (5 minutes)
     python -m benchmarks.predictions tpu --cases=0,3  # compiles these cases again
     python -m benchmarks.predictions tpu --tables     # writes the tables from the existing record

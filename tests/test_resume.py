@@ -47,8 +47,8 @@ KILLED = {
   "eval_every": 25, "checkpoint__every": 2, "simulated_devices": 8,
 }  # fmt: skip
 IN_STAGES = {"model__depth": 2, "mesh__stage": 2, "pipeline__microbatches": 2}
-MOMENTS = ("starting", "saving", "saved", "training")  # at which a run is killed, one after another
 MIXTURE = {"model__experts": 8, "model__router": "sigmoid_bias", "mesh__expert": 4}
+MOMENTS = ("starting", "saving", "saved", "training")  # at which a run is killed, one after another
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_a_run_killed_many_times_equals_an_uninterrupted_run(
   fields = SMALL | KILLED | more | data | {"steps": steps}
   few_saves = fields | {"checkpoint__every": 100}  # faster, with the same metrics
   whole = Job(strategy, tmp_path / "whole", tmp_path / "whole.log", **few_saves)
-  workdir, log, moments = tmp_path / "killed", tmp_path / "killed.log", random.Random(0)
+  workdir, log, chance = tmp_path / "killed", tmp_path / "killed.log", random.Random(0)
   is_saving = lambda: any("tmp" in f.name for f in (workdir / "checkpoints").glob("*"))
   reported, in_saves = 0, 0
   for life in range(lives):
@@ -91,7 +91,7 @@ def test_a_run_killed_many_times_equals_an_uninterrupted_run(
     if moment == "saving":
       job.wait_until(is_saving, "began to save")
     else:
-      time.sleep(moments.uniform(0, 0.4))
+      time.sleep(chance.uniform(0, 0.4))
     job.send(signal.SIGKILL)
     assert job.wait() == -signal.SIGKILL, job.output
     if "train " in job.output:
