@@ -17,13 +17,14 @@ import strategies
 from benchmarks import worker
 from benchmarks.peer_input import WARM_UP
 from configs import base
+from data import tfds
 from data.files import ArrayFile
-from data.images import cifar10, tfds
+from data.images import cifar10
 from data.images.store import Images
 from data.text.tokens import Windows
 from errors import ConfigError
 from runtime.devices import start_jax
-from strategies.mesh import fitted
+from strategies.execution.mesh import fitted
 from training import settings
 
 

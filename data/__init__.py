@@ -12,7 +12,7 @@ import dataclasses
 import importlib
 import itertools
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -22,8 +22,10 @@ from data.check import check_examples
 from data.dataset import Dataset, HostBatch, Part, Source
 from data.prefetch import prefetch
 from errors import ConfigError, one_of, positive
-from models.inputs import Shapes
-from models.sizes import model_sizes, replaced
+from storage import owners
+
+if TYPE_CHECKING:  # what only looks at files starts without JAX
+  from models.inputs import Shapes
 
 __all__ = [
   "Batches", "Dataset", "EvaluationBatches", "Mixture", "Part", "Source", "batches", "check", "check_fields", "load",
@@ -50,6 +52,7 @@ DATASETS = {
 def load(config: ConfigDict) -> Dataset:
   """Loads the data of `config.data`; prepares it first if needed. `with_sizes` and `check` come next."""
   check_fields(config)
+  owners.read_also(config.cache_owner)
   return importlib.import_module(DATASETS[config.data.name].module).load(config)
 
 
@@ -63,8 +66,9 @@ def check_fields(config: ConfigDict) -> None:
       f"data.name={name!r} needs model.inputs={inputs!r} and model.objective={objectives[-1]!r}, but the model has "
       f"model.inputs={model.inputs!r} and model.objective={model.objective!r}; change these two or data.name"
     )
-  for field in ("read_ahead", "threads"):
+  for field in ("read_ahead", "threads", "limit_mb", "limit_ratio"):
     positive(f"data.{field}", config.data[field])
+  one_of("data.on_bad_row", config.data.on_bad_row, ("stop", "skip"))
   one_of("data.on_change", config.data.on_change, ("error", "continue"))
 
 
@@ -81,10 +85,12 @@ def with_sizes(config: ConfigDict, found: dict[str, Any]) -> ConfigDict:
       raise ConfigError(
         f"model.{name}={given} does not fit the data, which has {value}; use {value}, or 0 to take it from the data"
       )
+  from models.sizes import replaced
+
   return replaced(config, "model", {name: value for name, value in found.items() if not config.model[name]})
 
 
-def check(config: ConfigDict, dataset: Dataset, shapes: Shapes) -> None:
+def check(config: ConfigDict, dataset: Dataset, shapes: "Shapes") -> None:
   """Raises ConfigError unless the first examples fit a model that reads these `shapes`."""
   for part in dataset.parts:
     examples = part.train.read(np.arange(min(len(part.train), config.batch_size)))
@@ -115,6 +121,8 @@ def batches(config: ConfigDict, place: Place | None = None, step: int = 0) -> It
   Without `place`, batches are whole dicts of NumPy arrays. Reads `data.read_ahead` batches ahead, in `data.threads`
   threads.
   """
+  from models.sizes import model_sizes
+
   size, dataset = config.batch_size, load(config)
   check(config, dataset, model_sizes(with_sizes(config, dataset.model)).example_shapes())
   source = Batches(mixture(dataset), size, config.seed)

@@ -1,13 +1,17 @@
 """Compares examples with the shapes that a model needs, before anything is compiled."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from data.dataset import HostBatch
 from errors import ConfigError
-from models.inputs import Shapes
+
+if TYPE_CHECKING:  # what only looks at files starts without JAX
+  from models.inputs import Shapes
 
 
-def check_examples(batch: HostBatch, shapes: Shapes, name: str) -> None:
+def check_examples(batch: HostBatch, shapes: "Shapes", name: str) -> None:
   """Raises ConfigError unless a batch has the fields `shapes`, with these shapes and dtypes and values in range.
 
   JAX would not refuse all of them: a number out of range is clipped or read as 0, and other shapes may be broadcast.

@@ -10,6 +10,7 @@ import functools
 import io
 import mmap
 import os
+import resource
 import threading
 import weakref
 from pathlib import Path
@@ -93,3 +94,59 @@ def array_file(path: Path, dtype: np.dtype | type | str, offset: int = 0) -> Arr
   """The numbers from byte `offset` to the end of a file."""
   kind = np.dtype(dtype)
   return ArrayFile(path, kind, (path.stat().st_size - offset) // kind.itemsize, offset)
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+  """The numbers of several files in a row, of one type, read as if they were one. There is at least one file."""
+
+  files: tuple[ArrayFile, ...]
+
+  def __post_init__(self) -> None:
+    """Lets the process open all files at the same time; many systems allow 1,024 until it asks for more."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(self.files) + 512
+    if allowed != resource.RLIM_INFINITY and allowed < wanted:
+      resource.setrlimit(
+        resource.RLIMIT_NOFILE, (wanted if most == resource.RLIM_INFINITY else min(wanted, most), most)
+      )
+
+  @property
+  def dtype(self) -> np.dtype:
+    return self.files[0].dtype
+
+  def __len__(self) -> int:
+    return int(self._stops[-1])
+
+  def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+    """As `ArrayFile.read`."""
+    found = np.empty((len(starts), length), self.dtype)
+    first = np.searchsorted(self._stops, starts, side="right")
+    last = np.searchsorted(self._stops, starts + max(0, length - 1), side="right")
+    for number in np.unique(first[first == last]).tolist():
+      rows = (first == number) & (last == number)
+      found[rows] = self.files[number].read(starts[rows] - self._start(number), length)
+    for row in np.flatnonzero(first != last).tolist():  # across a border of files
+      found[row] = self.slice(int(starts[row]), int(starts[row]) + length)
+    return found
+
+  def slice(self, start: int, stop: int) -> np.ndarray:
+    """As `ArrayFile.slice`."""
+    parts = [np.empty(0, self.dtype)]
+    for number in range(int(np.searchsorted(self._stops, start, side="right")), len(self.files)):
+      before, file = self._start(number), self.files[number]
+      if before >= stop:
+        break
+      parts.append(file.slice(max(0, start - before), min(stop - before, len(file))))
+    return np.concatenate(parts)
+
+  def _start(self, number: int) -> int:
+    return int(self._stops[number]) - len(self.files[number])
+
+  @functools.cached_property
+  def _stops(self) -> np.ndarray:
+    """The position just after each file."""
+    return np.cumsum([len(file) for file in self.files])
+
+
+Numbers = ArrayFile | Joined

@@ -1,6 +1,11 @@
 """Prepares data for a run, counts it, and shows some examples.
 
     python -m tools.prepare PATH... [--config=configs/STRATEGY.py[:PRESET]] [--config.FIELD=VALUE ...] [--picture=FILE]
+    python -m tools.prepare PATH... --check
+    python -m tools.prepare PATH... --verify
+
+It prints what each file of a text is read as, in which split, and why others are skipped. With --check it prepares
+nothing. With --verify it also hashes what is prepared already, and refuses it if it is not what was prepared.
 
 Reads the same fields as train.py, so a run with the same `data.*` finds the data prepared. Without --config it guesses
 from the paths whether there are texts or images. Several paths of text are one source.
@@ -14,9 +19,10 @@ from typing import Any
 import numpy as np
 
 import data
-from data.images import holds_images
+from data import cache, tfds
+from data.dataset import sources_of
 from errors import ConfigError
-from runtime import command_line, folders
+from runtime import command_line
 
 EXAMPLES, LETTERS = 3, 240  # texts to show, and the most that is shown of each
 GRID, CELL = 8, 64  # images in a row of the picture, and the least pixels of each
@@ -56,10 +62,12 @@ def texts(dataset: data.Dataset, batch: dict[str, np.ndarray]) -> str:
     name = f"example {batch['id'][i, 0]}" + (f", {_label(dataset, batch['label'][i])}" if "label" in batch else "")
     lines.append(name)
     learned = batch["completions"][i] if "completions" in batch else first
-    for mark, kept in (("prompt |", first & ~learned), ("|", first & learned)):
-      shown = dataset.text.decode(tokens[kept].tolist())
+    own, counted = tokens[first], learned[first]
+    borders = np.flatnonzero(np.diff(counted)) + 1  # a dialogue has several answers
+    for some, counts in zip(np.split(own, borders), np.split(counted, borders), strict=True):
+      shown = dataset.text.decode(some.tolist())
       more = "…" if len(shown) > LETTERS else ""
-      lines += [f"  {mark} {line}" for line in (shown[:LETTERS] + more).splitlines()]
+      lines += [f"  {'|' if counts[0] else 'prompt |'} {line}" for line in (shown[:LETTERS] + more).splitlines()]
   return "\n".join(lines)
 
 
@@ -79,6 +87,9 @@ def main(config: Any, paths: list[str], picture: Path) -> None:
     raise ConfigError(f"picture={str(picture)!r} has no suffix of a picture; use a name such as examples.png")
   if paths:
     config.data.path = ",".join(paths)
+  if config.data.name == "text":
+    check(config, [])
+    print()
   dataset = data.load(config)
   print(f"{dataset.description}\n\n{table(dataset)}")
   found = {name: value for name, value in dataset.model.items() if value}
@@ -86,6 +97,8 @@ def main(config: Any, paths: list[str], picture: Path) -> None:
     print("\n" + "\n".join(f"model.{name} = {value}" for name, value in found.items()))
   batch = data.Batches(data.mixture(dataset), GRID * GRID, config.seed).read(0)
   if "image" in batch:
+    from runtime import folders
+
     file = folders.writable_file(picture, "picture")
     grid(batch["image"]).save(file)
     shown = ", ".join(_label(dataset, label) for label in batch["label"][:GRID])
@@ -98,9 +111,39 @@ def _label(dataset: data.Dataset, number: int) -> str:
   return dataset.class_names[number] if dataset.class_names else f"class {number}"
 
 
-def guessed(paths: list[str]) -> str:
-  """The value of --config for data at these paths."""
-  return "configs/single.py:images" if any(map(holds_images, paths)) else "configs/single.py"
+def check(config: Any, paths: list[str]) -> None:
+  """Prints the verdicts on the files at each source of a text. Opens only files that have changed."""
+  from data.recognition import check  # without JAX, which takes longer to start than this takes
+
+  fields = config.data
+  for name, _ in sources_of(",".join(paths) or fields.path):
+    place = name.strip()
+    if place.startswith(tfds.PREFIX):
+      place = str(tfds.find(place, fields, f"data.path={place!r}"))
+    elif "://" in place:
+      from data.remote import brought
+
+      place = brought(place, "data.path", fields.cache_dir)
+    if place and (place.endswith((".bin", ".idx")) or not Path(place).expanduser().exists()):
+      from data.text import foreign
+
+      if named := foreign.named(place):
+        print(f"{name}: token ids of Megatron-LM, in {named.train[0].bin} and {named.train[0].index}")
+        continue
+    if place:
+      print(check(place, fields.cache_dir, fields.form, fields.validation_path))
+    else:
+      print("no path: the source of the Python standard library")
+
+
+def guessed(paths: list[str], folder: str = "") -> str:
+  """The value of --config for data at these paths. `folder` is data.dir, if it is given."""
+  from configs.base import get_config
+  from data.images import holds_images
+
+  config = get_config().data
+  config.dir = folder
+  return "configs/single.py:images" if any(holds_images(path, config) for path in paths) else "configs/single.py"
 
 
 if __name__ == "__main__":
@@ -109,9 +152,14 @@ if __name__ == "__main__":
   parser = argparse.ArgumentParser(prog="python -m tools.prepare", description=__doc__.partition("\n")[0])
   parser.add_argument("paths", nargs="*", metavar="PATH", help="files or folders (default: config.data.path)")
   parser.add_argument("--picture", default="examples.png", type=Path, help="where to draw examples of images")
+  parser.add_argument("--check", action="store_true", help="print what each file is read as, and prepare nothing")
+  parser.add_argument("--verify", action="store_true", help="hash what is prepared already")
   own = parser.parse_args([argument for argument in sys.argv[1:] if argument not in fields])
   if not any(field.startswith("--config=") for field in fields):
-    given = [field.partition("=")[2] for field in fields if field.startswith("--config.data.path=")]
-    fields.insert(0, f"--config={guessed(own.paths or given)}")
+    given = dict(field.removeprefix("--config.data.").partition("=")[::2] for field in fields)
+    paths = own.paths or [given.get("path", "")]
+    config = "configs/single.py" if own.check else guessed(paths, given.get("dir", ""))
+    fields.insert(0, f"--config={config}")
   sys.argv[1:] = fields
-  command_line.run(lambda config: main(config, own.paths, own.picture))
+  cache.verify[0] = own.verify
+  command_line.run(lambda config: check(config, own.paths) if own.check else main(config, own.paths, own.picture))

@@ -15,6 +15,7 @@ from data.images import arrays, folder, tfds
 from data.images.examples import Form, Joined, readable
 from data.images.store import Stored, prepare
 from data.remote import brought
+from data.tfds import PREFIX, names_images
 from errors import ConfigError, not_negative
 
 SOME = 100  # names to look at before guessing
@@ -31,7 +32,7 @@ def load(config: ConfigDict) -> Dataset:
   forms = [find(name, "data.path", config.data) for name in names]
   if other:
     forms = [Joined(forms[0], find(other, "data.validation_path", config.data))]
-  stored = [prepare(form, config.data.cache_dir, config.data.resize) for form in forms]
+  stored = [prepare(form, config.data.cache_dir, config.data.resize, config.data.limit_mb << 20) for form in forms]
   counts = [class_count(one, config.model.classes) for one in stored]
   check_agreement(stored, counts if not config.model.classes else [])
   mean, std = pixel_moments(stored)
@@ -61,20 +62,22 @@ def find(path: str, field: str, data: ConfigDict) -> Form:
   if not path:
     raise ConfigError(f"{said} names no images; use {FORMS}")
   with readable(said):
-    if path.startswith(tfds.PREFIX):
+    if path.startswith(PREFIX):
       return tfds.find(path, data, said)
     if at.is_dir():
       return folder.find(at, said)
     if at.is_file() and at.suffix == ".npz":
-      return arrays.Arrays(at, said)
+      return arrays.Arrays(at, said, data.limit_mb << 20)
   found = "is a file of another kind" if at.exists() else "does not exist"
   raise ConfigError(f"{said} {found}; use {FORMS}")
 
 
-def holds_images(path: str) -> bool:
-  """Whether there seem to be images at a path: a quick guess, from names alone."""
+def holds_images(path: str, data: ConfigDict) -> bool:
+  """Whether there seem to be images at a path: a quick guess, mostly from names."""
   at = Path(path).expanduser()
-  if path.startswith(tfds.PREFIX) or at.suffix == ".npz":
+  if path.startswith(PREFIX):
+    return names_images(path, data)
+  if at.suffix == ".npz":
     return True
   if not path or not at.is_dir():
     return False

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
+import limits
 from data.images.examples import Opened
 from errors import ConfigError, first_line
 
@@ -23,6 +24,7 @@ class Arrays:
 
   path: Path
   said: str
+  limit: int = limits.ROW
 
   def key(self) -> Any:
     stat = self.path.stat()
@@ -35,7 +37,7 @@ class Arrays:
       raise ConfigError(f"{self.said} {NEEDED}, but holds {', '.join(map(repr, names)) or 'none'}; rename them")
     with self.readable(), zipfile.ZipFile(self.path) as archive:
       with archive.open("label.npy") as file:
-        labels = np.lib.format.read_array(file, allow_pickle=False)
+        of_labels, _, kind = _header(file)
       with archive.open("image.npy") as file:
         shape, fortran, dtype = _header(file)
         begin = file.tell()
@@ -45,13 +47,16 @@ class Arrays:
       )
     if dtype != np.uint8 or len(shape) not in (3, 4) or shape[3:] not in ((), (1,), (3,)):
       raise ConfigError(f"{self.said} {NEEDED}, but 'image' is {dtype}{list(shape)}; convert it")
-    if labels.dtype.kind not in "iu" or labels.shape != shape[:1]:
+    if kind.kind not in "iu" or of_labels != shape[:1]:
       raise ConfigError(
-        f"{self.said} {NEEDED}, but 'label' is {labels.dtype}{list(labels.shape)} and 'image' {dtype}{list(shape)}; "
-        "convert it"
+        f"{self.said} {NEEDED}, but 'label' is {kind}{list(of_labels)} and 'image' {dtype}{list(shape)}; convert it"
       )
-    if fortran and len(labels) > 1:
+    if fortran and shape[0] > 1:
       raise ConfigError(f"{self.said} has 'image' in Fortran order; save np.ascontiguousarray(image) instead")
+    limits.check(f"'label' of {self.said}", 8 * shape[0], self.limit)
+    limits.check(f"an image of {self.said}", math.prod(shape[1:]), self.limit)
+    with self.readable(), zipfile.ZipFile(self.path) as archive, archive.open("label.npy") as file:
+      labels = np.lib.format.read_array(file, allow_pickle=False)
     return Opened(Stacked(self, labels.astype(np.int64), shape, begin), None, 3 if shape[3:] == (3,) else 1)
 
   @contextlib.contextmanager
@@ -81,6 +86,10 @@ class Stacked:
       self._file.seek(self.begin + start * size)
       pixels = np.frombuffer(self._file.read((stop - start) * size), np.uint8)
       return list(pixels.reshape(-1, *shape))
+
+  @property
+  def largest(self) -> int:
+    return math.prod(self.shape[1:])
 
   def name(self, number: int) -> str:
     return str(number)

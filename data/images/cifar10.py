@@ -4,6 +4,7 @@ This uses a builder of our own, which writes the same records as the standard on
 TensorFlow, only to encode PNG files. tfds.py reads the records.
 """
 
+import hashlib
 import io
 import queue
 import socket
@@ -19,6 +20,7 @@ import numpy as np
 from errors import ConfigError
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"  # as TensorFlow Datasets has it, too
 NAME, VERSION = "cifar10", "3.0.2"
 LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SIDE, PIXELS = 32, 32 * 32 * 3
@@ -95,6 +97,7 @@ def _builder_class() -> type:
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
       archive = dl_manager.download(URL)
+      check_archive(Path(archive))
       return {"train": self._generate_examples(archive, "train"), "test": self._generate_examples(archive, "test")}
 
     def _generate_examples(self, archive: str, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -102,6 +105,15 @@ def _builder_class() -> type:
         yield index, {"id": f"{split}_{index:05d}", "image": io.BytesIO(_png(image)), "label": label}
 
   return Cifar10
+
+
+def check_archive(archive: Path) -> None:
+  """Raises ValueError, and removes the archive, unless it is the original. The library checks URLs that it knows."""
+  with archive.open("rb") as file:
+    found = hashlib.file_digest(file, "sha256").hexdigest()
+  if found != SHA256:
+    archive.unlink()
+    raise ValueError(f"the archive has the SHA-256 {found}, and not that of the original, {SHA256}")
 
 
 def read_archive(archive: Path, split: str) -> Iterator[tuple[int, np.ndarray]]:

@@ -31,6 +31,11 @@ class Examples(Protocol):
     """The images from `start` up to `stop`. Going on where the last call ended is the fastest."""
     ...
 
+  @property
+  def largest(self) -> int:
+    """The bytes that an image has in `encoded`; 0 if they are few."""
+    ...
+
   def name(self, number: int) -> str:
     """A name that stays the same when the data is moved."""
     ...
@@ -114,6 +119,10 @@ class Renumbered:
 
   def encoded(self, start: int, stop: int) -> Sequence[Encoded]:
     return self.examples.encoded(start, stop)
+
+  @property
+  def largest(self) -> int:
+    return self.examples.largest
 
   def name(self, number: int) -> str:
     return self.examples.name(number)

@@ -94,6 +94,10 @@ class Files:
   def encoded(self, start: int, stop: int) -> list[str]:
     return [os.path.join(self.root, name) for name in self.names[start:stop]]
 
+  @property
+  def largest(self) -> int:
+    return 0  # only paths
+
   def name(self, number: int) -> str:
     return self.names[number]
 

@@ -18,13 +18,15 @@ from typing import Any
 import numpy as np
 import tqdm
 
+import limits
+from data import described
 from data.cache import prepared
 from data.dataset import HostBatch
 from data.files import ArrayFile, array_file
 from data.growing import GrowingFiles, remove
 from data.images.decode import pixels
 from data.images.examples import Examples, Form, Opened, held_out, readable
-from errors import ConfigError
+from errors import ConfigError, visible
 
 FORMAT = 2  # version of the prepared files; increase it when they change
 SPLITS = ("train", "validation")
@@ -75,12 +77,12 @@ class Stored:
   note: str
 
 
-def prepare(form: Form, cache_dir: str, resize: int) -> Stored:
+def prepare(form: Form, cache_dir: str, resize: int, limit: int = limits.ROW) -> Stored:
   """Prepares a source, unless that has been done before. Raises ConfigError for bad input."""
   with readable(form.said):
     key = form.key()
-  folder = prepared(cache_dir, "images", (FORMAT, key, resize), lambda to: _write(to, form, key, resize))
-  meta = json.loads((folder / "meta.json").read_text())
+  folder = prepared(cache_dir, "images", (FORMAT, key, resize), lambda to: _write(to, form, key, resize, limit))
+  meta = described.meta(folder, described.IMAGES)
   meta = {name: tuple(value) if isinstance(value, list) else value for name, value in meta.items()}
   train, validation = (
     Images(
@@ -99,12 +101,12 @@ class Group:
   held: np.ndarray
 
 
-def _write(folder: Path, form: Form, key: Any, resize: int) -> None:
+def _write(folder: Path, form: Form, key: Any, resize: int, limit: int) -> None:
   """Fills a folder, which may hold what a killed preparation left."""
   with readable(form.said):
     opened = form.open()
   groups = _groups(opened, form.said)
-  decoder = _decoder(opened, resize, form.said)
+  decoder = _decoder(opened, resize, form.said, limit)
   decoded = _decode(folder, groups, decoder, form.said)
   with readable(form.said):
     changed = form.key() != key
@@ -158,15 +160,24 @@ class Decoder:
   shape: tuple[int, int, int]
   resize: int
   first: str
+  limit: int
 
   def __call__(self, pool: ThreadPoolExecutor, examples: Examples, start: int, stop: int) -> np.ndarray:
     """The images from `start` up to `stop`, uint8 [N, S, S, C]."""
-    images, encoded = np.empty((stop - start, *self.shape), np.uint8), examples.encoded(start, stop)
+    images = np.empty((stop - start, *self.shape), np.uint8)
+    step = max(1, CHUNK_BYTES // examples.largest) if examples.largest else stop - start
+    for first in range(start, stop, step):
+      self._decode(pool, examples, first, images[first - start :][:step])
+    return images
+
+  def _decode(self, pool: ThreadPoolExecutor, examples: Examples, start: int, images: np.ndarray) -> None:
+    """Decodes the images from `start` on."""
+    encoded = examples.encoded(start, start + len(images))
 
     def decode(first: int) -> None:
-      for i in range(first, stop - start, THREADS):
+      for i in range(first, len(images), THREADS):
         where = examples.where(start + i)
-        found = pixels(encoded[i], where, self.shape[2], self.resize)
+        found = pixels(encoded[i], where, self.shape[2], self.resize, self.limit)
         if found.shape != self.shape:
           raise ConfigError(
             f"{self.first!r} is {self.shape[1]}×{self.shape[0]}, but {where!r} is {found.shape[1]}×{found.shape[0]}; "
@@ -176,18 +187,17 @@ class Decoder:
 
     for _ in pool.map(decode, range(THREADS)):
       pass
-    return images
 
 
-def _decoder(opened: Opened, resize: int, said: str) -> Decoder:
+def _decoder(opened: Opened, resize: int, said: str, limit: int) -> Decoder:
   where = opened.train.where(0)
-  height, width, channels = pixels(opened.train.encoded(0, 1)[0], where, opened.channels, resize).shape
+  height, width, channels = pixels(opened.train.encoded(0, 1)[0], where, opened.channels, resize, limit).shape
   if height != width:
     raise ConfigError(
       f"{said} has images that are not square: {where!r} is {width}×{height}; set data.resize={min(height, width)} to "
       "cut out their middle"
     )
-  return Decoder((height, width, channels), resize, where)
+  return Decoder((height, width, channels), resize, where, limit)
 
 
 def _decode(folder: Path, groups: list[Group], decode: Decoder, said: str) -> dict[str, Any]:
@@ -205,7 +215,7 @@ def _decode(folder: Path, groups: list[Group], decode: Decoder, said: str) -> di
       done |= {"chunks": 0, "sums": [0] * channels, "squares": [0] * channels}
     pool = stack.enter_context(ThreadPoolExecutor(THREADS))
     initial = sum(file.size for file in files) // math.prod(decode.shape)
-    bar = stack.enter_context(tqdm.tqdm(total=total, initial=initial, desc=said, unit=" images", disable=None))
+    bar = stack.enter_context(tqdm.tqdm(total=total, initial=initial, desc=visible(said), unit=" images", disable=None))
     for group, start in chunks[done["chunks"] :]:
       stop = min(start + size, len(group.held))
       images, held = decode(pool, group.examples, start, stop), group.held[start:stop]

@@ -17,6 +17,7 @@ from errors import ConfigError
 
 PIECE = 1 << 14  # bytes; a longer document is cut into pieces of one to two times this size, if it has good places
 LONGEST = 64  # times longer is a piece, at most
+WIDE = 2  # times longer are the pieces that a tokenizer gets, so that it compares fewer cuts
 CONTEXT = 64  # bytes on both sides of a cut that are compared, at least
 TRIES = 32  # places that are tried, of each kind
 # Where a text may be cut, the best first, and what is then on both sides. Most tokenizers split a text into words, and
@@ -57,19 +58,21 @@ class Cutter:
     borders: the places that no token goes across.
     nearby: bytes on both sides of a cut that are compared; no token is longer.
     from_left: whether tokens depend on what follows only as far as `nearby`. So words may be cut, too.
+    wide: pieces have one to two times so many times PIECE.
   """
 
   encode: Encode | None = None
   borders: tuple[re.Pattern[bytes], ...] = tuple(border for border, _ in BORDERS)
   nearby: int = 0
   from_left: bool = True
+  wide: int = 1
 
   def cut(self, blocks: Iterable[bytes], context: bytes = b"") -> Iterator[Part]:
     """Cuts a document, or the rest of one after `context`, that comes in blocks. Their size does not matter.
 
     Raises ConfigError where it finds no place for a cut that does not change the tokens.
     """
-    text, at, size = b"", 0, PIECE
+    text, at, size = b"", 0, self.wide * PIECE
     for block in blocks:
       text, at = text[at:] + block, 0
       while len(text) - at > 2 * size + self.nearby:  # so the blocks do not affect the result
@@ -80,7 +83,7 @@ class Cutter:
           continue
         end, next_context = found
         yield Part(text[at:end], context, next_context)
-        at, context, size = end, next_context, PIECE
+        at, context, size = end, next_context, self.wide * PIECE
     if at < len(text):
       yield Part(text[at:], context, None)
 
@@ -120,4 +123,4 @@ def cutter_of(encode: Encode, vocabulary: Iterable[str], from_left: bool) -> Cut
   """The cutter for a tokenizer with this vocabulary, as it is written in a tokenizer.json."""
   words = "\t".join(vocabulary).translate(SPACES).encode()
   borders = tuple(border for border, both in BORDERS if not both.search(words))
-  return Cutter(encode, borders, max(CONTEXT, *map(len, words.split(b"\t"))), from_left)
+  return Cutter(encode, borders, max(CONTEXT, *map(len, words.split(b"\t"))), from_left, WIDE)

@@ -5,8 +5,8 @@ A document longer than a sequence is cut into full pieces. Neighbouring pieces s
 piece first, each into the fullest sequence that still has room for it. (Ding et al. 2024, "Fewer truncations improve
 language modeling".) So every prediction within a document is made exactly once in an epoch.
 
-With prompts, only predictions of completions count. A full piece that is all prompt is left out: nothing in it counts,
-and no other piece sees it. So every sequence has a prediction that counts.
+With prompts or dialogues, only some predictions count. A full piece without one is left out: nothing in it counts, and
+no other piece sees it. The last token of a document counts. So every sequence has a prediction that counts.
 
 The placement is computed once and kept in files. Training reads it by position and holds none of it in memory.
 """
@@ -20,11 +20,12 @@ import numpy as np
 
 from data.cache import prepared
 from data.dataset import HostBatch
-from data.files import ArrayFile, array_file
+from data.files import ArrayFile, Numbers, array_file
 
 FORMAT = 1  # version of the index; increase it when the placement or the files change
 GROUP = 1 << 18  # documents that are packed together; bounds the memory
 BLOCK = 1 << 18  # full pieces written at a time
+READ = 1 << 24  # tokens of which it is read at a time whether they count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +38,10 @@ class Packed:
     full: where each full piece starts, int64 [F].
     bins: how many pieces are placed before each sequence of several, and in all, int64 [B + 1].
     pieces: start and size of each piece, int64 [2 * pieces].
-    completions: whether each token belongs to a completion, bool; None without prompts.
+    completions: whether each token counts, bool; None if all do.
   """
 
-  tokens: ArrayFile
+  tokens: Numbers
   length: int
   full: ArrayFile
   bins: ArrayFile
@@ -51,7 +52,7 @@ class Packed:
     return len(self.full) + len(self.bins) - 1
 
   def read(self, ids: np.ndarray) -> HostBatch:
-    """Sequences as `tokens` and `segments`, int32 [N, length + 1]; with prompts also `completions`, bool.
+    """Sequences as `tokens` and `segments`, int32 [N, length + 1]; where only some count also `completions`, bool.
 
     Segments are 1, 2, ... by place, 0 for padding.
     """
@@ -78,7 +79,7 @@ class Packed:
 
 
 def packed(
-  tokens: ArrayFile,
+  tokens: Numbers,
   ends: ArrayFile,
   length: int,
   cache_root: str,
@@ -93,7 +94,7 @@ def packed(
     length: the predictions of a sequence.
     cache_root: the folder of prepared data.
     key: determines `ends` and `completions`: equal keys, equal documents.
-    completions: whether each token belongs to a completion, bool; None without prompts.
+    completions: whether each token counts, bool; None if all do.
   """
   write = lambda to: _write(to, ends, length, completions)
   folder = prepared(cache_root, "packing", (FORMAT, key, length), write)
@@ -129,15 +130,16 @@ def _write_full(
 ) -> None:
   """Writes where the full pieces start: `count` [D] of each of the documents at `starts` [D].
 
-  Leaves out pieces that are all prompt. The completion comes last, so the last token of a piece decides.
+  Leaves out pieces in which no prediction counts.
   """
   after = np.cumsum(count)
-  for first in range(0, int(after[-1]), BLOCK):
-    number = np.arange(first, min(first + BLOCK, int(after[-1])))
+  block = BLOCK if completions is None else max(1, min(BLOCK, READ // length))
+  for first in range(0, int(after[-1]), block):
+    number = np.arange(first, min(first + block, int(after[-1])))
     document = np.searchsorted(after, number, side="right")
     within = number - (after - count)[document]
     at = starts[document] + within * length
-    file.write((at if completions is None else at[completions.read(at + length, 1)[:, 0]]).tobytes())
+    file.write((at if completions is None else at[completions.read(at + 1, length).any(axis=1)]).tobytes())
 
 
 def _place(pieces: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:

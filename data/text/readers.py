@@ -9,20 +9,14 @@ import functools
 from collections.abc import Generator, Iterator
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
+
+from data.opening import BUFFER, opened, skip
+from data.text.chat import Chat
 from data.text.cutting import Cutter
-from data.text.files import (
-  BUFFER,
-  HELD_OUT,
-  TRAIN,
-  VALIDATION,
-  Files,
-  TextFile,
-  check_unchanged,
-  held_out,
-  opened,
-  skip,
-)
+from data.text.files import HELD_OUT, TRAIN, VALIDATION, Files, TextFile, check_unchanged, held_out
 from data.text.rows import Fields, rows
+from data.text.spans import Document
 from errors import ConfigError, first_line
 
 
@@ -55,7 +49,10 @@ class Piece(NamedTuple):
     done: bytes on disk, of all files, that have been read so far.
     label: the class of the document, if classes are read.
     context: the text before it that is encoded with it (cutting.py).
-    is_prompt: whether this is a prompt, which is never cut. The document goes on with its completion.
+    ids: the token ids of a document that comes as such, which is never cut; `text` is then b"".
+    document: with prompts or dialogues, the whole document in spans. It is never cut.
+    file: the number of its file.
+    wrong: what is wrong with a bad row, which is skipped; the piece is then empty.
   """
 
   text: bytes
@@ -65,22 +62,35 @@ class Piece(NamedTuple):
   done: int
   label: int | str | None = None
   context: bytes = b""
-  is_prompt: bool = False
+  ids: np.ndarray | None = None
+  document: Document | None = None
+  file: int = 0
+  wrong: str | None = None
 
 
-def read(files: Files, fields: Fields, start: Position | None = None, cutter: Cutter | None = None) -> Iterator[Piece]:
+def read(
+  files: Files,
+  fields: Fields,
+  start: Position | None = None,
+  cutter: Cutter | None = None,
+  chat: Chat | None = None,
+) -> Iterator[Piece]:
   """The pieces of all documents in the files, in order, from a position on. Raises ConfigError if one is damaged.
 
-  Without the cutter of a tokenizer, documents are cut anywhere.
+  Without the cutter of a tokenizer, documents are cut anywhere. Dialogues need its chat template.
   """
   position = start or Position()
   done = sum(file.size for file in files[: position.file])
   for file in files[position.file :]:
-    pieces = _plain_pieces if file.kind == "plain" else _row_pieces
+    cut = cutter or Cutter()
     try:
-      count = yield from pieces(file, fields, position, done, cutter or Cutter())
-    except (OSError, ValueError) as error:
-      if isinstance(error, ConfigError):
+      if file.kind == "plain":
+        count = yield from _plain_pieces(file, fields, position, done, cut)
+      else:
+        count = yield from _row_pieces(file, fields, position, done, cut, chat)
+    except Exception as error:
+      of_file = isinstance(error, OSError | ValueError | MemoryError) or type(error).__module__.startswith("pyarrow")
+      if isinstance(error, ConfigError) or not of_file:
         raise
       check_unchanged((file,))
       raise ConfigError(
@@ -97,12 +107,12 @@ def held_out_from(file: TextFile) -> int:
   If an end of a line is near before that, the part begins after it. A compressed file must be read to know its size.
   """
   size = file.size
-  if file.compressed:
-    with opened(file.path) as (text, _):
+  if file.compression:
+    with opened(file.path, file.compression) as (text, _):
       size = sum(len(block) for block in iter(lambda: text.read(BUFFER), b""))
   target, found = size - size // HELD_OUT, 0
   at = target - size // 100
-  with opened(file.path) as (text, _):
+  with opened(file.path, file.compression) as (text, _):
     skip(text, at)
     for block in _blocks(text, target - at):
       found = at + block.rfind(b"\n") + 1 if b"\n" in block else found
@@ -124,8 +134,11 @@ Pieces = Generator[Piece, None, int]  # returns how many rows the file has
 
 def _plain_pieces(file: TextFile, fields: Fields, start: Position, done: int, cutter: Cutter) -> Pieces:
   """Yields the pieces of a file that is a document, or two with the end for validation."""
-  if fields.label is not None or fields.prompt is not None:
-    missing = "classes" if fields.prompt is None else f"prompts, but data.prompt_field={fields.prompt!r}"
+  if fields.label is not None or fields.in_spans:
+    given = ", ".join(f"{option}={name!r}" for option, name in fields.options.items())
+    missing = (
+      f"such fields, but {given}" if fields.messages else f"prompts, but {given}" if fields.prompt else "classes"
+    )
     raise ConfigError(
       f"{file.path!r} in data.path is plain text, which has no {missing}; use JSON lines (.jsonl), Parquet, or a "
       "saved Hugging Face dataset"
@@ -134,7 +147,7 @@ def _plain_pieces(file: TextFile, fields: Fields, start: Position, done: int, cu
   if file.split is None:
     parts = [(TRAIN, held_out_from(file)), (VALIDATION, None)]
   offset = start.offset
-  with opened(file.path) as (text, raw):
+  with opened(file.path, file.compression) as (text, raw):
     skip(text, offset - start.context)
     context = text.read(start.context)
     for split, end in parts:
@@ -144,24 +157,36 @@ def _plain_pieces(file: TextFile, fields: Fields, start: Position, done: int, cu
         offset, context = offset + len(part.text), part.next_context or b""
         position = start._replace(offset=offset, context=len(context))
         last = part.next_context is None
-        yield Piece(part.text, split, last, position, done + raw.tell(), context=part.context)
+        yield Piece(part.text, split, last, position, done + raw.tell(), context=part.context, file=start.file)
   return 0
 
 
-def _row_pieces(file: TextFile, fields: Fields, start: Position, done: int, cutter: Cutter) -> Pieces:
+def _row_pieces(
+  file: TextFile, fields: Fields, start: Position, done: int, cutter: Cutter, chat: Chat | None
+) -> Pieces:
   """Yields the pieces of each row."""
   count = start.rows
-  for row in rows(file, fields, start.offset, start.rows):
+  for row in rows(file, fields, start.offset, start.rows, chat):
     split = file.split
     if split is None:
       split = VALIDATION if held_out(start.before + count) else TRAIN
     count += 1
     position = start._replace(offset=row.offset, rows=count)
-    if row.prompt is not None:
-      yield Piece(row.prompt, split, False, None, done + row.done, is_prompt=True)
+    if row.wrong is not None:
+      yield Piece(b"", split, True, position, done + row.done, file=start.file, wrong=row.wrong)
+      continue
+    if row.ids is not None:
+      if len(row.ids):
+        yield Piece(b"", split, True, position, done + row.done, ids=row.ids)
+      continue
+    if row.document is not None:
+      text, own = row.document.text, row.document
+      yield Piece(text, split, True, position, done + row.done, row.label, document=own, file=start.file)
+      continue
     for part in cutter.cut([row.text or b""]):
       last = part.next_context is None
-      yield Piece(part.text, split, last, position if last else None, done + row.done, row.label, part.context)
+      after = position if last else None
+      yield Piece(part.text, split, last, after, done + row.done, row.label, part.context, file=start.file)
     if row.text == b"" and fields.label is not None:  # only classes make an empty text useful
       yield Piece(row.text, split, True, position, done + row.done, row.label)
   return count

@@ -5,7 +5,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from data.dataset import Source
-from data.files import ArrayFile
+from data.files import ArrayFile, Numbers
 from data.text.packing import packed
 from data.text.tokens import Windows
 from errors import ConfigError
@@ -14,7 +14,7 @@ from errors import ConfigError
 def sequences(
   name: str,
   split: str,
-  tokens: ArrayFile,
+  tokens: Numbers,
   ends: ArrayFile | None,
   key: Any,
   config: ConfigDict,

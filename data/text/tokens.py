@@ -5,14 +5,14 @@ import dataclasses
 import numpy as np
 
 from data.dataset import HostBatch
-from data.files import ArrayFile
+from data.files import Numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
   """Windows of `length` + 1 tokens. Neighbours share one token: a target of the first, an input of the next."""
 
-  tokens: ArrayFile
+  tokens: Numbers
   length: int
 
   def __len__(self) -> int:

@@ -1,5 +1,6 @@
 """CIFAR-10: the real records if present, preparation from a small archive, and augmentation."""
 
+import hashlib
 import http.server
 import io
 import os
@@ -87,6 +88,7 @@ def test_preparation_writes_what_the_archive_holds(tmp_path: Path, archive: Path
   server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
   threading.Thread(target=server.serve_forever, daemon=True).start()
   monkeypatch.setattr(cifar10, "URL", f"http://127.0.0.1:{server.server_port}/{archive.name}")
+  monkeypatch.setattr(cifar10, "SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
   try:
     fields = {"data__dir": str(tmp_path / "tfds"), "data__cache_dir": str(tmp_path / "cache")}
     (part,) = data.images.load(settings(**fields)).parts
@@ -125,6 +127,23 @@ def test_records_in_another_format_are_refused(tmp_path: Path):
   (folder / "cifar10-train.tfrecord-00000-of-00001").touch()
   with one_sentence("data.path='tfds:cifar10'", str(folder), "not in array_record form", "data.dir"):
     data.images.load(settings(data__dir=str(tmp_path)))
+
+
+def test_another_archive_is_neither_read_nor_kept(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch):
+  """The sum is that of the original. The builder is not started twice: the library registers it for good."""
+  content = archive.read_bytes()
+  monkeypatch.setattr(cifar10, "SHA256", hashlib.sha256(content).hexdigest())
+  cifar10.check_archive(archive)
+  archive.write_bytes(content[:-1] + b"x")
+  with pytest.raises(ValueError, match="the archive has the SHA-256"):
+    cifar10.check_archive(archive)
+  assert not archive.exists()
+  monkeypatch.undo()
+  from tensorflow_datasets.core.download.checksums import load_url_infos
+  from tensorflow_datasets.core.utils import tfds_path
+
+  known = load_url_infos(tfds_path("url_checksums/cifar10.txt"))
+  assert known[cifar10.URL].checksum == cifar10.SHA256
 
 
 def test_a_failed_download_gives_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

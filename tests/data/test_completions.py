@@ -74,13 +74,13 @@ def test_a_row_is_a_prompt_and_a_completion_whatever_the_kind_of_file(
   assert documents(part, "validation") == in_bytes([row for i, row in enumerate(ROWS) if held_out(i)])
 
 
-def test_reading_goes_on_after_each_row_but_not_between_prompt_and_completion(tmp_path: Path):
+def test_reading_goes_on_after_each_row(tmp_path: Path):
+  """A row is one piece: prompt and completion are never apart."""
   KINDS["a.jsonl"](tmp_path / "a.jsonl")
-  files, fields = text.find(str(tmp_path / "a.jsonl")), readers.Fields("completion", prompt="prompt")
+  files, fields = text.find_text(str(tmp_path / "a.jsonl")), readers.Fields("completion", prompt="prompt")
   pieces = list(readers.read(files, fields))
-  assert [piece.is_prompt for piece in pieces] == [True, False] * len(ROWS)
-  assert [piece.position is None for piece in pieces] == [piece.is_prompt for piece in pieces]
-  for at in range(1, len(pieces), 14):
+  assert [piece.text.decode() for piece in pieces] == [row["prompt"] + row["completion"] for row in ROWS]
+  for at in range(1, len(pieces), 7):
     assert list(readers.read(files, fields, pieces[at].position)) == pieces[at + 1 :]
 
 

@@ -333,6 +333,41 @@ class TestTensorFlowDatasets:
       load("tfds:like_mnist", tmp_path / "cache", dir=str(tmp_path / "tfds"))
     assert "antigravity" not in sys.modules
 
+  @pytest.mark.parametrize("how", ["a class in a text", "a file of names", "a link to names"])
+  def test_texts_in_its_features_are_looked_through(
+    self, how: str, prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+  ):
+    """The library reads JSON within texts of features.json, and names of classes from any file."""
+    folder, secret = tmp_path / "tfds/like_mnist/1.0.0", tmp_path / "secret"
+    shutil.copytree(prepared / "like_mnist/1.0.0", folder)
+    (tmp_path / "stranger_module.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    secret.write_text("".join(f"secret {i}\n" for i in range(10)))
+    features = json.loads((folder / "features.json").read_text())
+    core = "tensorflow_datasets.core.features"
+    as_text = lambda name, value: {"pythonClassName": f"{core}.{name}", "jsonFeature": {"json": json.dumps(value)}}
+    change, parts = {
+      "a class in a text": (
+        as_text("sequence_feature.Sequence", {"feature": {"type": "stranger_module.A", "content": {}}, "length": 3}),
+        ["features.json with the class 'stranger_module.A'"],
+      ),
+      "a file of names": (
+        as_text("class_label_feature.ClassLabel", {"names_file": str(secret)}),
+        ["features.json with 'names_file', which names another file"],
+      ),
+      "a link to names": (None, ["label.labels.txt'", "a link out of this folder"]),
+    }[how]  # fmt: skip
+    if change is None:
+      (folder / "label.labels.txt").unlink(missing_ok=True)
+      (folder / "label.labels.txt").symlink_to(secret)
+    else:
+      (folder / "label.labels.txt").unlink(missing_ok=True)
+      features["featuresDict"]["features"]["label"] = change
+      (folder / "features.json").write_text(json.dumps(features))
+    with one_sentence("data.path='tfds:like_mnist:1.0.0'", *parts):
+      load("tfds:like_mnist:1.0.0", tmp_path / "cache", dir=str(tmp_path / "tfds"))
+    assert not (tmp_path / "marker").exists()
+
   def test_the_newest_version_is_read_with_its_splits(self, prepared: Path, tmp_path: Path):
     found = load("tfds:like_mnist", tmp_path, dir=str(prepared))
     (part,) = found.parts

@@ -179,7 +179,7 @@ def test_the_same_data_twice_is_refused(tmp_path: Path):
   again = f"{tmp_path}/texts/../texts/a.txt"
   for path in (f"{a},{b},{again}", f"{tmp_path}/texts,{b}"):
     with one_sentence("data.path=", ".txt' twice", "name it once"):
-      text.find(path)
+      text.find_text(path)
   with one_sentence("data.path names one source twice", repr(a), repr(again), "with both weights"):
     sources_of({a: 0.5, again: 0.5})
   with one_sentence(f"data.path has {a!r} in two sources", "take it out of one"):

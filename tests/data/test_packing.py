@@ -10,9 +10,9 @@ import pytest
 
 from data.files import ArrayFile, array_file
 from data.text import packing
-from data.text.files import find
 from data.text.labels import Labelled
 from data.text.packing import Packed, packed
+from data.text.sources import find_text
 from data.text.tokens import Windows
 
 
@@ -98,7 +98,7 @@ def test_each_piece_goes_where_the_least_room_is_left():
 @pytest.fixture(scope="module")
 def library() -> list[int]:
   """The sizes in bytes of the standard library's files, with one more for the END token."""
-  return [file.size + 1 for file in find("")]
+  return [file.size + 1 for file in find_text("")]
 
 
 @pytest.mark.parametrize("length", [128, 512, 2048])

@@ -19,14 +19,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import config, one_sentence
+from helpers import ROOT, config, one_sentence
 
 from data import growing, text
 from data.text import cutting, prepare
 from errors import Unavailable
 
 LINES = [f"line {i * i} of größe {i}, and it's that long" for i in range(2000)]
-ROWS = [{"text": " ".join(LINES[i : i + i % 7]), "label": ("a", "b")[i % 2]} for i in range(1000)]
+ROWS = [
+  {"text": " ".join(LINES[i : i + i % 7]), "label": ("a", "b")[i % 2], "ids": [*range(i % 40)]} for i in range(1000)
+]
 SMALL = {"BATCH": 3000, "SAVE_EVERY": 9000}  # of prepare.py, for a save every few batches
 
 
@@ -56,6 +58,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     {"model__objective": "class", "data__tokenizer": "bpe", "model__vocab_size": 300},
   ),
   "parquet": (lambda tmp: write_parquet(tmp / "a.parquet"), {}),
+  "ids": (lambda tmp: write_parquet(tmp / "a.parquet"), {"data__text_field": "ids", "model__vocab_size": 256}),
   "prompts": (
     lambda tmp: write_json(tmp / "a.jsonl.gz"),
     {"data__prompt_field": "text", "data__completion_field": "label", "data__packing": "documents"},
@@ -64,8 +67,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def contents(cache: Path) -> dict[str, bytes]:
-  """The files of the prepared text. There must be nothing else but a tokenizer."""
-  (folder,) = cache.glob("text-*")
+  """The files of the prepared text or ids. There must be nothing else but a tokenizer."""
+  (folder,) = [*cache.glob("text-*"), *cache.glob("ids-*")]
   assert not [path for path in cache.iterdir() if path.name.startswith(".") and path.is_dir()]
   return {file.name: file.read_bytes() for file in folder.iterdir()}
 
@@ -124,10 +127,10 @@ def log_starts(log: Path) -> None:
   """From now on, a preparation writes down where it begins to read."""
   read = prepare.read
 
-  def logged(files: Any, fields: Any, start: Any, cutter: Any) -> Any:
+  def logged(files: Any, fields: Any, start: Any, *others: Any) -> Any:
     with log.open("a") as out:
       out.write(f"{list(start)}\n")
-    return read(files, fields, start, cutter)
+    return read(files, fields, start, *others)
 
   prepare.read = logged  # type: ignore[assignment]
 
@@ -167,7 +170,8 @@ def test_a_preparation_that_is_killed_many_times_gives_the_same_files(tmp_path: 
     assert len({tuple(start) for start in starts}) > 5  # went on from where it was
     expected = contents(tmp_path / case / "undisturbed")
     assert contents(tmp_path / case / "killed") == expected
-    assert set(expected) >= {"train.tokens", "train.ends", "validation.tokens", "validation.ends", "pairs.npy"}
+    assert set(expected) >= {"train.tokens", "train.ends", "validation.tokens", "validation.ends", "meta.json"}
+    assert ("pairs.npy" in expected) == (case != "ids")
 
 
 def test_saves_and_batches_do_not_affect_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -191,9 +195,9 @@ def test_after_a_full_disk_the_preparation_goes_on(tmp_path: Path, small: None, 
     room[0] -= size
     write(file, data)
 
-  def read_from(files: Any, fields: Any, start: Any, cutter: Any) -> Any:
+  def read_from(files: Any, fields: Any, start: Any, *others: Any) -> Any:
     starts.append(tuple(start))
-    return read(files, fields, start, cutter)
+    return read(files, fields, start, *others)
 
   monkeypatch.setattr(growing.GrowingFile, "write", write_on_full_disk)
   monkeypatch.setattr(prepare, "read", read_from)
@@ -231,6 +235,27 @@ def test_the_memory_does_not_grow_with_the_text(tmp_path: Path):
   names = ["small.jsonl.gz", "plain.txt", "rows.jsonl.gz"]
   before, *after = map(int, run_script("memory", str(tmp_path), *names).split())
   assert max(after) - before < 48 << 10
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe"])
+def test_text_is_prepared_without_jax(tokenizer: str, tmp_path: Path):
+  """Its import takes as long as some megabytes, and 140 MB of memory."""
+  code = f"""
+import sys
+import data
+from configs import base
+config = base.get_config("tiny", "single")
+config.data.update(path={str(write_plain(tmp_path / "corpus"))!r}, cache_dir={str(tmp_path)!r}, tokenizer={tokenizer!r})
+config.model.vocab_size = 300
+print(data.load(config).parts[0].fingerprint)
+print({{"jax", "flax", "tensorstore"}} & sys.modules.keys())
+"""
+  done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+  fingerprint, imported = done.stdout.split()
+  assert imported == "set()", done.stderr
+  fields = {"data__path": str(tmp_path / "corpus"), "data__cache_dir": str(tmp_path), "model__vocab_size": 300}
+  assert text.load(config(**fields, data__tokenizer=tokenizer)).parts[0].fingerprint == fingerprint
 
 
 if __name__ == "__main__":

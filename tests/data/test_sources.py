@@ -16,7 +16,8 @@ from helpers import config, one_sentence
 from data import text
 from data.dataset import Dataset, Part
 from data.text import cutting, prepare, readers
-from data.text.files import find, held_out
+from data.text.files import held_out
+from data.text.sources import find_text
 
 COUNT = 300
 ROWS = [{"id": i, "text": f"row {i}, of größe {i * i}", "label": ("no", "yes")[i % 2]} for i in range(COUNT)]
@@ -24,7 +25,7 @@ TRAIN = [row for i, row in enumerate(ROWS) if not held_out(i)]
 VALIDATION = [row for i, row in enumerate(ROWS) if held_out(i)]
 
 
-def load(tmp_path: Path, path: Path | dict[str, float], **fields: Any) -> Dataset:
+def load(tmp_path: Path, path: Path | str | dict[str, float], **fields: Any) -> Dataset:
   source = path if isinstance(path, dict) else str(path)
   return text.load(config(data__path=source, data__cache_dir=str(tmp_path / "cache"), **fields))
 
@@ -103,7 +104,7 @@ def test_equal_rows_have_equal_fingerprints(tmp_path: Path):
 def test_reading_goes_on_from_any_position(tmp_path: Path, name: str, start: int, monkeypatch: pytest.MonkeyPatch):
   monkeypatch.setattr(cutting, "PIECE", 8)  # cuts the rows
   KINDS[name](tmp_path / name)
-  files = find(str(tmp_path / name))
+  files = find_text(str(tmp_path / name))
   pieces = list(readers.read(files, readers.Fields()))
   last = [i for i, piece in enumerate(pieces) if piece.last]
   assert len(last) == COUNT
@@ -118,7 +119,7 @@ def test_reading_goes_on_from_any_position(tmp_path: Path, name: str, start: int
 def test_plain_text_goes_on_from_any_position(tmp_path: Path, suffix: str, count: int, monkeypatch: pytest.MonkeyPatch):
   monkeypatch.setattr(cutting, "PIECE", 100)
   write_plain(tmp_path / "corpus", suffix, count)
-  files = find(str(tmp_path / "corpus"))
+  files = find_text(str(tmp_path / "corpus"))
   pieces = list(readers.read(files, readers.Fields()))
   assert len(pieces) > 30
   for at in range(0, len(pieces), 31):
@@ -160,14 +161,14 @@ def test_rows_are_numbered_over_all_files(tmp_path: Path):
   assert documents(part, "validation") == texts(VALIDATION)
 
 
-def test_a_folder_may_mix_kinds(tmp_path: Path):
+def test_a_source_may_mix_kinds(tmp_path: Path):
   folder = tmp_path / "mixed"
   saved_dataset(folder / "saved", ROWS[:100])
   pq.write_table(pa.Table.from_pylist(ROWS[100:]), folder / "b.parquet")
   plain = "".join(f"line {i}\n" for i in range(100))
-  (folder / "c.txt").write_text(plain)
+  (tmp_path / "c.txt").write_text(plain)
   (folder / "d.bin.gz").write_bytes(gzip.compress(b"\0binary"))
-  part = load(tmp_path, folder).parts[0]
+  part = load(tmp_path, f"{folder},{tmp_path / 'c.txt'}").parts[0]
   train, validation = documents(part), documents(part, "validation")
   (start,) = (document for document in train if document.startswith(b"line 0"))
   assert 740 < len(start) < 760
@@ -304,7 +305,7 @@ def test_files_with_the_same_name_size_and_time_are_told_apart(tmp_path: Path):
 
 def test_a_file_that_is_not_text_is_refused(tmp_path: Path):
   np.savez(tmp_path / "digits.npz", image=np.zeros((4, 8, 8), np.uint8))
-  with one_sentence("digits.npz", "is not text", "configs/fsdp.py:images"):
+  with one_sentence("digits.npz", "cannot be read as text", "configs/fsdp.py:images"):
     load(tmp_path, tmp_path / "digits.npz")
 
 
@@ -327,7 +328,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, name: str, damage: str):
     KINDS[name](tmp_path / name)
   content = (tmp_path / name).read_bytes()
   (tmp_path / name).write_bytes(content[: len(content) * 2 // 3] if damage == "truncated" else b"garbage" * 99)
-  with one_sentence(name, "in data.path cannot be read", "again"):
+  with one_sentence(name, "cannot be read", "again"):
     load(tmp_path, tmp_path / name)
   assert not list((tmp_path / "cache").glob("*text*/"))  # nothing to go on from
 

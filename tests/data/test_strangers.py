@@ -15,7 +15,7 @@ from helpers import config, one_sentence
 from PIL import Image
 
 from data import images, text
-from data.text import foreign, rows, tokenizers
+from data.text import rows, tokenizers
 from errors import file_name, inside
 
 NAMES = ["../secret.arrow", "/etc/passwd", "inner/a.arrow", "..", "", "a\0", None, 3]
@@ -50,7 +50,7 @@ def test_a_saved_dataset_names_files_of_its_folder(state: Any, secret: Path, tmp
   (tmp_path / "data/dataset_info.json").write_text("{}")
   (tmp_path / "data/state.json").write_text(json.dumps(state))
   with one_sentence("state.json of data.path="):
-    text.find(str(tmp_path / "data"))
+    text.find_text(str(tmp_path / "data"))
 
 
 def test_links_do_not_lead_out_of_a_folder(secret: Path, tmp_path: Path):
@@ -59,16 +59,17 @@ def test_links_do_not_lead_out_of_a_folder(secret: Path, tmp_path: Path):
   (folder / "b.txt").symlink_to("a.txt")
   inner.mkdir()
   (inner / "c.txt").symlink_to("../a.txt")
-  assert len(text.find(str(folder))) == 3
+  assert len(text.find_text(str(folder))) == 1  # the links are the same file
   (tmp_path / "other").symlink_to("data")  # the user names a link
-  assert len(text.find(str(tmp_path / "other"))) == 3
+  assert len(text.find_text(str(tmp_path / "other"))) == 1
   (inner / "d.txt").symlink_to("../../secret.txt")
   with one_sentence("data.path=", "inner/d.txt', a link out of this folder to", "secret.txt", "copy that"):
-    text.find(str(folder))
+    text.find_text(str(folder))
+  (inner / "d.txt").unlink()
   (folder / "train.bin").symlink_to("../secret.txt")
   (folder / "val.bin").write_bytes(bytes(10))
   with one_sentence("data.path=", "train.bin', a link out of this folder"):
-    foreign.find(str(folder))
+    text.find_source(str(folder))
 
 
 def test_links_into_the_cache_of_hugging_face_are_followed(tmp_path: Path):
@@ -78,7 +79,7 @@ def test_links_into_the_cache_of_hugging_face_are_followed(tmp_path: Path):
   (blobs / "4567").write_text("some words\n")
   (folder / "data/a.txt").symlink_to("../../../blobs/4567")
   for path in (folder, folder / "data"):
-    assert len(text.find(str(path))) == 1
+    assert len(text.find_text(str(path))) == 1
   (folder / "data/b.txt").symlink_to("../../../../datasets--a--b")
   with one_sentence("a link out of this folder"):
     inside("data.path='a'", folder, folder / "data/b.txt")
@@ -129,19 +130,19 @@ def test_files_beside_a_tokenizer_fit_it_and_are_in_its_folder(secret: Path, tmp
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_compressed_line_does_not_fill_the_memory(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-  monkeypatch.setattr(rows, "LONGEST_LINE", 1000)
+def test_a_compressed_line_does_not_fill_the_memory(suffix: str, tmp_path: Path):
   line = b'{"text": "' + b"a" * 1000 + b'"}\n'
   file = tmp_path / f"a.jsonl{suffix}"
   file.write_bytes(gzip.compress(line) if suffix == ".gz" else pa.Codec("zstd").compress(line, asbytes=True))
-  with one_sentence("line 1 of", "a.jsonl", "longer than 1000 bytes"):
-    list(rows.rows(*text.find(str(file)), rows.Fields()))
+  with one_sentence("line 1 of", "a.jsonl", "more than 1000 bytes", "data.limit_mb"):
+    list(rows.rows(*text.find_text(str(file)), rows.Fields(limit=1000)))
+  assert len(list(rows.rows(*text.find_text(str(file)), rows.Fields(limit=2000)))) == 1
 
 
 def test_json_without_end_is_refused(tmp_path: Path):
   (tmp_path / "a.jsonl").write_text('{"text": ' + 100_000 * "[" + "\n")
   with one_sentence("line 1 of", "a.jsonl", "not valid JSON"):
-    list(rows.rows(*text.find(str(tmp_path / "a.jsonl")), rows.Fields()))
+    list(rows.rows(*text.find_text(str(tmp_path / "a.jsonl")), rows.Fields()))
 
 
 @pytest.mark.parametrize("stored", ["{", "[1]", '{"info": []}', 100_000 * "["], ids=lambda stored: stored[:9])
@@ -149,10 +150,10 @@ def test_metadata_of_classes_is_checked(stored: str, tmp_path: Path):
   table = pa.table({"text": ["a"], "label": [0]}).replace_schema_metadata({"huggingface": stored})
   pq.write_table(table, tmp_path / "a.parquet")
   with one_sentence("a.parquet", "metadata of the `datasets` library"):
-    rows.class_names(*text.find(str(tmp_path / "a.parquet")), "label")
+    rows.class_names(*text.find_text(str(tmp_path / "a.parquet")), "label")
 
 
 def test_a_table_without_columns_is_refused(tmp_path: Path):
   pq.write_table(pa.table({}), tmp_path / "a.parquet")
   with one_sentence("data.text_field='text' is not in", "a.parquet', which has no fields; use another file"):
-    list(rows.rows(*text.find(str(tmp_path / "a.parquet")), rows.Fields()))
+    list(rows.rows(*text.find_text(str(tmp_path / "a.parquet")), rows.Fields()))

@@ -1,5 +1,6 @@
 """Text: which files are read, how they are split and tokenized, and which are refused."""
 
+import gzip
 import sys
 from pathlib import Path
 
@@ -98,13 +99,13 @@ def test_decoding_bytes_skips_ids_above_255(tmp_path: Path, corpus: Path):
 
 
 def test_an_empty_name_between_commas_is_not_the_current_folder(tmp_path: Path, corpus: Path):
-  files = text.find(f"{corpus / '00.txt'},")
+  files = text.find_text(f"{corpus / '00.txt'},")
   assert len(files) == 1
 
 
 def test_several_paths_are_joined(tmp_path: Path, corpus: Path):
   paths = [corpus / "00.txt", corpus / "sub"]
-  files = text.find(",".join(map(str, paths)))
+  files = text.find_text(",".join(map(str, paths)))
   assert len(files) == 21
 
 
@@ -113,8 +114,8 @@ def test_files_are_read_folder_by_folder(tmp_path: Path):
   names = ["a/x.txt", "a-b/x.txt", "a/y.txt.gz", "a/y.txt.b"]
   for name in names:
     (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_bytes(b"some text")
-  files = text.find(str(tmp_path))
+    (tmp_path / name).write_bytes(gzip.compress(b"some text") if name.endswith(".gz") else b"some text")
+  files = text.find_text(str(tmp_path))
   assert [Path(file.path).relative_to(file.root).as_posix() for file in files] == [
     "a/x.txt", "a/y.txt.gz", "a/y.txt.b", "a-b/x.txt",
   ]  # fmt: skip
@@ -154,6 +155,13 @@ def test_pieces_do_not_depend_on_the_blocks_in_which_a_document_comes(monkeypatc
   for _ in range(400):
     document = "".join(random.choice(["我", "\n", "\u3000", "a,"], 60, p=(0.6, 0.2, 0.1, 0.1))).encode()
     assert list(cut(bytes([byte]) for byte in document)) == list(cut([document]))
+
+
+def test_words_of_ascii_are_those_of_any_text():
+  random = np.random.default_rng(0)
+  for _ in range(200):
+    line = bytes(random.choice([*range(128), *b"\t\n\x0b\x1c\x1f  __AZaz09"], 200).astype(np.uint8)).decode()
+    assert tokenizers.ASCII_WORDS.findall(line) == tokenizers.WORDS.findall(line)
 
 
 def test_the_sample_for_a_bpe_is_bounded_and_evenly_spread():
@@ -263,7 +271,7 @@ def test_the_default_text_is_the_standard_library(tmp_path: Path):
   dataset = load(tmp_path, data__path="", data__cache_dir="~/.cache/meshwright/tests")
   assert b"def " in text_of(dataset)[:100_000]
   assert "standard library" in dataset.description
-  files = [Path(file.path) for file in text.find("")]
+  files = [Path(file.path) for file in text.find_text("")]
   assert Path(sys.modules["json"].__file__) in files
   assert not any("test" in file.parts for file in files)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import os
 import pickle
 import struct
@@ -14,7 +15,8 @@ import pytest
 from helpers import one_sentence
 from ml_collections import ConfigDict
 
-from data.text import foreign, megatron, scan
+from data.files import Joined, array_file
+from data.text import foreign, headers, megatron, scan, sources
 
 LENGTH = 32  # model.seq_len of the preset
 IDS = np.random.default_rng(0).integers(1, 256, 4000)
@@ -24,8 +26,13 @@ def settings(tmp_path: Path, **fields: Any) -> ConfigDict:
   return helpers.config(**{"data__cache_dir": str(tmp_path / "cache")} | fields)
 
 
+def find(path: str) -> scan.TokenFiles | None:
+  files = sources.find_source(path).files
+  return files if isinstance(files, scan.TokenFiles) else None
+
+
 def load(tmp_path: Path, path: Path, end: int | None = None, vocab_size: int = 0, **fields: Any) -> foreign.Part:
-  files = foreign.find(str(path))
+  files = find(str(path))
   assert files
   return foreign.load(str(path), files, settings(tmp_path, **fields), end, vocab_size)[0]
 
@@ -102,7 +109,7 @@ def test_the_last_twentieth_of_a_single_file_is_for_validation(tmp_path: Path):
 def test_other_token_files_can_be_for_validation(tmp_path: Path):
   IDS.astype(np.uint16).tofile(tmp_path / "all.bin")
   other = write_megatron(tmp_path / "other", [[IDS[::-1].tolist()]], np.int32, 4)
-  train, validation = foreign.find(str(tmp_path / "all.bin")), foreign.find(str(other))
+  train, validation = find(str(tmp_path / "all.bin")), find(str(other))
   assert train
   assert validation
   both = dataclasses.replace(train, validation=validation.train)
@@ -169,11 +176,11 @@ def test_the_splits_of_one_document_part_within_it(tmp_path: Path):
 
 def test_every_form_of_a_path_finds_the_files(tmp_path: Path):
   prefix = write_megatron(tmp_path / "v1.2_text_document", megatron_documents(3))
-  both = foreign.TokenFile(tmp_path / "v1.2_text_document.bin", tmp_path / "v1.2_text_document.idx")
+  both = scan.TokenFile(tmp_path / "v1.2_text_document.bin", tmp_path / "v1.2_text_document.idx", "megatron")
   for name in (prefix, both.bin, both.index):
-    assert foreign.find(f" {name} ") == foreign.TokenFiles(both)
+    assert find(f" {name} ") == scan.TokenFiles((both,))
   IDS.astype(np.uint16).tofile(tmp_path / "plain.bin")
-  assert foreign.find(str(tmp_path / "plain.bin")) == foreign.TokenFiles(foreign.TokenFile(tmp_path / "plain.bin"))
+  assert find(str(tmp_path / "plain.bin")) == scan.TokenFiles((scan.TokenFile(tmp_path / "plain.bin"),))
 
 
 def test_text_is_not_taken_for_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -181,16 +188,15 @@ def test_text_is_not_taken_for_tokens(tmp_path: Path, monkeypatch: pytest.Monkey
   folder.mkdir()
   for name in ("train.bin", "notes.txt"):
     (folder / name).write_text("text")
-  other = tmp_path / "other"
-  other.mkdir()
-  (other / "train.bin").write_text("tokens without val.bin")
-  for path in ("", str(folder), str(other), str(folder / "notes.txt"), str(folder / "missing.bin")):
-    assert foreign.find(path) is None
-  assert foreign.find(f"{folder / 'notes.txt'},{other}") is None
-  (folder / "val.bin").write_text("text")
-  assert foreign.find(str(folder))  # with both, other files such as a README or a tokenizer.json do not matter
+  for path in ("", str(folder), str(folder / "notes.txt")):
+    assert find(path) is None
+  with one_sentence("data.path=", "missing.bin", "does not exist"):
+    find(str(folder / "missing.bin"))
+  for name in ("train.bin", "val.bin"):
+    IDS.astype(np.uint16).tofile(folder / name)
+  assert find(str(folder))  # other files such as a README or a tokenizer.json do not matter
   monkeypatch.chdir(folder)
-  assert foreign.find("") is None  # the standard library, wherever the program runs
+  assert find("") is None  # the standard library, wherever the program runs
 
 
 def test_a_fingerprint_stands_for_the_examples(tmp_path: Path):
@@ -214,7 +220,7 @@ def test_a_fingerprint_stands_for_the_examples(tmp_path: Path):
 def test_the_pass_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   prefix = write_megatron(tmp_path / "corpus", megatron_documents())
   before = load(tmp_path, prefix)
-  files = foreign.find(str(prefix))
+  files = find(str(prefix))
   assert files
   with monkeypatch.context() as patched:
     patched.setattr(scan, "_write", lambda *_: pytest.fail("the pass was made again"))
@@ -332,6 +338,20 @@ def test_a_missing_partner_is_named(tmp_path: Path):
     refused(tmp_path, path, "data.path=", f"lacks {str(tokens)!r}", "beside the .idx")
 
 
+def test_token_files_that_say_so_are_read_beside_their_text(tmp_path: Path):
+  folder = tmp_path / "data"
+  folder.mkdir()
+  prefix = write_megatron(folder / "my_text_document", megatron_documents(20))
+  (folder / "corpus.json").write_text('{"text": "some words"}\n' * 999)  # as its tools read it
+  (folder / "gpt2-vocab.json").write_text(json.dumps({f"token {i}": i for i in range(999)}))
+  files = find(str(folder))
+  assert files
+  assert [file.index for file in files.all] == [prefix.with_suffix(".idx")]
+  (folder / "corpus.json").rename(folder / "corpus.jsonl")  # what no description is called
+  with one_sentence("1 × Megatron token ids", "JSON lines", "'rows' to read the rows, or 'tokens' to skip"):
+    find(str(folder))
+
+
 def test_several_token_files_need_weights(tmp_path: Path):
   for name in ("a.bin", "b.bin"):
     IDS.astype(np.uint16).tofile(tmp_path / name)
@@ -364,3 +384,143 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
     refused(tmp_path, path.parent, "train.bin", "shorter" if change == "shorter" else "has changed while it was read")
   IDS.astype(np.uint16).tofile(path)
   assert tokens_of(load(tmp_path, path.parent).train)[:100] == IDS[:100].tolist()
+
+
+def llmc(file: Path, ids: np.ndarray, magic: int = 20240520, count: int | None = None) -> Path:
+  """Writes a file as data_common.py of llm.c does: 256 int32, then the ids."""
+  header = np.zeros(256, np.int32)
+  header[:3] = magic, 1, len(ids) if count is None else count
+  file.parent.mkdir(parents=True, exist_ok=True)
+  file.write_bytes(header.tobytes() + ids.astype(np.uint16 if magic == 20240520 else np.uint32).tobytes())
+  return file
+
+
+WIDE = IDS + 100_000  # as Llama 3's
+
+
+def test_shards_of_llmc_are_read_as_one_text(tmp_path: Path):
+  folder = tmp_path / "fineweb10B"
+  sizes = [700, 1, 900, 60, 1300]
+  pieces = np.split(IDS[:2961], np.cumsum(sizes)[:-1])
+  for number, piece in enumerate(pieces, 1):
+    llmc(folder / f"fineweb_train_{number:06d}.bin", piece)
+  llmc(folder / "fineweb_val_000000.bin", IDS[3000:])
+  part = load(tmp_path, folder)
+  assert tokens_of(part.train) == IDS[: 2960 // LENGTH * LENGTH + 1].tolist()
+  assert tokens_of(part.validation) == IDS[3000 : 3000 + 999 // LENGTH * LENGTH + 1].tolist()
+  # Whatever files the tokens are in, they are the same data.
+  IDS[:2961].astype(np.uint16).tofile(tmp_path / "train.bin")
+  IDS[3000:].astype(np.uint16).tofile(tmp_path / "val.bin")
+  files = scan.TokenFiles((scan.TokenFile(tmp_path / "train.bin"),), (scan.TokenFile(tmp_path / "val.bin"),))
+  assert foreign.load("one", files, settings(tmp_path))[0].fingerprint == part.fingerprint
+  documents = load(tmp_path, folder, end=int(IDS[0]), data__packing="documents", model__seq_len=1999)
+  expected = np.split(IDS[:2961], np.flatnonzero(IDS[:2961] == IDS[0]) + 1)
+  assert documents_of(documents.train) == sorted(tuple(d.tolist()) for d in expected if len(d) > 1)
+
+
+def test_the_last_twentieth_of_several_files_is_for_validation(tmp_path: Path):
+  for number, piece in enumerate(np.split(IDS, [1500, 3790, 3900])):
+    llmc(tmp_path / "shards" / f"{number}.bin", piece)
+  part = load(tmp_path, tmp_path / "shards")
+  assert tokens_of(part.train) == IDS[: 3799 // LENGTH * LENGTH + 1].tolist()
+  assert tokens_of(part.validation) == IDS[3800 : 3800 + 199 // LENGTH * LENGTH + 1].tolist()
+
+
+@pytest.mark.parametrize("form", ["llmc", "npy", "no header", "rows"])
+def test_ids_of_large_vocabularies_are_read_whole(tmp_path: Path, form: str):
+  if form == "llmc":
+    path = llmc(tmp_path / "llama.bin", WIDE, 20240801)
+  elif form == "no header":
+    path = tmp_path / "llama.bin"
+    WIDE.astype(np.uint32).tofile(path)
+  else:
+    path = tmp_path / "llama.npy"
+    np.save(path, (WIDE.reshape(40, 100) if form == "rows" else WIDE).astype(np.uint32))
+  part = load(tmp_path, path, model__vocab_size=128_256)
+  assert tokens_of(part.train) == WIDE[: 3799 // LENGTH * LENGTH + 1].tolist()
+  assert load(tmp_path, path, vocab_size=128_256, model__vocab_size=0).fingerprint == part.fingerprint
+  # Never uint16, where the vocabulary does not fit into it.
+  IDS.astype(np.uint16).tofile(tmp_path / "narrow.bin")
+  refused(tmp_path, tmp_path / "narrow.bin", "model.vocab_size=128256", "token id", model__vocab_size=128_256)
+  np.save(tmp_path / "narrow.npy", WIDE.astype(np.uint16))  # whoever wrote it has cut the ids off
+  refused(tmp_path, tmp_path / "narrow.npy", "type uint16", "128256 tokens", "uint32", model__vocab_size=128_256)
+
+
+def test_ids_without_a_header_may_be_named_as_those_of_numpy(tmp_path: Path):
+  IDS.astype(np.uint16).tofile(tmp_path / "part-0.npy")  # as OLMo's tokenizer writes them
+  assert tokens_of(load(tmp_path, tmp_path / "part-0.npy").train) == IDS[: 3799 // LENGTH * LENGTH + 1].tolist()
+
+
+@pytest.mark.parametrize(
+  "header",
+  [
+    struct.pack("<256i", 20250101, 1, 4000, *[0] * 253),  # another magic number
+    struct.pack("<4sIQ", b"TOKS", 2, 4000),
+    struct.pack("<QQ", 7, 4000),
+    struct.pack("<III", 0xBEEF, 3, 4000),
+    struct.pack("<64i", 77, *[0] * 63),
+    struct.pack("<HH", 60_000, 1),  # only its ids are too large
+  ],
+  ids=["256 int32", "name, version, count", "uint64", "three uint32", "zeros", "a number"],
+)
+def test_other_headers_are_refused(tmp_path: Path, header: bytes):
+  (tmp_path / "other.bin").write_bytes(header + (IDS + 1000).astype(np.uint16).tobytes())
+  refused(
+    tmp_path, tmp_path / "other.bin", "data.path=", "begins with a header", "numpy.save", model__vocab_size=50_000
+  )
+
+
+def test_ids_are_not_taken_for_a_header(tmp_path: Path):
+  random = np.random.default_rng(0)
+  for number in range(200):
+    ids = random.integers(0, 50_257, 3000 + number)
+    ids[: number % 40] = 0  # padding at the beginning
+    ids.astype(np.uint16).tofile(tmp_path / f"{number}.bin")
+    headers.refuse([array_file(tmp_path / f"{number}.bin", "<u2")])
+  sparse = np.where(random.random(70_000) < 0.9, 0, random.integers(0, 300, 70_000))  # documents with much padding
+  sparse.astype(np.uint16).tofile(tmp_path / "sparse.bin")
+  headers.refuse([array_file(tmp_path / "sparse.bin", "<u2")])
+
+
+def test_signs_of_a_header_in_few_of_many_files_are_chance(tmp_path: Path):
+  padded = np.concatenate([[5] * 9, np.zeros(300, int), np.random.default_rng(1).integers(1, 256, 9000)])
+  files = {"a.bin": padded, "b.bin": padded[309:], "c.bin": padded[309:]}  # the first begins with a short document
+  folder = tmp_path / "data"
+  folder.mkdir()
+  for name, ids in files.items():
+    ids.astype("<u2").tofile(folder / name)
+  part = load(tmp_path, folder)
+  assert sum(map(len, (part.train.tokens, part.validation.tokens))) == sum(map(len, files.values()))
+  padded.astype("<u2").tofile(folder / "b.bin")
+  with one_sentence(f"{folder}/a.bin' begins with a header"):
+    load(tmp_path, folder)
+
+
+def test_files_that_do_not_fit_their_header_are_refused(tmp_path: Path):
+  refused(tmp_path, llmc(tmp_path / "a.bin", IDS, count=4001), "a.bin", "says that 4001 ids follow", "copy it again")
+  refused(tmp_path, llmc(tmp_path / "b.bin", IDS, count=3999), "b.bin", "says that 3999 ids follow")
+  np.save(tmp_path / "c.npy", IDS.astype(np.uint16))
+  os.truncate(tmp_path / "c.npy", 4000)
+  refused(tmp_path, tmp_path / "c.npy", "c.npy", "cut off", "4000 ids")
+  wide = IDS.astype(np.uint32).tobytes()
+  (tmp_path / "d.bin").write_bytes(struct.pack("<256H", *range(30_000, 30_256)) + wide)
+  refused(tmp_path, tmp_path / "d.bin", "d.bin", "4 bytes or more", model__vocab_size=50_000)  # whatever it begins with
+  mixed = tmp_path / "mixed"
+  llmc(mixed / "0.bin", IDS)
+  llmc(mixed / "1.bin", WIDE, 20240801)
+  refused(tmp_path, mixed, "uint16 in", "0.bin", "uint32 in", "1.bin", "one type", model__vocab_size=128_256)
+
+
+def test_files_that_are_joined_read_as_one(tmp_path: Path):
+  pieces = np.split(IDS.astype(np.uint16), [0, 5, 6, 6, 700, 3000])
+  for number, piece in enumerate(pieces):
+    piece.tofile(tmp_path / str(number))
+  joined = Joined(tuple(array_file(tmp_path / str(number), "<u2") for number in range(len(pieces))))
+  assert len(joined) == len(IDS)
+  for length in (1, 2, 5, 33, 900, 4000):
+    starts = np.array([*range(10), 690, 699, 700, 2999, 3000, 4000 - length])
+    starts = starts[starts + length <= 4000]
+    expected = np.stack([IDS[start : start + length] for start in starts])
+    np.testing.assert_array_equal(joined.read(starts, length), expected)
+  assert joined.slice(3, 3).tolist() == []
+  assert joined.slice(0, 4000).tolist() == IDS.tolist()

@@ -96,6 +96,7 @@ def in_pieces(tokenizer: Ours, document: str) -> tuple[list[int], int]:
 @pytest.mark.parametrize("name", FORMS)
 def test_a_document_in_pieces_has_the_tokens_of_the_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   monkeypatch.setattr(cutting, "PIECE", 200)
+  monkeypatch.setattr(cutting, "WIDE", 1)
   theirs = made(tmp_path / "tokenizer.json", name)
   tokenizer = from_file(tmp_path / "tokenizer.json")
   pieces = 0
@@ -110,22 +111,24 @@ def test_a_document_in_pieces_has_the_tokens_of_the_whole(name: str, tmp_path: P
 def test_prepared_documents_have_the_tokens_of_the_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   """In a file of plain text, and in rows."""
   monkeypatch.setattr(cutting, "PIECE", 200)
+  monkeypatch.setattr(cutting, "WIDE", 1)
   theirs, document = made(tmp_path / "tokenizer.json", name), DOCUMENTS[0]
   (tmp_path / "a.txt").write_text(document)
   (tmp_path / "a.jsonl").write_text((json.dumps({"text": document}) + "\n") * 30)
   rows = prepared(tmp_path / "rows", tmp_path / "a.jsonl", str(tmp_path / "tokenizer.json"))
   assert rows == [theirs.encode(document).ids] * len(rows)
   (plain,) = prepared(tmp_path / "plain", tmp_path / "a.txt", str(tmp_path / "tokenizer.json"))
-  train = document.encode()[: readers.held_out_from(*text.find(str(tmp_path / "a.txt")))].decode()
+  train = document.encode()[: readers.held_out_from(*text.find_text(str(tmp_path / "a.txt")))].decode()
   assert plain == theirs.encode(train).ids
 
 
 def test_reading_goes_on_within_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
   """With the same context of the next piece, which may be a whole piece."""
   monkeypatch.setattr(cutting, "PIECE", 200)
+  monkeypatch.setattr(cutting, "WIDE", 1)
   made(tmp_path / "tokenizer.json", "Llama 3")
   (tmp_path / "a.txt").write_text("".join(DOCUMENTS[-3:]))
-  files, cutter = text.find(str(tmp_path / "a.txt")), from_file(tmp_path / "tokenizer.json").cutter
+  files, cutter = text.find_text(str(tmp_path / "a.txt")), from_file(tmp_path / "tokenizer.json").cutter
   pieces = list(readers.read(files, readers.Fields(), cutter=cutter))
   assert len({len(piece.context) for piece in pieces}) > 5
   for at, piece in enumerate(pieces):
@@ -134,6 +137,7 @@ def test_reading_goes_on_within_a_document(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_text_that_cannot_be_cut_is_refused(monkeypatch: pytest.MonkeyPatch):
   monkeypatch.setattr(cutting, "PIECE", 200)
+  monkeypatch.setattr(cutting, "WIDE", 1)
   of_length = cutting.Cutter(lambda texts: [np.array([len(text)]) for text in texts], nearby=64)
   text = b"and on " * 5000
   assert [part.text for part in of_length.cut([text[:20_000]])] == [text[:20_000]]  # in one piece

@@ -1,0 +1,51 @@
+"""What the records of an array_record file become in memory, which its chunks say before they are decompressed.
+
+The file is one of Riegeli (google/riegeli, doc/riegeli_records_file_format.md): chunks in a row, with a block header of
+24 bytes at each 64 KiB, which may be amid a chunk. A chunk begins with a header, all numbers little endian uint64: a
+hash, the size of its data, another hash, its type and how many records it has, and the size of these.
+"""
+
+import struct
+from typing import BinaryIO
+
+import limits
+
+BLOCK, BLOCK_HEADER = 1 << 16, 24
+CHUNK = struct.Struct("<8xQ8xB7sQ")
+RECORDS = ord("r")  # the type of chunks with records; others have none
+
+
+def largest(path: str, limit: int) -> int:
+  """The bytes of the largest chunk that is compressed further than data usually is; 0 if none is.
+
+  Raises ConfigError if one is too large for a limit of a row, and OSError if the file cannot be read.
+  """
+  found = at = number = 0
+  with open(path, "rb") as file:
+    while len(header := _read(file, at, CHUNK.size)) == CHUNK.size:
+      packed, kind, count, size = CHUNK.unpack(header)
+      at += CHUNK.size + packed
+      number += 1
+      if kind != RECORDS or size <= limits.UNPACKED * (packed + CHUNK.size):
+        continue
+      limits.check(f"chunk {number} of {path!r}, decompressed,", size, limits.BATCH * limit)
+      limits.check(f"chunk {number} of {path!r}", int.from_bytes(count, "little"), limit, "records")
+      found = max(found, size)
+  return found
+
+
+def at_a_time(usual: int, largest: int, limit: int) -> int:
+  """How many records to read at a time: as many as usual, unless a chunk is this large."""
+  return max(1, min(usual, limits.BATCH * limit // largest)) if largest else usual
+
+
+def _read(file: BinaryIO, at: int, count: int) -> bytes:
+  """Bytes from a position that does not count the headers of blocks; fewer at the end."""
+  parts = b""
+  while len(parts) < count:
+    block, offset = divmod(at + len(parts), BLOCK - BLOCK_HEADER)
+    file.seek(block * BLOCK + BLOCK_HEADER + offset)
+    if not (found := file.read(min(count - len(parts), BLOCK - BLOCK_HEADER - offset))):
+      break
+    parts += found
+  return parts
