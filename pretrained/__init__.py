@@ -8,5 +8,6 @@ export.py writes a folder, or one of adapters in the form of PEFT.
 from pretrained.adopt import adopt as adopt
 from pretrained.folder import Folder as Folder
 from pretrained.folder import is_folder as is_folder
+from pretrained.folder import other_form as other_form
 from pretrained.load import load as load
 from pretrained.load import read_weight as read_weight

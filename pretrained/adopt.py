@@ -8,6 +8,10 @@ from models.sizes import replaced
 from pretrained.folder import Folder, is_folder
 
 TOKENIZER = "tokenizer.json"
+OTHERS = (  # files of tokenizers that are not read
+  "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt", "tekken.json",
+  "tokenizer_config.json", "tiktoken.model", "qwen.tiktoken",
+)  # fmt: skip
 
 
 def adopt(config: ConfigDict) -> ConfigDict:
@@ -18,21 +22,25 @@ def adopt(config: ConfigDict) -> ConfigDict:
   if not is_folder(config.init_from):
     return config
   folder = Folder(config.init_from)
-  window, length = folder.shape.window, config.model.seq_len
-  if window and length > window:
-    raise ConfigError(
-      f"model.seq_len={length} is longer than the window of {window} positions of {folder.where}; use at most {window}"
-    )
-  config = replaced(config, "model", folder.shape.fields)
-  if config.data.name == "text" and config.data.tokenizer in ("bytes", "bpe") and (folder.path / TOKENIZER).exists():
-    _check_tokenizer(folder)
-    config = replaced(config, "data", {"tokenizer": str(folder.path)})
+  config = replaced(config, "model", folder.fields)
+  if config.data.name == "text" and config.data.tokenizer in ("bytes", "bpe"):
+    if (folder.path / TOKENIZER).exists():
+      _check_tokenizer(folder)
+      config = replaced(config, "data", {"tokenizer": str(folder.path)})
+    elif others := sorted(name for name in OTHERS if (folder.path / name).exists()):
+      raise ConfigError(
+        f"{folder.where} has no {TOKENIZER}, only {', '.join(others)}; write one with the library transformers: "
+        f"AutoTokenizer.from_pretrained({config.init_from!r}).save_pretrained({config.init_from!r}), or name one in "
+        "data.tokenizer"
+      )
   return config
 
 
 def _check_tokenizer(folder: Folder) -> None:
+  """Raises ConfigError unless the model knows the tokenizer's ids, but for tokens that were added, such as [PAD]."""
   try:
-    ids = Tokenizer.from_file(str(folder.path / TOKENIZER)).get_vocab().values()
+    tokenizer = Tokenizer.from_file(str(folder.path / TOKENIZER))
+    ids = set(tokenizer.get_vocab(with_added_tokens=False).values()) - tokenizer.get_added_tokens_decoder().keys()
   except Exception as error:  # the library raises nothing more specific
     raise ConfigError(f"{folder.where} has a damaged {TOKENIZER} ({first_line(error)}); copy it again") from error
   size = folder.shape.fields["vocab_size"]

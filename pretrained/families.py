@@ -5,11 +5,15 @@ norms of queries and keys, in their defaults, and in how experts are weighed.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from errors import ConfigError, one_of
+import limits
+from errors import ConfigError, one_of, shown
 from models.sizes import ModelSizes
+from pretrained import windows
+from pretrained.windows import Windows
 
 REQUIRED = {
   "hidden_size": "width", "num_hidden_layers": "depth", "num_attention_heads": "heads",
@@ -40,6 +44,15 @@ REFUSED = {
   "olmoe": "norms over all heads of queries and keys", "qwen2_moe": "a gate for the shared expert",
 }  # fmt: skip
 LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+# What fields hold that may be absent: the type, the smallest value, and both in words. A COUNT or a FLAG may be null.
+NUMBER, MOST = (int, float), 1e30
+COUNT, FLAG = (int, 1, "a positive number"), (bool, False, "true or false")
+TYPES: dict[str, tuple[Any, int, str]] = {
+  **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window", "max_position_embeddings"), COUNT),
+  "max_window_layers": (int, 0, "a number of layers"),
+  **dict.fromkeys(("rms_norm_eps", "rope_theta", "router_aux_loss_coef"), (NUMBER, 0, "a number")),
+  **dict.fromkeys(("tie_word_embeddings", "use_sliding_window", "norm_topk_prob"), FLAG),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +65,7 @@ class Family:
     experts: what a config.json calls the fields of experts; {} if the family has none.
     routers: how experts are weighed, if the family has any: without norm_topk_prob, and with it.
     dense_layers: whether layers may have an MLP instead of experts (`mlp_only_layers`).
+    windows: how its models may have windows; None if they have none.
     defaults: what a config.json means that leaves a field out; None for a value that follows from others.
   """
 
@@ -61,22 +75,24 @@ class Family:
   experts: Mapping[str, str] = dataclasses.field(default_factory=dict)
   routers: tuple[str, ...] = ()
   dense_layers: bool = False
+  windows: Windows | None = None
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 DEFAULTS = {
   "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-  "rope_theta": 10_000.0, "use_sliding_window": True, "sliding_window": None,
-  "norm_topk_prob": False, "router_aux_loss_coef": 0.001,
+  "rope_theta": 10_000.0, "norm_topk_prob": False, "router_aux_loss_coef": 0.001,
 }  # fmt: skip
+BY_LAYER = Windows(default=4096, switch=True, first=28)
 FAMILIES = {
   "llama": Family("LlamaForCausalLM"),
-  "mistral": Family("MistralForCausalLM", defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
-  "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, defaults={"num_key_value_heads": 32, "use_sliding_window": False}),
+  "mistral": Family("MistralForCausalLM", windows=Windows(default=4096), defaults={"num_key_value_heads": 8}),
+  "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, windows=BY_LAYER, defaults={"num_key_value_heads": 32}),
   "qwen3": Family(
     "Qwen3ForCausalLM",
     qk_norm=True,
-    defaults={"num_key_value_heads": 32, "use_sliding_window": False, "head_dim": 128},
+    windows=BY_LAYER,
+    defaults={"num_key_value_heads": 32, "head_dim": 128},
   ),
   "mixtral": Family(
     "MixtralForCausalLM",
@@ -84,6 +100,7 @@ FAMILIES = {
       "num_local_experts": "experts", "num_experts_per_tok": "experts_per_token", "intermediate_size": "expert_width",
     },
     routers=("softmax_topk",),
+    windows=Windows(),
     defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
   ),
   "qwen3_moe": Family(
@@ -94,7 +111,8 @@ FAMILIES = {
     },
     routers=("topk_softmax", "softmax_topk"),
     dense_layers=True,
-    defaults={"num_key_value_heads": 4, "use_sliding_window": False},
+    windows=Windows(default=4096, switch=True),
+    defaults={"num_key_value_heads": 4},
   ),
 }  # fmt: skip
 
@@ -106,13 +124,11 @@ class Shape:
   Attributes:
     family: a key of FAMILIES.
     fields: of `config.model`.
-    window: how many positions a position sees at most; None for all.
     context: how many tokens a text has at most; 0 if the file does not say.
   """
 
   family: str
   fields: dict[str, Any]
-  window: int | None
   context: int
 
 
@@ -130,20 +146,41 @@ def read(given: dict[str, Any], where: str) -> Shape:
   dense = (given.get("mlp_only_layers") or []) if family.dense_layers else []
   for key, value in given.items():
     if key in FIXED and not (dense and key == "mlp_only_layers") and value not in (FIXED[key], None):
-      raise ConfigError(f"{where} has {key}={value!r}, which this model cannot compute; use a model without it")
+      raise ConfigError(f"{where} has {key}={shown(value)}, which this model cannot compute; use a model without it")
     if key not in known and not key.endswith(("_token_id", "name_or_path")):
       raise ConfigError(
         f"{where} has the field {key!r}, which is not known here; remove it if the model computes the same without it"
       )
   for key in required:
-    if not isinstance(given.get(key), int) or given[key] < 1:
-      raise ConfigError(f"{where} has {key}={given.get(key)!r}, and needs a positive number; copy the file again")
+    if given.get(key) is None:
+      raise ConfigError(f"{where} has {key}=None, and needs a positive number; copy the file again")
+  for key, form in {**dict.fromkeys(required, COUNT), **TYPES}.items():
+    types, least, what = form
+    value = given.get(key, least)
+    fits = isinstance(value, types) and (form is FLAG or not isinstance(value, bool))
+    fits = fits and least <= value < (math.inf if types is NUMBER else 1 << 31)
+    if not fits and (value is not None or form not in (COUNT, FLAG)):
+      raise ConfigError(f"{where} has {key}={value!r}, and needs {what}; copy the file again")
+  count = given["num_hidden_layers"] * (
+    12 + 3 * (next((given[k] for k, ours in family.experts.items() if ours == "experts"), 0))
+  )
+  if count > limits.TENSORS:
+    raise ConfigError(
+      f"{where} has num_hidden_layers={given['num_hidden_layers']}, which makes {count:,} tensors, more than the limit "
+      f"of {limits.TENSORS:,}; copy the file again"
+    )
   if not isinstance(dense, list) or dense != [*range(min(len(dense), given["num_hidden_layers"] - 1))]:
     raise ConfigError(
       f"{where} has mlp_only_layers={dense!r}, but only the first layers may be dense, and not all; use another model"
     )
   get = lambda key: {**DEFAULTS, **family.defaults, **given}[key]
-  rope = (given.get("rope_scaling") or {}) | (given.get("rope_parameters") or {})
+  for key in ("rope_scaling", "rope_parameters"):
+    if not isinstance(given.get(key) or {}, dict):
+      raise ConfigError(f"{where} has {key}={given[key]!r}, and needs its fields; copy the file again")
+  rope = (given.get("rope_parameters") or {}) | (given.get("rope_scaling") or {})
+  theta = rope.get("rope_theta", get("rope_theta"))
+  if not isinstance(theta, NUMBER) or isinstance(theta, bool) or not 0 < theta < MOST:
+    raise ConfigError(f"{where} has rope_theta={shown(theta)}, and needs a number; copy the file again")
   fields = {
     **{ours: given[theirs] for theirs, ours in REQUIRED.items()},
     "inputs": "tokens",
@@ -152,10 +189,11 @@ def read(given: dict[str, Any], where: str) -> Shape:
     "head_dim": get("head_dim") or 0,
     "tied_embedding": bool(get("tie_word_embeddings")),
     "norm_eps": float(get("rms_norm_eps")),
-    "rope_base": float(rope.get("rope_theta", get("rope_theta"))),
+    "rope_base": float(theta),
     "rope_scaling": _scaling(rope, where),
     "qkv_bias": family.qkv_bias,
     "qk_norm": family.qk_norm,
+    **windows.read(family.windows, given, where),
     "experts": 0,
     "dense_layers": len(dense),
     **{ours: given[theirs] for theirs, ours in family.experts.items()},
@@ -167,8 +205,7 @@ def read(given: dict[str, Any], where: str) -> Shape:
       "router_scale": 1.0,
       "router_aux": get("router_aux_loss_coef") / _aux_unit(fields),
     }
-  window = get("sliding_window") if _slides(given, get("use_sliding_window")) else None
-  return Shape(name, fields, window, context=given.get("max_position_embeddings") or 0)
+  return Shape(name, fields, context=given.get("max_position_embeddings") or 0)
 
 
 def _aux_unit(fields: Mapping[str, Any]) -> float:
@@ -182,20 +219,16 @@ def _aux_unit(fields: Mapping[str, Any]) -> float:
 
 def _scaling(rope: dict[str, Any], where: str) -> tuple[float, ...]:
   kind = rope.get("rope_type", rope.get("type", "default"))
-  if kind == "default":
-    return ()
-  if kind != "llama3" or not all(isinstance(rope.get(key), (int, float)) for key in LLAMA3):
+  wanted = LLAMA3 if kind == "llama3" else ()
+  others = {key for key in rope if key not in (*wanted, "rope_theta", "rope_type", "type")}
+  others -= {"partial_rotary_factor"} if rope.get("partial_rotary_factor") in (1, None) else set()
+  is_known = kind in ("llama3", "default") and not others
+  if not is_known or not all(isinstance(rope.get(key), NUMBER) and abs(rope[key]) < MOST for key in wanted):
     raise ConfigError(
-      f"{where} scales rotary positions by {rope!r}; only 'llama3' with {', '.join(LLAMA3)} is known: use a model with "
-      "that, or with none"
+      f"{where} scales rotary positions by {shown(rope)}; only 'llama3' with {', '.join(LLAMA3)} is known: use a model "
+      "with that, or with none"
     )
-  return tuple(float(rope[key]) for key in LLAMA3)
-
-
-def _slides(given: dict[str, Any], by_default: bool) -> bool:
-  """Whether some layer sees a window only."""
-  layers = given.get("layer_types")
-  return by_default if layers is None else "sliding_attention" in layers
+  return tuple(float(rope[key]) for key in wanted)
 
 
 def of(sizes: ModelSizes) -> str:
@@ -221,6 +254,12 @@ def of(sizes: ModelSizes) -> str:
       f"model.dense_layers={sizes.dense_layers} with model.qk_norm={sizes.qk_norm} is no known family; use "
       "model.qk_norm=True, as Qwen3-MoE has, or model.dense_layers=0"
     )
+  fitting = [name for name in fitting if _has_window(FAMILIES[name].windows, sizes)]
+  if not fitting:
+    raise ConfigError(
+      f"model.window={sizes.window} with model.layers_pattern={sizes.layers_pattern!r} is no known family; use "
+      "model.layers_pattern='', or one without experts and with model.qkv_bias=True or model.qk_norm=True, as Qwen has"
+    )
   if sizes.experts and (sizes.shared_experts or sizes.router_scale != 1):
     raise ConfigError(
       f"model.shared_experts={sizes.shared_experts} with model.router_scale={sizes.router_scale} is no known family; "
@@ -228,6 +267,11 @@ def of(sizes: ModelSizes) -> str:
     )
   # Llama's classes refuse a width that heads do not divide, even if head_dim is given.
   return fitting[-1] if sizes.width % sizes.heads else fitting[0]
+
+
+def _has_window(family: Windows | None, sizes: ModelSizes) -> bool:
+  """Whether models of a family, with such windows, may have that of the sizes."""
+  return not sizes.window or (family is not None and (family.first is not None or not sizes.layers_pattern))
 
 
 def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> dict[str, Any]:
@@ -245,9 +289,10 @@ def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> d
     )
   name = of(sizes)
   family = FAMILIES[name]
-  scaling = (
-    {"rope_type": "llama3", **dict(zip(LLAMA3, sizes.rope_scaling, strict=True))} if sizes.rope_scaling else None
-  )
+  scaling = None
+  if sizes.rope_scaling:
+    *factors, length = sizes.rope_scaling  # the length counts tokens: transformers wants a whole number
+    scaling = {"rope_type": "llama3", **dict(zip(LLAMA3, (*factors, round(length)), strict=True))}
   mixture: dict[str, Any] = {}
   if sizes.experts:
     mixture["router_aux_loss_coef"] = float(f"{sizes.router_aux * _aux_unit(dataclasses.asdict(sizes)):.12g}")
@@ -267,7 +312,7 @@ def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> d
     "rope_theta": sizes.rope_base,
     "rope_scaling": scaling,
     "max_position_embeddings": max(context, sizes.seq_len),
-    "sliding_window": None,
+    **windows.write(family.windows, sizes.window, sizes.layers_pattern, sizes.depth),
     **mixture,
     "bos_token_id": None,
     "eos_token_id": end,

@@ -50,8 +50,7 @@ def load(folder: Folder, sizes: ModelSizes, abstract: Params) -> Params:
 def read_weight(folder: Folder, sizes: ModelSizes, name: str) -> np.ndarray:
   """A whole weight of a folder, such as "blocks/mlp/up" with all layers, in float32."""
   own = [tensor for tensor in tensors(sizes) if tensor.weight == name]
-  stacked = tuple(last + 1 for last in own[-1].at)
-  wanted = jax.ShapeDtypeStruct((*stacked, *own[0].sizes), np.float32)
+  wanted = jax.ShapeDtypeStruct(_whole(own), np.float32)
   return _read(folder, own, wanted, tuple(slice(0, size) for size in wanted.shape))
 
 
@@ -88,16 +87,25 @@ def _put(piece: jax.Array, part: np.ndarray, starts: Sequence[jax.Array]) -> jax
 
 
 def _read(folder: Folder, own: list[Tensor], wanted: jax.ShapeDtypeStruct, index: Index) -> np.ndarray:
-  """A part of a weight, whose layers and experts are stacked."""
+  """A part of a weight, whose layers and experts are stacked. Behind the weight, a layout may store padding: zeros."""
+  part, whole = np.zeros(_shape(index, wanted.shape), wanted.dtype), _whole(own)
+  held = tuple(slice(*at.indices(size)[:2]) for at, size in zip(index, whole, strict=True))
+  inside = tuple(slice(0, max(0, at.stop - at.start)) for at in held)
   stacked = len(own[0].at)
+  if not part[inside].size:
+    return part
   if not stacked:
-    return np.ascontiguousarray(folder.read(own[0], index), wanted.dtype)
-  places = [range(size)[at] for at, size in zip(index[:stacked], wanted.shape[:stacked], strict=True)]
-  part = np.empty(_shape(index, wanted.shape), wanted.dtype)
-  for to in np.ndindex(*part.shape[:stacked]):
-    at = [place[number] for place, number in zip(places, to, strict=True)]
-    part[to] = folder.read(own[np.ravel_multi_index(at, wanted.shape[:stacked])], index[stacked:])
+    part[inside] = folder.read(own[0], held)
+    return part
+  for to in np.ndindex(*part[inside].shape[:stacked]):
+    at = [place.start + number for place, number in zip(held, to, strict=False)]
+    part[to][inside[stacked:]] = folder.read(own[np.ravel_multi_index(at, whole[:stacked])], held[stacked:])
   return part
+
+
+def _whole(own: list[Tensor]) -> tuple[int, ...]:
+  """The shape of the weight that these tensors make up."""
+  return *(last + 1 for last in own[-1].at), *own[0].sizes
 
 
 def _shape(index: Index, whole: tuple[int, ...]) -> list[int]:

@@ -28,14 +28,16 @@ from models.ops.routing import penalty
 from models.parameters import bind
 from pretrained.export import export
 from tools import launch
+from tools.source import open_model
 from training.program import Params
 
 TOLERANCE = 1e-4
 FRESH = {"steps": 1, "eval_examples": 16, "batch_size": 16, "eval_batch_size": 16, "sample_length": 0}
 
 
-# Llama 3 and Qwen have all of Llama and Mistral, and scaled angles, biases or norms.
-@pytest.mark.parametrize("name", in_full(model_folders.NAMES, "llama3", "qwen2", "qwen3", "mixtral"))
+# Llama 3 and Qwen have all of Llama and Mistral, and scaled angles, biases or norms. `llama_untied` has a head, and a
+# config.json that denies it.
+@pytest.mark.parametrize("name", in_full(model_folders.NAMES, "llama3", "qwen3", "mixtral"))
 def test_logits_and_gradients_equal_those_of_transformers(name: str):
   expected = np.load(model_folders.FOLDER / name / "expected.npz")
   runner, params = model_folders.loaded(name)
@@ -118,13 +120,16 @@ def words(folder: Path) -> None:
 def test_a_run_starts_from_a_model_folder_and_its_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture):
   """With its sizes, whatever the config says of them, and the loss of these weights."""
   folder = shutil.copytree(model_folders.FOLDER / "qwen3", tmp_path / "model")
+  change(folder, lambda x: x | {INV_FREQ: x[NORM]})
   words(folder)
   (tmp_path / "a.txt").write_text("a few words and a few more words " * 400)
   fields = {"data__name": "text", "data__path": str(tmp_path / "a.txt"), "init_from": str(folder)}
   frozen = FRESH | fields | {"model__seq_len": 16, "optimizer__learning_rate": 1e-30}
   losses = [train.train(config(name, **frozen), tmp_path / name)["loss"] for name in ("fsdp", "single")]
   assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-  assert f"initial   parameters of {folder}, a qwen3 model in F32" in capsys.readouterr().out
+  shown = capsys.readouterr().out
+  assert f"initial   parameters of {folder}, a qwen3 model in F32" in shown
+  assert f"note      tensors such as '{INV_FREQ}' (1) are not read: they follow from config.json" in shown
   made = json.loads((tmp_path / "fsdp/config.json").read_text())["model"]
   assert (made["width"], made["head_dim"], made["qk_norm"], made["vocab_size"]) == (32, 8, True, 64)
 
@@ -156,7 +161,44 @@ def one_tensor_as(folder: Path, dtype: str) -> None:
   (folder / "model.safetensors").write_bytes(data[:8] + header.ljust(size) + data[8 + size :])
 
 
+def shards(folder: Path, *files: str) -> None:
+  """Copies of the weights as these files, and an index that names them in the first."""
+  weights = load_file(folder / "model.safetensors")
+  for file in files:
+    save_file(weights, folder / file)
+  (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(weights, files[0])}))
+
+
+def renamed(f: Callable[[str], str]) -> Callable[[Path], None]:
+  return lambda folder: change(folder, lambda x: {f(name): w for name, w in x.items()})
+
+
+def adapters(folder: Path) -> None:
+  for file in ("config.json", "model.safetensors"):
+    (folder / file).unlink()
+  (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "some/base"}')
+
+
+def pickled(folder: Path) -> None:
+  (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def pointer(folder: Path) -> None:
+  (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+
+def beside_the_index(folder: Path) -> None:
+  """A tensor in a file of the index, which does not name it."""
+  index(folder)
+  change(folder, lambda x: x | {"model.norm.bias": x[NORM]})
+
+
 NORM = "model.norm.weight"
+HEAD, EMBEDDING, INV_FREQ = (
+  "lm_head.weight",
+  "model.embed_tokens.weight",
+  "model.layers.0.self_attn.rotary_emb.inv_freq",
+)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +220,25 @@ NORM = "model.norm.weight"
     (lambda f: change(f, lambda x: x | {"model.norm.bias": x[NORM]}), ["'model.norm.bias'", "llama"]),
     (lambda f: change(f, lambda x: {k: v for k, v in x.items() if k != NORM}), [f"lacks the tensor '{NORM}'"]),
     (lambda f: change(f, lambda x: x | {NORM: x[NORM][:-2]}), [NORM, "[30]", "[32]"]),
-    (lambda f: one_tensor_as(f, "I32"), ["I32", "F32, F16, BF16"]),
+    (lambda f: one_tensor_as(f, "I32"), ["I32", "F64, F32, F16, BF16"]),
+    (lambda f: change(f, lambda x: x | {NORM: x[NORM].astype(jnp.float8_e4m3fn)}), ["F8_E4M3", "F64, F32, F16, BF16"]),
+    (adapters, ["adapters (adapter_config.json) of 'some/base'", "merge_and_unload()"]),
+    (lambda f: (f / "adapter_config.json").write_text("{}"), ["adapters (adapter_config.json)"]),
+    (renamed(lambda name: name.removeprefix("model.")), [EMBEDDING, "without its head", "AutoModelForCausalLM"]),
+    (renamed(lambda name: "_orig_mod." + name), [EMBEDDING, "under '_orig_mod.'", "by itself"]),
+    (lambda f: edit(f, tie_word_embeddings=False), [f"lacks the tensor '{HEAD}'", "set tie_word_embeddings to true"]),
+    (lambda f: shards(f, "model-1.safetensors"), ["'model.safetensors', and an", "of other files; remove"]),
+    (beside_the_index, ["'model.norm.bias' in 'model.safetensors'", "does not name it"]),
+    (lambda f: edit(f, rope_parameters={"partial_rotary_factor": 0.5}), ["'partial_rotary_factor': 0.5", "'llama3'"]),
+    (lambda f: edit(f, rope_scaling="linear"), ["rope_scaling='linear'", "fields"]),
+    (lambda f: edit(f, num_key_value_heads="2"), ["num_key_value_heads='2'", "positive number"]),
+    (lambda f: edit(f, rms_norm_eps=None), ["rms_norm_eps=None", "a number"]),
+    (lambda f: edit(f, tie_word_embeddings="false"), ["tie_word_embeddings='false'", "true or false"]),
+    (lambda f: edit(f, num_hidden_layers=10**40), ["num_hidden_layers=1000", "positive number"]),
+    (lambda f: change(f, lambda x: x | {NORM: x[NORM][:0]}), [NORM, "without its numbers", "[0]", "gathered"]),
+    (lambda f: (f / "model.safetensors").rename(f / "model-1.safetensors"), ["['model-1.safetensors']", "neither"]),
+    (pickled, ["pytorch_model*.bin", "safetensors", "save_pretrained"]),
+    (pointer, ["'model.safetensors'", "Git LFS", "git lfs pull"]),
   ],
 )  # fmt: skip
 def test_a_damaged_or_unknown_model_gets_one_sentence(
@@ -207,6 +267,45 @@ def test_dense_layers_that_are_not_the_first_get_one_sentence(layers: object, pa
   with one_sentence(*parts):
     adopted = pretrained.adopt(config(init_from=str(folder), model__seq_len=48))
     pretrained.Folder(str(folder)).check(train.settings.program(adopted, "cpu").sizes)
+
+
+@pytest.mark.parametrize(
+  "name, part",
+  [
+    ("snapshots", "snapshots/REVISION"),
+    ("a.gguf", "as GGUF"),
+    ("a.safetensors", "without a config.json"),
+    ("", "a hub"),
+  ],
+)
+def test_a_model_in_another_form_is_recognised(name: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.chdir(tmp_path)
+  if name:
+    (tmp_path / "some/model" / name).mkdir(parents=True)
+  with one_sentence("'some/model'", "no folder with a model's safetensors", part):
+    open_model("some/model")
+
+
+def test_a_head_that_is_the_embedding_is_tied_to_it(tmp_path: Path):
+  """Also if it is stored in another type. One that differs anywhere is not."""
+  folder = shutil.copytree(model_folders.FOLDER / "llama3", tmp_path / "model")
+  change(folder, lambda x: x | {EMBEDDING: x[EMBEDDING].astype(jnp.bfloat16)})
+  change(folder, lambda x: x | {HEAD: x[EMBEDDING].astype(np.float32)})
+  found, sizes = pretrained.Folder(str(folder)), model_folders.program_of("llama3").sizes
+  assert found.fields["tied_embedding"]
+  assert found.notes == (
+    f"config.json ties the head to the embedding, and '{HEAD}' is the embedding: it is used for both",
+  )
+  found.check(sizes)
+
+  change(folder, lambda x: x | {HEAD: x[HEAD] + np.eye(*x[HEAD].shape, k=-63)[:, ::-1].astype(np.float32)})
+  found = pretrained.Folder(str(folder))
+  assert not found.fields["tied_embedding"]
+  assert found.notes == (
+    f"config.json ties the head to the embedding, and '{HEAD}' is another than the embedding: it is used",
+  )
+  with one_sentence(HEAD, "does not have"):  # a run that took it for the embedding
+    found.check(sizes)
 
 
 EXPERT = "model.layers.1.block_sparse_moe.experts.5.w3.weight"
@@ -247,16 +346,43 @@ def test_a_tokenizer_that_does_not_fit_is_refused(vocab_size: int | None, parts:
     pretrained.adopt(config(init_from=str(folder), data__name="text"))
 
 
-def test_a_sequence_longer_than_the_window_is_refused():
-  with one_sentence("model.seq_len=64", "window of 48 positions", "at most 48"):
-    pretrained.adopt(config(init_from=str(model_folders.FOLDER / "mistral"), model__seq_len=64))
+@pytest.mark.parametrize("in_vocabulary", [False, True])
+def test_a_tokenizer_may_have_added_tokens_that_its_model_lacks(in_vocabulary: bool, tmp_path: Path):
+  """As models that others have published do: [PAD] was added, and the embedding was not made larger."""
+  folder = shutil.copytree(model_folders.FOLDER / "llama3", tmp_path / "model")
+  words(folder)
+  file = folder / "tokenizer.json"
+  if in_vocabulary:
+    stored = json.loads(file.read_text())
+    stored["model"]["vocab"]["[PAD]"] = 7
+    file.write_text(json.dumps(stored))
+  made = Tokenizer.from_file(str(file))
+  made.add_special_tokens(["[PAD]"])
+  made.save(str(file))
+  assert made.token_to_id("[PAD]") == 7
+  edit(folder, vocab_size=7)
+  adopted = pretrained.adopt(config(init_from=str(folder), data__name="text"))
+  assert (adopted.data.tokenizer, adopted.model.vocab_size) == (str(folder), 7)
 
 
-def test_half_precision_is_read_as_it_is(tmp_path: Path):
+@pytest.mark.parametrize("names", [["tokenizer.model"], ["merges.txt", "vocab.json"]])
+def test_a_tokenizer_in_another_form_is_refused(names: list[str], tmp_path: Path):
+  """The model would be trained on bytes. Unless the config names the tokenizer."""
+  folder = shutil.copytree(model_folders.FOLDER / "llama3", tmp_path / "model")
+  for name in names:
+    (folder / name).write_text("{}")
+  with one_sentence("has no tokenizer.json", f"only {', '.join(names)}", "save_pretrained", "data.tokenizer"):
+    pretrained.adopt(config(init_from=str(folder), data__name="text"))
+  with one_sentence("has no tokenizer.json"):
+    open_model(str(folder))
+  pretrained.adopt(config(init_from=str(folder), data__name="text", data__tokenizer="my/tokenizer.json"))
+
+
+def test_half_and_double_precision_are_read_as_they_are(tmp_path: Path):
   """And becomes the dtype of the parameters."""
   folder = shutil.copytree(model_folders.FOLDER / "llama", tmp_path / "model")
   whole = load_file(folder / "model.safetensors")
-  rounded = {name: x.astype(jnp.bfloat16) for name, x in whole.items()}
+  rounded = {name: x.astype(jnp.bfloat16 if "mlp" in name else np.float64) for name, x in whole.items()}
   save_file(rounded, folder / "model.safetensors")
   runner, _ = model_folders.loaded("llama")
   params = pretrained.load(pretrained.Folder(str(folder)), runner.program.sizes, runner.abstract_state().params)

@@ -51,6 +51,9 @@ def test_a_model_that_came_in_and_goes_out_computes_the_same(name: str, tmp_path
   expected = np.load(model_folders.FOLDER / name / "expected.npz")
   found = logits_of(tmp_path / "out", expected["tokens"][:, :-1])
   assert relative_difference(found, expected["logits"]) < 1e-6
+  longer = np.arange(60)[None] * 7 % 64  # than the windows of some
+  whole = [logits_of(folder, longer) for folder in (model_folders.FOLDER / name, tmp_path / "out")]
+  assert relative_difference(*whole) < 1e-6
 
 
 @pytest.mark.parametrize("tokenizer, vocab_size", [("bytes", 256), ("bpe", 300)])
