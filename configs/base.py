@@ -44,8 +44,11 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "host": "",  # the host of this process, if several are simulated on one machine; "": the machine
         "timeout": 300,  # seconds to wait for all processes at the start
       },
-      "compilation_cache_dir": "~/.cache/meshwright/compiled",  # keeps programs that took over 0.5 s; "": off
-      "compiler_options": "recommended",  # "recommended" (strategies/compiler_options.py) or "default"
+      # Keeps compiled programs. "auto": JAX_COMPILATION_CACHE_DIR, else ~/.cache/meshwright/compiled; "": off
+      "compilation_cache_dir": "auto",
+      # A user, by name or number, whose folders are read here and in data.cache_dir, and never written (SECURITY.md)
+      "cache_owner": "",  # "": what other users own is not read
+      "compiler_options": "recommended",  # "recommended" (strategies/execution/options.py) or "default"
       "pipeline": {  # for strategies with a stage axis
         "schedule": "1f1b",  # "gpipe", "1f1b", "interleaved" or "zero_bubble"
         "microbatches": 8,  # parts of a batch; with 4 per stage, stages are idle in less than a fifth of the time
@@ -77,6 +80,9 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         # How many tokens of a sequence an expert takes at most, relative to an equal load; 0: all, so none is dropped
         "expert_capacity": 0.0,
         "seq_len": 128,  # tokens of a training example
+        # How many positions a local layer sees, itself included. A model of such layers reads at most as many.
+        "window": 0,  # 0: there are none
+        "layers_pattern": "",  # the layers that are local, such as "local:5,global:1", repeated; "": all, if any is
         "vocab_size": 256,  # 256 for bytes; a BPE is trained to this size; 0: that of the data's tokenizer
         "tied_embedding": False,  # the head is the embedding, transposed
         "dropout": 0.0,  # on the output of attention and MLP
@@ -99,7 +105,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "saved": "",  # more values to save, by name and with commas, such as "attended,mlp_up" (docs/memory.md)
         "loss_chunk": 0,  # tokens whose logits a device has at a time, at most; 0: automatic
         "dtype": "auto",  # of the computation: "auto" (float32 on CPU, bfloat16 elsewhere), "float32" or "bfloat16"
-        "param_dtype": "float32",  # of the master weights
+        "param_dtype": "float32",  # of the stored weights; in "bfloat16" updates are rounded at random
         "image_size": 0,  # pixels along a side; 0: that of the data's images
         "channels": 0,  # 1 for grey, 3 for color; 0: those of the data's images
         "patch_size": 4,  # an image becomes (image_size / patch_size)² positions
@@ -127,20 +133,29 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         # mixes sources, each with its share of the examples. "": for text, Python's standard library.
         "path": FieldReference("", field_type=object),
         "validation_path": "",  # files to validate on; "": one in 20 examples of `path`, or its own validation split
+        # What the files are read as: "text", "rows" or "tokens"; "auto": what they hold (docs/data.md). Not for images
+        "form": "auto",
         "text_field": "text",  # the field, or column, that holds the text
         "label_field": "label",  # and the one that holds its class, for model.objective="class"
         # The field that holds the prompt, to train on prompts and completions; the loss counts completions alone.
         "prompt_field": "",  # "": no prompts; with them, packing must be "documents"
         "completion_field": "completion",  # with prompts: the field that holds the completion, in place of text_field
+        # The field that holds the messages of a dialogue, to train on the assistant's turns. Beside prompt_field, a row
+        # may be either.
+        "messages_field": "",  # "": no dialogues; with them, packing must be "documents"
         "tokenizer": "bytes",  # "bytes", "bpe" (trained to model.vocab_size), or a tokenizer.json
         "packing": "windows",  # a sequence is "windows": of all text in a row; "documents": of whole documents
         "resize": 0,  # images: scale the shorter side to so many pixels and cut out the middle; 0: as they are
-        "dir": "",  # images: the folder of TensorFlow Datasets; "": TFDS_DATA_DIR, else ~/tensorflow_datasets
+        "dir": "",  # the folder of TensorFlow Datasets; "": TFDS_DATA_DIR, else ~/tensorflow_datasets
         "augment": False,  # images: random crop and flip
         "read_ahead": 2,  # batches that are read before they are needed, and at least one a thread
         "threads": 1,  # threads that read them
+        "on_bad_row": "stop",  # a row that cannot be read: "stop", to go on when it is corrected, or "skip" it, counted
         "on_change": "error",  # sources or weights of a resumed run: "error" if they changed, or "continue" with them
         "cache_dir": "~/.cache/meshwright/data",  # tokenized text and decoded images
+        # What files of strangers may take (docs/data.md): MB of a row, value or array, and millions of pixels of images
+        "limit_mb": 64,
+        "limit_ratio": 1000,  # prepared data above 1 GB may be so many times as large as its files
       },
       # What to save, in WORKDIR/checkpoints. A run with the same workdir resumes from there.
       "checkpoint": {  # saved before each evaluation, at the end, on SIGTERM or SIGINT, and
@@ -166,6 +181,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "sample_length": 100,  # tokens of text to generate at the end; 0: none
       "sample_prompt": "def ",
       "sample_temperature": 0.8,
+      "reporting": {"share": False},  # leave the command, hosts and paths out of report.html, to pass it on
       "runtime": {
         "heartbeat": 5.0,  # seconds between two signs of life of a process, in WORKDIR/heartbeats; 0: none
         # Compare the bits of what several devices hold, every so many steps and before each save (docs/cluster.md).

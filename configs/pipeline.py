@@ -1,4 +1,4 @@
-"""Pipeline parallelism: stages of blocks, microbatches in turn (strategies/pipeline/)."""
+"""Pipeline parallelism: stages of blocks, microbatches in turn (strategies/execution/stages/)."""
 
 from configs.base import config_of
 

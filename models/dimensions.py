@@ -15,7 +15,7 @@ activations have separate names, so that `embed` (weights) can be split over the
     layers     weights: the stacked blocks
     dense_layers  weights: of a mixture the first blocks, if they are dense (`ModelSizes.stacks`)
 
-Strategies use `strategies.constraints.Constraints`. Without one the model runs on a single device.
+Strategies use `strategies.execution.constraints.Constraints`. Without one the model runs on a single device.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,6 +38,12 @@ def is_dims(x: Any) -> bool:
   return type(x) is tuple and all(name is None or isinstance(name, str) for name in x)
 
 
+def resized(x: jax.Array, shape: Sequence[int]) -> jax.Array:
+  """An array with zeros added at the end of some dimensions, and the end of others cut off."""
+  edges = [(0, new - old, 0) for old, new in zip(x.shape, shape, strict=True)]
+  return x if x.shape == tuple(shape) else jax.lax.pad(x, jnp.zeros((), x.dtype), edges)
+
+
 def map_dims(f: Callable[[Dims], Any], dims: Any) -> Any:
   """The same tree, with a value for the dimensions of each array."""
   return jax.tree.map(f, dims, is_leaf=is_dims)
@@ -47,7 +53,7 @@ class Sharding:
   """What the model needs from whoever shards it.
 
   This is the sharding of a single device, and of code that shards by itself: it ignores the names of dimensions.
-  `strategies.constraints.Constraints` overrides every method.
+  `strategies.execution.constraints.Constraints` overrides every method.
   """
 
   def shards(self, dim: str) -> int:

@@ -33,7 +33,7 @@ class Experts(nnx.Module):
     self.down = weight(rngs.weights, (e, f, d), ("experts", "mlp", "embed"), std=out_std, dtype=dtype)
     self.lora = Adapters(sizes, rngs, gate=(self.gate, 1), up=(self.up, 1), down=(self.down, 1))
     if sizes.has_router_bias:
-      self.bias = nnx.Param(jnp.zeros(e, dtype), dims=(None,))
+      self.bias = nnx.Param(jnp.zeros(e, jnp.float32), dims=(None,))  # steps of `router_bias_rate` are small
     if sizes.shared_experts:
       self.shared = mlp(sizes, rngs, sizes.dense_width)
     self.sizes = sizes

@@ -13,6 +13,7 @@ import numpy as np
 
 from errors import ConfigError, positive
 from models.dimensions import Dims, Sharding
+from models.ops.lookup import summed_in_float32
 from models.ops.positions import own
 
 if TYPE_CHECKING:
@@ -104,7 +105,9 @@ class Tokens(Input):
   def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     # Pinning the table also pins its gradient, so each device sums the gradient over its own examples. Otherwise the
     # compiler may send the activations' gradients to where the table is stored.
-    return sharding.split_sequence(sharding.lookup(sharding.activation(table, "vocab", None), own(x, sharding)))
+    table, x = sharding.activation(table, "vocab", None), own(x, sharding)
+    found = summed_in_float32(table, x, sharding) if table.dtype == "bfloat16" else sharding.lookup(table, x)
+    return sharding.split_sequence(found)
 
   def locate(self, index: jax.Array) -> jax.Array:
     return index[..., None]

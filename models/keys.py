@@ -19,6 +19,7 @@ class Purpose(enum.IntEnum):
   AUGMENTATION = 3
   ROUNDING = 4  # of the optimizer's state
   SAMPLING = 5  # the tokens of texts
+  WEIGHT_ROUNDING = 6  # of weights in bfloat16
 
   def key(self, root: jax.Array) -> jax.Array:
     """This purpose's key, from a seed's root key."""

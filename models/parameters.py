@@ -33,6 +33,11 @@ def used_dtypes(sizes: ModelSizes) -> dict[str, Any]:
   return _of_each(sizes, lambda _, param: used_dtype(param, sizes))
 
 
+def stored_dtypes(sizes: ModelSizes) -> dict[str, Any]:
+  """The dtype in which a parameter that is trained is stored, in the same nested dicts as the parameters."""
+  return _of_each(sizes, lambda _, param: param.dtype.name)
+
+
 def _of_each(sizes: ModelSizes, f: Callable[[str, nnx.Param], Any]) -> dict[str, Any]:
   """f of each parameter, given the name of the outermost entry that holds it: "embedding", "norm", or one of STACKS."""
   of = lambda path, param: f(path[0].key, param)

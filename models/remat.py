@@ -51,8 +51,15 @@ _results = jax.checkpoint_policies.save_only_these_names("attention_output", ADA
 def save_all_but(primitives: frozenset[str]) -> Policy:
   """A remat policy that saves the results of all primitives except these. `_output` decides on values with a name."""
   return lambda primitive, *given, **named: (
-    _output(primitive, *given, **named) if primitive.name == "name" else primitive.name not in primitives
+    _output(primitive, *given, **named)
+    if primitive.name == "name"
+    else not (primitive.name in primitives or _cuts(primitive, **named))
   )
+
+
+def _cuts(primitive: Any, **named: Any) -> bool:
+  """Whether a primitive cuts off the end of an array: the padding of a gathered weight (execution/padding.py)."""
+  return primitive.name == "pad" and any(high < 0 for _, high, _ in named["padding_config"])
 
 
 # What a block's backward pass reuses from the forward pass. "minimal" recomputes only what is cheap: gathers and

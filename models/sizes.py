@@ -8,18 +8,19 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from errors import ConfigError, above_zero, not_negative, one_of, positive
+from models import windows
 from models.inputs import INPUTS, Field, Input, Shapes
 from models.lora import TARGETS, targets_of
 from models.objectives import OBJECTIVES, Objective
 from models.ops import experts, routing
 from models.ops.context import WAYS
 from models.ops.grouped import NAMES
+from models.packings import PACKINGS, counts_parts
 from models.remat import names_of
 
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # in the order of what they keep on the device
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
-PACKINGS = ("windows", "documents")
 # The entries of the parameters that hold blocks, in the order in which these run, and the dimension that counts them.
 STACKS = {"dense_blocks": "dense_layers", "blocks": "layers"}
 
@@ -57,6 +58,8 @@ class ModelSizes:
   expert_transport: str  # one of ops.experts.WAYS
   expert_capacity: float  # 0: no limit
   seq_len: int
+  window: int  # 0: none (windows.py)
+  layers_pattern: str  # which layers have the window; "": all
   vocab_size: int
   tied_embedding: bool
   dropout: float
@@ -135,6 +138,7 @@ class ModelSizes:
     routing.check(self)
     one_of("model.expert_transport", self.expert_transport, experts.WAYS)
     self.reads.check()
+    windows.check(self.window, self.layers_pattern, self.depth, self.positions)
     self.predicts.check()
 
   @property
@@ -309,18 +313,19 @@ def model_sizes(config: ConfigDict, platform: str = "cpu") -> ModelSizes:
     model["dtype"] = "float32" if platform == "cpu" else "bfloat16"
   documents = one_of("data.packing", config.data.packing, PACKINGS) == "documents"
   padded = model["inputs"] == "tokens" and model["objective"] == "class"  # texts shorter than seq_len
-  prompt_field = config.data.prompt_field
-  checked = ModelSizes(**model, segments=documents or padded, completions=bool(prompt_field))
-  if prompt_field and model["objective"] != "next_token":
-    raise ConfigError(
-      f"data.prompt_field={prompt_field!r} needs model.objective='next_token', but model.objective="
-      f"{checked.objective!r}; leave data.prompt_field empty"
-    )
-  if prompt_field and not documents:
-    raise ConfigError(
-      f"data.prompt_field={prompt_field!r} needs data.packing='documents', because data.packing="
-      f"{config.data.packing!r} would separate completions from their prompts; use 'documents'"
-    )
+  checked = ModelSizes(**model, segments=documents or padded, completions=counts_parts(config))
+  for name in ("messages_field", "prompt_field"):
+    given = f"data.{name}={config.data[name]!r}"
+    if config.data[name] and model["objective"] != "next_token":
+      raise ConfigError(
+        f"{given} needs model.objective='next_token', but model.objective={checked.objective!r}; leave data.{name} "
+        "empty"
+      )
+    if config.data[name] and not documents:
+      raise ConfigError(
+        f"{given} needs data.packing='documents', because data.packing={config.data.packing!r} would separate "
+        "completions from their prompts; use 'documents'"
+      )
   if documents and model["objective"] != "next_token":
     raise ConfigError(
       "data.packing='documents' needs model.objective='next_token', but model.objective="

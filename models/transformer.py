@@ -158,10 +158,18 @@ class Transformer(nnx.Module):
         weights = jax.tree.map(lambda w: self._gathered(w, sharding), weights, is_leaf=is_param)
         block = nnx.merge(graph, weights)
         cache = cache if by_number is None else by_number.of_layer(number)
-        x, *found = block(x, angles, segments, fold_in(keys, number), sharding, cache, start, counted)
+        run = lambda x: block(x, angles, segments, fold_in(keys, number), sharding, cache, start, counted)
+        if not padded:
+          x, *found = run(x)
+          return x, found
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, x)[1:])
+        x, *found = jax.lax.cond(number < c.depth, run, lambda x: (x, *nothing), x)
         return x, found
 
-      numbers = first + jnp.arange(jax.tree.leaves(weights)[0].shape[0])
+      held = jax.tree.leaves(weights)[0].shape[0]
+      numbers = first + jnp.arange(held)
+      # The last stage of a pipeline may have room for more blocks than are left.
+      padded = not isinstance(first, int) and c.stacks[-1].layers % held != 0
       # A scan of one round is no loop: compilers would merge what is computed again with the forward pass, and save it.
       alone = len(stacks) > 1 and len(numbers) == 1
       body = jax.checkpoint(body, policy=policy or policy_of(c.remat, c.saved, c.lora_rank), prevent_cse=alone)
@@ -249,7 +257,7 @@ def stacked(stack: Stack, rngs: nnx.Rngs) -> Block:
 
 def used_dtype(w: nnx.Variable, sizes: ModelSizes) -> str:
   """The dtype in which the model uses a parameter. Norms are computed in float32, so their scales stay as they are."""
-  return (getattr(w, "used", None) or sizes.dtype) if any(w.dims) else sizes.param_dtype
+  return (getattr(w, "used", None) or sizes.dtype) if any(w.dims) else w.dtype.name
 
 
 def positions_in(segments: jax.Array) -> jax.Array:

@@ -1,9 +1,8 @@
 """The ways to shard the one Transformer: one file, one idea.
 
 Read layout.py first, then data_parallel.py, zero1.py, zero2.py, fsdp.py, hsdp.py, tensor_parallel.py and two_d.py: each
-is a layout. Then how a layout runs: transfers.py (what moves), runner.py, by_hand.py and base.py. Then the package
-pipeline/, and last three_d.py. Every module here that defines `LAYOUT` is a strategy, under the module's name. Nothing
-else needs to be registered.
+is a layout. Then pipeline.py and three_d.py. The package execution/ says how a layout runs. Every other file here
+defines `LAYOUT` and is a strategy, under the file's name. Nothing else needs to be registered.
 """
 
 import dataclasses
@@ -18,18 +17,15 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from errors import ConfigError, one_of
-from models.ops import experts
-from models.ops.context import choose
-from models.ops.positions import chunks
 from models.sizes import ModelSizes
-from strategies.base import Strategy
-from strategies.by_hand import ByHand
-from strategies.compiler_options import CHOICES, options, scatters
+from strategies.execution.choice import asked_kind, runner_of, with_way
+from strategies.execution.mesh import OnMesh, make_mesh, resolve
+from strategies.execution.options import CHOICES, options
+from strategies.execution.runner import Limit, within_limits
+from strategies.execution.stages.staged import check_fields
+from strategies.execution.strategy import Strategy
+from strategies.execution.transfers import GATHER, Transfers
 from strategies.layout import Layout
-from strategies.mesh import OnMesh, make_mesh, resolve
-from strategies.pipeline.staged import Staged, check_compiler, check_fields
-from strategies.runner import Limit, Runner, within_limits
-from strategies.transfers import GATHER, Transfers
 from training.optimizer import Optimizer
 from training.program import Program
 
@@ -86,53 +82,17 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
   for limit in fallbacks:
     warnings.warn(str(limit), stacklevel=2)
 
-  kind, device = runner_kind(name, layout), mesh.devices.flat[0] if isinstance(mesh, Mesh) else None
-  if kind is Staged:
-    check_compiler(layout, program.sizes, device.platform if device else "")
-    runner: Runner = Staged.make(program, layout, fallbacks, **pipeline)
-  else:
-    by_hand = kind is not Runner or not scatters(device, layout, program.sizes)
-    transfers = Transfers.of(layout, parts=program.accumulation, gather=gather, by_hand=by_hand)
-    kind = ByHand if kind is Runner and transfers.by_hand else kind
-    runner = kind(program, layout, transfers, fallbacks)
-  return _implementation(name)(runner, mesh, options(choice, device, layout) if device else {})
+  device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else None
+  runner = runner_of(_named(name, "RUNNER", None), program, layout, fallbacks, device, gather, pipeline)
+  return _named(name, "STRATEGY", Strategy)(runner, mesh, options(choice, device, layout) if device else {})
 
 
 def limits(name: str, layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
   """What this strategy cannot do of such a program, under this layout."""
-  return runner_kind(name, layout).limits(layout, sizes, optimizer)
+  asked = asked_kind(_named(name, "RUNNER", None), layout)
+  return asked.limits(layout, sizes, optimizer) if asked else []
 
 
-def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:
-  """The model with the ways in which it reads positions and experts of other devices (models/ops/).
-
-  Raises ConfigError if its positions or heads do not split as this layout asks.
-  """
-  if sizes.experts:
-    transport = experts.choose(sizes.expert_transport, layout.shards("experts"), sizes.experts_per_token)
-    sizes = dataclasses.replace(sizes, expert_transport=transport)
-  count = layout.shards("positions")
-  if count == 1:
-    return sizes
-  unit = chunks(count)
-  if sizes.positions % unit:
-    fields = " × ".join(f"mesh.{axis}={layout.mesh[axis]}" for axis in layout.axes("positions"))
-    better = -(-sizes.positions // unit) * unit
-    fix = f"model.seq_len={better}" if sizes.inputs == "tokens" else "fewer devices along it"
-    raise ConfigError(
-      f"{fields} gives each device two equal pieces of an example, but its {sizes.positions} positions are not a "
-      f"multiple of {unit}; use {fix}"
-    )
-  heads = layout.shards("heads")
-  own_heads, in_stages = (sizes.heads // heads, sizes.kv_heads // heads), layout.shards("layers") > 1
-  chosen = choose(sizes.attention_context, count, sizes.positions, *own_heads, permutes=not in_stages)
-  return dataclasses.replace(sizes, attention_context=chosen.name, context_why=chosen.why)
-
-
-def runner_kind(name: str, layout: Layout) -> type[Runner]:
-  """The runner that a strategy or its layout asks for. `Runner` becomes `ByHand` if `Transfers.by_hand` has axes."""
-  return Staged if layout.shards("layers") > 1 else _implementation(name).RUNNER
-
-
-def _implementation(name: str) -> type[Strategy]:
-  return getattr(_modules()[name], "STRATEGY", Strategy)
+def _named(name: str, what: str, otherwise: Any) -> Any:
+  """What a strategy's file defines under this name."""
+  return getattr(_modules()[name], what, otherwise)

@@ -3,13 +3,13 @@
 A strategy is a Layout: the sizes of a device mesh, and for each of the model's ten logical dimensions
 (models/dimensions.py) the mesh axis that splits it, or none. Two more places say where `embed` is split in the sums of
 gradients and in the optimizer's state, if not as in the weights. Two layouts join with `|`: 2D is FSDP | tensor
-parallelism. This file holds the value and its algebra. Next: mesh.py (sizes and devices), transfers.py (what a layout
-makes move), constraints.py (what it does to arrays), and base.py, which runs the training step under a layout.
+parallelism. This file holds the value and its algebra. Next, in execution/: mesh.py (sizes and devices), transfers.py
+(what a layout makes move), constraints.py (what it does to arrays), and strategy.py, which runs the training step.
 """
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import PartitionSpec as P
@@ -24,6 +24,9 @@ MESH_AXES = ("replica", "stage", "data", "context", "expert", "model")
 # What may be split along `embed` into more pieces than the weights, each with what it follows if it has no place.
 FOLLOWS = {"gradients": "embed", "state": "gradients"}
 PLACES = (*DIMENSIONS, *FOLLOWS)
+
+# The dimensions of weights that devices need not divide: padding.py rounds them up where they are stored.
+PADDED = ("embed", "vocab", "layers")
 
 Place = str | tuple[str, ...] | None  # the mesh axis or axes that split a dimension
 
@@ -177,14 +180,34 @@ class Layout:
         )
 
   def check_divides(self, sizes: Iterable[tuple[str, str, int]]) -> None:
-    """Raises ConfigError unless every (logical dimension, config field, size) splits evenly."""
-    for dim, field, size in sizes:
+    """Raises ConfigError unless every (logical dimension, config field, size) splits evenly that must.
+
+    Devices need not divide the dimensions of `PADDED`. But if both weights and, finer, the optimizer's state are in
+    pieces of `embed`, they must: padded pieces of the state would not lie within those of the weights.
+    """
+    nested = 1 < self.shards("embed") < self.shards("state")
+    must = [(dim, field, size) for dim, field, size in sizes if dim not in PADDED or (dim == "embed" and nested)]
+    for dim, field, size in must:
       finest = "state" if dim == "embed" else dim
-      if size % self.shards(finest):
+      n = self.shards(finest)
+      if size % n:
         fields = " × ".join(f"mesh.{axis}={self.mesh[axis]}" for axis in self.axes(finest))
-        divisors = [str(d) for d in range(1, min(size, 64) + 1) if size % d == 0]
-        padded = -(-size // self.shards(finest)) * self.shards(finest)
-        raise ConfigError(f"{fields} does not divide {field}={size}; use {_either(divisors)}, or {field}={padded}")
+        together = math.gcd(*(size for other, _, size in must if self.axes(other) == self.axes(dim)))
+        fix = self.sizes_in_words(self.axes(finest), divisor_of(together))
+        if dim not in ("embed", "heads"):  # heads follow the width, and each other
+          fix += f", or {field}={-(-size // n) * n}"
+        raise ConfigError(f"{fields} does not divide {field}={size}; use {fix}")
+
+  def fitting(self, axes: Sequence[str]) -> int:
+    """What sizes of these mesh axes, multiplied, must divide if `data` takes the devices that are left; 0: anything."""
+    together = math.prod(self.mesh[axis] for axis in {*axes, "data"} if axis in self.mesh)
+    return together if set(self.mesh) > set(axes) else 0
+
+  def sizes_in_words(self, axes: Sequence[str], works: Callable[[int], bool]) -> str:
+    """The sizes of some mesh axes, multiplied, that work: "1, 2 or 4". Without other axes: "1, 2 or 4 devices"."""
+    whole = self.fitting(axes)
+    fits = [n for n in range(1, min(self.device_count, 64) + 1) if works(n) and whole % n == 0]
+    return either(map(str, fits)) + ("" if whole else " device" if fits == [1] else " devices")
 
 
 def axes_of(place: Place) -> tuple[str, ...]:
@@ -197,5 +220,10 @@ def place_of(axes: tuple[str, ...]) -> Place:
   return axes[0] if len(axes) == 1 else axes or None
 
 
-def _either(options: list[str]) -> str:
-  return options[0] if len(options) == 1 else f"{', '.join(options[:-1])} or {options[-1]}"
+def divisor_of(total: int) -> Callable[[int], bool]:
+  return lambda size: total % size == 0
+
+
+def either(options: Iterable[str]) -> str:
+  *others, last = options
+  return f"{', '.join(others)} or {last}" if others else last

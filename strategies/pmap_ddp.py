@@ -10,6 +10,7 @@ Source: https://docs.jax.dev/en/latest/migrate_pmap.html; Li et al. 2020 (PyTorc
 """
 
 from strategies.data_parallel import LAYOUT as LAYOUT
-from strategies.pmapped import PmapDDP as STRATEGY
+from strategies.execution.pmapped import PmapDDP as STRATEGY
+from strategies.execution.pmapped import Pmapped as RUNNER
 
-__all__ = ["LAYOUT", "STRATEGY"]
+__all__ = ["LAYOUT", "RUNNER", "STRATEGY"]

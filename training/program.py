@@ -4,8 +4,8 @@ Losses and gradients stay sums until the end: `gradient_sums` adds over examples
 `apply_gradients` divides once, by the count. So padding, uneven batches and accumulation do not change the result.
 Random numbers are keyed by step and example, so they are the same under every layout.
 
-A runner calls `loss_sums` and `gradient_sums` (strategies/runner.py), and a strategy compiles them with `init` and
-`apply_gradients` for its mesh (strategies/base.py).
+A runner (strategies/execution/runner.py) calls `loss_sums` and `gradient_sums`. A strategy
+(strategies/execution/strategy.py) compiles them with `init` and `apply_gradients` for its mesh.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 from errors import ConfigError, positive
-from models.dimensions import UNSHARDED, Sharding
+from models.dimensions import UNSHARDED, Sharding, resized
 from models.inputs import Field, Shapes
 from models.keys import Purpose
 from models.ops import routing
@@ -30,6 +30,7 @@ from models.sizes import ModelSizes
 from models.transformer import positions_in
 from training.optimizer import Optimizer
 from training.optimizers import Rule
+from training.optimizers.rounding import rounded_as, words_of_keys
 from training.streaming import streamed
 
 PADDING = 4  # pixels on each side, by which crops move
@@ -118,7 +119,8 @@ class Program:
 
   def mean(self, sums: Sums, grads: Params) -> tuple[Metrics, Params]:
     """The mean loss and its gradient from the sums."""
-    return {"loss": sums["loss"] / sums["count"]}, jax.tree.map(lambda g: g / sums["count"], grads)
+    divided = jax.tree.map(lambda g: g.astype(jnp.float32) / sums["count"], grads)
+    return {"loss": sums["loss"] / sums["count"]}, divided
 
   def loss_sums(
     self, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED
@@ -180,7 +182,8 @@ class Program:
   ) -> tuple[Sums, Params]:
     """Sums over the batch, and the gradient of the summed loss in the parameters that are trained.
 
-    Runs the `accumulation` parts one after another.
+    Runs the `accumulation` parts one after another. Their sum is in float32, whatever the dtype of the weights: in
+    bfloat16 it would stop where a part is less than half of its last bit.
 
     Args:
       of_part: does the same for one part; by default the compiler's gradient of `loss_sums`.
@@ -192,7 +195,7 @@ class Program:
     def add(total: tuple[Sums, Params], part: Batch) -> tuple[tuple[Sums, Params], None]:
       return jax.tree.map(jnp.add, total, of_part(params, part, step, sharding)), None
 
-    zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, self.sizes.param_dtype), self.trained(params))
+    zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), self.trained(params))
     return jax.lax.scan(add, (self.no_sums(step), zeros), split_batch(batch, self.accumulation, sharding))[0]
 
   def part_gradient_sums(
@@ -208,20 +211,29 @@ class Program:
   def apply_gradients(
     self, state: TrainState, sums: Sums, grads: Params, sharding: Sharding = UNSHARDED
   ) -> tuple[TrainState, Metrics]:
-    """Updates the state with the gradient of the summed loss. Skips the update if loss or gradient is not finite."""
-    grads = jax.tree.map(lambda g: g / sums["count"], grads)
+    """Updates the state with the gradient of the summed loss. Skips the update if loss or gradient is not finite.
+
+    The arithmetic is in float32. New weights that are stored in bfloat16 are rounded at random, as moments are.
+    """
+    grads = jax.tree.map(lambda g: g.astype(jnp.float32) / sums["count"], grads)
     loss, norm = sums["loss"] / sums["count"], optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     rate, key = self.optimizer.learning_rate_at(state.step), self._step_key(state.step, Purpose.ROUNDING)
+    words: list[Params] = []
+    if self.sizes.param_dtype == "bfloat16":
+      words = [words_of_keys(self.trained(state.params), self._step_key(state.step, Purpose.WEIGHT_ROUNDING))]
 
-    def update(params: Params, opt_state: Any, grads: Params) -> tuple[Params, Any]:
-      changes, new_state = self.rule.transform.update(grads, opt_state, params, key=key, sharding=sharding)
-      new = jax.tree.map(lambda p, u: (p - rate * u).astype(p.dtype), params, changes)
+    def update(params: Params, opt_state: Any, grads: Params, *words: Params) -> tuple[Params, Any]:
+      exact = jax.tree.map(lambda p: p.astype(jnp.float32), params)
+      changes, new_state = self.rule.transform.update(grads, opt_state, exact, key=key, sharding=sharding)
+      new = jax.tree.map(lambda p, u: p - rate * u, exact, changes)
+      new = jax.tree.map(rounded_as, params, new, *words) if words else new
       return jax.tree.map(lambda new, old: jnp.where(finite, new, old), (new, new_state), (params, opt_state))
 
     if self.optimizer.on_host:
       update = functools.partial(streamed, update, pieces=sharding.shards("layers"))
-    params, opt_state = update(self.trained(state.params), state.opt_state, self.optimizer.clipped(grads, norm))
+    grads = self.optimizer.clipped(grads, norm)
+    params, opt_state = update(self.trained(state.params), state.opt_state, grads, *words)
     params = joined(params, self.frozen(state.params))
     if self.sizes.has_router_bias and not self.sizes.lora_rank:
       params = self._balanced(params, jnp.where(finite, sums["load"], 0))
@@ -248,9 +260,16 @@ class Program:
 
 
 def split_batch(batch: Batch, parts: int, sharding: Sharding) -> Batch:
-  """Splits a batch [B, ...] into parts [A, B/A, ...]. A part takes every A-th row, so that no row changes device."""
+  """Splits a batch [B, ...] into parts [A, B/A, ...]. A part takes every A-th row, so that no row changes device.
+
+  Rows of zeros, whose `mask` is false, are added to each device's own if the parts do not divide them.
+  """
+  devices = sharding.shards("batch")
 
   def rows(x: jax.Array) -> jax.Array:
+    if more := -(x.shape[0] // devices) % parts:
+      own = x.reshape(devices, -1, *x.shape[1:])
+      x = resized(own, (devices, own.shape[1] + more, *x.shape[1:])).reshape(-1, *x.shape[1:])
     x = x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
     return sharding.activation(x, None, "batch", *(None,) * (x.ndim - 2))
 

@@ -16,22 +16,23 @@ from models.sizes import STACKS
 
 State = Any  # the optimizer's. Dicts in it have an array for each weight, as the parameters; nothing else is in dicts.
 Parts = dict[str, Any]  # entries of the parameters or of their gradients, such as {"blocks": ...}
-Update = Callable[[Parts, State, Parts], tuple[Parts, State]]  # parameters, state, gradients → new parameters and state
+Update = Callable[..., tuple[Parts, State]]  # parameters, state, gradients and more → new parameters and state
 
 
-def streamed(update: Update, params: Parts, state: State, gradients: Parts, pieces: int = 1) -> tuple[Parts, State]:
-  """Calls `update` for each part, with the parameters, the state and the gradients of this part alone.
+def streamed(update: Update, params: Parts, state: State, *given: Parts, pieces: int = 1) -> tuple[Parts, State]:
+  """Calls `update` for each part, with the parameters, the state, the gradients and the rest of this part alone.
 
   Args:
     state: with the arrays for weights in the host's memory.
+    given: the gradients; and what else has an array for each weight, and for each layer of stacked ones.
     pieces: the number of pieces into which devices split the layers. A part has one layer of each.
   """
   new, states = dict[str, Any](), []
   for name in sorted(params, key=lambda name: name not in STACKS):
     entry = lambda x, name=name: {name: x[name]}
-    part = entry(params), _of_weights(entry, state), entry(gradients)
+    part = entry(params), _of_weights(entry, state), *map(entry, given)
     part, new = jax.lax.optimization_barrier((part, new))  # not before the part before is updated
-    count = pieces if name == "blocks" else 1  # dense blocks stay together (strategies/pipeline)
+    count = pieces if name == "blocks" else 1  # dense blocks stay together (strategies/pipeline.py)
     run = functools.partial(_by_layer, pieces=count) if name in STACKS else _on_device
     weights, after = run(update, *part)
     new |= weights
@@ -39,28 +40,28 @@ def streamed(update: Update, params: Parts, state: State, gradients: Parts, piec
   return new, _of_weights(lambda *parts: functools.reduce(operator.or_, parts), *states)
 
 
-def _on_device(update: Update, params: Parts, state: State, gradients: Parts) -> tuple[Parts, State]:
+def _on_device(update: Update, params: Parts, state: State, *given: Parts) -> tuple[Parts, State]:
   """The update of a part whose state is in the host's memory."""
   to = lambda space: lambda arrays: jax.device_put(arrays, space)
-  new, state = update(params, _of_weights(to(jax.memory.Space.Device), state), gradients)
+  new, state = update(params, _of_weights(to(jax.memory.Space.Device), state), *given)
   return new, _of_weights(to(jax.memory.Space.Host), state)
 
 
-def _by_layer(update: Update, params: Parts, state: State, gradients: Parts, pieces: int) -> tuple[Parts, State]:
+def _by_layer(update: Update, params: Parts, state: State, *given: Parts, pieces: int) -> tuple[Parts, State]:
   """The update of the blocks. A loop changes the stacked arrays in place; a scan would make others beside them."""
   each = lambda f: lambda *trees: jax.tree.map(f, *trees)
   grouped, flat = each(lambda x: x.reshape(pieces, -1, *x.shape[1:])), each(lambda x: x.reshape(-1, *x.shape[2:]))
-  gradients = grouped(gradients)
+  given = grouped(given)
 
   def body(i: jax.Array, carry: tuple[Parts, State]) -> tuple[Parts, State]:
     layer = each(lambda x: jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False))
     put = each(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, i, axis=1))
     params, now = carry
-    given = _of_weights(lambda x, _: layer(x), now, state)  # every layer starts from the old count
-    new, after = _on_device(update, layer(params), given, layer(gradients))
+    before = _of_weights(lambda x, _: layer(x), now, state)  # every layer starts from the old count
+    new, after = _on_device(update, layer(params), before, *layer(given))
     return put(params, new), _of_weights(put, now, after)
 
-  layers = jax.tree.leaves(gradients)[0].shape[1]
+  layers = jax.tree.leaves(given)[0].shape[1]
   params, state = jax.lax.fori_loop(0, layers, body, (grouped(params), _of_weights(grouped, state)))
   return flat(params), _of_weights(flat, state)
 

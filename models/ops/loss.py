@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from models.dimensions import Sharding
+from models.dimensions import Sharding, resized
 
 
 class Targets(NamedTuple):
@@ -77,13 +77,16 @@ def next_token(
   over devices once, after the last chunk: until then a device keeps its own, as one entry of a leading dimension.
   Differentiable once, and only backward.
   """
+  vocab = head.shape[1]
+  # Devices need equal parts of the vocabulary. The columns that are added predict nothing.
+  head = resized(head, (head.shape[0], vocab + -vocab % sharding.shards("vocab")))
   ids = jnp.arange(head.shape[1])
 
   def run(x: jax.Array, head: jax.Array, differentiate: bool) -> list[jax.Array]:
     """The sums of losses and of correct predictions, then the gradients of the first: each [devices, ...]."""
     results = [("batch",), ("batch",), ("vocab", "batch", None, None), ("batch", None, "vocab")]
     return sharding.local(
-      functools.partial(_on_own_tokens, sharding=sharding, chunk=chunk, differentiate=differentiate),
+      functools.partial(_on_own_tokens, vocab=vocab, sharding=sharding, chunk=chunk, differentiate=differentiate),
       *(x, head, targets.values, targets.counted, ids),
       dims=[("batch", None, None), (None, "vocab"), ("batch", None), ("batch", None), ("vocab",)],
       results=results if differentiate else results[:2],
@@ -128,19 +131,22 @@ def _on_own_tokens(
   counted: jax.Array,  # [b, T]
   ids: jax.Array,  # [v], the tokens that these columns of the head predict
   *,
+  vocab: int,
   sharding: Sharding,
   chunk: int,
   differentiate: bool,
 ) -> list[jax.Array]:
   """The sums over a device's own tokens, and its contributions to the gradients; with a leading dimension of 1."""
   total, largest = (functools.partial(sharding.across, f, dim="vocab") for f in (jax.lax.psum, jax.lax.pmax))
-  tokens, (width, vocab) = targets.size, head.shape
-  count = chunk_count(tokens, width, vocab, chunk)
+  tokens, (width, held) = targets.size, head.shape
+  count = chunk_count(tokens, width, held, chunk)
   size = -(-tokens // count)
 
   def one(of_head: jax.Array, chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     x, targets, counted = chunk
     logits = jnp.dot(x, head, preferred_element_type=jnp.float32)  # [c, v]
+    if vocab % sharding.shards("vocab"):
+      logits = jnp.where(ids < vocab, logits, -jnp.inf)
     is_target = targets[:, None] == ids
     target = total(jnp.sum(jnp.where(is_target, logits, 0), axis=-1))
     others = largest(jnp.max(jnp.where(is_target, -jnp.inf, logits), axis=-1))

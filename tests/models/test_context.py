@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from models.ops import attention, context, positions
 from models.ops.pieces import BLOCKWISE, SPLASH_INTERPRETED, Kernel, Read
 from models.sizes import ModelSizes
-from strategies.constraints import NOTHING, Constraints
+from strategies.execution.constraints import NOTHING, Constraints
 from strategies.layout import Layout
 
 EXACT = 1e-5

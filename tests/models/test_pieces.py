@@ -100,7 +100,7 @@ def as_a_whole(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array, segments:
 
 
 CASES = [(name, causal, documents) for name in KERNELS for causal in (True, False) for documents in (True, False)]
-SHORT = [("blockwise", True, True), ("cudnn", True, True), ("splash", True, True)]
+SHORT = [("blockwise", True, True), ("cudnn", True, True)]
 
 
 @pytest.mark.parametrize("name, causal, documents", in_full(CASES, *SHORT))

@@ -27,8 +27,8 @@ import strategies
 from models import block
 from models.ops import attention
 from strategies import Strategy, layout_of
+from strategies.execution.mesh import abstract_mesh, on_mesh
 from strategies.layout import Layout
-from strategies.mesh import abstract_mesh, on_mesh
 from training import settings
 from training.program import Params, Program
 
@@ -162,7 +162,7 @@ def test_a_mesh_that_repeats_work_gets_one_sentence():
   "name, fields, parts",
   [
     ("context", {"model__seq_len": 40}, ["mesh.context=8", "40 positions", "multiple of 16", "model.seq_len=48"]),
-    ("context", {**IMAGES, "model__image_size": 8}, ["mesh.context=8", "4 positions", "16", "fewer devices"]),
+    ("context", {**IMAGES, "model__image_size": 8}, ["mesh.context=8", "4 positions", "16", "use 1 or 2 devices"]),
     (
       "context",
       {"model__attention_context": "exchange", "model__heads": 4, "model__kv_heads": 4},

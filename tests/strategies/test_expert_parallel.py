@@ -26,10 +26,10 @@ from helpers import (
 import strategies
 import train
 from strategies import Strategy, layout_of
-from strategies.constraints import Constraints
+from strategies.execution.constraints import Constraints
+from strategies.execution.stages.orders import ORDERS
+from strategies.execution.transfers import Transfers
 from strategies.layout import Layout
-from strategies.pipeline.orders import ORDERS
-from strategies.transfers import Transfers
 from training import settings
 from training.program import Params, Program
 
@@ -231,7 +231,8 @@ def test_devices_that_write_the_same_texts_have_the_same_tokens_and_send_none():
   same = lambda sharding: sharding.repeats("batch", "experts")
   for name in ("expert-4", "expert_fsdp", "two_d", "context"):
     layout = LAYOUTS[name]
-    outside, inside = (make(layout, Transfers.of(layout)) for make in (Constraints.outside, Constraints.inside))
+    outside = Constraints.outside(layout, Transfers.of(layout))
+    inside = Constraints.inside(layout, Transfers.of(layout), width=64)
     assert same(outside.place(batch=None))
     assert not same(outside)
     assert not same(inside)
@@ -254,7 +255,7 @@ def test_texts_are_scored_and_continued(name: str, variant: str):
     (
       "pipeline",
       {"model__experts": 8, "model__dense_layers": 1},
-      ["mesh.stage=4", "model.depth - model.dense_layers=3", "use 1 or 3"],
+      ["mesh.stage=4", "model.depth - model.dense_layers=3", "use mesh.stage=1 or 2"],
     ),
   ],
 )

@@ -10,7 +10,7 @@ from helpers import PARITY, assert_trees_close, in_full, initial_state, laid_out
 
 import strategies
 from strategies import Strategy, layout_of
-from strategies.constraints import Constraints
+from strategies.execution.constraints import Constraints
 from training.optimizers import OPTIMIZERS
 from training.program import Params, Program, TrainState
 
@@ -21,6 +21,7 @@ SIZES |= {"qkv_bias": True, "qk_norm": True}  # weights that are no matrices
 VARIANTS = {name: {"optimizer__name": name, "optimizer__clip_norm": 0.5} for name in OPTIMIZERS}
 # Without clipping, because a sum whose last bit differs would round some numbers of bfloat16 to others.
 VARIANTS["moments in bfloat16"] = {"optimizer__moments": "bfloat16", "optimizer__clip_norm": 0.0}
+VARIANTS["weights in bfloat16"] = {"model__param_dtype": "bfloat16", "optimizer__clip_norm": 0.0}
 # Joined with expert parallelism. Each expert has matrices of its own, whole or in pieces, as has its state.
 EXPERT = layout_of("expert")
 MIXTURES = {
@@ -82,7 +83,8 @@ def updated(name: str, depth: int, variants: tuple[str, ...]) -> dict[str, Train
 
 
 OTHERS = [name for name in strategies.names() if name != "single"]
-OF_MATRICES = ("adamw", "adafactor", "muon")  # the last two compute with rows, columns or whole matrices
+# Adafactor and Muon compute with rows, columns or whole matrices. Weights in bfloat16 are rounded by their place.
+OF_MATRICES = ("adamw", "adafactor", "muon", "weights in bfloat16")
 ELEMENTWISE = ("adamw", *(variant for variant in VARIANTS if variant not in OF_MATRICES))
 
 

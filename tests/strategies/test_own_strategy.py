@@ -31,8 +31,8 @@ from analysis.topology import machine_of
 from configs import base
 from models.ops import attention
 from runtime.devices import has_gpu_compiler
+from strategies.execution.mesh import resolve
 from strategies.layout import Layout
-from strategies.mesh import resolve
 from tools import explain
 from training.program import Params, Program
 

@@ -28,21 +28,20 @@ from variants import (
   SMALL,
   STEPS,
   VARIANTS,
-  fitting,
   make_program,
+  runner_of,
 )
 
 import strategies
 from models.ops import attention
+from strategies.execution import choice
 from training import settings
-from training.program import Params, Program, TrainState
-
-OF_EACH_KIND = ("two_d", "pipeline")  # run by the compiler's sums, and in stages
+from training.program import Params, TrainState
 
 
-def run(name: str, program: Program, **fields: str) -> tuple[np.ndarray, Params]:
+def run(runner: strategies.Strategy) -> tuple[np.ndarray, Params]:
   """The losses and gradient norms of 20 steps [20, 2], and the gradient of the first."""
-  runner = strategy(name, program, **MICROBATCHES, **fields)
+  program = runner.program
   state, losses, gradients = initial_state(runner), [], None
   for step in range(STEPS):
     state, metrics = runner.train_step(state, runner.shard(random_batch(program, BATCH, seed=step), BATCH))
@@ -56,7 +55,7 @@ def run(name: str, program: Program, **fields: str) -> tuple[np.ndarray, Params]
 
 @functools.cache
 def trained(name: str, variant: str) -> tuple[np.ndarray, Params]:
-  return run(name, fitting(name, variant))
+  return run(runner_of(name, variant))
 
 
 def reference(variant: str) -> tuple[np.ndarray, Params]:
@@ -76,7 +75,7 @@ def test_strategy_equals_single_device(name: str, variant: str):
 @pytest.mark.parametrize("name", in_full(["fsdp"], ["two_d", "hsdp", "zero1"]))
 def test_gradients_that_are_scattered_by_hand_equal_a_single_devices(name: str, monkeypatch: pytest.MonkeyPatch):
   """As on TPUs where pieces do not fill tiles: here a piece has 4 rows."""
-  monkeypatch.setattr(strategies, "scatters", lambda *_: False)
+  monkeypatch.setattr(choice, "scatters", lambda *_: False)
   program = make_program("text")
   runner, alone = strategy(name, program), strategy("single", program)
   assert runner.transfers.by_hand
@@ -90,49 +89,66 @@ def test_gradients_that_are_scattered_by_hand_equal_a_single_devices(name: str, 
 # With jax 0.12, the CPU backend does so in one product that only tensor_parallel has (docs/why.md): 39% here.
 IN_BFLOAT16 = 1.25
 JOINED_IN_BFLOAT16 = 1.5 if jax.__version_info__ >= (0, 12) else IN_BFLOAT16
-PARTS, LARGE = 32, 512  # parts of a step, because a sum in bfloat16 loses more the longer it is; examples for them
+PARTS = 32  # of a step, because a sum in bfloat16 loses more the longer it is
+LARGE = 512  # examples for them; without stages, half of them are enough
 
 
 @functools.cache
-def of_large_batch(name: str, dtype: str, parts: int, way: str = "auto") -> tuple[float, Params]:
-  """The loss and gradients of a batch that splits into many parts."""
-  program = make_program("text", model__dtype=dtype, model__attention_context=way, accumulation=parts)
+def of_large_batch(
+  name: str, dtype: str, parts: int, size: int, way: str = "auto", stored: str = "float32"
+) -> tuple[float, Params]:
+  """The loss and gradients of a batch of this size that splits into many parts."""
+  fields = {"model__dtype": dtype, "model__attention_context": way, "model__param_dtype": stored}
+  program = make_program("text", accumulation=parts, **fields)
   runner = strategy(name, program, **MICROBATCHES)
-  batch = runner.shard(random_batch(program, LARGE), LARGE)
+  batch = runner.shard(random_batch(program, size), size)
   metrics, gradients = jax.device_get(runner.gradients(initial_state(runner), batch))
   return float(metrics["loss"]), gradients
 
 
-def distances(gradients: Params) -> Params:
+def distances(gradients: Params, size: int) -> Params:
   """How far each gradient is from the single device's in float32, by norms."""
   apart = lambda ours, exact: np.linalg.norm(ours - exact) / np.linalg.norm(exact)
-  return jax.tree.map(apart, gradients, of_large_batch("single", "float32", 1)[1])
+  return jax.tree.map(apart, gradients, of_large_batch("single", "float32", 1, size)[1])
 
 
-OTHER_WAYS = [("context", "gather"), ("context", "ring")]
+OTHER_WAYS = [("context", "gather", LARGE), ("context", "ring", LARGE)]
 IN_EVERY_WAY = [
-  *in_full([(name, "auto") for name in strategies.names() if name != "tensor_parallel"] + OTHER_WAYS, ("fsdp", "auto")),
-  pytest.param("tensor_parallel", "auto", marks=[pytest.mark.full, pytest.mark.both_stacks]),
+  ("fsdp", "auto", LARGE // 2),
+  *in_full([(name, "auto", LARGE) for name in strategies.names() if name != "tensor_parallel"] + OTHER_WAYS),
+  pytest.param("tensor_parallel", "auto", LARGE, marks=[pytest.mark.full, pytest.mark.both_stacks]),
 ]
 
 
-@pytest.mark.parametrize("name, way", IN_EVERY_WAY)
-def test_bfloat16_is_as_close_to_float32_as_on_a_single_device(name: str, way: str):
+@pytest.mark.parametrize("name, way, size", IN_EVERY_WAY)
+def test_bfloat16_is_as_close_to_float32_as_on_a_single_device(name: str, way: str, size: int):
   """The reference, a single device, takes the whole batch as one part, so it adds up no parts."""
-  (loss, ours), (_, single) = of_large_batch(name, "bfloat16", PARTS, way), of_large_batch("single", "bfloat16", 1)
+  (loss, ours), (_, single) = (
+    of_large_batch(name, "bfloat16", PARTS, size, way), of_large_batch("single", "bfloat16", 1, size)
+  )  # fmt: skip
   factor = JOINED_IN_BFLOAT16 if name == "tensor_parallel" else IN_BFLOAT16
   for (path, distance), own in zip(
-    jax.tree.leaves_with_path(distances(ours)), jax.tree.leaves(distances(single)), strict=True
+    jax.tree.leaves_with_path(distances(ours, size)), jax.tree.leaves(distances(single, size)), strict=True
   ):
     assert 0 < distance <= factor * own < 0.05, jax.tree_util.keystr(path)
-  assert loss == pytest.approx(of_large_batch("single", "float32", 1)[0], rel=2**-8)  # one rounding
+  assert loss == pytest.approx(of_large_batch("single", "float32", 1, size)[0], rel=2**-8)  # one rounding
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["single", "fsdp", "pipeline"])
+def test_with_weights_in_bfloat16_gradients_of_many_parts_are_as_close(name: str):
+  """Their sum is in float32, also in the stages of a pipeline, which add up four times as many parts."""
+  apart = lambda *run: distances(of_large_batch(*run, LARGE, stored="bfloat16")[1], LARGE)
+  ours, own = apart(name, "bfloat16", PARTS), apart("single", "bfloat16", 1)
+  for (path, distance), alone in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(own), strict=True):
+    assert 0 < distance <= IN_BFLOAT16 * alone < 0.05, jax.tree_util.keystr(path)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["fsdp", "hsdp", "two_d", "zero2"])
 def test_weights_gathered_once_a_step_change_nothing(name: str):
   variant = ACCUMULATION
-  losses, gradients = run(name, make_program(variant), gather="step")
+  losses, gradients = run(strategy(name, make_program(variant), **MICROBATCHES, gather="step"))
   assert_trees_close(gradients, reference(variant)[1], PARITY)
   np.testing.assert_allclose(losses, reference(variant)[0], rtol=PARITY)
 
@@ -200,7 +216,7 @@ def test_accumulation_and_remat_change_nothing(variant: str):
 
   With prompts, a different number of predictions counts in each part.
   """
-  losses, gradients = run("single", make_program(variant, **ACCUMULATED, model__loss_chunk=5))
+  losses, gradients = run(strategy("single", make_program(variant, **ACCUMULATED, model__loss_chunk=5)))
   assert_trees_close(gradients, reference(variant)[1], PARITY)
   np.testing.assert_allclose(losses, reference(variant)[0], rtol=PARITY)
 
@@ -248,9 +264,9 @@ def generated(name: str) -> np.ndarray:
   return np.asarray(runner.writing.generate(initial_state(runner).params, prompt, length=12, seed=0, temperature=0.0))
 
 
-@pytest.mark.parametrize("name", in_full(OTHERS, *OF_EACH_KIND))
+@pytest.mark.parametrize("name", in_full(OTHERS, "pipeline"))
 def test_generated_text_equals_single_device(name: str):
-  """From a single prompt, because generation does not shard the batch."""
+  """From a single prompt, because generation does not shard the batch. test_generate.py has two_d in `make test`."""
   np.testing.assert_array_equal(generated(name), generated("single"))
 
 
@@ -263,7 +279,7 @@ def evaluated(name: str, **fields: object) -> dict[str, np.ndarray]:
   return jax.device_get(runner.eval_step(initial_state(runner), runner.shard(batch, BATCH)))
 
 
-@pytest.mark.parametrize("name", in_full(OTHERS, "two_d", "long_context"))
+@pytest.mark.parametrize("name", in_full(OTHERS, "long_context"))
 def test_padded_evaluation_counts_each_example_once(name: str):
   ours, single = (evaluated(each, **IMAGES) for each in (name, "single"))
   assert ours["count"] == single["count"] == 5

@@ -28,10 +28,10 @@ from analysis import search, work
 from analysis.compiled import compile_step
 from analysis.timeline import unit_rounds
 from analysis.topology import machine_of
-from strategies.base import Strategy
-from strategies.mesh import abstract_mesh, make_mesh, resolve
-from strategies.pipeline.schedule import KINDS
-from strategies.pipeline.staged import check_compiler, regroup
+from strategies.execution.mesh import abstract_mesh, make_mesh, resolve
+from strategies.execution.stages.schedule import KINDS
+from strategies.execution.stages.staged import check_compiler, regroup
+from strategies.execution.strategy import Strategy
 from training import settings
 from training.program import Params, Program
 
@@ -230,11 +230,11 @@ def test_regroup_assigns_the_layers_to_stages_in_turn(stages: int, chunks: int):
   "name, fields, parts",
   [
     ("pipeline", {"pipeline__schedule": "1f1c"}, ["pipeline.schedule='1f1c'", "did you mean '1f1b'"]),
-    ("pipeline", {"mesh__stage": 8}, ["mesh.stage=8", "model.depth=4", "1, 2 or 4"]),
+    ("pipeline", {"mesh__stage": 8}, ["mesh.stage=8", "model.depth=4", "2 or 4"]),
     (
       "pipeline",
       {"pipeline__schedule": "interleaved", "pipeline__chunks": 2},
-      ["mesh.stage=4 × pipeline.chunks=2", "model.depth=4", "8"],
+      ["mesh.stage=4 × pipeline.chunks=2", "model.depth=4", "1 or 2"],
     ),
     ("pipeline", {"pipeline__microbatches": 0}, ["pipeline.microbatches=0"]),
     ("pipeline", {"model__remat": "offload"}, ["model.remat='offload'", "'full'"]),
@@ -270,8 +270,8 @@ def test_bfloat16_trains_and_generates(param_dtype: str, schedule: str):
 
 def test_a_batch_that_does_not_split_into_microbatches_is_refused():
   runner = pipeline("1f1b", 8)
-  with one_sentence("batch_size=24", "2 (devices that split the batch) × 8 (pipeline.microbatches)", "use 32"):
-    runner.check_batch("batch_size", 24)
+  with one_sentence("batch_size=20", "8 (pipeline.microbatches)", "use 16"):
+    runner.check_batch("batch_size", 20)
 
 
 def test_fewer_microbatches_than_stages_give_a_warning_with_the_bubble():

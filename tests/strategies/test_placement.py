@@ -12,7 +12,7 @@ from helpers import config, in_full, random_batch, strategy
 from jax.sharding import AxisType
 
 import strategies
-from strategies.mesh import abstract_mesh, resolve
+from strategies.execution.mesh import abstract_mesh, resolve
 from training import settings
 from training.program import Program
 

@@ -6,7 +6,7 @@ import pytest
 from helpers import PARITY, assert_trees_close, one_sentence, program, random_batch, strategy
 from jax.sharding import PartitionSpec as P
 
-from strategies.mesh import abstract_mesh
+from strategies.execution.mesh import abstract_mesh
 
 
 @pytest.mark.full

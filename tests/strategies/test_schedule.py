@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from analysis.timeline import timeline
-from strategies.pipeline import orders
-from strategies.pipeline.schedule import BACKWARD, FORWARD, SENDS, WAITS, WEIGHTS, Schedule, Unit
+from strategies.execution.stages import orders
+from strategies.execution.stages.schedule import BACKWARD, FORWARD, SENDS, WAITS, WEIGHTS, Schedule, Unit
 
 SIZES = [(s, m) for s in (2, 3, 4, 8) for m in (s, 2 * s, 4 * s)]
 NAMES = [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("zero_bubble", 1)]

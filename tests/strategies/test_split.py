@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import PARITY, assert_trees_close, equations
+from helpers import PARITY, assert_trees_close, equations, in_full
 
-from strategies.pipeline.split import split_backward, unsplit
+from strategies.execution.stages.split import split_backward, unsplit
 
 LAYERS, WIDTH, HIDDEN = 3, 4, 6
 Weights = dict[str, jax.Array]
@@ -43,7 +43,7 @@ def products(function: Callable, *arguments: Any) -> int:
   return sum(equation.primitive.name == "dot_general" for equation in equations(jaxpr))
 
 
-@pytest.mark.parametrize("remat, shared", [(True, False), (False, True)])
+@pytest.mark.parametrize("remat, shared", in_full([(True, False), (False, True)], (False, True)))
 def test_both_parts_together_are_the_backward_pass(remat: bool, shared: bool):
   x, cotangent = jax.random.normal(jax.random.key(1), (2, 1, 5, WIDTH))
   _, vjp = jax.vjp(lambda weights, x: model(weights, x, remat=remat, shared=shared), weights(), x)

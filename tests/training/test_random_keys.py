@@ -8,14 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import IMAGES, program, random_batch
+from helpers import IMAGES, in_full, program, random_batch
 
 from models.generate import Sampling, TextWriter, generate
 from models.parameters import bind
+from training.optimizers import rounding
 from training.program import TrainState
 
-SEEDS, STEPS, EXAMPLES = 4, 25, 3
-DRAWS, MAKES_KEYS = ("normal", "bernoulli", "randint", "bits", "categorical"), ("fold_in", "split")
+EXAMPLES = 3
+DRAWS, MAKES_KEYS = ("normal", "bernoulli", "randint", "bits", "categorical", "hashed"), ("fold_in", "split")
 SMALL = {
   "model__width": 16, "model__depth": 3, "model__heads": 2, "model__kv_heads": 2, "model__mlp_width": 8,
   "model__vocab_size": 8, "model__seq_len": 8,
@@ -23,7 +24,8 @@ SMALL = {
 # Everything that is random while a model trains: dropout, augmentation, rounding and the adapters' weights.
 ALL = IMAGES | SMALL | {
   "data__augment": True, "model__dropout": 0.1, "model__image_size": 4, "model__patch_size": 2,
-  "optimizer__moments": "bfloat16", "model__lora_rank": 1, "model__lora_targets": "query,up", "init_from": "a model",
+  "optimizer__moments": "bfloat16", "model__param_dtype": "bfloat16", "init_from": "a model",
+  "model__lora_rank": 1, "model__lora_targets": "query,up",
 }  # fmt: skip
 
 
@@ -34,17 +36,20 @@ def uses(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter]:
 
   def counted(function: Callable[..., Any], counter: Counter) -> Callable[..., Any]:
     def call(key: jax.Array, *args: Any, **options: Any) -> Any:
-      jax.debug.callback(lambda words: counter.update([tuple(words.tolist())]), jax.random.key_data(key))
+      words = key if function is rounding.hashed else jax.random.key_data(key)
+      jax.debug.callback(lambda words: counter.update(map(tuple, words.reshape(-1, 2).tolist())), words)
       return function(key, *args, **options)
 
     return call
 
   for name, counter in found.items():
-    monkeypatch.setattr(jax.random, name, counted(getattr(jax.random, name), counter))
+    module = rounding if name == "hashed" else jax.random
+    monkeypatch.setattr(module, name, counted(getattr(module, name), counter))
   return found
 
 
-def test_no_random_key_is_used_twice(uses: dict[str, Counter]):
+@pytest.mark.parametrize("seeds, steps", in_full([(2, 8), (4, 25)], (2, 8)))
+def test_no_random_key_is_used_twice(seeds: int, steps: int, uses: dict[str, Counter]):
   """For several seeds and many steps. A key that others are made from is not drawn from, or numbers would repeat."""
   trained, text = program(**ALL), program(**SMALL)
   batch = random_batch(trained, EXAMPLES) | {"id": jnp.array([[0, 0], [1, 0], [0, 1]], jnp.uint32)}
@@ -62,9 +67,9 @@ def test_no_random_key_is_used_twice(uses: dict[str, Counter]):
     _, sums = seeded.loss_sums(state.params, batch, state.step)
     return seeded.apply_gradients(state, sums, trained.trained(state.params))[0]
 
-  for seed in range(SEEDS):
+  for seed in range(seeds):
     state, _ = at_first(seed)
-    for _ in range(STEPS):
+    for _ in range(steps):
       state = at_step(seed, state)
   jax.effects_barrier()
   assert all(uses.values())  # all kinds of numbers were drawn

@@ -32,6 +32,7 @@ LLAMA3 = {
   "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
   "original_max_position_embeddings": 16,
 }  # fmt: skip
+SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_hidden_layers": 3}
 PROMPTS = (9, 1, 4)  # tokens; each is continued by 12
 MODELS = {
   "llama": ("Llama", {"num_hidden_layers": 4, "num_key_value_heads": 8, "rms_norm_eps": 1e-5}),
@@ -39,6 +40,15 @@ MODELS = {
   "mistral": ("Mistral", {"head_dim": 8, "sliding_window": 48}),
   "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
   "qwen3": ("Qwen3", {"head_dim": 8}),
+  # Only the last layer has the window; and the first and the last.
+  "qwen2_window": ("Qwen2", SMALL | {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 2}),
+  "qwen3_window": (
+    "Qwen3",
+    SMALL
+    | {"head_dim": 8, "use_sliding_window": True, "sliding_window": 48}
+    | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+  ),
+  "llama_untied": ("Llama", SMALL | {"num_hidden_layers": 1}),
   "mixtral": ("Mixtral", EXPERTS | {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 48}),
   "qwen3_moe": (
     "Qwen3Moe",
@@ -56,6 +66,8 @@ MODELS = {
     EXPERTS | {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
   ),
 }
+# What is changed in config.json. The library then says that the head is not the embedding, and uses both.
+CHANGED = {"llama_untied": {"tie_word_embeddings": True}}
 
 
 def make(name: str, family: str, fields: dict) -> None:
@@ -65,6 +77,11 @@ def make(name: str, family: str, fields: dict) -> None:
   for weight in model.parameters():  # biases are 0 and scales 1 at first, and would hide mistakes
     with torch.no_grad():
       weight.add_(0.1 * torch.randn_like(weight))
+  model.save_pretrained(FOLDER / name)
+  if name in CHANGED:
+    file = FOLDER / name / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | CHANGED[name], indent=2) + "\n")
+    model = getattr(transformers, f"{family}ForCausalLM").from_pretrained(FOLDER / name).eval()
   tokens = torch.randint(SIZES["vocab_size"], (2, 40))
   logits = model(tokens[:, :-1]).logits
   loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
@@ -73,7 +90,6 @@ def make(name: str, family: str, fields: dict) -> None:
   for length in PROMPTS:
     prompt = tokens[:1, :length]
     texts[f"text {length}"] = model.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None).numpy()[0]
-  model.save_pretrained(FOLDER / name)
   # In memory all experts of a layer are one tensor. In files each has tensors of its own.
   named = revert_weight_conversion(model, {key: weight.grad for key, weight in model.named_parameters()})
   gradients = {f"gradient {key}": gradient.numpy() for key, gradient in named.items()}

@@ -1,0 +1,81 @@
+"""Which runner a config gets, and in which ways its model reads what other devices hold."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from errors import ConfigError
+from models.ops import experts
+from models.ops.context import choose
+from models.ops.positions import chunks
+from models.sizes import ModelSizes
+from strategies.execution.automatic import Automatic
+from strategies.execution.by_hand import ByHand
+from strategies.execution.options import scatters
+from strategies.execution.runner import Limit, Runner
+from strategies.execution.stages.staged import Staged, check_compiler
+from strategies.execution.transfers import Transfers
+from strategies.layout import Layout
+from training.program import Program
+
+
+def asked_kind(named: type[Runner] | None, layout: Layout) -> type[Runner] | None:
+  """The kind of runner that a layout asks for, or the strategy's file (`named`); None: what is sent decides."""
+  return Staged if layout.shards("layers") > 1 else named
+
+
+def runner_of(
+  named: type[Runner] | None,
+  program: Program,
+  layout: Layout,
+  fallbacks: tuple[Limit, ...],
+  device: jax.Device | None,
+  gather: str,
+  pipeline: dict[str, Any],
+) -> Runner:
+  """The runner of a program under a resolved layout.
+
+  Args:
+    named: that of the strategy's file; None if it has none.
+    fallbacks: the limits because of which the program is not quite the one that was asked for.
+    device: one of the mesh; None for a mesh without devices.
+    gather, pipeline: the fields of the config (configs/base.py).
+  """
+  asked = asked_kind(named, layout)
+  if asked is Staged:
+    check_compiler(layout, program.sizes, device.platform if device else "")
+    return Staged.make(program, layout, fallbacks, **pipeline)
+  by_hand = asked is not None or not scatters(device, layout, program.sizes)
+  transfers = Transfers.of(layout, parts=program.accumulation, gather=gather, by_hand=by_hand)
+  kind = asked or (ByHand if transfers.by_hand else Automatic)
+  return kind(program, layout, transfers, fallbacks)
+
+
+def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:
+  """The model with the ways in which it reads positions and experts of other devices (models/ops/).
+
+  Raises ConfigError if its positions or heads do not split as this layout asks.
+  """
+  if sizes.experts:
+    transport = experts.choose(sizes.expert_transport, layout.shards("experts"), sizes.experts_per_token)
+    sizes = dataclasses.replace(sizes, expert_transport=transport)
+  count = layout.shards("positions")
+  if count == 1:
+    return sizes
+  unit = chunks(count)
+  if sizes.positions % unit:
+    fields = " × ".join(f"mesh.{axis}={layout.mesh[axis]}" for axis in layout.axes("positions"))
+    better = -(-sizes.positions // unit) * unit
+    fits = layout.sizes_in_words(
+      layout.axes("positions"), lambda size: size == 1 or sizes.positions % chunks(size) == 0
+    )
+    fix = f"model.seq_len={better}" if sizes.inputs == "tokens" else fits
+    raise ConfigError(
+      f"{fields} gives each device two equal pieces of an example, but its {sizes.positions} positions are not a "
+      f"multiple of {unit}; use {fix}"
+    )
+  heads = layout.shards("heads")
+  own_heads, in_stages = (sizes.heads // heads, sizes.kv_heads // heads), layout.shards("layers") > 1
+  chosen = choose(sizes.attention_context, count, sizes.positions, *own_heads, permutes=not in_stages)
+  return dataclasses.replace(sizes, attention_context=chosen.name, context_why=chosen.why)
