@@ -9,6 +9,7 @@ import difflib
 import errno
 import math
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -122,5 +123,29 @@ def inside(where: str, root: str | os.PathLike[str], path: str | os.PathLike[str
 
 def first_line(error: BaseException) -> str:
   """The first line of an exception's message, shortened to 300 characters."""
-  text = (str(error).strip() or type(error).__name__).partition("\n")[0]
+  return _shortened(visible((str(error).strip() or type(error).__name__).partition("\n")[0]))
+
+
+def shown(value: Any) -> str:
+  """A value that a stranger's file holds, as Python writes it, shortened to 300 characters."""
+  return _shortened(repr(value))
+
+
+# Control characters of terminals, lone surrogates, ends of lines that look like none, and what reorders text.
+_HARMFUL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str, keep: str = "") -> str:
+  """Foreign text as it may be shown, in terminals and logs: what acts on them is escaped, but for what `keep` has.
+
+  Names of files, rows, samples and records may hold escape sequences, which set titles, hide lines or answer for users.
+  """
+  return _HARMFUL.sub(lambda found: found[0] if found[0] in keep else _escape(found[0]), text)
+
+
+def _escape(character: str) -> str:
+  return character.encode("unicode_escape").decode()
+
+
+def _shortened(text: str) -> str:
   return text if len(text) <= 300 else text[:140] + " … " + text[-140:]

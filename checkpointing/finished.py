@@ -5,9 +5,9 @@
 A run that was stopped early ends with the same exit status as a finished one, so a launcher asks this.
 """
 
-import json
 import sys
 
+from checkpointing import form
 from checkpointing.reading import FOLDER, read_record, steps
 from storage.bucket import Location, location
 
@@ -15,8 +15,10 @@ from storage.bucket import Location, location
 def is_finished(workdir: Location) -> bool:
   """Raises OSError if storage does not answer."""
   try:
-    config = json.loads((workdir / "config.json").read_text())
-  except FileNotFoundError:
+    config = form.read(workdir / "config.json")
+  except (FileNotFoundError, ValueError):
+    return False
+  if form.config_fault(config) or not form.whole()(config.get("stop_after")):
     return False
   last = min(config["steps"], config["stop_after"] or config["steps"])
   found = read_record(workdir / FOLDER / str(last)) if last in steps(workdir / FOLDER) else None

@@ -5,6 +5,7 @@ trains. A record's `base` says where the other weights are, and has a digest of 
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,11 +30,13 @@ class Initial:
   Attributes:
     whose: the model, or the run, that they come from.
     context: how many tokens a text of that model has at most; 0 if unknown.
+    notes: what to say of it.
   """
 
   params: Params
   whose: str
   context: int
+  notes: tuple[str, ...] = ()
 
 
 def load(source: str, wanted: Params, program: Program, now: Record) -> Initial:
@@ -49,15 +52,15 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> Initial:
       folder = pretrained.Folder(source)
       params = pretrained.load(folder, program.sizes, wanted)
     whose = f"{source}, a {folder.shape.family} model in {' and '.join(folder.dtypes)}"
-    return Initial(params, whose, folder.shape.context)
+    return Initial(params, whose, folder.shape.context, folder.notes)
   at = location(processes.on_process_zero(lambda: str(reading.newest(location(source, "init_from")))), "init_from")
   saved = processes.on_process_zero(lambda: reading.read_record(at))
   where = f"init_from={source!r}"
   with processes.raise_together():
     if saved is None:
       raise ConfigError(
-        f"{where} names no workdir with a checkpoint, no checkpoint and no folder with a model's safetensors; use the "
-        "workdir of another run"
+        f"{where} names no workdir with a checkpoint, no checkpoint and no folder with a model's safetensors; "
+        f"{pretrained.other_form(source) or 'use the workdir of another run'}"
       )
     record.check_version(saved, now, where)
     if saved.get("base"):
@@ -70,20 +73,33 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> Initial:
       raise ConfigError(
         f"{where} was trained on tokens of {theirs!r}, but this run has tokens of {ours!r}; use the same tokenizer"
       )
-  stored = lambda w: jax.ShapeDtypeStruct(w.shape, program.sizes.param_dtype, sharding=w.sharding)
-  params = read_params(at, saved, jax.tree.map(stored, wanted), where)
+    _check_window(saved["config"].get("model", {}), now["config"]["model"], where)
+
+    def stored(path: Any, w: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:  # in the dtype in which it was saved
+      name = "params/" + jax.tree_util.keystr(path, simple=True, separator="/")
+      return jax.ShapeDtypeStruct(w.shape, saved["arrays"].get(name, ["", w.dtype])[1], sharding=w.sharding)
+
+    params = read_params(at, saved, jax.tree.map_with_path(stored, wanted), program, where)
   params = jax.tree.map(lambda w, to: w.astype(to.dtype), params, wanted)
   return Initial(params, f"{source}, step {saved['loop']['step']}, saved by {saved['strategy']}", saved["context"])
 
 
-def read_params(folder: Location, saved: Record, abstract: Params, where: str) -> Params:
+def _check_window(theirs: dict[str, Any], ours: dict[str, Any], where: str) -> None:
+  """Raises ConfigError if the model that is read has a window, and this run has another."""
+  fields = ("window", "layers_pattern")
+  if theirs.get("window") and [theirs.get(name) for name in fields] != [ours.get(name) for name in fields]:
+    both = lambda model: " and ".join(f"model.{name}={model.get(name)!r}" for name in fields)
+    raise ConfigError(f"{where} has {both(theirs)}, but this run has {both(ours)}; use the same")
+
+
+def read_params(folder: Location, saved: Record, abstract: Params, program: Program, where: str) -> Params:
   """Parameters of a checkpoint with record `saved`, in the layout of `abstract`.
 
   Raises ConfigError, naming `where`, if they have other shapes or are damaged.
   """
   only = {"params": abstract}
   with processes.raise_together():
-    record.check_arrays(saved, only, where)
+    record.check_arrays(saved, only, _shapes(program), where)
   params, why = reading.read_tree(folder, only, saved)
   if params is None:
     raise JobConfigError(f"{where} is damaged ({why}); use another checkpoint, as WORKDIR/{reading.FOLDER}/STEP")
@@ -92,20 +108,20 @@ def read_params(folder: Location, saved: Record, abstract: Params, where: str) -
 
 def read_model(folder: Location, saved: Record, abstract: Params, program: Program) -> Params:
   """All parameters of the model in a checkpoint; those that were not trained are read from where they are."""
-  trained = read_params(folder, saved, program.trained(abstract), str(folder))
+  trained = read_params(folder, saved, program.trained(abstract), program, str(folder))
   others = program.frozen(abstract)
   return joined(trained, load_base(saved["base"]["path"], others, program, saved, saved["base"])) if others else trained
 
 
-def base_of(source: str, params: Params) -> Base:
+def base_of(source: str, params: Params, program: Program) -> Base:
   """What a record says of parameters that are not trained. Of a workdir it names the checkpoint."""
-  return {"path": str(reading.newest(location(source, "init_from")).absolute()), "weights": _digests(params)}
+  return {"path": str(reading.newest(location(source, "init_from")).absolute()), "weights": _digests(params, program)}
 
 
 def load_base(source: str, wanted: Params, program: Program, now: Record, base: Base) -> Params:
   """The parameters that are not trained, in the layout of `wanted`. Raises ConfigError unless they are still `base`."""
   params = load(source, wanted, program, now).params
-  check_base(source, _digests(params), base)
+  check_base(source, _digests(params, program), base)
   return params
 
 
@@ -119,10 +135,16 @@ def check_base(source: str, found: dict[str, str], base: Base) -> None:
     )
 
 
-def _digests(params: Params) -> dict[str, str]:
-  return {name: digest(w) for name, w in record.named({"params": params})}
+def _shapes(program: Program) -> record.Shapes:
+  """The shapes of parameters without padding, by their names in a checkpoint."""
+  return record.shapes({"params": program.abstract_state().params})
 
 
-def digest(w: jax.Array) -> str:
-  """A digest of a weight in bfloat16, in which a run may store it."""
-  return record.arrays({"": w.astype(jnp.bfloat16)})[""][2]
+def _digests(params: Params, program: Program) -> dict[str, str]:
+  own = _shapes(program)
+  return {name: digest(w, own[name]) for name, w in record.named({"params": params})}
+
+
+def digest(w: jax.Array, shape: Sequence[int]) -> str:
+  """A digest of a weight of this shape, without padding, in bfloat16, in which a run may store it."""
+  return record.arrays({"": w.astype(jnp.bfloat16)}, {"": list(shape)})[""][2]

@@ -5,18 +5,19 @@ record. restore.py and initial.py decide what is read.
 """
 
 import contextlib
-import json
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 from etils import epath
 from jax.sharding import SingleDeviceSharding
 
-from checkpointing import record
+from checkpointing import form, record
 from checkpointing.record import Record
 from errors import JobUnavailable, first_line
 from runtime import processes
@@ -43,9 +44,9 @@ def steps(folder: Location) -> list[int]:
   A folder in a bucket may have no index: before its first checkpoint is complete, or if it was copied there by hand.
   Then a checkpoint is finished if it has a record, which is sent last.
   """
-  with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+  with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, OverflowError):
     listed = folder / (INDEX if isinstance(folder, Folder) else SENT)
-    found = json.loads(listed.read_text())
+    found = form.read(listed)
     return sorted(int(step) for step in (found["steps"] if isinstance(found, dict) else found))
   found = sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdecimal()) if folder.is_dir() else []
   if isinstance(folder, Folder):
@@ -57,10 +58,18 @@ def steps(folder: Location) -> list[int]:
 def read_record(folder: Location) -> Record | None:
   """The record of a checkpoint; None if it is missing or damaged. Raises OSError if storage does not respond."""
   try:
-    found = json.loads((folder / RECORD).read_text())
-  except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
+    found = form.read(folder / RECORD)
+  except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
     return None
-  return found if record.is_whole(found) else None
+  return None if form.fault(found) else found
+
+
+def fault(folder: Location) -> str:
+  """What is wrong with the record of a checkpoint, such as "time=1e+300"; "" if it is whole, or no JSON."""
+  try:
+    return form.fault(form.read(folder / RECORD))
+  except (OSError, ValueError):
+    return ""
 
 
 def read_tree(folder: Location, abstract: Tree, saved: Record) -> tuple[Tree | None, str]:
@@ -99,13 +108,19 @@ def read_arrays(folder: Location, wanted: list[tuple[str, jax.ShapeDtypeStruct]]
       continue
     tree = record.nested((name.removeprefix("params/"), x) for name, x in group)
     args = ocp.args.PyTreeRestore(
-      tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree), partial_restore=True
-    )
+      tree, restore_args=jax.tree.map(_of_any_size, ocp.checkpoint_utils.construct_restore_args(tree)),
+      partial_restore=True,
+    )  # fmt: skip
     limit = max(READ_BYTES, *(_size(x) for _, x in group))
     handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=(limit + 1) / 1e9)
     read = dict(record.named(handler.restore(epath.Path((folder / item).absolute()), args=args)))
     out += [read[name.removeprefix("params/")] for name, _ in group]
   return out
+
+
+def _of_any_size(args: ocp.ArrayRestoreArgs) -> ocp.ArrayRestoreArgs:
+  """Another layout may have stored arrays with another padding: what files lack is zeros, what is left over stays."""
+  return dataclasses.replace(args, strict=False)
 
 
 def _from_bucket(item: Folder, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> list[jax.Array]:
@@ -127,18 +142,32 @@ def _read_by_tensorstore(item: Folder, wanted: list[tuple[str, jax.ShapeDtypeStr
   opened = [ts.open(spec(name), open=True, read=True, context=context()) for name, _ in wanted]
   places = [x.sharding.addressable_devices_indices_map(x.shape) for _, x in wanted]
   pieces = [
-    {str(index): store.result()[index].read() for index in indices.values()}
-    for store, indices in zip(opened, places, strict=True)
+    {str(index): _held(store.result(), index, x.shape).read() for index in indices.values()}
+    for store, indices, (_, x) in zip(opened, places, wanted, strict=True)
   ]
   out: list[jax.Array] = []
   for (_, x), indices, found in zip(wanted, places, pieces, strict=True):
     on = lambda device, x=x: SingleDeviceSharding(device, memory_kind=x.sharding.memory_kind)
-    parts = [
-      jax.device_put(found[str(index)].result().astype(x.dtype, copy=False), on(device))
-      for device, index in indices.items()
-    ]
+    shape = x.sharding.shard_shape(x.shape)
+    piece = lambda index, found=found, shape=shape: _filled(found[str(index)].result(), shape)
+    parts = [jax.device_put(piece(index).astype(x.dtype, copy=False), on(device)) for device, index in indices.items()]
     out.append(jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts))
   return out
+
+
+def _held(store: ts.TensorStore, index: tuple[slice, ...], shape: tuple[int, ...]) -> ts.TensorStore:
+  """What a file holds of a piece of an array of this shape. In the file it may have another padding."""
+  own = [part.indices(size) for part, size in zip(index, shape, strict=True)]
+  return store[tuple(slice(min(a, held), min(b, held)) for (a, b, _), held in zip(own, store.shape, strict=True))]
+
+
+def _filled(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+  """A piece, with zeros for what the file does not hold of it."""
+  if part.shape == shape:
+    return part
+  piece = np.zeros(shape, part.dtype)
+  piece[tuple(map(slice, part.shape))] = part
+  return piece
 
 
 def read_array(folder: Location, saved: Record, name: str) -> tuple[jax.Array, bool]:

@@ -13,7 +13,6 @@ import platform
 import shlex
 import sys
 import time
-import typing
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,13 +22,16 @@ from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 
 from checkpointing import history
+from checkpointing.form import SCHEDULE, VERSION
 from data import Dataset
-from errors import ConfigError
+from errors import ConfigError, shown
+from models.dimensions import resized
 from runtime.digests import digest
 from strategies import Strategy
 from training.loop import LoopState
+from training.optimizer import Optimizer
 
-VERSION = 4  # the version of the record's format
+Shapes = dict[str, list[int]]  # of arrays, by name
 Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what `Checkpoints.save` adds
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 # The fields of config.model that a resumed run may change.
@@ -37,10 +39,11 @@ FREE_TO_CHANGE = (
   "attention", "attention_context", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std",
   "expert_capacity",
 )  # fmt: skip
+STATE = ("optimizer.name", "optimizer.moments")  # other fields that must agree, because the arrays follow them
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
-    "name", "path", "validation_path", "text_field", "label_field", "prompt_field", "completion_field", "tokenizer",
-    "packing", "resize", "dir",
+    "name", "path", "validation_path", "form", "text_field", "label_field", "prompt_field", "completion_field",
+    "messages_field", "tokenizer", "packing", "resize", "dir", "on_bad_row",
   )
 )  # fmt: skip
 RUN = (
@@ -48,35 +51,6 @@ RUN = (
   "data.augment", "eval_examples", "init_from",
 )  # fmt: skip
 REPORTED_CHANGES = (*RUN, *DATA)  # beginnings of the names of fields
-_ENTRY = [list, str, str]  # of an array: its shape, dtype and digest
-_FORM: dict[str, Any] = {  # the types of what is read from a record
-  "config": dict, "arrays": dict, "strategy": str, "devices": int, "processes": int, "context": int,
-  "loss": float | int | None, "loop": dict.fromkeys(typing.get_type_hints(LoopState), int),
-  "data": {
-    "names": list, "fingerprints": list, "turns": list, "streams": list, "given": list, "left": dict, "first": int,
-    "seed": int, "batch_size": int,
-  },
-}  # fmt: skip
-
-
-def is_whole(found: Any) -> bool:
-  """Whether a record holds all that is read from it. One of another version only needs what names its run."""
-  if not (isinstance(found, dict) and all(found.get(name) for name in ("arrays", "config", "data"))):
-    return False
-  if found.get("version") != VERSION:
-    return True
-  entries = found["arrays"].values() if isinstance(found["arrays"], dict) else [None]
-  return (
-    _has(found, _FORM)
-    and found["loop"].keys() == _FORM["loop"].keys()
-    and all(isinstance(entry, list) and [type(x) for x in entry] == _ENTRY for entry in entries)
-  )
-
-
-def _has(found: Any, form: Any) -> bool:
-  if isinstance(form, dict):
-    return isinstance(found, dict) and all(_has(found.get(name), inner) for name, inner in form.items())
-  return isinstance(found, form)
 
 
 def make(config: ConfigDict, dataset: Dataset, strategy: Strategy) -> Record:
@@ -90,6 +64,7 @@ def make(config: ConfigDict, dataset: Dataset, strategy: Strategy) -> Record:
     "strategy": strategy.describe(config.strategy),
     "devices": strategy.mesh.devices.size,
     "processes": jax.process_count(),
+    "shapes": shapes(strategy.program.abstract_state()),
     "context": config.model.seq_len,  # tokens of a text, at most; `restore.begin` takes a base's if that is more
     "command": shlex.join(["python", *sys.argv]),
   }
@@ -108,7 +83,7 @@ def check_version(saved: Record, now: Record, where: str) -> None:
   """Raises ConfigError if the record `saved` of the checkpoint `where` has another format than `now`."""
   if saved.get("version") != now.get("version"):
     raise ConfigError(
-      f"{where} has record version {saved.get('version')}, but this program needs {now.get('version')}; use the "
+      f"{where} has record version {shown(saved.get('version'))}, but this program needs {now.get('version')}; use the "
       "version of the program that wrote it"
     )
 
@@ -119,13 +94,15 @@ def check_same_run(saved: Record, now: Record, where: str) -> None:
   Both must have the same version (`check_version`).
   """
   before, after = (flat(record["config"]) for record in (saved, now))
-  names = [n for n in sorted(before.keys() | after.keys()) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
+  # A field that the record lacks is newer than it, and says what the run has been since its beginning.
+  names = [n for n in sorted(before) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
+  names += [name for name in STATE if name in before]
   wrong = [_change(name, before, after) for name in names if before.get(name) != after.get(name)]
   # The step alone gives the position in the data, so everything that determines a batch must be equal.
   wrong += [_change(name, saved["data"], now["data"]) for name in ("seed", "batch_size") if _differs(name, saved, now)]
   other_tokens, other_data = _differs("tokenizer", saved, now), not history.same(saved["data"], now["data"])
   if other_tokens or (other_data and after["data.on_change"] != "continue"):
-    fields = [name for name in DATA if before.get(name) != after.get(name)]
+    fields = [name for name in DATA if name in before and before[name] != after.get(name)]
     wrong += [_change(name, before, after) for name in fields] or ["the content of the data has changed"]
     if not other_tokens:
       wrong[-1] += " (or go on with the new data: data.on_change=continue)"
@@ -133,9 +110,13 @@ def check_same_run(saved: Record, now: Record, where: str) -> None:
     raise ConfigError(f"{where} is from another run: {'; '.join(wrong)}; use the same, or name another workdir")
 
 
-def check_arrays(saved: Record, abstract: Any, where: str) -> None:
-  """Raises ConfigError unless the checkpoint `where` holds all arrays of the tree `abstract`, with the same shapes."""
-  wanted = {name: [list(x.shape), str(x.dtype)] for name, x in named(abstract)}
+def check_arrays(saved: Record, abstract: Any, own: Shapes, where: str) -> None:
+  """Raises ConfigError unless the checkpoint `where` holds all arrays of the tree `abstract`, with the same shapes.
+
+  Args:
+    own: the shapes without padding.
+  """
+  wanted = {name: [own.get(name, list(x.shape)), str(x.dtype)] for name, x in named(abstract)}
   held = {name: entry[:2] for name, entry in saved["arrays"].items()}
   wrong = [
     f"{name} is {_shape(held.get(name))} in the checkpoint and {_shape(shape)} in this run"
@@ -154,9 +135,24 @@ def changes(saved: Record, now: Record) -> list[str]:
   before, after = (flat(record["config"]) for record in (saved, now))
   reported = [name for name in after if name.startswith(REPORTED_CHANGES) and name in before]
   found = [_change(name, before, after) for name in reported if before[name] != after[name]]
+  newer = [name for name in after if name.startswith("model.") and name not in before and after[name]]
+  found += [f"{name} is now {after[name]!r}; the checkpoint was saved before it was recorded" for name in newer]
   if not history.same(saved["data"], now["data"]):
     found.append(history.change(saved["data"], now["data"]))
   return found + [_change(name, saved, now) for name in ("devices", "processes") if saved[name] != now[name]]
+
+
+def jump(saved: Record, now: Optimizer) -> list[str]:
+  """A note if the next step has another learning rate than in the run that saved, because the schedule has changed."""
+  given, step = {"steps": saved["config"]["steps"]} | saved["config"]["optimizer"], saved["loop"]["step"]
+  before = dataclasses.replace(now, **{name: given[name] for name in SCHEDULE if name in given})
+  if before == now:
+    return []
+  old, new = (float(optimizer.learning_rate_at(step)) for optimizer in (before, now))
+  changed = [name if name == "steps" else f"optimizer.{name}" for name in SCHEDULE]
+  changed = [full for full, name in zip(changed, SCHEDULE, strict=True) if getattr(before, name) != getattr(now, name)]
+  why = f"because its schedule follows {' and '.join(changed)}"
+  return [] if f"{old:.3g}" == f"{new:.3g}" else [f"the learning rate jumps from {old:.3g} to {new:.3g}, {why}"]
 
 
 def _differs(name: str, saved: Record, now: Record) -> bool:
@@ -194,34 +190,46 @@ def of_state(state: Any, run: Record, loop: LoopState) -> tuple[dict[str, Any], 
   Args:
     run: the record of the run (`make`).
   """
-  unchanging = run.get("base", {}).get("weights", {})
+  unchanging, own = run.get("base", {}).get("weights", {}), run.get("shapes", {})
   tree = nested((name, x) for name, x in named(state) if name not in unchanging)
-  return tree, run | {"loop": dataclasses.asdict(loop), "loss": None, "arrays": arrays(tree), "time": time.time()}
+  saved = {name: entry for name, entry in run.items() if name != "shapes"}  # those of all arrays are in "arrays"
+  return tree, saved | {
+    "loop": dataclasses.asdict(loop), "loss": None, "arrays": arrays(tree, own), "time": time.time()
+  }  # fmt: skip
 
 
-def arrays(state: Any) -> dict[str, list]:
-  """The shape, dtype and digest of each array of a tree. Waits until the arrays are computed."""
-  names, leaves = zip(*named(state), strict=True)
-  digests = [jax.device_get(_digest(x)) for x in leaves]
-  return {
-    name: [list(x.shape), str(x.dtype), f"{int(d):08x}"] for name, x, d in zip(names, leaves, digests, strict=True)
-  }
+def shapes(state: Any) -> Shapes:
+  """The shape of each array of a tree."""
+  return {name: list(x.shape) for name, x in named(state)}
+
+
+def arrays(state: Any, own: Shapes | None = None) -> dict[str, list]:
+  """The shape, dtype and digest of each array of a tree. Waits until the arrays are computed.
+
+  Args:
+    own: the shapes of some without their padding (strategies/execution/padding.py), which counts for nothing.
+  """
+  found = {}
+  for name, x in named(state):
+    shape = (own or {}).get(name, list(x.shape))
+    found[name] = [shape, str(x.dtype), f"{int(jax.device_get(_digest(x, tuple(shape)))):08x}"]
+  return found
 
 
 def damaged(state: Any, saved: Record) -> str | None:
   """The name of an array that differs from the record; None if there is none."""
-  found = arrays(state)
+  found = arrays(state, {name: entry[0] for name, entry in saved["arrays"].items()})
   return next((name for name, entry in found.items() if saved["arrays"].get(name) != entry), None)
 
 
-def _digest(x: jax.Array) -> jax.Array:
+def _digest(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """The digest of one array. One program per shape compiles little, and one array at a time needs little memory.
 
   Await each digest before the next. XLA's CPU backend may hang on many small programs with collectives.
   """
-  return _jitted(NamedSharding(x.sharding.mesh, P()) if isinstance(x.sharding, NamedSharding) else None)(x)
+  return _jitted(NamedSharding(x.sharding.mesh, P()) if isinstance(x.sharding, NamedSharding) else None)(x, shape)
 
 
 @functools.cache
 def _jitted(replicated: NamedSharding | None) -> jax.stages.Wrapped:
-  return jax.jit(digest, out_shardings=replicated)
+  return jax.jit(lambda x, shape: digest(resized(x, shape)), static_argnums=1, out_shardings=replicated)

@@ -73,7 +73,7 @@ def begin(
     source = "memory" if tier and tier.complete else "checkpoint"
     where = ", from the hosts' memory" if source == "memory" else ""
     lines = [f"resumed   at step {loop.step}, saved by {saved['strategy']}{where}"]
-    lines += [f"note      {change}" for change in record.changes(saved, run)]
+    lines += [f"note      {change}" for change in record.changes(saved, run) + record.jump(saved, program.optimizer)]
     run = run | {"data": history.continued(saved["data"], run["data"], loop.step), "context": saved["context"]}
     if others:
       params = initial.load_base(init_from, others, program, run, saved["base"])
@@ -85,8 +85,9 @@ def begin(
   own = program.trained(state.params) if others else {}
   state = dataclasses.replace(state, params=own)  # makes room
   given = initial.load(init_from, others or abstract.params, program, run)
-  run = run | {"base": initial.base_of(init_from, given.params)} if others else run
+  run = run | {"base": initial.base_of(init_from, given.params, program)} if others else run
   lines, length = [f"initial   parameters of {given.whose}"], run["context"]
+  lines += [f"note      {note}" for note in given.notes]
   if not program.sizes.reads.is_image and 0 < given.context < length:
     lines.append(f"note      model.seq_len={length} is more than the {given.context} tokens that they were made for")
   run = run | {"context": max(length, given.context)}
@@ -146,7 +147,7 @@ def _read(
     return None, f"its record is of step {saved['loop']['step']}"
   with processes.raise_together():
     record.check_same_run(saved, now, where)
-    record.check_arrays(saved, abstract, where)
+    record.check_arrays(saved, abstract, now.get("shapes", {}), where)
   state, why = read_tree(folder, abstract, saved)
   return (None if state is None else (state, saved)), why
 

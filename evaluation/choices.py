@@ -18,7 +18,6 @@ import numpy as np
 
 from data.text.tokenizers import Tokenizer
 from errors import ConfigError, first_line
-from evaluation.documents import in_front
 from strategies import Strategy
 from training.program import Params
 
@@ -74,7 +73,7 @@ def read(path: str) -> list[Question]:
 def _question(line: str, where: str) -> Question:
   try:
     fields = json.loads(line)
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise ConfigError(f"{where} is not valid JSON ({first_line(error)}); correct it") from error
   for name in ("question", "choices", "answer"):
     if not isinstance(fields, dict) or name not in fields:
@@ -123,18 +122,19 @@ def rows(questions: Sequence[Question], tokenizer: Tokenizer, *, between: str, l
   `between` is put between question and choice, unless one of them has a space there. The two are encoded together,
   because a tokenizer may join characters of both. The choice begins where these tokens differ from those of the
   question alone. There the question is without spaces at its end, because many tokenizers begin a word with the space
-  before it. If nothing is before the choice, the END token is put there.
+  before it. Names of special tokens stand for these tokens, as in prompts. If nothing is before the choice, the END
+  token is put there.
 
   Raises ConfigError for a row of more than `longest` tokens and one.
   """
   own = [q for q in questions for _ in q.choices]
   wholes = [_join(q.question, choice, between).encode() for q in questions for choice in q.choices]
-  alone = tokenizer.encode([q.question.rstrip().encode() for q in own])
-  front, found = in_front(tokenizer), []
-  for question, whole in zip(alone, tokenizer.encode(wholes), strict=True):
+  alone = tokenizer.encode_prompts([q.question.rstrip().encode() for q in own])
+  found = []
+  for question, whole in zip(alone, tokenizer.encode_prompts(wholes), strict=True):
     same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(question.tolist(), whole.tolist(), strict=False))
     shared = min(sum(1 for _ in same), len(whole) - 1)  # a choice has at least one token
-    before = front if front or shared else [tokenizer.end]
+    before = [] if shared else [tokenizer.end]
     found.append(Answer([*before, *whole.tolist()], len(before) + shared))
   at, size = max(enumerate(len(row.tokens) for row in found), key=lambda each: each[1])
   if size > longest + 1:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from errors import visible
+
 
 class Appender:
   """Appends lines to a file. On a full disk: warns once, buffers, and retries on the next write.
@@ -16,7 +18,7 @@ class Appender:
 
   def __init__(self, path: Path):
     self.path, self.waiting, self.failing = path, b"", False
-    self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
     size = os.fstat(self.descriptor).st_size
     if size and os.pread(self.descriptor, 1, size - 1) != b"\n":
       self.waiting = b"\n"
@@ -44,4 +46,4 @@ class Appender:
 
 def warn(text: str) -> None:
   """Prints an error that does not end the run on standard error. Every process may call it."""
-  tqdm.write(f"error: {text}", file=sys.stderr)
+  tqdm.write(f"error: {visible(text)}", file=sys.stderr)

@@ -21,7 +21,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import limits
 import pages
+from errors import visible
 from reporting.speed import Clock, process_start
 from storage.bucket import Location, here, location
 from storage.mirror import BEATS
@@ -36,7 +38,10 @@ PROBE, PROBE_BYTES = ".probe", 1 << 16  # a file that shows whether beats can be
 AGAIN = 10.0  # seconds until the liveness probe looks again at a silent process
 HANGS = 4  # exit status of this file's program
 LAST = 100  # steps of which a beat gives the mean times
-READ = {"pid", "host", "process", "time", "began", "step", "doing", "since", "slowest", "wall_time", "furthest"}
+MOST = 1 << 53  # of a number in a beat
+READ: dict[str, Any] = {"host": str, "doing": str, "wall_time": dict}  # what is read of a beat, and its type
+READ |= dict.fromkeys(("pid", "process", "step", "furthest"), int)
+READ |= dict.fromkeys(("time", "began", "since", "slowest"), int | float)
 Beat = dict[str, Any]
 
 
@@ -141,15 +146,19 @@ class Heartbeat:
 def read(path: Location) -> dict[str, Any]:
   """The JSON object in a file; {} if there is none, or if it is damaged."""
   with contextlib.suppress(OSError, ValueError):
-    found = json.loads(path.read_text())
+    found = limits.described(path, most=limits.RECORD)
     if isinstance(found, dict):
       return found
   return {}
 
 
 def is_whole(beat: Any) -> bool:
-  """Whether a beat has all that a program here reads of it."""
-  return isinstance(beat, dict) and beat.keys() >= READ
+  """Whether a beat has all that a program here reads of it, as it is written."""
+  if not (isinstance(beat, dict) and beat.keys() >= READ.keys()):
+    return False
+  return all(
+    isinstance(beat[name], kind) and (kind in (str, dict) or 0 <= beat[name] < MOST) for name, kind in READ.items()
+  )
 
 
 def of_job(workdir: Location) -> dict[int, Beat]:
@@ -243,7 +252,7 @@ def main() -> None:
     if now - beat.get("time", 0.0) <= SILENT:
       break
   seconds, doing = now - beat["since"], beat["doing"]
-  print(f"process {rank} made no progress for {seconds:.0f} s ({doing}) after step {beat['step']}")
+  print(f"process {rank} made no progress for {seconds:.0f} s ({visible(doing)}) after step {beat['step']}")
   sys.exit(HANGS)
 
 

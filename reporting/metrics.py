@@ -19,10 +19,11 @@ from tensorboardX.proto.summary_pb2 import Summary
 from tensorboardX.record_writer import masked_crc32c
 from tqdm import tqdm
 
-from errors import JobError
+from errors import JobError, visible
 from reporting.appender import Appender
 from runtime.stderr import print_if_read
 from storage.bucket import Location
+from storage.owners import no_links
 from training.loop import LoopState
 
 # How each measurement is shown in the terminal. Others go to the files only.
@@ -143,7 +144,7 @@ class Writer:
     if not self.enabled:
       return
     write = functools.partial(print, flush=True) if self.bar is None else tqdm.write
-    print_if_read(lambda: write(text), f"training continues, and writes to {self.path} only")
+    print_if_read(lambda: write(visible(text, "\n\t")), f"training continues, and writes to {self.path} only")
 
 
 def _cut(path: Path, start: LoopState) -> None:
@@ -157,7 +158,8 @@ def _cut(path: Path, start: LoopState) -> None:
     if line["step"] < start.step or (line["step"] == start.step and (start.evaluated or line["split"] == "train"))
   ]
   part = path.with_suffix(".part")
-  part.write_text("".join(json.dumps(line) + "\n" for line in kept))
+  with open(part, "w", opener=no_links) as file:
+    file.writelines(json.dumps(line) + "\n" for line in kept)
   part.replace(path)
 
 
@@ -167,14 +169,14 @@ def read(path: Path) -> list[dict]:
 
 
 def lines_of(path: Location) -> list[bytes]:
-  """The lines of a file; none if there is no file."""
-  return path.read_bytes().splitlines() if path.exists() else []
+  """The lines of a file; none if there is no file. A pipe or a device, which may never end, is none."""
+  return path.read_bytes().splitlines() if (path.is_file() if isinstance(path, Path) else path.exists()) else []
 
 
 def objects(lines: Iterable[bytes]) -> list[dict]:
   """The JSON objects among lines, without what is damaged."""
   found = []
   for line in lines:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
       found.append(json.loads(line))
   return [one for one in found if isinstance(one, dict)]

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from errors import visible
+
 PREFIX = "meshwright_"
 Labels = Mapping[str, str]
 Sample = tuple[Labels, float]
@@ -42,7 +44,7 @@ def _braced(labels: Labels) -> str:
 
 
 def _escaped(text: str) -> str:
-  return text.replace("\\", "\\\\").replace("\n", "\\n")
+  return visible(text, "\n").replace("\\", "\\\\").replace("\n", "\\n")
 
 
 def _number(value: float) -> str:

@@ -1,20 +1,31 @@
 """Reads what a run wrote into its workdir, as far as it is there and whole: a report is made of this."""
 
 import contextlib
-import json
 import math
+import re
 import sys
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from checkpointing import reading, record
+from checkpointing import form, reading, record
 from reporting import heartbeat, metrics
 from reporting.account import Attempt, attempts
 from storage.bucket import Location
 
 JOURNAL, PAGE = "journal.jsonl", "report.html"  # in a workdir
 ENDINGS = ("stop", "end", "failure", "killed")  # the events that end an attempt
+# What `for_others` leaves out: fields of a config, and of events.
+OF_MACHINE = (
+  "distributed.",
+  "compilation_cache_dir",
+  "cache_owner",
+  "data.cache_dir",
+  "data.dir",
+  "checkpoint.memory_dir",
+)
+OWN = ("command", "host")
+PATHS = re.compile(r"(?<![\w/])(?:[a-z0-9]+:/|[~.]{1,2})?(?:/[^\s/'\",;|<>(){}\[\]]+)+/?")
 LINES = 20_000  # about the most lines of metrics.jsonl that are read, so that a page takes less than a second
 KEPT = (b'"validation"', b"null", b'"skipped_updates"')  # lines with one of these are always read
 
@@ -72,13 +83,32 @@ def load(workdir: Location) -> Recorded:
     found.sort(key=lambda line: line[0])
   config = {}
   with contextlib.suppress(OSError, ValueError):
-    fields = json.loads((workdir / "config.json").read_text())
-    config = record.flat(fields) if isinstance(fields, dict) else {}
+    fields = form.read(workdir / "config.json")
+    config = record.flat(fields) if isinstance(fields, dict) and form.plain(fields) else {}
   name, happened = workdir.resolve().name, events(workdir)
   beat = heartbeat.of_job(workdir).get(0, {})
   if beat.get("began") in [event.get("began") for event in happened if event["event"] in ENDINGS]:
     beat = {}
-  return Recorded(name, lines, happened, config, reading.steps(workdir / reading.FOLDER), every, beat)
+  run = Recorded(name, lines, happened, config, reading.steps(workdir / reading.FOLDER), every, beat)
+  return for_others(run) if config.get("reporting.share") is True else run
+
+
+def for_others(run: Recorded) -> Recorded:
+  """The run without what says much of a machine: the command, hosts, caches, and the folders of paths."""
+  config = {name: _without_folders(value) for name, value in run.config.items() if not name.startswith(OF_MACHINE)}
+  events = [
+    {name: value if name == "sample" else _without_folders(value) for name, value in event.items() if name not in OWN}
+    for event in run.events
+  ]
+  return run._replace(config=config, events=events, beat={n: x for n, x in run.beat.items() if n not in OWN})
+
+
+def _without_folders(value: Any) -> Any:
+  if isinstance(value, str):
+    return PATHS.sub(lambda path: path[0].rstrip("/").rpartition("/")[2], value)
+  if isinstance(value, dict):
+    return {_without_folders(name): _without_folders(inner) for name, inner in value.items()}
+  return [_without_folders(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _written(path: Location) -> tuple[list[bytes], int]:

@@ -249,7 +249,7 @@ def _machines(runs: Sequence[Recorded]) -> str:
   starts = [run.event("start") for run in runs]
   rows = [
     (name, *(str(start.get(name, "")) for start in starts))
-    for name in ("devices", "strategy", "attention", "command")
+    for name in ("devices", "memory", "strategy", "attention", "command")
     if any(name in start for start in starts)
   ]
   versions = [found if isinstance(found := start.get("versions"), dict) else {} for start in starts]

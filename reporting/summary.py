@@ -16,8 +16,9 @@ from models.sizes import ModelSizes
 from reporting import metrics
 from reporting.appender import warn
 from reporting.speed import Clock
+from runtime import device_memory
 from strategies import Strategy
-from training.program import Params, TrainState
+from training.program import TrainState
 
 TOKENIZER = "tokenizer"  # the folder in a workdir
 
@@ -67,8 +68,11 @@ def part_lines(dataset: Dataset, values: dict[str, float]) -> list[str]:
   ]
 
 
-def parameter_table(sizes: ModelSizes, params: Params) -> str:
+def parameter_table(strategy: Strategy) -> str:
   """Name, shape, dtype, size and sharding of every parameter; with adapters, also how many are trained."""
+  sizes, place = strategy.program.sizes, strategy.state_sharding.params
+  without_padding = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  params = jax.tree.map(without_padding, strategy.shapes.params, place)
   table = parameter_overview.get_parameter_overview(params, include_stats="sharding")
   if not sizes.lora_rank:
     return table
@@ -77,7 +81,7 @@ def parameter_table(sizes: ModelSizes, params: Params) -> str:
 
 
 def about(devices: list[jax.Device], described: str, strategy: Strategy, dataset: Dataset) -> dict[str, str]:
-  """What is about to run: its devices, strategy, attention and data.
+  """What is about to run: its devices, strategy, attention and data; on GPUs also the memory that it may use.
 
   Args:
     described: `Strategy.describe`.
@@ -87,7 +91,7 @@ def about(devices: list[jax.Device], described: str, strategy: Strategy, dataset
     "strategy": described,
     "attention": attention_line(strategy),
     "data": dataset.description,
-  }
+  } | ({"memory": shown} if (shown := device_memory.described(devices)) else {})
 
 
 def start_lines(described: dict[str, str]) -> list[str]:
@@ -158,6 +162,7 @@ def plot_loss(path: Path, lines: list[dict], baseline: Baseline | None = None) -
   axes.grid(alpha=0.3)
   axes.legend()
   try:
+    path.unlink(missing_ok=True)  # it may be a link
     figure.savefig(path, dpi=120)
   except OSError as error:
     warn(f"{path} cannot be written ({error.strerror}); the plot is left out")

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from errors import ConfigError, Unavailable, did_you_mean, first_line, may_pass
-from runtime import processes
+from errors import ConfigError, Unavailable, did_you_mean, first_line, may_pass, visible
+from runtime.stderr import visible_streams
 from storage.answers import StorageError
 
 # Exit statuses: docs/cluster.md says what they mean. After the last two, another start would fail in the same way.
@@ -25,7 +25,7 @@ FAILED, BAD_INPUT, DIVERGED = 1, 2, 3
 
 def define_config(into: flags.FlagValues = flags.FLAGS) -> flags.FlagHolder:
   """Defines `--config`. configs/base.py locks the config, except that its section `mesh` accepts new fields."""
-  text = "configs/STRATEGY.py[:PRESET]; change a field with --config.FIELD=VALUE"
+  text = "configs/STRATEGY.py[:PRESET], a Python file, which is run; change a field with --config.FIELD=VALUE"
   new = {"lock_config": False, "accept_new_attributes": True}
   return config_flags.DEFINE_config_file("config", None, text, flag_values=into, **new)
 
@@ -54,13 +54,17 @@ def open_streams() -> None:
 
 @contextlib.contextmanager
 def bad_input_ends_the_program() -> Iterator[None]:
-  """Ends the program with one line if the body raises ConfigError, or an error of storage or of what else may pass."""
+  """Ends the program with one line if the body raises ConfigError, or an error of storage or of what else may pass.
+
+  What the body prints is shown as text, whoever has written it (errors.visible).
+  """
   use_utf8()
   open_streams()
-  try:
-    yield
-  except (ConfigError, Unavailable, StorageError) as error:
-    fail(error, status=FAILED if may_pass(error) else BAD_INPUT)
+  with visible_streams():
+    try:
+      yield
+    except (ConfigError, Unavailable, StorageError) as error:
+      fail(error, status=FAILED if may_pass(error) else BAD_INPUT)
 
 
 def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
@@ -75,6 +79,8 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
       with bad_input_ends_the_program():
         main(CONFIG.value)
     except (Exception, KeyboardInterrupt) as error:
+      from runtime import processes
+
       if not processes.failed_alone(error):
         raise
       traceback.print_exc()
@@ -88,14 +94,19 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
 
 def fail(error: Exception, status: int) -> NoReturn:
   """Ends the program with one line on standard error; at once if other processes may be waiting for this one."""
-  print(f"error: {error}", file=sys.stderr)
+  print(f"error: {visible(str(error))}", file=sys.stderr)
+  from runtime import processes  # after the message, which needs no JAX
+
   if processes.failed_alone(error):
     processes.end_at_once(status)
   sys.exit(status)
 
 
 def load_config(argument: str) -> ConfigDict:
-  """The config of "FILE[:PRESET]". Raises ConfigError if there is no such file or preset, or if the file is wrong."""
+  """The config of "FILE[:PRESET]", a Python file, which is run.
+
+  Raises ConfigError if there is no such file or preset, or if the file is wrong.
+  """
   name, colon, preset = argument.partition(":")
   path = Path(name)
   if not path.is_file():

@@ -10,11 +10,12 @@ from typing import Any
 
 import jax
 
-from errors import ConfigError, positive
-from runtime import processes
-from runtime.folders import writable
+from errors import ConfigError, of_system, positive
+from runtime import device_memory, processes
 from runtime.stderr import silenced
+from storage import owners
 
+AUTO, PROGRAMS = "auto", "~/.cache/meshwright/compiled"  # compilation_cache_dir, and its folder unless JAX has one
 MOST_SIMULATED = 1024  # each device is a thread; with 100,000, starting takes longer than anyone waits
 
 
@@ -29,18 +30,55 @@ def start_jax(config: Any) -> list[jax.Device]:
     jax.config.update("jax_num_cpu_devices", count)
   give_threads(count)
   processes.join(config.distributed)
+  if has_gpu_compiler() and _has_gpus() and not will_use_cpus(jax.config.jax_platforms):  # type: ignore[attr-defined]
+    device_memory.ask()  # after `join`, which chooses the GPUs of this process; before JAX starts
   # The first request for devices makes libtpu and the CUDA plugin look for theirs, and complain at length if there are
   # none.
   with silenced() if _has_compiler_alone() else contextlib.nullcontext():
     devices = jax.devices()
-  if config.compilation_cache_dir:
-    with processes.raise_together():
-      folder = writable(Path(config.compilation_cache_dir).expanduser(), "compilation_cache_dir")
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    # Otherwise the cache may return an equal program that names other scopes, and a trace would show those.
-    jax.config.update("jax_compilation_cache_include_metadata_in_key", config.profile.steps > 0)
+  with processes.raise_together():
+    owners.read_also(config.cache_owner)
+    _keep_programs(config.compilation_cache_dir, config.profile.steps > 0)
   return devices
+
+
+def _keep_programs(given: str, profiled: bool) -> None:
+  """Sets the folder in which JAX keeps compiled programs. Whoever may write there can run code in this process.
+
+  A folder that JAX has from its own variable, or from the program around, is checked in the same way, and keeps the
+  options that it has.
+
+  Args:
+    given: `compilation_cache_dir`.
+    profiled: whether a trace is recorded. An equal program from the cache may name other scopes, which it would show.
+  """
+  known = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # jax adds its options at run time
+  own = not known or given != AUTO
+  if given == AUTO and os.environ.get("JAX_COMPILATION_CACHE_DIR") == "":
+    given = ""
+  path = (PROGRAMS if given == AUTO else given) if own else known
+  if not path:
+    jax.config.update("jax_compilation_cache_dir", None)
+    return
+  if own:
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+  if own or profiled:
+    jax.config.update("jax_compilation_cache_include_metadata_in_key", profiled)
+  if "://" not in path:  # who may write to a bucket is up to the bucket
+    field = "compilation_cache_dir" if own else "JAX_COMPILATION_CACHE_DIR"
+    folder = Path(path).expanduser()
+    try:
+      place = owners.place(folder, field)
+    except OSError as error:
+      raise of_system(
+        error, f"{field}={str(folder)!r} cannot be written ({error.strerror}); name another folder"
+      ) from error
+    foreign = [shelf.folder for shelf in place.read if shelf.foreign]
+    path = str((foreign or [place.write] if place.write else [place.read[0].folder])[0])
+    if foreign or not os.access(path, os.W_OK):  # nothing takes so long to compile, so nothing is written
+      jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
+      jax.config.update("jax_compilation_cache_max_size", -1)
+  jax.config.update("jax_compilation_cache_dir", path)
 
 
 def give_threads(devices: int) -> None:

@@ -9,14 +9,16 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import jax
 
-from errors import ConfigError, Unavailable, of_system
+from errors import ConfigError, Unavailable, of_system, visible
 from runtime import processes
 from storage.bucket import Folder, Location, here
 from storage.lease import Lease
 from storage.mirror import Mirror, of_process
+from storage.owners import no_links
 
 
 def writable(folder: Path, field: str) -> Path:
@@ -40,7 +42,7 @@ def write(file: Path, text: str, sync: bool = False) -> None:
     sync: whether the new one must survive a power failure.
   """
   part = file.with_suffix(".part")
-  with part.open("w") as out:
+  with open(part, "w", opener=no_links) as out:
     out.write(text)
     if sync:
       out.flush()
@@ -82,7 +84,7 @@ def owned(results: Location) -> Iterator[Mirror | None]:
 
     def lock() -> str:
       writable(workdir, "workdir")
-      file = held.enter_context((workdir / "lock").open("a+"))
+      file = held.enter_context(_opened_lock(workdir / "lock"))
       try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError:
@@ -121,12 +123,21 @@ def owned(results: Location) -> Iterator[Mirror | None]:
       yield mirror
 
 
+def _opened_lock(path: Path) -> IO[str]:
+  try:
+    return open(path, "a+", opener=no_links)
+  except OSError as error:
+    raise of_system(
+      error, f"workdir={str(path.parent)!r} has a lock that cannot be opened ({error.strerror}); name another folder"
+    ) from error
+
+
 def _leased(workdir: Path, remote: Folder, owner: str) -> Lease:
   home = workdir / "home"
   if not home.exists():
     home.write_text(uuid.uuid4().hex)
-  return Lease(remote, home.read_text(), owner, lambda line: print(line, flush=True))
+  return Lease(remote, home.read_text(), owner, lambda line: print(visible(line), flush=True))
 
 
 def _warn(text: str) -> None:
-  print(f"error: {text}", file=sys.stderr, flush=True)
+  print(f"error: {visible(text)}", file=sys.stderr, flush=True)

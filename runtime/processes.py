@@ -7,6 +7,7 @@ once.
 """
 
 import contextlib
+import ipaddress
 import json
 import os
 import socket
@@ -28,7 +29,10 @@ from errors import (
   first_line,
   may_pass,
   positive,
+  visible,
 )
+
+LOOPBACK = "127.0.0.1"
 
 
 def join(config: Any) -> None:
@@ -48,9 +52,8 @@ def join(config: Any) -> None:
       f"distributed.coordinator={address!r}, distributed.processes={count} and distributed.process={rank} go "
       "together; give all three, or none to use the cluster's"
     )
-  if not address:
-    given: dict[str, Any] = {}
-  else:
+  given: dict[str, Any] = {}
+  if address:
     if not 0 <= rank < count:
       raise ConfigError(
         f"distributed.process={rank} must be from 0 to {count - 1}, below distributed.processes={count}"
@@ -59,14 +62,16 @@ def join(config: Any) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
       raise ConfigError(f"distributed.coordinator={address!r} is not HOST:PORT; use the address of process 0")
-    if rank == 0 and not _is_free(int(port)):
+    if rank == 0 and not _is_free(*_listens(address)):
       raise Unavailable(f"distributed.coordinator={address!r}: port {port} is in use on this machine; use another")
   jax.config.update("jax_enable_preemption_service", False)  # signals.py handles signals
   where = f"distributed.coordinator={address!r}" if address else "the cluster's coordinator"
-  with _deadline(config.timeout, f"not all processes met at {where} within distributed.timeout={config.timeout} s"):
+  late = f"not all processes met at {where} within distributed.timeout={config.timeout} s{'' if address else _asked()}"
+  with _deadline(config.timeout, late):
     try:
       # One minute more than our own deadline, which strikes first and explains what happened.
-      jax.distributed.initialize(**given, initialization_timeout=config.timeout + 60)
+      named = given or _of_cluster(config.timeout)
+      jax.distributed.initialize(**named, **_bound(named), initialization_timeout=config.timeout + 60)
     except (ValueError, RuntimeError) as error:
       # Without an address there is no cluster, or JAX is already running, as in a notebook or a test.
       alone = ("coordinator_address should be defined", "before any JAX")
@@ -76,9 +81,76 @@ def join(config: Any) -> None:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _is_free(port: int) -> bool:
+def _asked() -> str:
+  """How many processes SLURM says there are: in an interactive step it may be more than anyone has started."""
+  tasks = os.environ.get("SLURM_NTASKS", "1")
+  if tasks == "1" or "SLURM_STEP_NODELIST" not in os.environ:  # no step: jax does not ask SLURM
+    return ""
+  return (
+    f" (SLURM_NTASKS={tasks} asks for {tasks}: start all of them with srun, or set SLURM_NTASKS=1 to run this alone)"
+  )
+
+
+def _of_cluster(timeout: int) -> dict[str, Any]:
+  """What the cluster says of this process, as `jax.distributed.initialize` takes it; {} leaves all to that."""
   try:
-    socket.create_server(("", port)).close()
+    from jax._src.clusters import ClusterEnv  # it has no public name
+
+    named = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    found: Any = ClusterEnv.auto_detect_unset_distributed_params(named, None, None, None, None, timeout)
+    address, count, rank, ids = found
+  except Exception:  # initialize fails in the same way, or does without
+    return {}
+  if None in (address, count, rank):
+    return {}
+  if count == 1:
+    address = f"{LOOPBACK}:{address.rpartition(':')[2]}"
+  named_here = {"coordinator_address": address, "num_processes": count, "process_id": rank}
+  return named_here | ({} if os.environ.get("JAX_LOCAL_DEVICE_IDS") else {"local_device_ids": ids})
+
+
+def _bound(named: dict[str, Any]) -> dict[str, Any]:
+  """Where the coordinator listens, for `jax.distributed.initialize`, and a line that says so unless nobody else can.
+
+  By default JAX listens on all interfaces, and asks nobody who they are: whoever registers as a process ends the job.
+  Its variable JAX_COORDINATOR_BIND_ADDRESS comes first.
+  """
+  if named.get("process_id") != 0 or os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):
+    return {}
+  host, port = _listens(named["coordinator_address"])
+  if not host or not ipaddress.ip_address(host).is_loopback:
+    where = f"{host}, port {port}" if host else f"all addresses of this machine, port {port}"
+    print(
+      f"note: the processes meet at {where}, where JAX asks nobody for a secret: docs/cluster.md#the-network says what "
+      "network a job needs",
+      file=sys.stderr,
+      flush=True,
+    )
+  return {"coordinator_bind_address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}"} if host else {}
+
+
+def _listens(address: str) -> tuple[str, int]:
+  """The numeric address and the port at which process 0 listens, for HOST:PORT. "": at all addresses.
+
+  That is the address of HOST, if it is only one, and one of this machine. Some systems call themselves by a loopback
+  address, at which the other machines would not find them; and some are reached through an address that they lack.
+  """
+  host, port = address.rpartition(":")[0].strip("[]"), int(address.rpartition(":")[2])
+  try:
+    found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    loopback = {one for one in found if ipaddress.ip_address(one).is_loopback}
+    if host == "localhost" or host in loopback:
+      return LOOPBACK if host == "localhost" else host, port
+    if len(found) == 1 and not loopback and _is_free(one := found.pop(), 0):
+      return one, port
+  except (OSError, ValueError):
+    pass
+  return "", port
+
+
+def _is_free(host: str, port: int) -> bool:
+  try:
+    socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
   except OSError:
     return False
   return True
@@ -87,7 +159,7 @@ def _is_free(port: int) -> bool:
 def _give_up(message: str) -> NoReturn:
   """Ends the program because other processes are missing."""
   why = f"{message}; check that all processes are running and can reach that address"
-  print(f"error: {why}", file=sys.stderr, flush=True)
+  print(f"error: {visible(why)}", file=sys.stderr, flush=True)
   os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""Standard streams: silences what C++ libraries write to standard error, and prints where nobody may be reading.
+"""Standard streams: silences C++ libraries, prints where nobody may be reading, and shows foreign text as text.
 
 Libtpu writes pages to standard error where there is no TPU.
 """
@@ -8,9 +8,12 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from errors import visible
 
 # Waits for one line. If the process that should send it has died instead, prints the captured file.
 _WATCH = 'read -r line || { cat "$0" >&2; rm -f "$0"; }'
@@ -38,6 +41,36 @@ def silenced() -> Iterator[None]:
     finally:
       os.dup2(kept, 2)
       os.close(kept)
+
+
+class Visible:
+  """A stream on which foreign text is only text (errors.visible). It keeps lines, and what tqdm draws bars with."""
+
+  UP = "\x1b[A"  # the line before, where several bars are shown
+
+  def __init__(self, stream: Any, bars: bool):
+    self._stream, self._bars = stream, bars
+
+  def write(self, text: str) -> int:
+    keep, parts = ("\n\t\r", text.split(self.UP)) if self._bars else ("\n\t", [text])
+    self._stream.write(self.UP.join(visible(part, keep) for part in parts))
+    return len(text)
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def visible_streams() -> Iterator[None]:
+  """While the body runs, what is printed is shown by `Visible`; so is a traceback that ends the program."""
+  out, error = Visible(sys.stdout, bars=False), Visible(sys.stderr, bars=True)
+
+  def shown(*raised: Any) -> None:
+    sys.stderr.write(visible("".join(traceback.format_exception(*raised)), "\n\t"))
+
+  sys.excepthook = shown
+  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):  # type: ignore[type-var]
+    yield
 
 
 def print_if_read(print_it: Callable[[], Any], then: str) -> None:

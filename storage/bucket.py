@@ -13,12 +13,13 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
-
-import tensorstore as ts
+from typing import TYPE_CHECKING, Any
 
 from errors import ConfigError
 from storage.answers import TRIES, StorageError, explained, no_answer
+
+if TYPE_CHECKING:
+  from tensorstore import Context, KvStore
 
 SCHEMES = {"gs": "Google Cloud Storage", "s3": "S3"}
 SECONDS = 120.0  # until a small request must be answered, with all tries
@@ -159,7 +160,7 @@ class Folder:
 
   def names(self) -> list[str]:
     """The objects below, by their paths relative to this folder, in order. Leaves out what `is_file` refuses."""
-    store = ts.KvStore.open(self.spec, context=context()).result()
+    store = _open(self.spec)
     names = (name.decode(errors="replace") for name in self._wait(store.list()))
     return sorted(name for name in names if is_file(name))
 
@@ -173,8 +174,8 @@ class Folder:
 
   def remove(self) -> None:
     """Removes all objects below."""
-    store = ts.KvStore.open(self.spec, context=context()).result()
-    self._wait(store.delete_range(ts.KvStore.KeyRange()))
+    store = _open(self.spec)
+    self._wait(store.delete_range(type(store).KeyRange()))
 
   def unlink(self) -> None:
     """Removes the object, if there is one."""
@@ -236,7 +237,7 @@ class Folder:
       return None
 
   @property
-  def _bucket(self) -> ts.KvStore:
+  def _bucket(self) -> "KvStore":
     return _opened(json.dumps(dataclasses.replace(self, path="").spec))
 
   def _all(self, waiting: "list[tuple[Folder, Any, int]]") -> None:
@@ -263,11 +264,19 @@ def here(results: Location) -> Path:
 
 
 @functools.cache
-def context() -> ts.Context:
+def context() -> "Context":
   """What all requests share: how often they are tried, and how many are under way at a time."""
-  return ts.Context({"gcs_request_retries": DELAYS, "s3_request_retries": DELAYS})
+  from tensorstore import Context
+
+  return Context({"gcs_request_retries": DELAYS, "s3_request_retries": DELAYS})
 
 
 @functools.cache
-def _opened(spec: str) -> ts.KvStore:
-  return ts.KvStore.open(json.loads(spec), context=context()).result()
+def _opened(spec: str) -> "KvStore":
+  return _open(json.loads(spec))
+
+
+def _open(spec: dict[str, Any]) -> "KvStore":
+  from tensorstore import KvStore  # not above: what has no bucket starts sooner without it
+
+  return KvStore.open(spec, context=context()).result()

@@ -159,7 +159,7 @@ def _text(path: Path) -> str:
 
 def _parsed(data: bytes) -> dict[str, Any]:
   """What a lock says. One that cannot be read is held by nobody."""
-  with contextlib.suppress(ValueError):
+  with contextlib.suppress(ValueError, RecursionError):
     found = json.loads(data)
     if isinstance(found, dict):
       return found

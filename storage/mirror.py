@@ -147,7 +147,7 @@ class Mirror:
     """The names of the files in the bucket. Without an index that can be read, those that are listed."""
     data, _ = (self.remote / INDEX).read()
     names: Any = None
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
       names = json.loads(data or b"null")
     if not isinstance(names, list):
       names = self.remote.names()

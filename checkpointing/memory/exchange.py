@@ -35,12 +35,13 @@ from checkpointing.memory.store import (
 from errors import first_line
 
 CONNECT = 30.0  # seconds to connect to another process
-SILENT = 10.0  # seconds without a byte of the secret after which a connection is closed
+STRANGE = 5.0  # seconds for the whole secret, after which a connection is closed
 STRANGERS = 32  # connections that have not sent the secret yet; more must wait
 ANSWER = 300.0  # seconds without a byte of an answer: the other process may be checking a large file
 PAUSE = 0.5  # seconds after a failed `accept`, as without free file descriptors
 LONGEST = 1 << 20  # bytes of a request
 SECRET = 64  # bytes of the secret, at most
+SIZE = struct.Struct("!i")  # how `Connection` sends the size of a message
 Address = tuple[str, int]
 
 
@@ -81,25 +82,23 @@ class Server:
           time.sleep(PAUSE)
 
   def _serve(self, found: socket.socket) -> None:
-    with contextlib.suppress(OSError, EOFError, ValueError), found:
+    with contextlib.suppress(OSError, EOFError, ValueError, RecursionError), found:
       try:
-        _limit(found, SILENT)
-        connection = Connection(os.dup(found.fileno()))
-        known = hmac.compare_digest(connection.recv_bytes(SECRET), self.secret)
+        known = hmac.compare_digest(_secret_of(found), self.secret)
       finally:
         self._strangers.release()
-      with connection:
-        if known:
-          _limit(found, ANSWER)
+      if known:
+        _limit(found, ANSWER)
+        with Connection(os.dup(found.fileno())) as connection:
           self._requests(connection)
 
   def _requests(self, connection: Connection) -> None:
     """Answers a process of the job, which may take its time between two requests."""
     while connection.poll(None):
-      asked = json.loads(connection.recv_bytes(LONGEST))
+      received = connection.recv_bytes(LONGEST)
       try:
-        self._answer(connection, asked)
-      except (ValueError, KeyError, TypeError) as error:
+        self._answer(connection, json.loads(received))
+      except (ValueError, KeyError, TypeError, RecursionError) as error:
         _send(connection, {"error": first_line(error)})
 
   def _answer(self, connection: Connection, asked: dict[str, Any]) -> None:
@@ -196,10 +195,34 @@ class Peer:
     return self._answer()
 
   def _answer(self) -> dict[str, Any]:
-    answer = json.loads(self._connection.recv_bytes(LONGEST))
+    try:
+      answer = json.loads(self._connection.recv_bytes(LONGEST))
+    except (ValueError, RecursionError) as error:
+      raise Damaged(f"the answer is not valid JSON ({first_line(error)})") from error
     if "error" in answer:
       raise Damaged(answer["error"])
     return answer
+
+
+def _secret_of(stranger: socket.socket) -> bytes:
+  """What a stranger sends as the secret, as `Connection` sends it: its size, and then its bytes.
+
+  There is one deadline for all of it. A limit for each byte would let a few strangers keep everybody else waiting.
+  """
+  end, received = time.monotonic() + STRANGE, b""
+  wanted = SIZE.size
+  while len(received) < wanted:
+    stranger.settimeout(max(1e-3, end - time.monotonic()))
+    if time.monotonic() > end or not (more := stranger.recv(wanted - len(received))):
+      raise EOFError
+    received += more
+    if len(received) == SIZE.size:
+      (size,) = SIZE.unpack(received)
+      if not 0 < size <= SECRET:
+        raise ValueError("it is no secret")
+      wanted = SIZE.size + size
+  stranger.settimeout(None)
+  return received[SIZE.size :]
 
 
 @contextlib.contextmanager

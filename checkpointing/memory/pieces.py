@@ -87,8 +87,8 @@ def missing(target: Bounds, pieces: Iterable[Bounds]) -> int:
 
 
 def assembled(target: Bounds, dtype: str, values: Mapping[Bounds, np.ndarray]) -> np.ndarray:
-  """The part `target` of an array, given the values of pieces that together cover it."""
-  out = np.empty(shape_of(target), jnp.dtype(dtype))
+  """The part `target` of an array, given the values of pieces that together cover it, up to padding of zeros."""
+  out = np.zeros(shape_of(target), jnp.dtype(dtype))
   for bounds, piece in values.items():
     if (both := overlap(target, bounds)) is not None:  # that of a number is ()
       out[_within(both, target)] = piece[_within(both, bounds)]

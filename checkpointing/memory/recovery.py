@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from checkpointing import record
+from checkpointing import form, record
 from checkpointing.memory import pieces
 from checkpointing.memory.exchange import Peer
 from checkpointing.memory.pieces import Bounds
@@ -128,18 +128,18 @@ def _read_save(
   with Reader(tier, holders) as reader:
     with _failing() as failed:
       indexes = [reader.index(Portion(of, owner)) for owner in range(of.processes)]
-      if not record.is_whole(indexes[0].record):
-        raise Damaged("its record cannot be read")
+      if why := form.fault(indexes[0].record):
+        raise Damaged(f"its record has {why}")
     if why := _of_any(failed):
       return None, why
     saved = indexes[0].record
     with processes.raise_together():
       record.check_version(saved, now, where)
       record.check_same_run(saved, now, where)
-      record.check_arrays(saved, abstract, where)
+      record.check_arrays(saved, abstract, now.get("shapes", {}), where)
     with _failing() as failed:
       places = _places(of, indexes)
-      arrays = [_array(reader, x, places.get(name, {})) for name, x in record.named(abstract)]
+      arrays = [_array(reader, x, saved["arrays"][name][0], places.get(name, {})) for name, x in record.named(abstract)]
     if why := _of_any(failed):
       return None, why
   state = jax.tree.unflatten(jax.tree.structure(abstract), arrays)
@@ -171,16 +171,22 @@ def _places(of: Save, indexes: Sequence[Index]) -> dict[str, dict[Bounds, Place]
   return found
 
 
-def _array(reader: Reader, x: jax.ShapeDtypeStruct, places: dict[Bounds, Place]) -> jax.Array:
-  """An array in its layout, from pieces. Raises Damaged if they do not cover what this process needs."""
+def _array(reader: Reader, x: jax.ShapeDtypeStruct, shape: Sequence[int], places: dict[Bounds, Place]) -> jax.Array:
+  """An array in its layout, from pieces. Raises Damaged if they do not cover what this process needs.
+
+  Args:
+    shape: without padding. Pieces of another layout may have other padding, or none.
+  """
+  whole = tuple((0, size) for size in shape)
   values: dict[Bounds, np.ndarray] = {}
   shards: dict[Bounds, np.ndarray] = {}
   for index in x.sharding.addressable_devices_indices_map(tuple(x.shape)).values():
     target = pieces.bounds_of(index or (), x.shape)
     if target in shards:
       continue
-    needed = [bounds for bounds in places if pieces.overlap(target, bounds) is not None]
-    if pieces.missing(target, needed):
+    own = pieces.overlap(target, whole)
+    needed = [bounds for bounds in places if own is not None and pieces.overlap(own, bounds) is not None]
+    if own is not None and pieces.missing(own, needed):
       raise Damaged("its pieces do not cover the state")
     for bounds in needed:
       if bounds not in values:

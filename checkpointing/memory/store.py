@@ -249,11 +249,14 @@ def parsed(index: bytes, checksum: int) -> Index:
   """An index that was read or received. Raises Damaged if it is not what was written."""
   if zlib.crc32(index) != checksum:
     raise Damaged("its index is not what was written")
-  found = json.loads(index)
-  entries = [
-    Entry(Piece(name, _bounds(bounds), dtype), offset, crc) for (name, bounds, dtype), offset, crc in found["entries"]
-  ]
-  return Index(entries, found["record"])
+  try:
+    found = json.loads(index)
+    entries = [
+      Entry(Piece(name, _bounds(bounds), dtype), offset, crc) for (name, bounds, dtype), offset, crc in found["entries"]
+    ]
+    return Index(entries, found["record"])
+  except (ValueError, TypeError, KeyError, RecursionError) as error:
+    raise Damaged("its index is not what is written") from error
 
 
 def _bounds(found: list[list[int]]) -> Bounds:

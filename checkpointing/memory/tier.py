@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from checkpointing import record
+from checkpointing import form, record
 from checkpointing.memory import pieces
 from checkpointing.memory.exchange import Peer, Server, own_address
 from checkpointing.memory.store import RUN, Entry, Growing, Portion, Save, Store, layout, make_private, tail
@@ -287,16 +287,16 @@ def key(workdir: Path) -> str:
 def note_of(workdir: Path) -> dict[str, Any]:
   """What a workdir knows of the copies in memory; {} if nothing."""
   try:
-    found = json.loads((workdir / NOTE).read_text())
+    found = form.read(workdir / NOTE)
   except (OSError, ValueError):
     return {}
-  return found if isinstance(found, dict) else {}
+  return form.fitting(found, form.NOTE) if isinstance(found, dict) else {}
 
 
 def newest(workdir: Path) -> int:
   """The step of the newest save in memory that was complete when it was last looked at; -1: there is none."""
-  step = note_of(workdir).get("step")
-  return step if isinstance(step, int) else -1
+  step: int = note_of(workdir).get("step", -1)
+  return step
 
 
 def _write(path: Path, note: dict[str, Any]) -> None:

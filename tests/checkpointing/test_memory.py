@@ -119,7 +119,7 @@ class Job:
     monkeypatch.setattr(jax, "make_array_from_callback", lambda shape, sharding, shard: [
       shard(index) for index in sharding.addressable_devices_indices_map(shape).values()
     ])  # fmt: skip
-    arrays = lambda tree: {name: [list(x.shape), str(x.dtype), "0"] for name, x in record.named(tree)}
+    arrays = lambda tree, own=None: {name: [list(x.shape), str(x.dtype), "0"] for name, x in record.named(tree)}
     monkeypatch.setattr(record, "arrays", arrays)
     monkeypatch.setattr(record, "damaged", lambda *_: None)
 
@@ -260,7 +260,8 @@ def test_a_damaged_checkpoint_is_replaced_by_the_newest_state_wherever_it_is(
     (folder / str(one) / "run" / "metadata").write_text(json.dumps(saved))
   read = lambda place, abstract, _: (abstract, "") if int(place.name) == whole else (None, "the weights are torn")
   monkeypatch.setattr(restore, "read_tree", read)
-  as_it_is = SimpleNamespace(frozen=lambda _: {}, trained=lambda params: params)
+  monkeypatch.setattr(restore.record, "jump", lambda *_: [])  # RUN has no learning rate
+  as_it_is = SimpleNamespace(frozen=lambda _: {}, trained=lambda params: params, optimizer=None)
 
   def begin(tier: Tier) -> tuple[int, str, set[int]]:
     abstract = TrainState(**job.state(), opt_state={})
@@ -708,12 +709,53 @@ def test_strangers_get_nothing(server: Server, tmp_path: Path):
     peer.keep(Portion(Save(5, "ab", 2), 1), path)
 
 
+def test_strangers_that_send_a_byte_at_a_time_have_one_deadline_for_all(
+  server: Server, monkeypatch: pytest.MonkeyPatch
+):
+  """The clock is the test's: each byte comes a second after the one before, and none comes after the deadline."""
+  now, end = [0.0], exchange.STRANGE
+  monkeypatch.setattr(exchange.time, "monotonic", lambda: now[0])
+
+  class Slow:
+    """A stranger that sends the right secret, but slowly."""
+
+    def __init__(self) -> None:
+      self.left = exchange.SIZE.pack(6) + b"secret"
+
+    def settimeout(self, seconds: float | None) -> None:
+      assert seconds is None or seconds <= max(1e-3, end - now[0])
+
+    def recv(self, size: int) -> bytes:
+      now[0] += 1.0
+      byte, self.left = self.left[:1], self.left[1:]
+      return byte
+
+  slow = Slow()
+  with pytest.raises(EOFError):
+    exchange._secret_of(slow)  # type: ignore[arg-type]
+  assert now[0] == exchange.STRANGE + 1
+  assert slow.left == b"cret"
+  monkeypatch.setattr(exchange, "STRANGE", 100.0)
+  end = now[0] + 100.0
+  assert exchange._secret_of(Slow()) == b"secret"  # type: ignore[arg-type]
+
+
+def test_a_request_that_nests_too_deep_gets_an_answer(server: Server):
+  with Peer(server.address, b"secret") as peer:
+    peer._connection.send_bytes(b"[" * 100_000)
+    with pytest.raises(Damaged, match="recursion"):
+      peer._answer()
+    peer._connection.send_bytes(b"{}")  # and the next one, too
+    with pytest.raises(Damaged, match="portion"):
+      peer._answer()
+
+
 @pytest.mark.parametrize("sent", [b"", b"\0\0", b"\0\0\0\6sec"])
 def test_a_stranger_that_says_nothing_is_not_waited_for(
   sent: bytes, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
   """Nor do many of them keep a process of the job from being served."""
-  monkeypatch.setattr(exchange, "SILENT", 0.05)
+  monkeypatch.setattr(exchange, "STRANGE", 0.05)
   monkeypatch.setattr(exchange, "ANSWER", 5.0)
   strangers = [socket.create_connection(server.address, timeout=5) for _ in range(2 * exchange.STRANGERS)]
   for stranger in strangers:
@@ -729,7 +771,7 @@ def test_a_stranger_that_says_nothing_is_not_waited_for(
 def test_a_process_may_take_its_time_between_two_requests(
   server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-  monkeypatch.setattr(exchange, "SILENT", 0.05)
+  monkeypatch.setattr(exchange, "STRANGE", 0.05)
   monkeypatch.setattr(exchange, "ANSWER", 0.05)
   portion = Portion(Save(5, "ab", 2), 1)
   with Peer(server.address, b"secret") as peer:

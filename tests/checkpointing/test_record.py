@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from helpers import initial_state, one_sentence, program, strategy
 
-from checkpointing import record
+from checkpointing import form, record
 
 
 def digest(x: np.ndarray) -> int:
-  return int(record._digest(jnp.asarray(x)))
+  return int(record._digest(jnp.asarray(x), np.shape(x)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
@@ -59,11 +59,20 @@ def test_arrays_are_named_by_their_paths():
   assert [name for name, _ in record.named({"a": {"b": 1}, "c": [2, 3]})] == ["a/b", "c/0", "c/1"]
 
 
+def test_padding_of_a_stored_array_is_in_neither_shape_nor_digest():
+  own = np.arange(10, dtype=np.float32).reshape(5, 2)
+  stored = jnp.asarray(np.pad(own, [(0, 1), (0, 3)]))
+  expected = record.arrays({"w": jnp.asarray(own)})
+  assert record.arrays({"w": stored}, {"w": [5, 2]}) == expected
+  assert record.damaged({"w": stored}, {"arrays": expected}) is None
+  assert record.damaged({"w": stored.at[4, 1].set(0.0)}, {"arrays": expected}) == "w"
+
+
 def test_a_digest_moves_no_array():
   """Each device computes the digest of its shards. The only collectives are sums."""
   state = initial_state(strategy("two_d", program(model__depth=1)))
   x = state.params["embedding"]
-  text = record._jitted(jax.sharding.NamedSharding(x.sharding.mesh, jax.P())).lower(x).compile().as_text()
+  text = record._jitted(jax.sharding.NamedSharding(x.sharding.mesh, jax.P())).lower(x, x.shape).compile().as_text()
   assert "all-reduce" in text
   for kind in ("all-gather", "all-to-all", "collective-permute"):
     assert kind not in text
@@ -82,6 +91,30 @@ def test_a_resumed_run_may_change_how_the_model_is_computed_but_not_what_it_is(f
     record.check_same_run(run(fields), run(fields | {field: value}), "runs/a")
 
 
+@pytest.mark.parametrize("field, value", [("moments", "bfloat16"), ("name", "lion")])
+def test_a_field_that_changes_the_arrays_of_the_optimizer_is_named(field: str, value: str):
+  before, now = ({**run({}), "config": {**run({})["config"], "optimizer": {field: x}}} for x in ("before", value))
+  with one_sentence(f"optimizer.{field} was 'before' and is now '{value}'", "use the same, or name another workdir"):
+    record.check_same_run(before, now, "runs/a")
+  record.check_same_run(before, before, "runs/a")
+
+
+def test_a_longer_run_says_that_the_learning_rate_jumps():
+  """Half-way through its new cosine, from the end of the old one."""
+  fields = {"learning_rate": 4e-3, "warmup": 0, "final_fraction": 0.25}
+  of = lambda steps, **more: (
+    program(steps=steps, **{f"optimizer__{n}": x for n, x in (fields | more).items()}).optimizer
+  )
+  saved = WHOLE | {"config": {"steps": 100, "optimizer": fields}, "loop": WHOLE["loop"] | {"step": 100}}
+  note = "the learning rate jumps from 0.001 to 0.0025, because its schedule follows steps"
+  assert record.jump(saved, of(200)) == [note]
+  assert record.jump(saved, of(100)) == record.jump(saved, of(100, b1=0.5)) == []
+  ((both,), constant) = record.jump(saved, of(200, learning_rate=8e-3)), {"final_fraction": 1.0}
+  assert both.endswith("from 0.001 to 0.005, because its schedule follows optimizer.learning_rate and steps")
+  saved["config"]["optimizer"] = fields | constant
+  assert record.jump(saved, of(200, **constant)) == []  # a rate that never changes
+
+
 WHOLE = {
   "version": record.VERSION, "config": {"seed": 0}, "strategy": "fsdp", "devices": 2, "processes": 1, "context": 32,
   "loss": None, "arrays": {"params/w": [[2, 3], "float32", "0123abcd"]},
@@ -98,17 +131,17 @@ NEEDED += [(part, name) for part in ("loop", "data") for name in WHOLE[part] if 
 @pytest.mark.parametrize("place", [*NEEDED, ("arrays", "params/w")], ids=".".join)
 def test_a_record_with_a_value_of_another_type_is_damaged(place: tuple[str, ...]):
   changed = copy.deepcopy(WHOLE)
-  assert record.is_whole(changed)
+  assert not form.fault(changed)
   inner = changed[place[0]] if len(place) == 2 else changed
   before = inner[place[-1]]
   for wrong in (None, "x", 1.5, [[]], {"a": 1}):
     inner[place[-1]] = 1.5 if type(wrong) is type(before) else wrong
-    assert not record.is_whole(changed), wrong
+    assert form.fault(changed), wrong
 
 
 def test_a_record_of_another_version_is_left_to_the_check_of_versions():
-  assert record.is_whole({"version": 3, "config": {"seed": 0}, "arrays": {"w": []}, "data": {"seed": 0}})
-  assert not record.is_whole([WHOLE])
+  assert not form.fault({"version": 3, "config": {"seed": 0}, "arrays": {"w": []}, "data": {"seed": 0}})
+  assert form.fault([WHOLE])
 
 
 def test_changes_that_make_losses_hard_to_compare_are_reported():

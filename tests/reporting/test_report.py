@@ -16,6 +16,7 @@ from reporting import heartbeat, journal, report
 from reporting.journal import Journal
 from reporting.recorded import load
 from reporting.speed import Clock
+from tools import report as command
 
 LARGEST = 2_000_000  # bytes of a page
 
@@ -69,7 +70,7 @@ def test_a_page_says_what_happened_and_how_it_ended(tmp_path: Path):
 
 def whole(**values: Any) -> dict[str, Any]:
   """A beat with these values."""
-  return dict.fromkeys(heartbeat.READ, 0) | values
+  return dict.fromkeys(heartbeat.READ, 0) | {"host": "", "doing": "", "wall_time": {}} | values
 
 
 def test_a_page_has_the_account_of_a_job_and_its_kills(tmp_path: Path):
@@ -303,3 +304,29 @@ def test_colours_follow_the_scheme_and_a_page_without_scripts_is_whole(browser: 
   drawn, hints = browser.look(tmp_path / "page.html", count, java_script_enabled=False).value
   assert drawn > 8
   assert not hints  # they would promise what only the script does
+
+
+@pytest.mark.parametrize("by", ["the field", "the command"])
+def test_a_page_to_pass_on_says_nothing_of_the_machine(by: str, tmp_path: Path):
+  secrets = {
+    "data": {"path": "/home/qzx/secret/corpus.txt", "cache_dir": "/scratch/qzx/cache", "validation_path": "gs://own/b/v.txt"},
+    "distributed": {"coordinator": "node17.internal:8476"}, "init_from": "~/secret/model",
+  }  # fmt: skip
+  workdir = made(tmp_path / "run", **secrets, reporting={"share": by == "the field"})
+  event = {"time": 1e9, "step": 0, "command": "python train.py --workdir=/home/qzx/run", "host": "node17.internal"}
+  ended = {"event": "failure", "why": "data.path='/home/qzx/secret/corpus.txt' cannot be read", "sample": "a/b c/d"}
+  lines = [event | {"event": "start", "data": "text of /home/qzx/secret/corpus.txt, 5 tokens/s"}, event | ended]
+  with (workdir / "journal.jsonl").open("a") as journal:
+    journal.writelines(json.dumps(line) + "\n" for line in lines)
+  beat = {name: {str: "node17.internal", dict: {}}.get(kind, 1) for name, kind in heartbeat.READ.items()}
+  (workdir / heartbeat.FOLDER).mkdir()
+  (workdir / f"{heartbeat.FOLDER}/0.json").write_text(json.dumps(beat))
+  assert load(workdir).beat.get("host") == (None if by == "the field" else "node17.internal")
+  command.main([str(workdir), *(["--share"] if by == "the command" else [])])
+  page = (workdir / "report.html").read_text()
+  for secret in ("qzx", "node17", "train.py", "gs://own", "secret", "/scratch"):
+    assert secret not in page, secret
+  for kept in ("5 tokens/s", "corpus.txt", "v.txt", "a/b c/d"):
+    assert kept in page, kept
+  command.main([str(made(tmp_path / "other", **secrets)), f"--html={tmp_path}/own.html"])
+  assert "/home/qzx/secret/corpus.txt" in (tmp_path / "own.html").read_text()

@@ -1,4 +1,4 @@
-"""How a run starts JAX: the memory settings that only computing on CPUs needs."""
+"""How a run starts JAX: the memory settings of CPUs and of GPUs."""
 
 import jax
 import pytest
@@ -19,7 +19,7 @@ from runtime import devices
   ],
 )
 @pytest.mark.parametrize("kind", ["tpu", "gpu"])
-def test_freed_memory_is_kept_only_to_compute_on_cpus(
+def test_only_cpus_keep_freed_memory_and_only_gpus_get_a_larger_share(
   kind: str, platforms: str | None, plugin: bool, device: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
 ):
   found = {"_has_tpus": False, "_has_gpus": False, "_has_tpu_compiler": False, "has_gpu_compiler": False}
@@ -29,6 +29,10 @@ def test_freed_memory_is_kept_only_to_compute_on_cpus(
   kept = []
   monkeypatch.setattr(devices, "_keep_freed_memory", lambda: kept.append(True))
   monkeypatch.setattr(devices, "_has_compiler_alone", lambda: False)
+  order = []  # a process of several knows its GPUs once it has joined the others, and JAX takes memory as it starts
+  monkeypatch.setattr(devices.processes, "join", lambda _: order.append("join"))
+  monkeypatch.setattr(devices.device_memory, "ask", lambda: order.append("ask"))
+  monkeypatch.setattr(jax, "devices", lambda start=jax.devices: order.append("start") or start())
   before = jax.config.jax_platforms
   try:
     jax.config.update("jax_platforms", platforms)
@@ -36,3 +40,4 @@ def test_freed_memory_is_kept_only_to_compute_on_cpus(
   finally:
     jax.config.update("jax_platforms", before)
   assert kept == [True] * expected
+  assert order == (["join", "ask", "start"] if kind == "gpu" and not expected else ["join", "start"])

@@ -1,5 +1,6 @@
 """Jobs of several processes on this machine: they equal one process, resume on any number, and fail together."""
 
+import contextlib
 import errno
 import os
 import re
@@ -108,12 +109,12 @@ def test_a_mistake_ends_all_processes_with_its_sentence(tmp_path: Path):
   """Runs the command as a user does. Each process prints the sentence."""
   command = ["-m", "tools.launch", "--processes=2", "--devices-per-process=4", "--"]
   done = subprocess.run(
-    [sys.executable, *command, *flags("fsdp", tmp_path, batch_size=12)],
+    [sys.executable, *command, *flags("fsdp", tmp_path, batch_size=3)],
     cwd=ROOT, capture_output=True, text=True, check=False,
   )  # fmt: skip
   assert done.returncode == 2
   for rank in range(2):
-    assert f"[{rank}] error: batch_size=12 is not a multiple" in done.stdout
+    assert f"[{rank}] error: batch_size=3 is less than half of the 8 rows" in done.stdout
   assert "Traceback" not in done.stdout
 
 
@@ -206,6 +207,22 @@ def test_a_process_that_finds_no_coordinator_names_it(tmp_path: Path):
   last = done.stderr.strip().splitlines()[-1]
   for part in ("error: ", "127.0.0.1:1", "distributed.timeout=1 s"):
     assert part in last
+
+
+@pytest.mark.parametrize("step, tasks", [("n1", "4"), ("n1", "1"), ("", "4")])
+def test_a_time_out_in_a_slurm_step_says_how_many_tasks_were_asked_for(
+  step: str, tasks: str, monkeypatch: pytest.MonkeyPatch
+):
+  """As in an interactive step, where one process is started by hand. Without a step SLURM's variables do not count."""
+  said = []
+  monkeypatch.setattr(processes, "_deadline", lambda seconds, message: said.append(message) or contextlib.nullcontext())
+  monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)
+  monkeypatch.setenv("SLURM_NTASKS", tasks)
+  monkeypatch.setenv("SLURM_STEP_NODELIST", step) if step else monkeypatch.delenv("SLURM_STEP_NODELIST", raising=False)
+  processes.join(config().distributed)
+  asked = " (SLURM_NTASKS=4 asks for 4: start all of them with srun, or set SLURM_NTASKS=1 to run this alone)"
+  late = "not all processes met at the cluster's coordinator within distributed.timeout=300 s"
+  assert said == [late + (asked if step and tasks == "4" else "")]
 
 
 @pytest.mark.parametrize(

@@ -333,14 +333,15 @@ def test_data_of_a_bucket_is_that_of_a_folder(bucket: Emulator, tmp_path: Path, 
   (local / "lines.jsonl").write_text("".join(json.dumps({"text": f"line {i}" * 30}) + "\n" for i in range(50)))
   remote.upload(local, sorted(file.name for file in local.iterdir()))
   fields = RUN | {"data__name": "text", "steps": 2, "eval_every": 0, "data__cache_dir": str(tmp_path / "cache")}
-  train.train(config("fsdp", **fields, data__path=str(local)), tmp_path / "of-folder")
-  train.train(config("fsdp", **fields, data__path=str(remote)), tmp_path / "of-bucket")
+  of_text = fields | {"data__form": "text"}  # the folder holds rows, too
+  train.train(config("fsdp", **of_text, data__path=str(local)), tmp_path / "of-folder")
+  train.train(config("fsdp", **of_text, data__path=str(remote)), tmp_path / "of-bucket")
   assert losses(tmp_path / "of-bucket", tmp_path) == losses(tmp_path / "of-folder", tmp_path)
   before = len(bucket.proxy.requests)
-  train.train(config("fsdp", **fields, data__path=str(remote)), tmp_path / "again")
+  train.train(config("fsdp", **of_text, data__path=str(remote)), tmp_path / "again")
   assert len(bucket.proxy.requests) - before <= 31 + 2  # asks for the generations only
   (remote / "3.txt").write(b"another text " * 300)
-  train.train(config("fsdp", **fields, data__path=str(remote)), tmp_path / "changed")
+  train.train(config("fsdp", **of_text, data__path=str(remote)), tmp_path / "changed")
   assert losses(tmp_path / "changed", tmp_path) != losses(tmp_path / "of-bucket", tmp_path)
   train.train(config("fsdp", **fields, data__path=str(remote / "lines.jsonl")), tmp_path / "one-object")
   assert metrics.read(tmp_path / "one-object" / "metrics.jsonl")

@@ -100,6 +100,7 @@ def test_full_storage_is_a_full_disk():
   assert [kind.number for kind in KINDS if "quota" in kind.reason] == [errno.EDQUOT]
 
 
+@pytest.mark.full
 def test_no_provider_needs_a_library_of_its_own():
   libraries = ("boto3", "botocore", "gcsfs", "s3fs", "obstore", "google.cloud.storage", "google.auth", "aiohttp")
   program = f"import sys; sys.modules.update(dict.fromkeys({libraries})); import train"  # importing one of them fails
