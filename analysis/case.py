@@ -4,8 +4,9 @@ Next: theory.py and predict.py, which predict what such a step sends, stores and
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -13,12 +14,13 @@ import jax.numpy as jnp
 from analysis.weights import Weight
 from configs.base import get_config
 from models import remat
+from models.dimensions import Dims
 from models.sizes import ModelSizes
-from strategies.base import Strategy
-from strategies.compiler_options import reduces_late
+from strategies.execution.options import reduces_late
+from strategies.execution.stages.schedule import Schedule
+from strategies.execution.strategy import Strategy
+from strategies.execution.transfers import Transfers
 from strategies.layout import Layout
-from strategies.pipeline.schedule import Schedule
-from strategies.transfers import Transfers
 from training.optimizer import Optimizer
 
 ADAMW = Optimizer(steps=1, **get_config().optimizer)
@@ -104,14 +106,19 @@ class Case:
   def first(self) -> int:
     """The dense blocks of a mixture that only the first stage of a pipeline runs, before its own; else 0.
 
-    Its backward unit runs their forward pass again (strategies/pipeline/stage.py).
+    Its backward unit runs their forward pass again (strategies/execution/stages/stage.py).
     """
     return self.sizes.dense_layers if self.schedule else 0
 
   @property
   def layers(self) -> int:
-    """The blocks of one device, without those of `first`."""
-    return (self.sizes.depth - self.first) // self.layout.shards("layers")
+    """The blocks of one device, without those of `first`; the last stage may have fewer."""
+    return -(-(self.sizes.depth - self.first) // self.layout.shards("layers"))
+
+  @functools.cached_property
+  def of_state(self) -> Layout:
+    """The layout of the optimizer's state."""
+    return self.layout.stored_as("state")
 
   @property
   def splits(self) -> bool:
@@ -125,8 +132,11 @@ class Case:
 
   @property
   def examples(self) -> float:
-    """Examples of one part on one device. Of an example whose positions devices share, each has a part."""
-    return self.batch_size / self.batch_parts / (self.layout.shards("batch") * self.sharers)
+    """Examples of one part on one device. Of an example whose positions devices share, each has a part.
+
+    Rows without an example, which fill up the batch if devices do not divide it, count too.
+    """
+    return -(-self.batch_size // (self.batch_parts * self.layout.shards("batch"))) / self.sharers
 
   @property
   def tokens(self) -> float:
@@ -162,7 +172,7 @@ class Case:
   def outputs(self) -> float:
     """The head's outputs for one prediction on one device. The vocabulary may be split, classes are not."""
     (_, outputs), dims = self.sizes.predicts.head()
-    return outputs / (self.layout.shards("vocab") if "vocab" in dims else 1)
+    return -(-outputs // self.layout.shards("vocab")) if "vocab" in dims else outputs
 
   @property
   def logits(self) -> float:
@@ -183,7 +193,12 @@ class Case:
 
   def stored_item(self, weight: Weight) -> int:
     """Bytes of an element of a weight as it is stored."""
-    return jnp.dtype(self.sizes.param_dtype).itemsize if weight.trained else self.item_of(weight)
+    return jnp.dtype(weight.stored).itemsize if weight.trained else self.item_of(weight)
+
+  @property
+  def sum_item(self) -> int:
+    """Bytes of an element of the gradients that are kept until the update: in float32, if several parts are summed."""
+    return 4 if self.batch_parts > 1 else jnp.dtype(self.sizes.param_dtype).itemsize
 
   def item_of(self, weight: Weight) -> int:
     """Bytes of an element of a weight as the model uses it, and of its gradient (`models.parameters.used_dtypes`)."""
@@ -191,11 +206,15 @@ class Case:
 
   def held(self, weight: Weight) -> float:
     """Elements of a weight that one device stores."""
-    return weight.size / math.prod(self.layout.shards_in(weight.dims, dim) for dim in weight.dims if dim)
+    return piece_size(self.layout, weight.shape, weight.dims)
 
   def used(self, weight: Weight) -> float:
     """Elements of a weight that one device computes with: gathered along `embed`."""
     return self.held(weight) * (self.layout.shards_in(weight.dims, "embed") if "embed" in weight.dims else 1)
+
+  def whole(self, weight: Weight) -> float:
+    """The same without padding along `embed`."""
+    return piece_size(self.layout.place(embed=None, gradients=None, state=None), weight.shape, weight.dims)
 
   def along(self, weight: Weight, axes: Collection[str]) -> tuple[str, ...]:
     """Those of these mesh axes along which pieces of a weight may lie, outermost first."""
@@ -211,16 +230,13 @@ class Case:
 
   def summed(self, weight: Weight) -> float:
     """Elements of a weight's gradient that one device keeps from one part of the batch to the next."""
-    by_hand = self.transfers.by_hand
-    return self.resident(weight) if by_hand else self._in_pieces(weight, self.transfers.scattered_each_part)
+    if self.transfers.by_hand:
+      return self.resident(weight)
+    return self.used(weight) / self.devices(self.along(weight, self.transfers.scattered_each_part))
 
   def updated(self, weight: Weight) -> float:
     """Elements of a weight that one device updates: as many as it stores of each moment of Adam."""
-    return self._in_pieces(weight, self.axes("state"))
-
-  def _in_pieces(self, weight: Weight, axes: tuple[str, ...]) -> float:
-    """Elements of a weight on one device if these mesh axes split `embed`."""
-    return self.used(weight) / self.devices(self.along(weight, axes))
+    return piece_size(self.of_state, weight.shape, weight.dims)
 
 
 class Product(NamedTuple):
@@ -233,6 +249,11 @@ class Product(NamedTuple):
 
   flops: float
   dims: tuple[str, ...]
+
+
+def piece_size(layout: Layout, shape: Sequence[int], dims: Dims) -> int:
+  """Elements of an array that one device stores under a layout, with padding (strategies/execution/padding.py)."""
+  return math.prod(-(-n // layout.shards_in(dims, dim)) if dim else n for n, dim in zip(shape, dims, strict=True))
 
 
 def ring_share(n: int) -> float:

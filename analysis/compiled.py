@@ -16,9 +16,10 @@ from analysis import calls, communication, experts, gpus, hlo, overlap, work
 from analysis.case import Case
 from analysis.links import Links
 from analysis.timeline import unit_rounds
+from runtime.device_memory import is_too_little
 from runtime.hardware import Chip
 from runtime.stderr import silenced
-from strategies.base import Strategy
+from strategies.execution.strategy import Strategy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ def compile_step(strategy: Strategy, batch_size: int) -> CompiledStep:
     with silenced(), metadata_in_cache_key():
       compiled, text = _compile(lowered, options_of(strategy))
   except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" in str(error) or "Ran out of memory" in str(error):
+    if is_too_little(error):
       raise DoesNotFit(str(error)) from error
     raise
   seconds = time.perf_counter() - start

@@ -14,8 +14,8 @@ from analysis.case import Case
 from analysis.weights import Weight
 from runtime import hardware
 from runtime.hardware import Chip
-from strategies.collectives import LANES, fills_tiles, is_small
-from strategies.pipeline.stage import UNROLL
+from strategies.execution.collectives import LANES, fills_tiles, is_small
+from strategies.execution.stages.stage import UNROLL
 
 TILE_ROW = 4 * LANES  # bytes of a row of a TPU's tile
 
@@ -147,7 +147,7 @@ class XlaCpu(Compiler):
 
 @dataclasses.dataclass(frozen=True)
 class LibTpu(Compiler):
-  """The TPU compiler, with the recommended options (strategies/compiler_options.py)."""
+  """The TPU compiler, with the recommended options (strategies/execution/options.py)."""
 
   gathers_counts = False
 

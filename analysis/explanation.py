@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from analysis import gpus, host, memory, predict, spans, theory
-from analysis.case import Case
+from analysis.case import Case, piece_size
 from analysis.communication import Collective
 from analysis.compiled import CompiledStep, DoesNotFit, compile_step
 from analysis.excess import excess
@@ -25,9 +25,9 @@ from analysis.timeline import timeline
 from analysis.topology import Cluster, Machine
 from analysis.weights import weights
 from models.dimensions import Dims, Sharding
-from runtime.hardware import Chip, chip, peak_flops
-from strategies.base import Strategy
-from strategies.compiler_options import options
+from runtime.hardware import Chip, chip, peak_flops, usable_memory
+from strategies.execution.options import options
+from strategies.execution.strategy import Strategy
 from strategies.layout import Layout, axes_of
 
 WHOLE_STREAM = ("batch", None, None)  # recorded where a layout splits it elsewhere
@@ -98,7 +98,7 @@ def explain(
     "batch_size": batch_size,
     "weights": _weights(strategy),
     "activations": _activations(strategy, case),
-    "memory": _memory(name, case, step, error, figures, device.platform == "tpu")
+    "memory": _memory(name, case, step, error, usable_memory(list(mesh.devices.flat)), device.platform == "tpu")
     | ({"in_hosts": memory.in_hosts(case)} if in_hosts else {}),
     "transfers": _transfers(case),
     "communication": _communication(collectives, timed) if step else None,
@@ -129,7 +129,7 @@ def _has_default_options(strategy: Strategy) -> bool:
 
 
 def _weights(strategy: Strategy) -> list[dict[str, Any]]:
-  item, shown = jnp.dtype(strategy.program.sizes.param_dtype).itemsize, strategy.layout.compact
+  shown = strategy.layout.compact
   return [
     {
       "name": weight.name,
@@ -137,7 +137,7 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
       "dims": weight.dims,
       "spec": tuple(shown.spec(weight.dims)),
       "state": tuple(shown.stored_as("state").spec(weight.dims)),  # of the optimizer's moments
-      "bytes": weight.size // _shards(strategy.layout, weight.dims) * item,
+      "bytes": piece_size(strategy.layout, weight.shape, weight.dims) * jnp.dtype(weight.stored).itemsize,
     }
     for weight in weights(strategy.program.sizes)
   ]
@@ -146,7 +146,7 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
 def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   """The activations of one part of the batch, with their global shapes."""
   program, recorder, layout = strategy.program, Recorder(), strategy.layout
-  size = case.batch_size // case.batch_parts
+  size = -(-case.batch_size // case.batch_parts)
   fields = program.example_shapes()
   batch = {name: jax.ShapeDtypeStruct((size, *field.shape), field.dtype) for name, field in fields.items()}
   state = program.abstract_state()
@@ -178,13 +178,17 @@ def _shards(layout: Layout, dims: Dims) -> int:
 
 
 def _memory(
-  name: str, case: Case, step: CompiledStep | None, error: DoesNotFit | None, figures: Chip | None, compiler_knows: bool
+  name: str,
+  case: Case,
+  step: CompiledStep | None,
+  error: DoesNotFit | None,
+  capacity: float | None,
+  compiler_knows: bool,
 ) -> dict[str, Any]:
   predicted = memory.of(case)
   total: float | None = step.bytes if step else None
   if error:
     total = error.needed or (error.temporary and error.temporary + predicted.state)
-  capacity = figures.memory if figures else None
   # A compiler that knows its devices' memory rejects a step that does not fit. For others, compare the figures.
   fits = None
   if capacity is not None and (step or error):

@@ -9,8 +9,8 @@ from analysis import memory
 from analysis.case import Case
 from errors import ConfigError
 from models.sizes import REMAT, ModelSizes
+from strategies.execution.mesh import resolve
 from strategies.layout import Layout
-from strategies.mesh import resolve
 
 
 def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ compilers' figures (compilers.py).
 """
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 
@@ -16,7 +17,7 @@ from analysis.saved import block_values, bytes_per_example
 from analysis.weights import trained, weights
 from models.ops.loss import chunk_count
 from models.sizes import STACKS, Stack
-from strategies.pipeline.stage import REMAT_OF_FIRST, UNROLL
+from strategies.execution.stages.stage import REMAT_OF_FIRST, UNROLL
 from training.loop import MEMORY_SAVES
 
 
@@ -58,7 +59,7 @@ def of(case: Case) -> Memory:
   cast = fitted.cast * held * case.item if sizes.dtype != sizes.param_dtype else 0
   if case.transfers.by_hand:  # the weights as they are sent, for the whole step
     cast = resident * case.item if resident > held or sizes.dtype != sizes.param_dtype else 0
-  gradients, saved, loss = summed * param, case.examples * _saved(case), _loss(case)
+  gradients, saved, loss = summed * case.sum_item, case.examples * _saved(case), _loss(case)
   if case.batch_parts > 1:  # the sum so far, and the current part's; by hand this one is in the compute dtype
     gradients += fitted.part * summed * (case.item if case.transfers.by_hand and not case.schedule else param)
   else:
@@ -69,8 +70,8 @@ def of(case: Case) -> Memory:
   on_host, state = to_host(case)
   if case.optimizer.on_host:  # a part of the update comes while another goes, when all activations are free
     stages = case.layout.shards("layers")
-    largest = max(case.updated(w) / (w.layers // (stages if w.in_stages else 1)) for w in trained(sizes))
-    working = max(working, 4 * largest * param - saved)
+    largest = max(case.updated(w) / -(-w.layers // (stages if w.in_stages else 1)) for w in trained(sizes))
+    working = max(working, 4 * largest * 4 - saved)  # two moments come and two go, in float32
   return Memory(stored, update.state_bytes(case) - state, gradients, saved, working, on_host / case.batch_parts + state)
 
 
@@ -80,7 +81,7 @@ def in_hosts(case: Case) -> float:
   Each piece of what is trained is kept once by its owner, and once by a neighbour, whatever the layout.
   """
   params = sum(weight.size * case.stored_item(weight) for weight in trained(case.sizes))
-  state = params + sum(array.bytes for array in update.state(case.sizes, case.optimizer))
+  state = params + sum(math.prod(x.shape) * x.item for x in update.state(case.sizes, case.optimizer))
   return 2 * MEMORY_SAVES * state / case.layout.device_count
 
 
@@ -99,7 +100,7 @@ def _saved(case: Case) -> float:
 def _block(case: Case, stack: Stack) -> float:
   """Bytes of the backward pass of a block: its values, their cotangents, its gathered weights and their gradients."""
   sizes, layout, fitted = case.sizes, case.layout, COMPILERS[case.compiler].fitted
-  splits_positions, layers = layout.shards("sequence") > 1, stack.layers // layout.shards(STACKS[stack.name])
+  splits_positions, layers = layout.shards("sequence") > 1, -(-stack.layers // layout.shards(STACKS[stack.name]))
   copies = fitted.block[case.policy]
   if case.schedule:
     copies += 1.0 if layers // case.schedule.chunks > UNROLL else 0.6

@@ -200,13 +200,14 @@ def traffic(case: Case) -> float:
   passes, blocks = fitted.passes[case.policy], 0.0
   for stack in sizes.stacks:
     values, scores = block_values(stack.sizes, *case.pieces, case.sharers)
-    here = stack.layers // layout.shards(STACKS[stack.name])
+    here = -(-stack.layers // layout.shards(STACKS[stack.name]))
     blocks += here * (passes * values + (fitted.score_passes or passes) * scores)
   whole = fitted.whole_passes * sizes.positions * sizes.width * case.item if layout.shards("sequence") > 1 else 0
   logits = case.logits * 4
   weight_passes = 4 if case.repeats else 3
   used = sum(map(case.used, weights(sizes))) * case.item
-  summed, updated = (sum(map(count, trained(sizes))) * param for count in (case.summed, case.updated))
+  summed, updated = (sum(map(count, trained(sizes))) for count in (case.summed, case.updated))
+  summed, updated = summed * case.sum_item, updated * param
   activations = case.examples * (blocks + layers * whole + 6 * logits)
   if sizes.attention == "splash":
     activations += case.examples * layers * _splash_bytes(case)

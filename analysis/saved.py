@@ -64,6 +64,7 @@ class Saved(NamedTuple):
     return self.once + layers * self.blocks
 
 
+@functools.cache
 def bytes_per_example(
   sizes: ModelSizes,
   heads: int,

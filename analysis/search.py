@@ -22,13 +22,13 @@ from models.ops.experts import WAYS as TRANSPORTS
 from models.ops.pieces import TILE
 from models.sizes import REMAT, ModelSizes
 from pages.units import duration
+from strategies.execution.stages import orders
+from strategies.execution.stages.schedule import Schedule
+from strategies.execution.stages.staged import UNEVEN, each_has_layers
 from strategies.layout import PLACES, Layout
-from strategies.pipeline import orders
-from strategies.pipeline.schedule import Schedule
 from training.optimizer import Optimizer
 
 DOUBT = 0.1  # the share of a step's time from which on an uncertain part of it is reported
-USABLE = 0.95  # the share of a device's memory that a step may use; the runtime needs the rest
 # Devices along axes that split these dimensions wait for each other within a step, so such axes are at most this large.
 WAITING, LARGEST = ("heads", "mlp", "vocab", "layers"), 32
 
@@ -129,7 +129,7 @@ def search(
         continue  # it would run as another of these ways
       for case, pipeline in _cases(Case(layout, chosen, batch_size, compiler=where.platform, optimizer=optimizer)):
         candidate = _candidate(name, case, where, pipeline)
-        if candidate.memory <= USABLE * where.chip.memory:
+        if candidate.memory <= where.chip.memory:
           found.append(candidate)
   return sorted(found, key=lambda c: (c.times.seconds, c.times.communication, c.memory))
 
@@ -151,7 +151,9 @@ def _cases(case: Case) -> Iterator[tuple[Case, tuple[str, int, int, int] | None]
     if schedule and accumulation > 1:
       continue
     made = dataclasses.replace(case, accumulation=accumulation, schedule=schedule)
-    if case.batch_size % (made.batch_parts * layout.shards("batch")) == 0:
+    # Devices need not divide the batch (`Case.examples`), but less than half of what they compute may be padding.
+    rows = made.examples * made.sharers * made.batch_parts * layout.shards("batch")
+    if case.batch_size % made.batch_parts == 0 and rows < 2 * case.batch_size:
       yield made, pipeline
       if accumulation > 1 and set(layout.axes("embed")) & set(layout.axes("batch")):
         yield dataclasses.replace(made, gather="step"), pipeline
@@ -171,7 +173,7 @@ def best(found: Sequence[Candidate], count: int, of_one: int = 2) -> list[Candid
 def _layouts(
   names: Sequence[str], sizes: ModelSizes, devices: int, sequence_parallel: bool = True
 ) -> Iterator[tuple[str, Layout]]:
-  """Every strategy on every mesh of this many devices that splits the model evenly, without equal layouts."""
+  """Every strategy on every mesh of this many devices that may split the model, without equal layouts."""
   seen = set()
   # Of equal layouts, keep the strategy with the fewest mesh axes; on one device, keep `single`.
   simplest_first = lambda name: (len(strategies.layout_of(name).mesh), strategies.layout_of(name).uses_every_axis())
@@ -185,6 +187,7 @@ def _layouts(
       waiting = {axis for dim in WAITING for axis in layout.axes(dim)}
       idle |= layout.shards("experts") > 1 and not sizes.experts
       sharers = layout.shards("positions")
+      idle |= not each_has_layers(layout.shards("layers"), sizes.stacks[-1].layers)
       idle |= sharers > 1 and sizes.positions // sharers < TILE  # kernels of attention work on no fewer positions
       if idle or any(mesh[axis] > LARGEST for axis in waiting):
         continue
@@ -216,7 +219,8 @@ def _pipelines(layout: Layout, depth: int) -> list[tuple[str, int, int, int] | N
     return [None]
   tried: list[tuple[str, int, int, int] | None] = []
   for microbatches in (2 * stages, 4 * stages, 8 * stages):
-    tried += [(name, stages, microbatches, 1) for name in ("gpipe", "1f1b", "zero_bubble")]
+    names = UNEVEN if depth % stages else (*UNEVEN, "zero_bubble")
+    tried += [(name, stages, microbatches, 1) for name in names]
     if depth % (2 * stages) == 0:
       tried.append(("interleaved", stages, microbatches, 2))
   return tried

@@ -7,6 +7,7 @@ test_gpu_topology.py for GPUs.
 
 import collections
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -16,8 +17,8 @@ from analysis.case import Case, ring_share
 from analysis.compilers import COMPILERS
 from analysis.sent import Sent
 from analysis.weights import Weight, trained, weights
-from strategies.collectives import is_small
-from strategies.pipeline.schedule import BACKWARD, FORWARD
+from strategies.execution.collectives import is_small
+from strategies.execution.stages.schedule import BACKWARD, FORWARD
 
 
 def sent(case: Case) -> list[Sent]:
@@ -52,7 +53,7 @@ def _updates(case: Case) -> list[Sent]:
   sizes: collections.Counter[tuple[str, ...]] = collections.Counter()
   for weight in trained(case.sizes):
     axes = case.along(weight, case.transfers.gathered_updated)
-    sizes[axes] += ring_share(case.devices(axes)) * item * case.held(weight)
+    sizes[axes] += (case.devices(axes) - 1) * item * case.updated(weight)
   what = "new weights, from the pieces that devices update"
   return [Sent("all-gather", axes, size, what, waits=True, edges=size) for axes, size in sizes.items()]
 
@@ -93,13 +94,15 @@ def _gradients(case: Case) -> list[Sent]:
   as_weights = set(transfers.scattered_each_part) == set(case.axes("embed"))
   to_shards = f"gradients, to {'the weight shards' if as_weights else 'pieces'}"
 
-  def row(kind: str, axes: tuple[str, ...], chosen: list[Weight], each: float, what: str) -> Sent:
-    size = lambda some: times * each * sum(case.used(weight) * case.item_of(weight) for weight in some)
+  def row(
+    kind: str, axes: tuple[str, ...], chosen: list[Weight], each: float, what: str, elements: Any = case.used
+  ) -> Sent:
+    size = lambda some: times * each * sum(elements(weight) * case.item_of(weight) for weight in some)
     return Sent(kind, axes, size(chosen), what, edges=size(weight for weight in chosen if not weight.in_blocks))
 
   return [
     row("reduce-scatter", sharded, scattered, ring_share(n), to_shards),
-    row("all-reduce", sharded, sliced, 2 * ring_share(n), to_shards),
+    row("all-reduce", sharded, sliced, 2 * ring_share(n), to_shards, case.whole),  # only pieces have padding
     row("all-reduce", whole, matrices, 2 * ring_share(r) / n, "gradients of weights"),
     *_over_positions(case),
   ]
@@ -131,7 +134,7 @@ def _over_positions(case: Case) -> list[Sent]:
 
 
 def _sums_by_hand(case: Case) -> list[Sent]:
-  """Gradients that are summed by hand (strategies/by_hand.py), in the dtype in which weights are gathered.
+  """Gradients that are summed by hand (strategies/execution/by_hand.py), in the dtype in which weights are gathered.
 
   Along `embed` they are scattered, after each part or once, and along the other axes of the optimizer's state once.
   Along all other axes they are all-reduced once. Stages share the weights outside the blocks, so those are summed over
@@ -149,8 +152,10 @@ def _sums_by_hand(case: Case) -> list[Sent]:
     edges[kind, axes, what] += 0 if weight.in_blocks and axes == each_part else size
 
   for weight in trained(case.sizes):
-    size = case.held(weight) * case.item_of(weight)
-    size *= case.devices(case.along(weight, (*each_part, *transfers.gathered_once)))  # before it is scattered
+    left = case.ordered(set(case.axes("embed")) - {*each_part, *transfers.gathered_once})  # to the compiler
+    # Before it is scattered, with the padding of its pieces.
+    size = case.updated(weight) * case.item_of(weight) * case.devices(case.along(weight, case.axes("state")))
+    size /= case.devices(case.along(weight, left))
     pieces: tuple[str, ...] = ()
     for axes, times in ((case.along(weight, each_part), case.batch_parts), (case.along(weight, once), 1)):
       n, pieces = case.devices(axes), (*pieces, *axes)
@@ -171,13 +176,13 @@ def _table_gradients(case: Case) -> list[Sent]:
   if case.transfers.by_hand or COMPILERS[case.compiler].scatters_tables(case):
     return []
   batch = case.axes("batch")
-  tables = sum(case.used(weight) for weight in trained(case.sizes) if weight.is_table)
+  tables = sum(case.whole(weight) for weight in trained(case.sizes) if weight.is_table)
   size = case.batch_parts * 2 * ring_share(case.devices(batch)) * case.item * tables
   return [Sent("all-reduce", batch, size, "gradient of the embedding", edges=size)]
 
 
 def _stages(case: Case) -> list[Sent]:
-  """What the executor of a pipeline sends between stages (strategies/pipeline/)."""
+  """What the executor of a pipeline sends between stages (strategies/execution/stages/)."""
   if not case.schedule:
     return []
   axes = case.axes("layers")

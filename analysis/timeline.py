@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from strategies.base import Strategy
-from strategies.pipeline.orders import ORDERS, build
-from strategies.pipeline.schedule import BACKWARD, FORWARD, KINDS, WEIGHTS, Schedule
+from strategies.execution.stages.orders import ORDERS, build
+from strategies.execution.stages.schedule import BACKWARD, FORWARD, KINDS, WEIGHTS, Schedule
+from strategies.execution.strategy import Strategy
 
 
 def schedules(stages: int, microbatches: int, chunks: int) -> dict[str, Schedule]:
@@ -17,9 +17,9 @@ def schedules(stages: int, microbatches: int, chunks: int) -> dict[str, Schedule
 def unit_rounds(strategy: Strategy) -> dict[str, int]:
   """How often the busiest device runs each of a pipeline's optional loops in a step, by the name of the loop's scope.
 
-  The names are those that strategies/pipeline/stage.py gives to its loops. The compiled program does not say how often
-  these loops run, because it depends on the schedule's table. Forward units are counted on the last stage, which also
-  runs the head, and the others on the first, which also runs the embedding's gradient.
+  The names are those that strategies/execution/stages/stage.py gives to its loops. The compiled program does not say
+  how often these loops run, because it depends on the schedule's table. Forward units are counted on the last stage,
+  which also runs the head, and the others on the first, which also runs the embedding's gradient.
   """
   schedule, rounds = strategy.schedule, {}
   if not schedule:

@@ -9,21 +9,23 @@ from typing import NamedTuple
 import jax
 from flax import nnx
 
-from analysis.case import Case, ring_share
+from analysis.case import Case, piece_size, ring_share
 from analysis.weights import Weight, weights
 from models.dimensions import Dims, is_dims
 from models.parameters import definition, logical_dims, trained
 from models.sizes import ModelSizes
-from strategies.collectives import Share, share
+from strategies.execution.collectives import Share, share
+from strategies.execution.padding import stored_shape
 from training.optimizer import Optimizer
 from training.optimizers import Rule
 from training.optimizers.rule import sides
 
 
 class Array(NamedTuple):
-  """An array of an optimizer's state: its bytes, with all layers, and its logical dimensions."""
+  """An array of an optimizer's state: its shape with all layers, bytes of an element, and its logical dimensions."""
 
-  bytes: int
+  shape: tuple[int, ...]
+  item: int
   dims: Dims
 
 
@@ -39,12 +41,12 @@ def state(sizes: ModelSizes, optimizer: Optimizer) -> tuple[Array, ...]:
   found = rule(sizes, optimizer)
   arrays = jax.tree.leaves(jax.eval_shape(found.transform.init, trained(sizes, nnx.to_pure_dict(params))))
   names = jax.tree.leaves(found.dims, is_leaf=is_dims)
-  return tuple(Array(x.size * x.dtype.itemsize, dims) for x, dims in zip(arrays, names, strict=True) if dims)
+  return tuple(Array(x.shape, x.dtype.itemsize, dims) for x, dims in zip(arrays, names, strict=True) if dims)
 
 
 def state_bytes(case: Case) -> float:
   """Bytes of the state on one device."""
-  return sum(array.bytes / _pieces(case, array.dims) for array in state(case.sizes, case.optimizer))
+  return sum(piece_size(case.of_state, x.shape, x.dims) * x.item for x in state(case.sizes, case.optimizer))
 
 
 def flops(case: Case) -> float:
@@ -72,11 +74,14 @@ def whole(case: Case) -> list[Weight]:
 
 
 def shared(case: Case) -> dict[tuple[str, tuple[str, ...]], float]:
-  """Bytes that a device sends to share layers of weights (`strategies.collectives.by_layer`), by kind and mesh axes."""
+  """Bytes that a device sends to share layers of weights, by kind and mesh axes.
+
+  `by_layer` in strategies/execution/collectives.py sends them.
+  """
   sent: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
   for weight in whole(case):
     found = _share(case, weight)
-    own = math.prod(weight.shape[1:]) / case.devices(case.own_axes(weight))
+    own = math.prod(stored_shape(case.of_state, weight.shape, weight.dims)[1:]) / case.devices(case.own_axes(weight))
     size = found.layers * case.devices(found.copies) * own * case.item
     for axes in (case.ordered(axes) for _, axes in found.pieces):
       sent["all-to-all", axes] += 2 * ring_share(case.devices(axes)) * size
@@ -89,14 +94,14 @@ def summed(case: Case) -> dict[tuple[str, ...], float]:
   sent: collections.Counter[tuple[str, ...]] = collections.Counter()
   for weight in weights(case.sizes):
     for kept, gone in rule(case.sizes, case.optimizer).sums(weight.dims):
-      size = 4 * math.prod(weight.shape[at] for at in kept) / _pieces(case, [weight.dims[at] for at in kept])
+      size = 4 * piece_size(case.of_state, *([of[at] for at in kept] for of in (weight.shape, weight.dims)))
       axes = case.ordered([axis for at in gone if (dim := weight.dims[at]) for axis in _axes(case, weight.dims, dim)])
       sent[axes] += 2 * ring_share(case.devices(axes)) * size
   return sent
 
 
 def _share(case: Case, weight: Weight) -> Share:
-  return share(case.layout.stored_as("state"), weight.dims, weight.shape[0])
+  return share(case.of_state, weight.dims, weight.shape[0])
 
 
 def _pieces(case: Case, dims: Iterable[str | None]) -> int:

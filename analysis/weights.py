@@ -9,7 +9,7 @@ from flax import nnx
 
 from models import lora
 from models.dimensions import Dims, is_dims
-from models.parameters import definition, logical_dims, used_dtypes
+from models.parameters import definition, logical_dims, stored_dtypes, used_dtypes
 from models.sizes import STACKS, ModelSizes
 
 
@@ -21,7 +21,8 @@ class Weight(NamedTuple):
     dims: the logical dimensions of `shape`.
     dtype: in which the model uses it: float32 for a classifier's head, `param_dtype` for norms, else the compute dtype.
     roles: how the model uses it: "block", "embedding", "head", "norm" or "adapter". A tied embedding is also the head.
-    trained: whether it is; if not, it is stored in `dtype`.
+    stored: the dtype in which it is stored if it is trained; else it is stored in `dtype`.
+    trained: whether it is.
   """
 
   name: str
@@ -29,6 +30,7 @@ class Weight(NamedTuple):
   dims: Dims
   dtype: str
   roles: tuple[str, ...]
+  stored: str
   trained: bool = True
 
   @property
@@ -83,12 +85,12 @@ def weights(sizes: ModelSizes) -> tuple[Weight, ...]:
   _, params = definition(sizes)
   found = jax.tree.leaves_with_path(nnx.to_pure_dict(params))
   named = jax.tree.leaves(logical_dims(sizes), is_leaf=is_dims)
-  dtypes = jax.tree.leaves(used_dtypes(sizes))
+  dtypes, stored = jax.tree.leaves(used_dtypes(sizes)), jax.tree.leaves(stored_dtypes(sizes))
   name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
   is_trained = lambda path: not sizes.lora_rank or lora.NAME in name(path).split("/")
   return tuple(
-    Weight(name(path), tuple(param.shape), dims, dtype, _roles(sizes, name(path), dims), is_trained(path))
-    for (path, param), dims, dtype in zip(found, named, dtypes, strict=True)
+    Weight(name(path), tuple(param.shape), dims, dtype, _roles(sizes, name(path), dims), kept, is_trained(path))
+    for (path, param), dims, dtype, kept in zip(found, named, dtypes, stored, strict=True)
   )
 
 

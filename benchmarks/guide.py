@@ -16,7 +16,7 @@ from benchmarks.figures import Record
 from benchmarks.pages import ROOT, fill
 from benchmarks.sections import megabytes, milliseconds, table, title, where
 from benchmarks.tables import SHARED
-from strategies.mesh import resolve
+from strategies.execution.mesh import resolve
 
 PAGE, GOLDEN = ROOT / "docs" / "strategies.md", ROOT / "tests" / "golden" / "explain"
 RECORD = "2-cores-of-amd-epyc-family-26-model-2-throughput"  # the machine on which all strategies were measured

@@ -31,8 +31,8 @@ from benchmarks.sections import table
 from configs import base
 from errors import ConfigError, one_of
 from runtime import command_line
-from strategies.compiler_options import CHOICES
-from strategies.mesh import abstract_mesh, resolve
+from strategies.execution.mesh import abstract_mesh, resolve
+from strategies.execution.options import CHOICES
 from training import settings
 
 PAGE, LARGE_PAGE = ROOT / "docs" / "explain.md", ROOT / "docs" / "thousand-chips.md"

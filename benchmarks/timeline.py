@@ -21,7 +21,7 @@ from analysis.overlap import Overlap
 from analysis.topology import machine_of
 from benchmarks.pages import ROOT, cpu
 from benchmarks.predictions import COMPILER, Prediction, config
-from strategies.compiler_options import CHOICES
+from strategies.execution.options import CHOICES
 from training import settings
 
 FILE = ROOT / "benchmarks" / "results" / "timeline.json"

@@ -28,7 +28,7 @@ from configs import base
 from errors import ConfigError
 from runtime import hardware
 from runtime.devices import start_jax
-from strategies.mesh import fitted
+from strategies.execution.mesh import fitted
 from training import settings
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")

@@ -28,6 +28,11 @@ def document(title: str, subtitle: str, *sections: str, script: str = "", style:
   return f"<!doctype html>\n<html lang='en'><head>{head}{styles}</head>{body}</html>\n"
 
 
+def _no_links(path: str, flags: int) -> int:
+  """Follows no link that a stranger has left in a workdir: it would overwrite a file elsewhere."""
+  return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def write(path: Path, page: str) -> None:
   """Writes a page, or another text, at once, so that nobody ever reads half of it. Raises OSError.
 
@@ -35,7 +40,8 @@ def write(path: Path, page: str) -> None:
   """
   part = path.with_name(f".{path.name}.{os.getpid()}.part")
   try:
-    part.write_text(page, encoding="utf-8", errors="replace")
+    with open(part, "w", encoding="utf-8", errors="replace", opener=_no_links) as file:
+      file.write(page)
     part.replace(path)
   finally:
     part.unlink(missing_ok=True)

@@ -32,7 +32,7 @@ from models.ops import context, pieces, positions
 from models.ops.attention import BEST, IMPLEMENTATIONS, PIECES, plain
 from models.ops.layers import with_gradient
 from runtime.devices import start_jax
-from strategies.constraints import NOTHING, Constraints
+from strategies.execution.constraints import NOTHING, Constraints
 from strategies.layout import Layout
 
 BATCH, LENGTH, DOCUMENTS = 4, 2048, 4

@@ -17,8 +17,9 @@ import strategies
 from benchmarks.accelerator.step import Measurement, Values, Verdict, Where, difference, largest, reason, say
 from configs import base
 from errors import ConfigError
+from models.dimensions import resized
 from runtime.devices import start_jax
-from strategies.mesh import fitted
+from strategies.execution.mesh import fitted
 from training import settings
 
 STEPS, EXAMPLES = 20, 16
@@ -70,16 +71,17 @@ def train(
   runner = strategies.create(asked, program, devices)
   runner.check_batch("batch_size", size, asked.accumulation)
   start = jax.device_get(runner.init(asked.seed)) if start is None else start
-  state = jax.device_put(start, runner.state_sharding)
+  stored = lambda x, like: jax.device_put(resized(x, like.shape), like.sharding)  # devices may not divide it
+  state, shapes = jax.tree.map(stored, start, runner.abstract_state()), runner.shapes.opt_state[0].mu
   losses: list[jax.Array] = []
   gradients: dict[str, np.ndarray] = {}
   batches = data.Batches(data.mixture(data.load(asked)), size, asked.seed)
   for step in range(STEPS):
     state, metrics = runner.train_step(state, runner.shard(batches.read(step, runner.rows(size)), size))
     if not gradients:
-      moments = jax.tree.leaves_with_path(jax.device_get(state.opt_state[0].mu))
-      parameter = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-      gradients = {parameter(path): np.asarray(m) / (1 - program.optimizer.b1) for path, m in moments}
+      cut = lambda m, like: np.asarray(m)[tuple(map(slice, like.shape))] / (1 - program.optimizer.b1)
+      moments = jax.tree.leaves_with_path(jax.tree.map(cut, jax.device_get(state.opt_state[0].mu), shapes))
+      gradients = {jax.tree_util.keystr(path, simple=True, separator="/"): m for path, m in moments}
     losses.append(metrics["loss"])
   return (np.array(jax.device_get(losses)), gradients), start
 

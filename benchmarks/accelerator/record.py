@@ -14,10 +14,11 @@ from typing import Any
 from benchmarks import throughput
 from benchmarks.accelerator.step import Values
 from benchmarks.tables import RESULTS
+from runtime import device_memory
 
 KIND = "accelerator"
 # Settings outside the command that change what is measured.
-ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE")
+ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", *device_memory.SETTINGS)
 
 
 def path(hardware: Mapping[str, Any], results: Path = RESULTS) -> Path:

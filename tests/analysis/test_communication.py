@@ -23,6 +23,7 @@ from variants import (
   SHARED,
   fitting,
   make_program,
+  runner_of,
 )
 
 import strategies
@@ -30,7 +31,8 @@ from analysis import compiled, memory, predict, theory
 from analysis.case import Case
 from analysis.host import to_host
 from analysis.weights import weights
-from strategies.mesh import make_mesh
+from strategies import layout_of
+from strategies.execution.mesh import make_mesh
 from training.program import Program
 
 # Numbers beside the formulas' terms: losses, counts and norms, and for some optimizers a number for each matrix.
@@ -39,12 +41,17 @@ SCALARS = 512
 # Those of test_parity.py, whose steps the cache has then, and some of its own, of which the next strategy has others.
 # Tests of a pair share its compiled step.
 OWN = [pair for i, pair in enumerate(itertools.product(strategies.names(), ["text", MUON, ADAFACTOR])) if i % 2 == 0]
+SPLIT = ("fsdp", "zero1", "zero2", "tensor_parallel")  # strategies of one mesh axis that split a weight
+SIX = {"stage": 3, "model": 2, "replica": 3, "expert": 3, "context": 2}  # sizes of axes on six devices
 PAIRS = [*SHARED, ("single", ADAPTED), *in_full(OWN, ("tensor_parallel", MUON), ("pmap_ddp", ADAFACTOR))]
 
 
 def compile_case(name: str, program: Program, batch_size: int, **fields: Any) -> tuple[Case, compiled.CompiledStep]:
   """What is predicted, and what is compiled."""
-  runner = strategy(name, program, **fields)
+  return compile_runner(strategy(name, program, **fields), batch_size)
+
+
+def compile_runner(runner: strategies.Strategy, batch_size: int) -> tuple[Case, compiled.CompiledStep]:
   return Case.of(runner, batch_size, "cpu"), compiled.compile_step(runner, batch_size)
 
 
@@ -57,7 +64,10 @@ def program_of(name: str, variant: str) -> Program:
 
 @functools.cache
 def compiled_at(name: str, variant: str, batch_size: int) -> tuple[Case, compiled.CompiledStep]:
-  return compile_case(name, program_of(name, variant), batch_size, **MICROBATCHES)
+  program = program_of(name, variant)
+  if program == fitting(name, variant):
+    return compile_runner(runner_of(name, variant), batch_size)
+  return compile_case(name, program, batch_size, **MICROBATCHES)
 
 
 def compiled_case(name: str, variant: str) -> tuple[Case, compiled.CompiledStep]:
@@ -101,6 +111,27 @@ def test_a_device_holds_the_state_that_is_predicted(name: str, variant: str, mon
   held = memory.of(case).state + to_host(case)[1]  # CPUs count their host's memory as their own
   # The rest are a few numbers, such as those of steps.
   assert 0 <= step.arguments - held - sum(size.values()) <= ids + 16
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+  "name", [name for name in strategies.names() if len(layout_of(name).mesh) > 1 or name in SPLIT]
+)
+def test_where_devices_divide_nothing_padding_is_all_that_is_added(name: str):
+  """Six devices, and a model whose width, vocabulary and depth they do not divide. The batch has 16 examples."""
+  heads = {"model__heads": 6, "model__kv_heads": 6, "model__head_dim": 4, "model__mlp_width": 60, "model__seq_len": 12}
+  sizes = {"model__width": 64, "model__vocab_size": 97, "model__depth": 5, "model__experts": 6 * ("expert" in name)}
+  axes = layout_of(name).mesh if name != "tensor_parallel" else ()
+  mesh = {f"mesh__{axis}": size for axis, size in SIX.items() if axis in axes}
+  runner = strategy(name, make_program("text", **heads | sizes), 6, **MICROBATCHES, **mesh)
+  case, step = Case.of(runner, BATCH, "cpu"), compiled.compile_step(runner, BATCH)
+  ours, wanted = sent_and_wanted(case, step)
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+  of_batch = sum(x.size * x.dtype.itemsize for x in runner.abstract_batch(BATCH).values()) // runner.layout.shards(
+    "batch"
+  )
+  assert 0 <= step.arguments - memory.of(case).state - of_batch <= 16
 
 
 def test_data_parallel_sends_its_gradients_twice():

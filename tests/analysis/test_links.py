@@ -13,7 +13,7 @@ from analysis import links
 from analysis.links import Switched, Torus, spread
 from analysis.topology import machine_of
 from runtime.hardware import Chip, chip
-from strategies.mesh import make_mesh
+from strategies.execution.mesh import make_mesh
 
 TORUS = Chip(flops=1e12, memory=1e9, bandwidth=1e9, link=10.0, torus=3, wraps=4)
 SWITCHED = Chip(flops=1e12, memory=1e9, bandwidth=1e9, link=100.0, network=5.0)

@@ -13,7 +13,7 @@ from analysis.case import Case
 from analysis.roofline import Roofline
 from benchmarks import expected as benchmark
 from runtime.hardware import Chip
-from strategies.transfers import Transfers
+from strategies.execution.transfers import Transfers
 
 FIGURES = Chip(flops=1e12, memory=1e9, bandwidth=1e9, link=10.0)
 

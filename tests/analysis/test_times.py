@@ -210,8 +210,7 @@ def test_times_and_communication_that_explain_computes_from_a_step():
 def test_a_step_fits_if_arguments_and_temporaries_fit_together(capacity: float, fits: bool):
   runner = strategy("fsdp", program())
   case, step = Case.of(runner, 16, "gpu"), CompiledStep(hlo.parse(STEP), 60, 40, 0.0, runner.layout.mesh, {})
-  figures = Chip(flops=1.0, memory=capacity, bandwidth=1.0, link=1.0)
-  assert explanation._memory("fsdp", case, step, None, figures, compiler_knows=False)["fits"] is fits
+  assert explanation._memory("fsdp", case, step, None, capacity, compiler_knows=False)["fits"] is fits
 
 
 def test_fixes_multiply_the_current_accumulation():

@@ -21,7 +21,7 @@ from analysis.case import Case
 from analysis.compiled import compile_step
 from analysis.topology import machine_of
 from configs import base
-from strategies.base import Strategy
+from strategies.execution.strategy import Strategy
 from tools import explain as tool
 from training import settings
 
