@@ -17,13 +17,14 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from errors import ConfigError
+from errors import ConfigError, visible
 from reporting.appender import Appender, warn
 from runtime.stderr import print_if_read
 from storage.bucket import Location, location
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 # Lines that gloo prints, and that SLURM prints about an end of a process of which we know. They are dropped.
+KEPT = "\n\t"  # of the lines of processes; other control characters are shown
 NOISE = re.compile(
   r"\[Gloo\] Rank |slurmstepd\S*: error: \*\*\*|"
   r"srun: (error: \S+: task 0: |Force Terminated|forcing job termination|Job step aborted)"
@@ -280,7 +281,7 @@ def simulated_host(place: int) -> str:
 def show(rank: int, line: str) -> None:
   """Prints a line, prefixed by the rank of its process."""
   with _printing:
-    print_if_read(lambda: print(f"[{rank}] {line}", end="", flush=True), "the job goes on")
+    print_if_read(lambda: print(f"[{rank}] {visible(line, KEPT)}", end="", flush=True), "the job goes on")
 
 
 class Output:
@@ -310,6 +311,7 @@ class Output:
       self._file = None
 
   def take(self, rank: int, line: str) -> None:
+    line = visible(line, KEPT)
     with self._lock:
       self._held.append((time.monotonic(), rank, line))
       if line.strip():

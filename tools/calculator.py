@@ -17,15 +17,15 @@ import jax
 import strategies
 from analysis import gpus, memory, predict, theory
 from analysis.case import Case
-from analysis.search import USABLE, model_of
+from analysis.search import model_of
 from analysis.topology import TPUS, Machine, machine_of
 from configs import base
 from errors import ConfigError
 from models.sizes import REMAT
 from pages.element import json_of, table, tag
 from pages.units import amount, duration, mfu
+from strategies.execution.mesh import abstract_mesh, resolve
 from strategies.layout import PLACES
-from strategies.mesh import abstract_mesh, resolve
 from tools.guide_pages import ROOT, rendered
 from training import settings
 
@@ -38,7 +38,8 @@ sequences of {LENGTH:,} tokens with AdamW, in bfloat16 with float32 weights and 
 of [`configs/base.py`](configs/base.py). Mesh axes with a default size are also tried with {WIDER}. MFU counts the
 arithmetic that a step needs, without the masked half of attention; PaLM's count includes that half. This page was made
 with jax {jax.__version__}. `python -m tools.plan` does the same for any model and number of devices, and tries more
-([how far to trust the predictions](docs/explain.md)).
+([how far to trust the predictions](docs/explain.md)). What does not fit needs more than
+[a program may use](docs/memory.md#how-much-of-a-device-a-program-may-use) of a device's memory.
 """
 
 Mesh = tuple[tuple[str, int], ...]
@@ -113,7 +114,7 @@ def figures(made: strategies.Strategy, batch_size: int, where: Sequence[Machine]
   held = amount(predicted.total) + (f", and {amount(predicted.host)} of its host" if predicted.host else "")
   cells = [held, "; ".join(f"over {axes} {amount(size)}" for axes, size in sent.items()) or "nothing"]
   for one in where:
-    if predicted.total > USABLE * one.chip.memory:
+    if predicted.total > one.chip.memory:
       cells.append("does not fit")
     else:
       times = predict.times(case, one.chip, one.links(layout.mesh))

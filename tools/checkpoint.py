@@ -58,7 +58,8 @@ def _look(folder: Location) -> Found:
   elif not folder.name.isdigit() or int(folder.name) not in reading.steps(folder.parent):
     health = "unfinished"
   elif saved is None:
-    health = "damaged: its record cannot be read"
+    why = reading.fault(folder)
+    health = f"damaged: its record cannot be read{f' ({why})' if why else ''}"
   else:
     missing = [item for item in ("params", "optimizer") if not (folder / item).is_dir()]
     health = f"damaged: {missing[0]} is missing" if missing else "whole"
@@ -86,12 +87,12 @@ def table(found: list[Found]) -> str:
   lines = [f"{'step':>8}  {'size':>10}  {'saved':<19}  {'loss':>7}  {'devices':>7}  strategy; health"]
   for one in found:
     saved = one.saved or {}
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved["time"])) if saved else "?"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(saved["time"])) if "time" in saved else "?"
     loss = f"{saved['loss']:.4f}" if saved.get("loss") is not None else "-"
     size = f"{one.bytes / 1e6:>7.1f} MB" if one.bytes is not None else f"{'-':>10}"
     lines.append(
-      f"{one.step:>8}  {size}  {when:<19}  {loss:>7}  {saved.get('devices', '?'):>7}  "
-      f"{saved.get('strategy', '?')}; {one.health}"
+      f"{one.step:>8}  {size}  {when:<19}  {loss:>7}  {str(saved.get('devices', '?'))[:7]:>7}  "
+      f"{str(saved.get('strategy', '?'))[:200]}; {one.health}"
     )
   return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
     python -m tools.evaluate WORKDIR_or_DIR --data.path=FILE_OR_FOLDER        # loss, perplexity and bits a byte
     python -m tools.evaluate WORKDIR_or_DIR --data.path=... --data.prompt_field=prompt    # of completions alone
+    python -m tools.evaluate WORKDIR_or_DIR --data.path=... --data.messages_field=messages    # of answers alone
     python -m tools.evaluate WORKDIR_or_DIR --choices=FILE.jsonl              # accuracy
     python -m tools.evaluate WORKDIR_or_DIR --data.path=... --strategy=two_d --mesh=model=2 --json=FILE
 
@@ -32,7 +33,7 @@ from strategies import Strategy, names
 from tools.source import Model, laid_out, mesh_of, open_model
 from training.program import Params, TrainState
 
-FIELDS = ("text_field", "prompt_field", "completion_field", "cache_dir")  # of config.data
+FIELDS = ("text_field", "prompt_field", "completion_field", "messages_field", "cache_dir")  # of config.data
 TOKENS = 8192  # in a batch, about, unless the user says how many sequences
 
 
@@ -46,7 +47,7 @@ def with_options(model: Model, options: argparse.Namespace) -> tuple[Model, Toke
   length = model.seq_len if options.seq_len is None else positive("seq-len", options.seq_len)
   given = {f"data.{name}": getattr(options, name) for name in FIELDS}
   config.update_from_flattened_dict(
-    {"data.packing": "documents", "model.seq_len": length, "data.prompt_field": ""}
+    {"data.packing": "documents", "model.seq_len": length, "data.prompt_field": "", "data.messages_field": ""}
     | {"eval_examples": not_negative("examples", options.examples, "use 0 for all")}
     | {name: value for name, value in given.items() if value}
   )
@@ -79,6 +80,7 @@ def main(arguments: list[str]) -> None:
   parser.add_argument("--data.text_field", dest="text_field", help="the field that holds it (default: the run's)")
   parser.add_argument("--data.prompt_field", dest="prompt_field", help="that of prompts, which are not predicted")
   parser.add_argument("--data.completion_field", dest="completion_field", help="that of what follows prompts")
+  parser.add_argument("--data.messages_field", dest="messages_field", help="that of dialogues; answers are predicted")
   parser.add_argument("--data.cache_dir", dest="cache_dir", help="where prepared text is kept")
   parser.add_argument("--choices", metavar="FILE", help="JSON lines with question, choices and answer")
   parser.add_argument("--between", default=" ", help="goes between question and choice (default: a space)")
@@ -100,6 +102,8 @@ def main(arguments: list[str]) -> None:
   strategy = laid_out(model, options.strategy, mesh_of(options.mesh), model.config.model.seq_len, devices)
   model.config.eval_batch_size = size = batch_size(strategy, options.batch_size)
   text = documents(options.path, model.config, tokenizer) if options.path else None
+  for note in text.notes if text else ():
+    print(f"note: {note}", file=sys.stderr)
   longest = model.config.model.seq_len
   rows = choices.rows(questions, tokenizer, between=options.between, longest=longest) if questions else []
   params = model.load(strategy)

@@ -26,7 +26,7 @@ from pages.units import amount, duration, mfu
 from runtime import command_line, folders
 from runtime.devices import start_jax
 from runtime.hardware import chip
-from strategies.base import Strategy
+from strategies.execution.strategy import Strategy
 from tools import strategy_page
 from tools.pictures import picture
 from training import settings
@@ -125,7 +125,7 @@ def _memory(memory: dict[str, Any]) -> str:
   lines = [table(rows)]
   if memory["fits"] is not None:
     verdict = "The step fits" if memory["fits"] else "The step does not fit"
-    lines.append(f"{verdict} into a device's memory of {amount(memory['device'])}.")
+    lines.append(f"{verdict} into the {amount(memory['device'])} of a device's memory that a program may use.")
   if memory["fits"] is False:
     lines += [f"  It would fit with {fix['change']}: predicted {amount(fix['total'])}." for fix in memory["fixes"]]
     if not memory["fixes"]:

@@ -11,7 +11,7 @@ their folders, and no command; --with-paths shows all three in full.
 import argparse
 import dataclasses
 import functools
-import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import limits
 import pretrained
 from checkpointing import initial, reading
 from checkpointing.storage_logs import shorten_storage_logs
-from errors import ConfigError, one_of
+from data.text import tokenizer_files
+from errors import ConfigError, first_line, inside, one_of, shown, visible
+from limits import list_of, whole
 from models import lora
 from models.sizes import ModelSizes, model_sizes
 from pretrained.export import DTYPES, export, export_adapters
@@ -86,7 +89,7 @@ def merged(sizes: ModelSizes, saved: dict[str, Any], read: Callable[[str], np.nd
 
   def read_merged(name: str) -> np.ndarray:
     w, adapter = of_base(name), lora.names_of(name)
-    initial.check_base(path, {f"params/{name}": initial.digest(jnp.asarray(w))}, saved["base"])
+    initial.check_base(path, {f"params/{name}": initial.digest(jnp.asarray(w), w.shape)}, saved["base"])
     has_adapter = f"params/{adapter[0]}" in saved["arrays"]
     return lora.merged(w, *map(read, adapter), sizes.lora_scale) if has_adapter else w
 
@@ -108,12 +111,13 @@ def card(sizes: ModelSizes, saved: dict[str, Any], whole: bool, with_paths: bool
   rows = base | {
     "Trained parameters" if base else "Parameters": f"{size:,}",
     "Context": f"{saved['context']:,} tokens",
+    **({"Window": f"{sizes.window:,} tokens"} if sizes.window else {}),
     "Trained on": f"texts of {sizes.seq_len:,} tokens",
     "Data": names,
     "Steps": f"{saved['loop']['step']:,} with {saved['data']['batch_size']} sequences each",
     "Validation loss": f"{loss}{'' if saved.get('loss') is None else ' nats per token'}",
-    "Strategy": saved["strategy"],
-    "Software": ", ".join(f"{name} {version}" for name, version in saved["versions"].items()),
+    "Strategy": cell(saved["strategy"]),
+    "Software": cell(", ".join(f"{name} {version}" for name, version in saved.get("versions", {}).items())),
   }
   if with_paths and saved.get("command"):
     rows["Command"] = code(saved["command"])
@@ -121,10 +125,44 @@ def card(sizes: ModelSizes, saved: dict[str, Any], whole: bool, with_paths: bool
   return CARD.format(table=table, **(WHOLE if whole else ADAPTERS))
 
 
+def cell(text: str) -> str:
+  """A text in a cell of a Markdown table, in which it is no markup."""
+  return re.sub(r"([\\`*\[\]<>|])", r"\\\1", visible(text))
+
+
 def code(text: str) -> str:
   """A text as code in a cell of a Markdown table."""
-  one_line = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
+  one_line = visible(" ".join(text.split())).replace("`", "'").replace("|", "\\|")
   return f"`{one_line}`"
+
+
+def tokenizer_in(workdir: Location) -> tuple[dict[str, str], Any]:
+  """The files of a run's tokenizer, and the ids that end a text, as generation_config.json has them; without one, none.
+
+  Raises ConfigError if they are not what a run leaves there. A stranger's workdir may have links, which would put any
+  file of this user into what is exported.
+  """
+  folder, files = workdir / TOKENIZER, dict[str, str]()
+  if not folder.is_dir():
+    return files, None
+  generation = tokenizer_files.CONFIGS[0]
+  try:
+    for name in (tokenizer_files.TOKENIZER, *tokenizer_files.BESIDE, generation):
+      if isinstance(file := folder / name, Path):
+        for path in (file.parent, file):
+          inside(f"workdir={str(workdir)!r}", str(workdir), path)
+      if file.exists():
+        files[name] = limits.content(file).decode()
+    end = limits.parsed(files[generation].encode())["eos_token_id"]
+    if not (whole()(end) or list_of(whole())(end)):
+      raise ValueError(f"eos_token_id={shown(end)}")
+  except ConfigError:
+    raise
+  except (OSError, ValueError, LookupError, TypeError) as error:
+    raise ConfigError(
+      f"{str(folder)!r} holds no tokenizer of a run ({first_line(error)}); copy the workdir again"
+    ) from error
+  return files, end
 
 
 def main(arguments: list[str]) -> None:
@@ -140,10 +178,9 @@ def main(arguments: list[str]) -> None:
   shorten_storage_logs()
   jax.config.update("jax_platforms", "cpu")  # a run may be using the accelerators
   folder, saved = checkpoint_of(location(options.workdir, "workdir"), options.step)
-  sizes = model_sizes(config_of(saved), "cpu")
+  sizes = model_sizes(config_of(saved["config"], repr(str(folder))), "cpu")
   workdir = folder.parent.parent
-  files = {file.name: file.read_text() for file in sorted((workdir / TOKENIZER).glob("*"))}
-  end = json.loads(files["generation_config.json"])["eos_token_id"] if files else None
+  files, end = tokenizer_in(workdir)
   if options.merge and not sizes.lora_rank:
     raise ConfigError(f"{options.workdir!r} has no adapters to merge; leave --merge out")
   out, read, is_whole = options.out.expanduser(), reader(folder, saved), options.merge or not sizes.lora_rank

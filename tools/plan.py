@@ -178,8 +178,9 @@ def main(asked: flags.FlagValues) -> None:
   chosen = best(found, asked.best)
   if not found:
     raise ConfigError(
-      f"topology={asked.topology!r}: no strategy fits this model into {where.chip.memory / 1e9:.0f} GB a device and "
-      f"splits batches of {config.batch_size}; use more devices or another batch size"
+      f"topology={asked.topology!r}: no strategy fits this model into the {amount(where.chip.memory)} of a "
+      f"device's memory that a program may use, and splits batches of {config.batch_size}; use more devices or another "
+      "batch size"
     )
   rows = rows_of(chosen, sizes, where, config.batch_size)
   print("\n".join(filter(None, (explain.table(rows), doubts(chosen)))))

@@ -56,7 +56,7 @@ def chart(found: Sequence[Candidate], where: Machine) -> str:
     "seconds a step",
     "bytes a device",
     f"{len(drawn):,} of {len(found):,} plans. The fastest is {first.strategy}: {describe(first)}.",
-    limit=("a device's memory", where.chip.memory),
+    limit=("what a program may use", where.chip.memory),
     y_form=lambda size: f"{size / 1e9:g} GB",
   )
 

@@ -10,7 +10,6 @@ step for this machine's devices, if they are of the kind and number that the run
 
 import argparse
 import collections
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,13 +21,14 @@ from ml_collections import ConfigDict
 from analysis import communication, profile, trace
 from analysis.compiled import CompiledStep, DoesNotFit, compile_step
 from analysis.links import of_devices
-from configs import base
-from errors import ConfigError
+from checkpointing import form
+from errors import ConfigError, first_line
 from pages.units import duration
 from runtime import command_line, profiling
 from runtime.devices import start_jax
 from runtime.hardware import chip
-from strategies.base import Strategy
+from strategies.execution.strategy import Strategy
+from tools import source
 from tools.explain import create, cut, table
 
 
@@ -52,11 +52,14 @@ def recording(workdir: Path) -> Path:
 
 
 def config_of(workdir: Path) -> ConfigDict:
-  """The config of the run in a workdir."""
-  saved = json.loads((workdir / "config.json").read_text())
-  config = base.get_config(strategy=saved["strategy"])
-  config.update(saved)
-  return config
+  """The config of the run in a workdir, as far as it says what a step computes. Raises ConfigError if it cannot be."""
+  file = workdir / "config.json"
+  try:
+    return source.config_of(form.read(file), repr(str(file)), source.STEP)
+  except (OSError, ValueError) as error:
+    if isinstance(error, ConfigError):
+      raise
+    raise ConfigError(f"{str(file)!r} cannot be read ({first_line(error)}); copy it from the run again") from error
 
 
 def predicted(config: ConfigDict, devices: tuple[trace.Device, ...]) -> tuple[dict[str, Expected], str]:
@@ -64,7 +67,6 @@ def predicted(config: ConfigDict, devices: tuple[trace.Device, ...]) -> tuple[di
 
   Compiles the step. Returns nothing, and the reason, if this machine's devices differ from the run's.
   """
-  config.distributed.update({"coordinator": "", "processes": 0, "process": -1})  # this is one process
   config.simulated_devices = len(devices)  # which several processes may have shared
   here = start_jax(config)
   kind = {"cpu": "CPU", "tpu": "TPU"}.get(here[0].platform, here[0].device_kind)

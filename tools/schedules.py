@@ -11,7 +11,7 @@ import sys
 from analysis.timeline import describe, schedules
 from errors import ConfigError, positive
 from runtime import command_line
-from strategies.pipeline.orders import fills_groups
+from strategies.execution.stages.orders import fills_groups
 
 
 def main(arguments: list[str]) -> None:

@@ -62,6 +62,8 @@ class Nodes(Here):
     return self.nodes[place // self.unit]
 
   def address(self, place: int) -> str:
+    if len(self.nodes) == 1:
+      return super().address(place)  # of this machine alone
     node = self.host(place)
     found = re.search(r"\bNodeAddr=(\S+)", _answer("scontrol", "--oneliner", "show", "node", node))
     return found[1] if found else node

@@ -16,6 +16,7 @@ from absl import flags
 import pretrained
 from analysis.search import search
 from analysis.topology import Cluster
+from checkpointing import form
 from errors import ConfigError
 from reporting import heartbeat, recorded
 from runtime import command_line, hardware
@@ -73,7 +74,7 @@ def config_of(arguments: Sequence[str], workdir: Path) -> Any:
     raise ConfigError("config is missing; name one with --config=configs/fsdp.py")
   config, given = pretrained.adopt(values.config), heartbeat.read(workdir / "config.json").get("model", {})
   for name in BY_DATA:
-    config.model[name] = config.model[name] or given.get(name, 0)
+    config.model[name] = config.model[name] or (given[name] if form.whole()(given.get(name)) else 0)
   return settings.with_sizes_made_up(config)
 
 

@@ -11,7 +11,7 @@ from pages.devices import Array, placement
 from pages.element import card, section, table, text, tiles
 from pages.schedule import schedule
 from pages.units import amount, duration, mfu
-from strategies.base import Strategy
+from strategies.execution.strategy import Strategy
 from tools.step_timeline import figures
 
 
@@ -66,7 +66,7 @@ def lies(found: Mapping[str, Any], strategy: Strategy) -> str:
 
 
 def memory_bar(found: Mapping[str, Any]) -> str:
-  """The parts of a device's memory, predicted and by the compiler, beside what the device has."""
+  """The parts of a device's memory, predicted and by the compiler, beside what a program may use."""
   memory = found["memory"]
   names = {
     "parameters": "parameters", "optimizer": "optimizer", "gradients": "gradients",
@@ -78,7 +78,7 @@ def memory_bar(found: Mapping[str, Any]) -> str:
     rows.append(("by the compiler", compiled))
   if memory["predicted"]["host"]:
     rows.append(("and in the host's memory", {"in the host's memory": memory["predicted"]["host"]}))
-  limit = ("a device's memory", memory["device"]) if memory["device"] else None
+  limit = ("what a program may use", memory["device"]) if memory["device"] else None
   return stacked("Memory of a device", rows, amount, limit)
 
 

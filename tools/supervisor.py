@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pages
+from checkpointing import form
 from checkpointing.memory import tier
 from checkpointing.reading import FOLDER, steps
 from errors import ConfigError
@@ -113,8 +114,7 @@ class Supervisor:
     self.where, self.up = where, where.places()
     self._planned: dict[int, tuple[str, ...] | None] = {}
     self._watcher = heartbeat.Watcher(workdir)
-    found, known = heartbeat.read(workdir / STATE), {field.name for field in dataclasses.fields(State)}
-    self.state = State(**{name: value for name, value in found.items() if name in known})
+    self.state = State(**form.fitting(heartbeat.read(workdir / STATE), form.STATE))
     self.output = Output(writable(workdir / LOGS, "workdir"))
 
   def run(self) -> int:

@@ -7,18 +7,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
-from helpers import config, measured, one_sentence
+from helpers import config, measured, one_sentence, program, strategy
 
+import data
 import train
+from checkpointing import record
+from checkpointing.save import Checkpoints
 from storage.answers import StorageError
 from tools import checkpoint
+from training.loop import LoopState
+from training.program import TrainState
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """A run with the programs of test_train.py."""
   workdir = tmp_path_factory.mktemp("ended")
-  fields = {"steps": 4, "eval_every": 2, "model__depth": 1, "data__name": "synthetic", "sample_length": 0}
+  fields = {"steps": 4, "eval_every": 2, "sample_length": 0}
   train.train(config("two_d", **fields), workdir)
   return workdir
 
@@ -41,11 +49,28 @@ def test_the_list_shows_step_loss_strategy_and_health(ended: Path, tmp_path: Pat
   assert f"{loss:.4f}" in lines[4]
 
 
-def test_verifying_reads_every_array(ended: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
-  assert checkpoint.main([str(ended), "--verify"]) == 0
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+  """The checkpoints of such a run, but of random numbers."""
+  asked, workdir = config("two_d"), tmp_path_factory.mktemp("saved")
+  runner, dataset = strategy("two_d", program()), data.load(asked)
+
+  def state(step: int) -> TrainState:
+    random = np.random.default_rng(step)
+    draw = lambda x: random.normal(size=x.shape).astype(x.dtype) if x.ndim else np.full((), step, x.dtype)
+    return jax.device_put(jax.tree.map(draw, runner.abstract_state()), runner.state_sharding)
+
+  with Checkpoints(workdir / "checkpoints", 2, 0, lambda _: None, pytest.fail) as writer:
+    for step in (2, 4):
+      writer.save(state(step), record.make(asked, dataset, runner), LoopState(step))
+  return workdir
+
+
+def test_verifying_reads_every_array(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+  assert checkpoint.main([str(saved), "--verify"]) == 0
   assert capsys.readouterr().out.count("arrays verified") == 2
   run = tmp_path / "run"
-  shutil.copytree(ended, run)
+  shutil.copytree(saved, run)
   # The files are whole but of another step. Only the digests reveal that.
   shutil.rmtree(run / "checkpoints" / "4" / "params")
   shutil.copytree(run / "checkpoints" / "2" / "params", run / "checkpoints" / "4" / "params")
@@ -57,18 +82,18 @@ def test_verifying_reads_every_array(ended: Path, tmp_path: Path, capsys: pytest
   assert checkpoint.main([str(run), "--step=2", "--verify"]) == 1
 
 
-def test_a_missing_folder_or_step_is_one_sentence(ended: Path, tmp_path: Path):
+def test_a_missing_folder_or_step_is_one_sentence(saved: Path, tmp_path: Path):
   with one_sentence("workdir=", "has no folder checkpoints"):
     checkpoint.main([str(tmp_path)])
   with one_sentence("step=3", "[2, 4]"):
-    checkpoint.main([str(ended), "--step=3"])
+    checkpoint.main([str(saved), "--step=3"])
 
 
-def test_the_parameters_can_be_read_elsewhere_as_the_page_says(ended: Path):
+def test_the_parameters_can_be_read_elsewhere_as_the_page_says(saved: Path):
   """By a process with one device, where eight wrote them, and without the code of this repository."""
   page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
   code = re.search(r"```python\n(.*?)```", page, re.DOTALL).group(1)
-  code = code.replace("/path/to/runs/mine/checkpoints/252", str(ended / "checkpoints" / "4"))
+  code = code.replace("/path/to/runs/mine/checkpoints/252", str(saved / "checkpoints" / "4"))
   code += "print(len(jax.devices()), params['embedding'].shape, params['blocks']['mlp']['up'].dtype)"
   done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, env={}, timeout=100)
   vocab, width = config().model.vocab_size, config().model.width

@@ -12,6 +12,8 @@ from lesson_pages import Shown, check_page, run_steps
 from analysis.hlo import parse
 from tools.lessons import gathers, origins
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def shown() -> Shown:

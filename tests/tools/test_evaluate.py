@@ -118,9 +118,16 @@ def test_a_run_is_evaluated_on_the_command_line(tmp_path: Path):
   assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("name, length", [("llama", 1024), ("mistral", 48)])
-def test_a_sequence_of_a_folder_has_1024_tokens_if_its_window_allows(name: str, length: int):
-  assert open_model(str(model_folders.FOLDER / name)).seq_len == length
+@pytest.mark.parametrize(
+  "name, context, length", [("llama", 4096, 1024), ("llama", 64, 64), ("llama", None, 1024), ("mistral", 64, 48)]
+)
+def test_a_sequence_of_a_folder_has_1024_tokens_if_its_context_and_its_window_allow(
+  name: str, context: int | None, length: int, tmp_path: Path
+):
+  said = json.loads((model_folders.FOLDER / name / "config.json").read_text())
+  (tmp_path / "config.json").write_text(json.dumps(said | {"max_position_embeddings": context}))
+  assert open_model(str(tmp_path)).seq_len == length
+  assert open_model(str(tmp_path)).trained == context
 
 
 def sequences(path: Path, to: Path, tokenizer: Tokenizer = BYTES, length: int = 8) -> tuple[list[list[int]], Any]:
@@ -188,7 +195,7 @@ def test_without_a_question_the_end_token_is_before_a_choice():
 def test_a_choice_begins_where_its_tokens_differ_from_those_of_the_question():
   """A tokenizer that joins "b" and "c" to one token, and the last letters of both texts."""
   joined = lambda piece: np.array([*piece.replace(b"bc", b"X")])
-  merging = dataclasses.replace(BYTES, encode=lambda pieces: [joined(piece) for piece in pieces])
+  merging = dataclasses.replace(BYTES, encode_prompts=lambda pieces: [joined(piece) for piece in pieces])
   assert row("ab", "cd", merging, between="") == ("a", "Xd")
   assert row("ab", "dd", merging, between="") == ("ab", "dd")
 
@@ -245,7 +252,7 @@ def test_a_line_that_is_no_question_gets_one_sentence(line: str, parts: list[str
     ("llama", ["--data.path=a", "--strategy=fdsp"], ["strategy='fdsp'", "did you mean 'fsdp'"]),
     ("llama", ["--data.path=a", "--seq-len=0"], ["seq-len=0", "at least 1"]),
     ("llama", ["--data.path=a", "--examples=-1"], ["examples=-1", "0 for all"]),
-    ("llama", ["--data.path=a", "--strategy=fsdp", "--batch-size=9"], ["batch-size=9", "use 8"]),
+    ("llama", ["--data.path=a", "--strategy=fsdp", "--batch-size=3"], ["batch-size=3", "use 8"]),
     ("mistral", ["--data.path=a", "--seq-len=49"], ["49 tokens", "window of 48"]),
     ("llama", [f"--choices={GOLDEN / 'questions.jsonl'}", "--seq-len=9"], ["line 5 of", "seq-len=9", "--seq-len=29"]),
   ],

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 from pathlib import Path
+from typing import Any
 
 import model_folders
 import numpy as np
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import strategies
 import train
 from data.dataset import Text
+from data.text import tokenizers
 from data.text.tokenizers import BYTES
 from models.generate import Sampling
 from tools import generate as tool
@@ -85,7 +87,7 @@ def test_a_run_writes_on_the_command_line(
     assert "note:" not in shown.err
   assert found[0] == found[1] == found[2]
   tool.main([str(tmp_path / "run"), "--length=29", "--prompt=def "])
-  assert "note: texts of up to 33 tokens, from a model that was trained on 32" in capsys.readouterr().err
+  assert "note: texts of up to 33 tokens, from a model that was made for 32" in capsys.readouterr().err
   assert found[0].startswith("def ")
   assert found[0].endswith("\n")
 
@@ -162,3 +164,56 @@ def test_no_prompt_gets_one_sentence(monkeypatch: pytest.MonkeyPatch):
 def test_mistakes_get_one_sentence(arguments: list[str], parts: list[str]):
   with one_sentence(*parts):
     tool.main(arguments)
+
+
+CHAT = Path(__file__).parents[1] / "golden" / "chat" / "headers"
+
+
+def test_a_dialogue_is_kept_and_answers_end_with_their_turn(
+  monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+  """Each answer is written behind all that was said. Its last token here ends a turn, not a text."""
+  tokenizer, prompts = tokenizers.from_file(CHAT / "tokenizer.json"), []
+  loaded = Tokenizer.from_file(str(CHAT / "tokenizer.json"))
+  ids_of = lambda text: loaded.encode(text, add_special_tokens=False).ids
+
+  def write(strategy: Any, params: Any, text: Text, given: list[list[int]], **options: Any) -> Any:
+    prompts.append(given[0])
+    writing = tool.Writing(text, given[0], options["stops"])
+    for token in ids_of(f" Rome {len(prompts)}.<|im_end|>What"):
+      writing.add(token)
+      yield [writing]
+
+  for name, stand_in in (("write", write), ("start_jax", lambda config: []), ("laid_out", lambda *options: None)):
+    monkeypatch.setattr(tool, name, stand_in)
+  model = Model(config(model__vocab_size=0), tokenizer, lambda strategy: {}, None, 32)
+  monkeypatch.setattr(tool, "open_model", lambda source: model)
+  tool.main(["DIR", "--chat", "--system=Be kind.", "--prompt=Italy?", "--prompt=And France?", "--length=9"])
+  assert capsys.readouterr().out == "> Italy?\n Rome 1.\n> And France?\n Rome 2.\n"
+  first = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nItaly?<|im_end|>\n<|im_start|>assistant\n"
+  second = first + "Rome 1.<|im_end|>\n<|im_start|>user\nAnd France?<|im_end|>\n<|im_start|>assistant\n"
+  assert prompts == [ids_of(first), ids_of(second)]  # the template trims
+
+
+def test_a_dialogue_needs_a_template_and_tokens_that_the_model_knows():
+  with one_sentence("data.tokenizer='bytes' has no chat template"):
+    tool.Chatting(Model(config(), BYTES, lambda strategy: {}, None, 32), None)
+  tokenizer = tokenizers.from_file(CHAT / "tokenizer.json")
+  small = Model(config(model__vocab_size=40), tokenizer, lambda strategy: {}, None, 32)
+  with one_sentence("the dialogue has token", "the model knows 40"):
+    tool.Chatting(small, None).ask("Who?")
+  with one_sentence("prompt='Who?' has token", "the model knows 40"):
+    tool.encoded(small, ["Who?"])
+  with one_sentence("system='Be kind.' begins a dialogue", "--chat"):
+    tool.main(["DIR", "--system=Be kind.", "--prompt=a"])
+
+
+@pytest.mark.full
+def test_prompts_in_longer_arrays_are_continued_the_same():
+  """As those of a dialogue, which share the programs of their lengths."""
+  runner, params = model_folders.loaded("llama", "single")
+  prompts = [[5, 6, 7], [8, 9]]
+  ends = [
+    list(tool.write(runner, params, NUMBERS, prompts, length=5, sampling=GREEDY, unit=unit))[-1] for unit in (1, 16)
+  ]
+  assert [writing.ids for writing in ends[0]] == [writing.ids for writing in ends[1]]

@@ -22,7 +22,7 @@ from analysis.topology import Cluster, machine_of
 from configs import base
 from models.sizes import ModelSizes
 from runtime import command_line
-from strategies.mesh import abstract_mesh, resolve
+from strategies.execution.mesh import abstract_mesh, resolve
 from tools import plan as tool
 from tools import plan_page
 from training import settings
@@ -55,7 +55,7 @@ def test_without_names_all_strategies_are_tried():
 def test_all_plans_fit_and_the_fastest_comes_first(found: list[search.Candidate]):
   chip = machine_of(SLICE).chip
   assert len(found) > 50
-  assert all(candidate.memory <= search.USABLE * chip.memory for candidate in found)
+  assert all(candidate.memory <= chip.memory for candidate in found)
   assert all(a.times.seconds <= b.times.seconds for a, b in itertools.pairwise(found))
   assert set(FEW) <= {candidate.strategy for candidate in found}
 
@@ -103,6 +103,14 @@ def test_no_plan_has_an_mfu_above_100_percent(topology: str):
   shares = [[float(row[rows[0].index(name)].rstrip("%")) for row in rows[1:]] for name in ("MFU", "PaLM's MFU")]
   assert 50 < max(shares[0]) <= 100 < max(shares[1])
   assert all(ours < palm for ours, palm in zip(*shares, strict=True))
+
+
+def test_a_plan_may_use_all_the_memory_that_a_program_may_use_and_not_a_byte_more(found: list[search.Candidate]):
+  where, first = machine_of(SLICE), found[0]
+  for size, fits in ((first.memory, True), (first.memory - 1, False)):
+    limited = dataclasses.replace(where, chip=dataclasses.replace(where.chip, memory=size))
+    kept = search.search(model(), 256, limited, (first.strategy,))
+    assert (dict(first.fields) in [dict(candidate.fields) for candidate in kept]) == fits
 
 
 def test_a_strategy_that_does_not_fit_is_dropped():
@@ -427,3 +435,28 @@ def test_equal_layouts_are_tried_once():
     ("data_parallel", 8), ("fsdp", 8), ("hsdp", 2, 4), ("hsdp", 4, 2), ("tensor_parallel", 8), ("two_d", 2, 4),
     ("two_d", 4, 2), ("zero1", 8), ("zero2", 8),
   ]  # fmt: skip
+
+
+@pytest.mark.full
+def test_stages_and_batches_that_devices_do_not_divide_are_planned():
+  """61 layers on 4 stages take what 64 take, whose fullest stage has 16, too; 64 examples on 6 devices what 66 take."""
+  sizes, where = model(1e8, 128), machine_of("h100:1x8")
+  plans = lambda depth, batch, name, where: {
+    (one.case.layout.mesh_in_words, *sorted(one.fields.items())): one
+    for one in search.search(dataclasses.replace(sizes, depth=depth), batch, where, [name])
+  }
+  stages, even = plans(61, 64, "pipeline", where), plans(64, 64, "pipeline", where)
+  ours = {key: one for key, one in stages.items() if one.case.layout.mesh["stage"] == 4}
+  assert {one.fields["pipeline.schedule"] for one in ours.values()} == {"gpipe", "1f1b"}
+  for key, one in ours.items():
+    assert one.memory == even[key].memory
+    assert one.times.compute == even[key].times.compute
+  six = machine_of("h100:1x6")
+  uneven, padded = plans(8, 64, "fsdp", six), plans(8, 66, "fsdp", six)
+  (whole,) = [
+    key for key, one in uneven.items() if one.case.batch_parts == 1 and one.fields["model.remat"] == "minimal"
+  ]
+  assert uneven[whole].case.examples == 11
+  assert uneven[whole].times.compute == padded[whole].times.compute
+  assert uneven[whole].memory == padded[whole].memory
+  assert all(one.case.examples * one.case.batch_parts * 6 < 128 for one in uneven.values())  # not mostly padding

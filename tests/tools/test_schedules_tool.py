@@ -34,6 +34,7 @@ def test_a_mistake_is_one_sentence(argument: str, parts: list[str]):
     schedules.main(["--microbatches=6", argument])
 
 
+@pytest.mark.full
 def test_a_mistake_on_the_command_line_ends_with_one_line():
   root = Path(__file__).parents[2]
   done = subprocess.run(

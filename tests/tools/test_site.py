@@ -94,7 +94,7 @@ def test_every_strategy_has_its_pictures(content: str):
   for name in strategies.names():
     view = html.unescape(content.partition(f'<section id="strategy-{name}"')[2].partition("<section id=")[0])
     config = base.get_config(site.PRESET, name)
-    config.batch_size, config.compilation_cache_dir = site.BATCH, ""
+    config.batch_size, config.compilation_cache_dir = site.BATCH, "auto"
     made = explain.create(config, None)
     assert "LAYOUT" in view
     assert made.describe(name) in view

@@ -395,6 +395,7 @@ def test_without_such_flags_plan_chooses_some_once(
   assert capfd.readouterr().out.count("smaller   3 processes: other on mesh data=3 is the best of 5 plans\n") == 1
 
 
+@pytest.mark.full
 def test_what_plan_needs_is_imported_only_then():
   code = "import sys; from tools import launch; sys.exit('analysis' in sys.modules or 'tools.plan' in sys.modules)"
   assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

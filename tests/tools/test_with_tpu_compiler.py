@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from helpers import command_line_of
 
+from analysis.topology import machine_of
 from tools import explain, plan
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +61,17 @@ def test_the_compiler_confirms_the_plan(capsys: pytest.CaptureFixture):
   assert ours == pytest.approx(theirs, rel=0.15)
 
 
+@pytest.mark.parametrize("slice_of", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"])
+def test_the_compiler_refuses_what_exceeds_the_table(slice_of: str):
+  """It names the limit in GiB with two digits; libtpu 0.0.50 has 0.01 less for some kinds."""
+  where = machine_of(slice_of)
+  array = jax.ShapeDtypeStruct((2**38,), np.uint8, sharding=jax.sharding.SingleDeviceSharding(where.devices()[0]))
+  with pytest.raises(jax.errors.JaxRuntimeError) as refused:
+    jax.jit(lambda x: x + 1).lower(array).compile()
+  limit = re.search(r"exceeds available HBM \(([\d.]+)G\)|of ([\d.]+)G hbm", str(refused.value))
+  assert float(limit[1] or limit[2]) == pytest.approx(where.chip.memory / 2**30, abs=0.0101)
+
+
 def test_explain_reports_changes_that_make_a_step_fit(capsys: pytest.CaptureFixture):
   """2.1 B parameters take 25 GB with the optimizer's state. Split over four devices they fit."""
   large = ("vocab_size=262144", "width=4096", "heads=32", "kv_heads=32", "depth=1")
@@ -66,7 +80,7 @@ def test_explain_reports_changes_that_make_a_step_fit(capsys: pytest.CaptureFixt
   )
   explain.main(asked.config, asked)
   text = capsys.readouterr().out
-  assert "The step does not fit into a device's memory of 17.18 GB." in text
+  assert "The step does not fit into the 16.91 GB of a device's memory that a program may use." in text
   assert re.search("It would fit with .*strategy=fsdp", text)
   assert "The compiler refused the step, so its collectives are not known." in text
   assert "binds" not in text

@@ -27,8 +27,9 @@ def causes():
     piece first, then on the few results of the pieces. top_k even gathers the rows, at least on CPUs.
   - **Two operands that disagree** make the compiler move one of them, often the smaller. Say which one, with a
     constraint. With `Explicit` mesh axes this is an error instead ([the tour](tour.md#5-where-they-differ)).
-  - **A size that does not divide** is an error for an array. Within a program the compiler gives up the constraint
-    without a word, as here, where the result is whole on all devices. Choose sizes that divide, or pad.
+  - **A size that does not divide** is an error for an array. Within a program the last piece is shorter. But where a
+    result leaves the program, as here, the compiler gives up the constraint without a word: it is whole on all devices.
+    Choose sizes that divide, or pad at the border ([how](strategies.md#devices-that-do-not-divide)).
   - **A value that is wanted whole**, by a constraint, by `out_shardings`, by `print` or by a checkpoint of one process,
     is gathered. Look whether all of it is needed.
   """

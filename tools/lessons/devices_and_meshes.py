@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import strategies
 from errors import ConfigError
-from strategies.mesh import make_mesh, resolve
+from strategies.execution.mesh import make_mesh, resolve
 from tools.lessons.sent import print_sent
 
 

@@ -61,8 +61,8 @@ def with_constraints():
   `with_sharding_constraint` fixes the sharding of an array in the middle of a program. Between these fixed points the
   compiler still chooses. In a large model you fix the arrays that matter, such as the activations between layers. The
   whole program then follows your plan and not the compiler's guess. This repository works this way: the model calls
-  `strategies.constraints.Constraints`, which sets the constraints. `docs/why.md` gives the reasons, under "Automatic
-  sharding mode".
+  `Constraints` (in `strategies/execution/constraints.py`), which sets the constraints. `docs/why.md` gives the reasons,
+  under "Automatic sharding mode".
 
   Here the constraints equal what the compiler chose before, so nothing changes. A later step shows where they differ.
   """
@@ -155,8 +155,8 @@ def where_they_differ():
   how the whole program is sharded.
 
   Two constraints that make each weight whole before its use prevent this. In this repository, `Constraints.gather` (in
-  `strategies/constraints.py`) sets them. With sharding in types, the product fails while tracing, because one axis
-  cannot split two dimensions of the result. So the four ways differ in who decides and in what a mistake does:
+  `strategies/execution/constraints.py`) sets them. With sharding in types, the product fails while tracing, because one
+  axis cannot split two dimensions of the result. So the four ways differ in who decides and in what a mistake does:
 
   | Way | Who decides | What a mistake does |
   |---|---|---|

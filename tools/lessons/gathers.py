@@ -16,7 +16,7 @@ from analysis.compiled import metadata_in_cache_key
 from analysis.explanation import explain
 from benchmarks.pages import ROOT
 from configs import base
-from strategies.constraints import Constraints
+from strategies.execution.constraints import Constraints
 from tools.explain import communication
 from tools.lessons.origins import print_origins
 from training import settings

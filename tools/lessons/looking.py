@@ -67,7 +67,7 @@ def of_a_gradient():
   `hidden` is then gathered along `model`, by another constraint. Now its gradient arrives whole, and each device
   computes all of it. The reason is easy to forget: differentiating a `with_sharding_constraint` gives a second one,
   which constrains the gradient in the same way. If the gradient should stay split, write the backward pass yourself, as
-  `strategies.constraints.Constraints.split_sequence` does.
+  `strategies.execution.constraints.Constraints.split_sequence` does.
   """
   mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
   x = jax.ShapeDtypeStruct((16, 32), jnp.float32, sharding=NamedSharding(mesh, P("data")))

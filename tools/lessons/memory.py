@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 import strategies
 from configs import base
-from strategies.mesh import abstract_mesh, make_mesh, resolve
+from strategies.execution.mesh import abstract_mesh, make_mesh, resolve
 from tools.pictures import picture
 from training import settings
 

@@ -158,7 +158,7 @@ def donated_and_static():
   `donate_argnums` keeps its name and its meaning: the step may overwrite its old state. But a buffer can be used again
   only for a result of the same shape *and sharding*. Where you let the compiler choose the sharding of the new state,
   it may choose another one. Then the memory is held twice, and JAX warns. So say it with `out_shardings`, as
-  `strategies/base.py` does.
+  `strategies/execution/strategy.py` does.
 
   `static_broadcasted_argnums` becomes `static_argnums`.
   """
