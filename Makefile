@@ -9,10 +9,13 @@ VENV ?= .venv
 INSTALLED := $(VENV)/.installed
 COMPILERS := $(VENV)/.compilers
 EMULATORS := $(VENV)/.emulators
-PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist worksteal -q
+# Python writes bytecode, whatever the environment says. Otherwise each process of a test would compile all sources again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest -n 2 --dist worksteal -q
+LOCK := uv pip compile --universal --fork-strategy requires-python --python-version 3.11 --generate-hashes \
+  --no-emit-index-url --no-header --constraint requirements.lock
 TRAIN := train.py --config=configs/fsdp.py
 
-.PHONY: train test test-all test-topology test-cluster accelerator site lint format lock clean
+.PHONY: train test test-all test-topology test-cluster accelerator site lint format lock lock-others sbom fuzz clean
 
 train: $(INSTALLED)
 	@echo "python $(TRAIN)"
@@ -62,14 +65,15 @@ $(INSTALLED): requirements.lock
 	@touch $(INSTALLED)
 
 # The compilers for TPUs and for NVIDIA GPUs, for the installed jax, on Linux on x86-64. A download of 130 MB for GPUs and
-# more for TPUs. pip does not change jax itself.
-$(COMPILERS): $(INSTALLED)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check 'jax[tpu]' 'jax[cuda13-local]'
+# more for TPUs.
+$(COMPILERS): $(INSTALLED) compilers.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r compilers.lock
 	@touch $(COMPILERS)
 
-# Emulators of Google Cloud Storage and S3, for tests: the extra `storage-tests`.
-$(EMULATORS): $(INSTALLED)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check '.[storage-tests]'
+# Emulators of Google Cloud Storage and S3, for tests: the extra `storage-tests`. They ask for an older python-dateutil
+# than matplotlib does, and work with the newer one, so the list is installed as it is.
+$(EMULATORS): $(INSTALLED) emulators.lock
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r emulators.lock
 	@touch $(EMULATORS)
 
 # Writes requirements.lock anew from pyproject.toml, for every platform, with the newest packages that each Python
@@ -77,6 +81,22 @@ $(EMULATORS): $(INSTALLED)
 lock:
 	uv pip compile pyproject.toml --extra dev --universal --fork-strategy requires-python --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --upgrade --output-file requirements.lock
+	$(MAKE) lock-others
+
+# The same for compilers.lock and emulators.lock, which have the versions of requirements.lock where both name a package.
+lock-others:
+	echo 'jax[tpu]  jax[cuda13-local]' | tr -s ' ' '\n' | $(LOCK) --output-file compilers.lock -
+	grep -o '^python-dateutil==[^ ]*' requirements.lock > .dateutil
+	sed -n 's/^storage-tests = //p' pyproject.toml | grep -o '"[^"]*"' | tr -d '"' | $(LOCK) --override .dateutil --output-file emulators.lock -
+	rm .dateutil
+
+# A bill of materials of what `make train` installs: every package, its version and its hashes, as CycloneDX 1.5.
+sbom: $(INSTALLED)
+	$(VENV)/bin/python -m tools.sbom > sbom.json
+
+# Damaged and hostile files for every reader; needs `pip install '.[fuzz]'`. Not part of `make test`.
+fuzz: $(INSTALLED)
+	$(VENV)/bin/python -m tests.fuzz --cases=$(or $(CASES),10000)
 
 clean:
 	rm -rf $(VENV) .venv-* .pytest_cache .ruff_cache .mypy_cache

@@ -35,7 +35,7 @@ from reporting.progress import Diverged, Progress
 from reporting.save_interval import SaveInterval, first_minutes
 from reporting.speed import Clock, Meter, process_start
 from reporting.status import Status
-from runtime import command_line, folders, processes, signals
+from runtime import command_line, device_memory, folders, processes, signals
 from runtime.devices import start_jax
 from runtime.hardware import peak_flops
 from runtime.profiling import Profiler
@@ -74,7 +74,7 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
     fields = record.flat(config.to_dict())
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
   heartbeat = Heartbeat(folder, jax.process_index(), clock, config.runtime.heartbeat)
-  with folders.owned(results) as mirror, heartbeat:
+  with folders.owned(results) as mirror, heartbeat, device_memory.in_words(config, devices):
     # During set-up a signal ends the process immediately. The next run continues an unfinished data preparation.
     run = set_up(config, folder, mirror, devices, clock, heartbeat)
     # Contexts exit from right to left. The writer exits after the tier and the checkpoints: it can raise on process 0
@@ -222,8 +222,8 @@ def announce(run: Run, devices: list[jax.Device]) -> None:
   """Shows what is about to run."""
   strategy, saved = run.strategy, run.start.record
   with run.clock("logging"):
-    about = summary.about(devices, strategy.describe(run.config.strategy), strategy, run.dataset)
-    table = summary.parameter_table(strategy.program.sizes, run.start.state.params)
+    about = summary.about(devices, strategy.describe(run.config.strategy, run.config.batch_size), strategy, run.dataset)
+    table = summary.parameter_table(strategy)
     for line in (*summary.start_lines(about), table, *run.start.lines, *run.tier.lines, *run.replicas.lines):
       run.writer.say(line)
   run.journal.add(

@@ -47,6 +47,25 @@ def use_cache() -> None:
 use_cache()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+  """Puts the tests of a strategy and a variant side by side, from all files that take them from `variants.runner_of`.
+
+  So one worker runs them, and traces and lowers the step once.
+  """
+  pairs = {item: pair for item in items if hasattr(item, "module") and (pair := _pair(item))}
+  if pairs:
+    place = {item: number for number, item in enumerate(items)}
+    last = next(item.module for item in reversed(items) if item in pairs)
+    at = min(place[item] for item in pairs if item.module is last)
+    items.sort(key=lambda item: (at, *pairs[item]) if item in pairs else (place[item],))
+
+
+def _pair(item: pytest.Item) -> tuple[str, str] | None:
+  given = item.callspec.params if hasattr(item, "callspec") else {}
+  is_shared = hasattr(item.module, "runner_of") and given.keys() >= {"name", "variant"}
+  return (given["variant"], given["name"]) if is_shared else None
+
+
 @pytest.fixture(autouse=True)
 def same_cache() -> Iterator[None]:
   """A run in a test sets up a cache of its own. The tests after it go on with this one, and fill it."""

@@ -31,8 +31,8 @@ from models.sizes import ModelSizes
 from models.transformer import Transformer
 from reporting import metrics
 from runtime import command_line
+from strategies.execution.mesh import make_mesh, resolve
 from strategies.layout import Layout
-from strategies.mesh import make_mesh, resolve
 from training import settings
 from training.program import Params, Program, TrainState
 
@@ -46,7 +46,7 @@ PARITY = 1e-5
 def config(strategy: str = "single", preset: str = "tiny", **fields: Any) -> ConfigDict:
   """A preset with some fields changed. Names have two underscores for each dot."""
   changed = base.get_config(preset, strategy)
-  changed.compilation_cache_dir = ""  # keeps the cache of conftest.py, which holds all programs
+  changed.compilation_cache_dir = "auto"  # keeps the cache of conftest.py, which holds all programs
   changed.data.cache_dir = "~/.cache/meshwright/tests"
   changed.update_from_flattened_dict({name.replace("__", "."): value for name, value in fields.items()})
   return changed
@@ -138,9 +138,9 @@ def trained(runner: strategies.Strategy, steps: int, size: int) -> dict[str, np.
   return {name: np.array([metrics[name] for metrics in found]) for name in found[0]}
 
 
-def assert_writes_as(ours: strategies.Strategy, single: strategies.Strategy) -> None:
+def assert_writes_as(ours: strategies.Strategy, single: strategies.Strategy, texts: int = 8) -> None:
   """Checks that texts, whose length no mesh divides, have the same scores, and are continued in the same way."""
-  tokens = np.random.default_rng(0).integers(0, ours.program.sizes.vocab_size, (8, 19), np.int32)
+  tokens = np.random.default_rng(0).integers(0, ours.program.sizes.vocab_size, (texts, 19), np.int32)
   counted, found = np.ones(tokens.shape, bool), []
   for runner in (ours, single):
     params, writing = initial_state(runner).params, runner.writing
@@ -155,7 +155,28 @@ def initial_state(runner: strategies.Strategy, seed: int = 1) -> TrainState:
   params, rule = random_params(runner.program.sizes, seed), runner.program.rule
   shapes = jax.eval_shape(rule.transform.init, runner.program.trained(params))
   opt_state = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
-  return jax.device_put(TrainState(np.zeros((), np.int32), params, opt_state), runner.state_sharding)
+  return placed(TrainState(np.zeros((), np.int32), params, opt_state), runner)
+
+
+def placed(state: TrainState, runner: strategies.Strategy) -> TrainState:
+  """A state of NumPy arrays as a strategy stores it: with padding, on its devices."""
+
+  def padded(x: np.ndarray, like: jax.ShapeDtypeStruct) -> np.ndarray:
+    return np.pad(x, [(0, new - old) for old, new in zip(x.shape, like.shape, strict=True)]) if x.ndim else x
+
+  return jax.device_put(jax.tree.map(padded, state, runner.abstract_state()), runner.state_sharding)
+
+
+def unpadded(tree: Any, shapes: Any) -> Any:
+  """Stored arrays without their padding, on the host. Checks that it is zeros."""
+
+  def cut(x: jax.Array, like: Any) -> np.ndarray:
+    whole = np.asarray(jax.device_get(x))
+    inside = whole[tuple(map(slice, like.shape))]
+    assert np.count_nonzero(whole) == np.count_nonzero(inside)
+    return inside
+
+  return jax.tree.map(cut, tree, shapes)
 
 
 def params_of(sizes: ModelSizes) -> Params:

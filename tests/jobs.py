@@ -48,7 +48,7 @@ def _run(
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # the same programs start many times
   jax.config.update("jax_compilation_cache_dir", str(Path("~/.cache/meshwright/tests").expanduser()))
   with command_line.bad_input_ends_the_program():
-    train.main(config(strategy, **fields | {"compilation_cache_dir": ""}), workdir)
+    train.main(config(strategy, **fields | {"compilation_cache_dir": "auto"}), workdir)
 
 
 class Job:

@@ -6,7 +6,7 @@ from typing import Any
 import strategies
 from benchmarks import figures, throughput
 from configs import base
-from strategies.mesh import fitted, resolve
+from strategies.execution.mesh import fitted, resolve
 
 HARDWARE = {
   "simulated": True, "platform": "cpu", "kind": "cpu", "devices": None, "device_memory_bytes": None,

@@ -32,7 +32,7 @@ from benchmarks.pages import ROOT
 from configs import base
 from configs.experiments import PRESETS
 from models.remat import NAMES
-from strategies.pipeline.orders import ORDERS
+from strategies.execution.stages.orders import ORDERS
 
 README, COMMANDS = ROOT / "README.md", ROOT / "docs/commands.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
@@ -203,7 +203,11 @@ def test_a_step_of_fsdp_is_followed_in_ten_files():
   assert {*listed[1:], *skipped} == {callee for _, callee in called}
   layer = lambda file: layers.index(file.split("/")[0])
   up = {(a, b) for a, b in called if a and layer(b) < layer(a)}
-  assert {b for _, b in up} <= {"strategies/constraints.py", "strategies/collectives.py", "strategies/layout.py"}
+  assert {b for _, b in up} <= {
+    "strategies/execution/constraints.py",
+    "strategies/execution/collectives.py",
+    "strategies/layout.py",
+  }
 
 
 def test_the_table_of_promises_names_tests_of_make_test():

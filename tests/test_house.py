@@ -5,23 +5,27 @@ import functools
 import re
 from pathlib import Path
 
+import strategies
+
 ROOT = Path(__file__).parents[1]
 # The packages that a package may import, in addition to itself. All are in rows above its own, so imports go one way.
 MAY_IMPORT = {
   "errors": set(),
+  "limits": {"errors"},
   "storage": {"errors"},
   "models": {"errors"},
   "configs": {"errors"},
-  "data": {"errors", "storage", "models"},
+  "data": {"errors", "limits", "storage", "models"},
   "training": {"errors", "models"},
   "runtime": {"errors", "storage"},
   "strategies": {"errors", "models", "training"},
   "evaluation": {"errors", "models", "data", "training", "strategies"},
-  "pretrained": {"errors", "models"},
-  "checkpointing": {"errors", "storage", "models", "data", "training", "runtime", "strategies", "pretrained"},
+  "pretrained": {"errors", "limits", "models"},
+  "checkpointing": {"errors", "limits", "storage", "models", "data", "training", "runtime", "strategies", "pretrained"},
   "pages": set(),
   "reporting": {
     "errors",
+    "limits",
     "storage",
     "pages",
     "models",
@@ -64,6 +68,15 @@ def test_imports_go_one_way():
   for file in FILES:
     up = (imported(file) & MAY_IMPORT.keys()) - MAY_IMPORT[package(file)] - {package(file)}
     assert not up, f"{file} must not import {up}"
+
+
+def test_each_file_beside_the_layout_is_a_strategy():
+  """`ls strategies` is the README's table, the value that they are made of, and the package that runs it."""
+  files = {path.stem for path in (ROOT / "strategies").glob("*.py")} - {"__init__", "layout"}
+  assert files == set(strategies.names())
+  assert [path.parent.name for path in (ROOT / "strategies").glob("*/__init__.py")] == ["execution"]
+  listed = re.findall(r"^\| \[`(\w+)`\]\(strategies/(\w+)\.py\)", (ROOT / "README.md").read_text(), re.MULTILINE)
+  assert sorted(name for name, file in listed if name == file) == strategies.names()
 
 
 def test_only_strategies_compare_a_strategys_name():

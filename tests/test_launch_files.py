@@ -19,7 +19,11 @@ from runtime.command_line import BAD_INPUT, DIVERGED, FAILED
 
 @pytest.fixture(scope="module")
 def manifest() -> dict[str, Any]:
-  return yaml.safe_load((ROOT / "launch/jobset.yaml").read_text())["spec"]
+  return documents()[0]["spec"]
+
+
+def documents() -> list[dict[str, Any]]:
+  return list(yaml.safe_load_all((ROOT / "launch/jobset.yaml").read_text()))
 
 
 def action(manifest: dict[str, Any], status: int | None) -> str:
@@ -73,6 +77,52 @@ def test_the_number_of_pods_is_the_same_everywhere(manifest: dict[str, Any]):
   assert job["parallelism"] == job["completions"] == int(processes)
 
 
+def test_a_pod_has_no_more_rights_than_it_needs(manifest: dict[str, Any]):
+  pod = manifest["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+  (container,) = pod["containers"]
+  assert pod["securityContext"]["runAsNonRoot"] is True
+  assert pod["securityContext"]["runAsUser"] > 0
+  assert pod["automountServiceAccountToken"] is False
+  own = container["securityContext"]
+  assert (own["readOnlyRootFilesystem"], own["allowPrivilegeEscalation"]) == (True, False)
+  assert own["capabilities"] == {"drop": ["ALL"]}
+  # All that a run writes to is a volume: the workdir, the caches below HOME, temporary files, shared memory.
+  mounted = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+  assert {volume["name"] for volume in pod["volumes"]} == set(mounted.values())
+  given = {variable["name"]: variable.get("value", "") for variable in container["env"]}
+  assert given["HOME"] in mounted
+  assert given["WORKDIR"].rpartition("/")[0] in mounted
+  assert {"/tmp", "/dev/shm"} <= mounted.keys()  # in the pod
+
+
+def test_only_pods_of_the_job_may_connect_to_its_pods():
+  job, policy = documents()
+  assert policy["kind"] == "NetworkPolicy"
+  own = {"matchLabels": {"jobset.sigs.k8s.io/jobset-name": job["metadata"]["name"]}}
+  assert policy["spec"] == {
+    "podSelector": own, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": own}]}],
+  }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "image", ["meshwright:latest", "meshwright", "meshwright@sha256:DIGEST", "a@sha256:" + "0" * 64]
+)
+def test_an_image_without_a_digest_is_refused(image: str, manifest: dict[str, Any], tmp_path: Path):
+  """Runs the manifest's own script, in which `python` notes that it was called."""
+  (container,) = manifest["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+  assert "@sha256:" in container["image"]
+  assert {"name": "IMAGE", "value": container["image"]} in container["env"]
+  (tmp_path / "python").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
+  (tmp_path / "python").chmod(0o755)
+  given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "IMAGE": image, "WORKDIR": "runs/a"}
+  done = subprocess.run(
+    [*container["command"], *container["args"]], cwd=tmp_path, env=given, capture_output=True, text=True, check=False
+  )
+  good = image.endswith("0")
+  assert (done.returncode == 0, (tmp_path / "called").exists()) == (good, good), done
+  assert done.stderr == "" if good else f"error: image={image} is no digest" in done.stderr
+
+
 @pytest.mark.parametrize(
   "workdir, minutes, alive", [("run", 10, True), ("run", 40, False), ("gs://bucket/run", 40, False)]
 )
@@ -82,7 +132,7 @@ def test_the_probe_ends_a_pod_whose_process_hangs(
   """Runs the manifest's own command. The process has been compiling for so many minutes."""
   (container,) = manifest["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
   now = time.time()
-  beat = dict.fromkeys(heartbeat.READ, 0) | {"began": now, "time": now, "doing": "compile"}
+  beat = dict.fromkeys(heartbeat.READ, 0) | {"host": "", "wall_time": {}, "began": now, "time": now, "doing": "compile"}
   beat["since"] = now - 60 * minutes
   folder = tmp_path / workdir.replace("gs://", "runs/gs/") / heartbeat.FOLDER
   folder.mkdir(parents=True)

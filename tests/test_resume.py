@@ -235,6 +235,15 @@ def test_a_checkpoint_of_another_config_is_refused(fields: dict, parts: list[str
     train.train(config("fsdp", **SMALL | {"steps": 3} | fields), finished)
 
 
+@pytest.mark.full
+def test_weights_in_bfloat16_may_begin_with_those_of_a_run_in_float32(finished: Path, tmp_path: Path):
+  train.train(
+    config("fsdp", **SMALL | {"init_from": str(finished), "model__param_dtype": "bfloat16"}), tmp_path / "new"
+  )
+  before, after = measured(finished)[-1]["loss"], measured(tmp_path / "new")[0]["loss"]
+  assert after == pytest.approx(before, rel=2**-8)
+
+
 @pytest.mark.parametrize(
   "init_from, fields, parts",
   [
