@@ -33,8 +33,8 @@ test-all: test $(COMPILERS) $(EMULATORS)
 # Compiles every strategy for a TPU slice and for a host of GPUs, and compares what it sends with theory; also tests the
 # tools that use the TPU compiler. `make test-all` includes it.
 test-topology: $(COMPILERS)
-	$(PYTEST) tests/analysis/test_topology.py tests/analysis/test_gpu_topology.py \
-	  tests/analysis/test_accelerator_programs.py tests/tools/test_with_tpu_compiler.py
+	$(PYTEST) tests/lab/analysis/test_topology.py tests/lab/analysis/test_gpu_topology.py \
+	  tests/lab/analysis/test_accelerator_programs.py tests/tools/test_with_tpu_compiler.py
 
 # A real SLURM of two nodes on this machine, and jobs that are hurt and requeued; needs Debian, and root to install it.
 test-cluster: $(INSTALLED)
@@ -43,7 +43,7 @@ test-cluster: $(INSTALLED)
 # On a machine with GPUs or TPUs: checks and measures them in steps of under ten minutes each, and fails where there are
 # none. `make accelerator STEP=parity` runs one step; docs/accelerator.md says what to install first.
 accelerator: $(INSTALLED)
-	$(VENV)/bin/python -m benchmarks.accelerator $(if $(STEP),--step=$(STEP))
+	$(VENV)/bin/python -m tools.benchmark accelerator $(if $(STEP),--step=$(STEP))
 
 # Writes docs/index.html, one page to browse: every strategy in pictures, a calculator, and the guide.
 site: $(INSTALLED)

@@ -74,7 +74,7 @@ Check = Callable[[Any], bool]  # whether a value from a file is as our programs 
 
 
 class InBucket(Protocol):
-  """A file of a bucket (storage/bucket.py), which is read whole."""
+  """A file of a bucket (runtime/storage/bucket.py), which is read whole."""
 
   def read_bytes(self) -> bytes: ...
 

@@ -17,17 +17,16 @@ import numpy as np
 from absl import flags
 
 import data
-import pretrained
 import strategies
-from checkpointing import reading, record, restore
+from checkpointing import pretrained, reading, record, restore
 from checkpointing.memory.tier import Tier
 from checkpointing.save import Checkpoints, NotSaved
 from checkpointing.shipping import Shipping
-from evaluation.evaluator import Evaluator
 from reporting import summary
 from reporting.account import sentence
 from reporting.appender import warn
 from reporting.dead_experts import DeadExperts
+from reporting.evaluation.evaluator import Evaluator
 from reporting.heartbeat import Heartbeat
 from reporting.journal import Journal
 from reporting.metrics import NotWritten, Writer, read
@@ -40,8 +39,8 @@ from runtime.devices import start_jax
 from runtime.hardware import peak_flops
 from runtime.profiling import Profiler
 from runtime.replicas import Corrupted, Replicas
-from storage.bucket import here, location
-from storage.mirror import Mirror, NotSent
+from runtime.storage.bucket import here, location
+from runtime.storage.mirror import Mirror, NotSent
 from training import settings
 from training.loop import StepPlan
 from training.program import TrainState

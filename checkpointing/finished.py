@@ -1,6 +1,6 @@
 """Whether a run is finished: its last step is saved, and evaluated.
 
-    python -m checkpointing.finished WORKDIR    # fails if it is not; for the files in launch/
+    python -m checkpointing.finished WORKDIR    # fails if it is not; for the files in docs/launch/
 
 A run that was stopped early ends with the same exit status as a finished one, so a launcher asks this.
 """
@@ -9,7 +9,7 @@ import sys
 
 from checkpointing import form
 from checkpointing.reading import FOLDER, read_record, steps
-from storage.bucket import Location, location
+from runtime.storage.bucket import Location, location
 
 
 def is_finished(workdir: Location) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import limits
 from errors import shown
 from limits import Check, dict_of, list_of, none_or, number, text, whole
-from storage.bucket import Location
+from runtime.storage.bucket import Location
 from training.loop import LoopState
 
 VERSION = 4  # the version of the record's format

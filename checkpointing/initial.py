@@ -11,13 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import pretrained
-from checkpointing import reading, record
+from checkpointing import pretrained, reading, record
 from checkpointing.record import Record
 from errors import ConfigError, JobConfigError
 from models.parameters import joined
 from runtime import processes
-from storage.bucket import Location, location
+from runtime.storage.bucket import Location, location
 from training.program import Params, Program
 
 Base = dict[str, Any]  # "path", and the digests of "weights" by name

@@ -2,7 +2,7 @@
 
 All three assume the same job: it trains for an interval, stops while it saves, and loses what it trained since the last
 save if something fails. Failures are independent of one another (exponential times between them), and may also come
-while the job saves or restarts. `analysis/failures.py` simulates jobs that differ from this.
+while the job saves or restarts. `lab/analysis/failures.py` simulates jobs that differ from this.
 """
 
 import math

@@ -21,8 +21,8 @@ from checkpointing import form, record
 from checkpointing.record import Record
 from errors import JobUnavailable, first_line
 from runtime import processes
-from storage.answers import StorageError, explained, of_storage
-from storage.bucket import Folder, Location, context
+from runtime.storage.answers import StorageError, explained, of_storage
+from runtime.storage.bucket import Folder, Location, context
 
 FOLDER = "checkpoints"  # in the workdir
 INDEX = "index.json"  # in that folder, if it is in a bucket: the steps of the complete checkpoints, and who wrote it

@@ -16,7 +16,7 @@ from checkpointing.record import Record
 from errors import JobConfigError
 from models.parameters import joined
 from runtime import processes
-from storage.bucket import Folder, Location
+from runtime.storage.bucket import Folder, Location
 from strategies import Strategy
 from training.loop import LoopState
 from training.program import TrainState

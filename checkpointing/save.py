@@ -28,7 +28,7 @@ from checkpointing.shipping import FILE_BYTES, Shipping
 from checkpointing.storage_logs import shorten_storage_logs
 from errors import JobError, first_line
 from runtime import folders, processes
-from storage.answers import StorageError
+from runtime.storage.answers import StorageError
 from training.loop import LoopState
 from training.program import TrainState
 
@@ -262,7 +262,7 @@ class Checkpoints:
     self.failed.append(step)
     self._broken = True
     if isinstance(error, StorageError) and error.errno == errno.EBUSY:
-      return  # another run writes there, which ends this one with a sentence of its own (storage/lease.py)
+      return  # another run writes there, which ends this one with a sentence of its own (runtime/storage/lease.py)
     cause: BaseException = error
     while cause.__context__ is not None:  # the first error, not the time-outs that followed
       cause = cause.__context__

@@ -22,9 +22,9 @@ import tensorstore as ts
 from checkpointing.reading import FOLDER, INDEX, RECORD, SENT, steps
 from errors import first_line
 from runtime import folders, processes
-from storage.answers import StorageError, explained, no_answer
-from storage.bucket import Folder, context
-from storage.mirror import Mirror
+from runtime.storage.answers import StorageError, explained, no_answer
+from runtime.storage.bucket import Folder, context
+from runtime.storage.mirror import Mirror
 
 ITEMS = ("params", "optimizer")  # which every process writes a part of
 MARKS = ".sent"  # in the folder of the checkpoints

@@ -22,7 +22,7 @@ from data.check import check_examples
 from data.dataset import Dataset, HostBatch, Part, Source
 from data.prefetch import prefetch
 from errors import ConfigError, one_of, positive
-from storage import owners
+from runtime.storage import owners
 
 if TYPE_CHECKING:  # what only looks at files starts without JAX
   from models.inputs import Shapes

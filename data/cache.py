@@ -19,8 +19,8 @@ from typing import Any
 
 from data import sealed
 from errors import ConfigError, of_system
-from storage import owners
-from storage.answers import StorageError
+from runtime.storage import owners
+from runtime.storage.answers import StorageError
 
 verify = [False]  # whether contents are hashed that this user has prepared
 MARK, COMPLETE = "key", "meta.json"  # in a folder that several keys may fill; the second is written last

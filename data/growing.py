@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from storage.owners import mine_alone
+from runtime.storage.owners import mine_alone
 
 NAME = "growing.json"
 BLOCK = 1 << 20  # bytes of a file that are hashed at a time

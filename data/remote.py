@@ -10,8 +10,8 @@ from pathlib import Path
 
 from data.cache import prepared
 from errors import ConfigError, Unavailable, of_system
-from storage.answers import StorageError
-from storage.bucket import Folder, is_url, location
+from runtime.storage.answers import StorageError
+from runtime.storage.bucket import Folder, is_url, location
 
 AT_ONCE = 8  # files that are read at the same time
 

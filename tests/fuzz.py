@@ -37,18 +37,19 @@ from row_files import GOLDEN, file_of
 
 from checkpointing import finished, history, reading, record
 from checkpointing.memory import store, tier
+from checkpointing.pretrained.folder import Folder
 from data import sealed
 from data.images import arrays, decode
 from data.recognition import content, survey
 from data.text import headers, megatron, readers, rows, templates, tokenizers
 from data.text.rows import Fields
 from errors import ConfigError
-from evaluation import choices
-from pretrained.folder import Folder
-from reporting import heartbeat
-from storage.bucket import location
-from tools import checkpoint, profile, report, source, supervisor
-from tools.attempt import Here
+from job import supervisor
+from job.attempt import Here
+from reporting import heartbeat, source
+from reporting.evaluation import choices
+from runtime.storage.bucket import location
+from tools import checkpoint, profile, report
 from training import settings
 
 LIMIT = 1 << 20  # of a row

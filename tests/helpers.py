@@ -3,11 +3,8 @@
 import contextlib
 import dataclasses
 import functools
-import json
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +17,6 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from ml_collections import ConfigDict
 
 import strategies
-from analysis.case import Case
-from analysis.compiled import CompiledStep
-from analysis.hlo import Module
 from configs import base
 from data.batches import HostBatch, id_words
 from errors import ConfigError
@@ -267,18 +261,6 @@ def assert_trees_close(a: Any, b: Any, tolerance: float) -> None:
     assert difference <= tolerance, f"{jax.tree_util.keystr(path)} differs by {difference:.1e}"
 
 
-def loops_beside_sends(module: Module) -> list[set[str]]:
-  """For each permute of a compiled program, the scopes of the loops that run between its start and its end."""
-  found = []
-  for computation in module.computations.values():
-    names = list(computation)
-    for end in (one for one in computation.values() if one.operation == "collective-permute-done"):
-      between = names[names.index(end.operands[0]) : names.index(end.name)]
-      loops = (computation[name].op_name.split("/") for name in between if computation[name].operation == "while")
-      found.append({path[-2] for path in loops if len(path) > 1})
-  return found
-
-
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
   """All equations of a jaxpr and of the jaxprs inside it."""
   for equation in jaxpr.eqns:
@@ -298,18 +280,6 @@ def command_line_of(define: Callable[[flags.FlagValues], None], *arguments: str)
   return values
 
 
-def explained_in_8_gb(folder: Path, model: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
-  """What the command `explain` finds for FSDP with these sizes of the model. Fails if it takes more than 8 GB."""
-  file, sizes = folder / "found.json", [f"--config.model.{name}={size}" for name, size in model.items()]
-  command = [sys.executable, "-m", "tools.explain", "--config=configs/fsdp.py", f"--json={file}", *sizes, *arguments]
-  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-  _, status, usage = os.wait4(process.pid, 0)
-  process.returncode = os.waitstatus_to_exitcode(status)
-  assert process.returncode == 0
-  assert usage.ru_maxrss < 8e6  # kB
-  return json.loads(file.read_text())
-
-
 @contextlib.contextmanager
 def one_sentence(*parts: str, kind: type[Exception] = ConfigError) -> Iterator[None]:
   """Expects an error of one line that contains all the parts: the field, its value and the fix."""
@@ -319,12 +289,3 @@ def one_sentence(*parts: str, kind: type[Exception] = ConfigError) -> Iterator[N
   assert "\n" not in message
   for part in parts:
     assert part in message, f"{part!r} is not in {message!r}"
-
-
-def holds_all_logits(case: Case, step: CompiledStep) -> bool:
-  """Whether a compiled step has an array in memory with the logits of all tokens of one part on one device."""
-  tokens = case.examples * case.sizes.positions
-  others = {case.sizes.width, case.sizes.mlp_width}
-  assert not {case.outputs, tokens} & others, "another array would have the same shape"
-  found = (shape for visit in step.module.walk(step.rounds) if not visit.fused for shape in visit.instruction.shapes)
-  return any(shape.size == tokens * case.outputs and case.outputs in shape.dims for shape in found)

@@ -18,7 +18,7 @@ from helpers import ROOT, config
 
 import train
 from runtime import command_line
-from storage import lease as leases
+from runtime.storage import lease as leases
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["train", "helpers"])

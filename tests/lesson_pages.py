@@ -2,8 +2,9 @@
 
 import jax
 
-from tools import steps, tour
-from tools.lessons import PAGES
+from lab import steps
+from lab.lessons import PAGES
+from tools import tour
 
 Shown = dict[str, steps.Shown]
 

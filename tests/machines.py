@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import strategies
-from benchmarks import figures, throughput
 from configs import base
+from lab.benchmarks import figures, throughput
 from strategies.execution.mesh import fitted, resolve
 
 HARDWARE = {

@@ -1,4 +1,4 @@
-"""Shared by the tests of pretrained/: the golden model folders, and what is loaded from them."""
+"""Shared by the tests of checkpointing/pretrained/: the golden model folders, and what is loaded from them."""
 
 import functools
 from pathlib import Path
@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from helpers import config, strategy
 
-import pretrained
+from checkpointing import pretrained
+from checkpointing.pretrained.tensors import tensors
 from models.sizes import ModelSizes
-from pretrained.tensors import tensors
 from strategies import Strategy
 from training import settings
 from training.program import Params, Program

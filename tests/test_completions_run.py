@@ -15,9 +15,9 @@ from ml_collections import ConfigDict
 import data
 import train
 from data.batches import EvaluationBatches, HostBatch
-from evaluation.evaluator import Evaluator
 from models.ops.loss import Targets
 from models.parameters import bind
+from reporting.evaluation.evaluator import Evaluator
 from tools import evaluate
 from training import settings
 from training.program import Params, Program

@@ -15,7 +15,9 @@ import pytest
 
 import strategies
 import strategies.pipeline
-from benchmarks import (
+from configs import base
+from configs.experiments import PRESETS
+from lab.benchmarks import (
   checkpoint_cost,
   generation,
   guide,
@@ -28,11 +30,10 @@ from benchmarks import (
   published,
   replica_check,
 )
-from benchmarks.pages import ROOT
-from configs import base
-from configs.experiments import PRESETS
+from lab.benchmarks.pages import ROOT
 from models.remat import NAMES
 from strategies.execution.stages.orders import ORDERS
+from tools.benchmark import measurements
 
 README, COMMANDS = ROOT / "README.md", ROOT / "docs/commands.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
@@ -79,6 +80,8 @@ def program(command: list[str]) -> tuple[Path, list[str]]:
   """The file that a command runs, and its arguments. For tools.launch: train.py, to which it gives them."""
   if "--" in command:
     return ROOT / "train.py", command[command.index("--") + 1 :]
+  if command[:2] == ["-m", "tools.benchmark"] and len(command) > 2:
+    return ROOT / (measurements()[command[2]][0].replace(".", "/") + ".py"), command[3:]
   if command[0] == "-m":
     return ROOT / (command[1].replace(".", "/") + ".py"), command[2:]
   return ROOT / command[0], command[1:]
@@ -107,7 +110,8 @@ def test_the_programs_and_flags_of_a_pages_commands_exist(page: Path):
 def test_every_tool_is_on_the_page_of_commands():
   named = {program(command[:2])[0].stem for command in commands(COMMANDS)}
   tools = {file.stem for file in (ROOT / "tools").glob("*.py") if "__main__" in file.read_text()}
-  assert tools - {"fragile"} <= named  # which only chaos starts
+  assert tools <= named
+  assert not [page for page in [*PAGES, ROOT / "WORKSPACE.md"] if "-m benchmarks" in page.read_text()], "their old name"
 
 
 def test_the_pipeline_page_shows_the_schedules_and_the_record():

@@ -16,9 +16,9 @@ from safetensors.numpy import load_file
 import train
 from checkpointing import reading
 from models.parameters import bind, frozen
+from reporting.source import laid_out, open_model
 from tools import export
 from tools.checkpoint import find, verify
-from tools.source import laid_out, open_model
 from training.program import Params
 
 SMALL = {

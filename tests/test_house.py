@@ -8,44 +8,42 @@ from pathlib import Path
 import strategies
 
 ROOT = Path(__file__).parents[1]
-# The packages that a package may import, in addition to itself. All are in rows above its own, so imports go one way.
+# The rooms that a room may import, in addition to itself. All are in rows above its own, so imports go one way. A room
+# inside another has a row of its own if others may import it without the one around it, or it must not import that.
 MAY_IMPORT = {
   "errors": set(),
   "limits": {"errors"},
-  "storage": {"errors"},
+  "runtime.storage": {"errors"},
   "models": {"errors"},
   "configs": {"errors"},
-  "data": {"errors", "limits", "storage", "models"},
+  "data": {"errors", "limits", "runtime.storage", "models"},
   "training": {"errors", "models"},
-  "runtime": {"errors", "storage"},
+  "runtime": {"errors", "runtime.storage"},
   "strategies": {"errors", "models", "training"},
-  "evaluation": {"errors", "models", "data", "training", "strategies"},
-  "pretrained": {"errors", "limits", "models"},
-  "checkpointing": {"errors", "limits", "storage", "models", "data", "training", "runtime", "strategies", "pretrained"},
-  "pages": set(),
-  "reporting": {
-    "errors",
-    "limits",
-    "storage",
-    "pages",
-    "models",
-    "data",
-    "training",
-    "runtime",
-    "strategies",
-    "evaluation",
-    "checkpointing",
-  },
-  "analysis": {"errors", "pages", "models", "configs", "training", "runtime", "strategies"},
+  "reporting.evaluation": {"errors", "models", "data", "training", "strategies"},
+  "checkpointing.pretrained": {"errors", "limits", "models"},
+  "reporting.pages": set(),
 }
-LIBRARY = set(MAY_IMPORT)  # everything but the programs that users start
-MAY_IMPORT |= {"train": LIBRARY - {"analysis"}, "benchmarks": LIBRARY, "tools": LIBRARY | {"benchmarks", "train"}}
-PACKAGES = [name for name in MAY_IMPORT if (ROOT / name).is_dir()]
+MAY_IMPORT["checkpointing"] = MAY_IMPORT.keys() - {"configs", "reporting.evaluation", "reporting.pages"}
+MAY_IMPORT["reporting"] = set(MAY_IMPORT)
+TRAINER = set(MAY_IMPORT)  # what a run needs
+MAY_IMPORT["job"] = TRAINER - {"models", "strategies", "training", "data"}
+MAY_IMPORT["train"] = TRAINER
+MAY_IMPORT["lab"] = TRAINER | {"train"}
+MAY_IMPORT["tools"] = TRAINER | {"job", "lab"}
+MAY_IMPORT["benchmarks"] = set()  # a file that says what its commands are called now
+PACKAGES = [name for name in MAY_IMPORT if (ROOT / name).is_dir()]  # at the top
 FILES = sorted(f for f in [*ROOT.glob("*.py"), *(f for p in PACKAGES for f in (ROOT / p).rglob("*.py"))])
 
 
+def room(module: str) -> str:
+  """The smallest room of a module that has a row; its package at the top, if none has."""
+  parts = module.split(".")
+  return next((name for n in (2, 1) if (name := ".".join(parts[:n])) in MAY_IMPORT), parts[0])
+
+
 def package(file: Path) -> str:
-  return file.relative_to(ROOT).parts[0].removesuffix(".py")
+  return room(".".join(file.relative_to(ROOT).with_suffix("").parts))
 
 
 @functools.cache
@@ -54,13 +52,13 @@ def parsed(file: Path) -> ast.Module:
 
 
 def imported(file: Path) -> set[str]:
-  """The packages that a file imports, at its top or in a function."""
+  """The rooms that a file imports from, at its top or in a function."""
   found = set()
   for node in ast.walk(parsed(file)):
     if isinstance(node, ast.Import):
-      found |= {alias.name.split(".")[0] for alias in node.names}
+      found |= {room(alias.name) for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
-      found.add((node.module or "").split(".")[0])
+      found |= {room(f"{node.module}.{alias.name}") for alias in node.names}
   return found
 
 

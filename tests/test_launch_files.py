@@ -1,4 +1,4 @@
-"""The manifest of launch/ for Kubernetes, as far as it can be tested without it. tests/cluster/ tests slurm.sh."""
+"""The manifest of docs/launch/ for Kubernetes, as far as it can be tested without it. tests/cluster/ tests slurm.sh."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def manifest() -> dict[str, Any]:
 
 
 def documents() -> list[dict[str, Any]]:
-  return list(yaml.safe_load_all((ROOT / "launch/jobset.yaml").read_text()))
+  return list(yaml.safe_load_all((ROOT / "docs/launch/jobset.yaml").read_text()))
 
 
 def action(manifest: dict[str, Any], status: int | None) -> str:
@@ -67,7 +67,7 @@ def test_the_guide_lists_the_exit_statuses():
 def test_a_run_that_was_stopped_early_is_told_from_a_finished_one():
   """tests/test_resume.py tests what the command says."""
   for name in ("slurm.sh", "jobset.yaml"):
-    assert "-m checkpointing.finished" in (ROOT / "launch" / name).read_text()
+    assert "-m checkpointing.finished" in (ROOT / "docs/launch" / name).read_text()
 
 
 def test_the_number_of_pods_is_the_same_everywhere(manifest: dict[str, Any]):

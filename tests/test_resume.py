@@ -153,7 +153,7 @@ def test_another_sigint_ends_the_run_immediately_but_another_sigterm_does_not(tm
 def test_a_signal_during_an_evaluation_stops_it(
   eval_every: int, step: int, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-  """Its step is saved before. The resumed run makes the evaluation, even if it was the last. launch/ knows of both."""
+  """Its step is saved before. The resumed run makes the evaluation, even if it was the last. docs/launch knows both."""
   fields = SMALL | {"steps": 3, "eval_every": eval_every, "eval_batch_size": 8, "checkpoint__keep": 9}
   train.train(config("fsdp", **fields), tmp_path / "whole")
   batches, saved_before = [], []

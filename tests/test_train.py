@@ -16,13 +16,12 @@ from helpers import IMAGES, config, each_once, in_full, measured, one_sentence
 from jobs import Job
 from ml_collections import ConfigDict
 
-import pages
 import strategies
 import train
 from configs import base
 from errors import Unavailable
 from models.sizes import DTYPES, REMAT, with_sizes_made_up
-from reporting import recorded, report
+from reporting import pages, recorded, report
 from runtime import command_line
 from strategies.layout import MESH_AXES
 from training import settings

@@ -27,12 +27,12 @@ from pathlib import Path
 
 from checkpointing.reading import FOLDER, steps
 from errors import ConfigError
+from job.attempt import simulated_host, workdir_of
+from lab import fragile
 from reporting import heartbeat, metrics
 from runtime import command_line
 from runtime.folders import writable
-from storage import Folder
-from tools import fragile
-from tools.attempt import simulated_host, workdir_of
+from runtime.storage import Folder
 from tools.launch import check, parsed
 
 LOSE = "lose the host of"  # kills a process, and removes what its host has in memory

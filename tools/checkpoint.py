@@ -20,8 +20,8 @@ from checkpointing import reading
 from checkpointing.storage_logs import shorten_storage_logs
 from errors import ConfigError, first_line
 from runtime import command_line
-from storage.answers import StorageError
-from storage.bucket import Location, location
+from runtime.storage.answers import StorageError
+from runtime.storage.bucket import Location, location
 
 
 @dataclasses.dataclass(frozen=True)

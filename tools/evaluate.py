@@ -24,13 +24,13 @@ import jax.numpy as jnp
 from checkpointing.storage_logs import shorten_storage_logs
 from data.text.tokenizers import Tokenizer
 from errors import ConfigError, not_negative, one_of, positive
-from evaluation import choices
-from evaluation.documents import Documents, documents
-from evaluation.evaluator import Evaluator
+from reporting.evaluation import choices
+from reporting.evaluation.documents import Documents, documents
+from reporting.evaluation.evaluator import Evaluator
+from reporting.source import Model, laid_out, mesh_of, open_model
 from runtime import command_line, folders
 from runtime.devices import start_jax
 from strategies import Strategy, names
-from tools.source import Model, laid_out, mesh_of, open_model
 from training.program import Params, TrainState
 
 FIELDS = ("text_field", "prompt_field", "completion_field", "messages_field", "cache_dir")  # of config.data

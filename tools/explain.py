@@ -5,7 +5,7 @@
 
 Compiles the step for this machine's devices and reads the compiled program. With --topology it compiles for a TPU slice
 (pip install '.[topology]') or a cluster of GPUs (pip install '.[gpu-topology]') that you need not have.
-analysis/explanation.py computes the figures that are printed here.
+lab/analysis/explanation.py computes the figures that are printed here.
 """
 
 import json
@@ -16,19 +16,20 @@ from typing import Any
 import jax
 from absl import flags
 
-import pages
-import pretrained
 import strategies
-from analysis.explanation import explain
-from analysis.topology import Machine, bytes_of, machine_of
+from checkpointing import pretrained
 from errors import ConfigError
-from pages.units import amount, duration, mfu
+from lab.analysis.explanation import explain
+from lab.analysis.topology import Machine, bytes_of, machine_of
+from lab.views import strategy_page
+from lab.views.communication import communication, table
+from lab.views.pictures import picture
+from reporting import pages
+from reporting.pages.units import amount, duration, mfu
 from runtime import command_line, folders
 from runtime.devices import start_jax
 from runtime.hardware import chip
 from strategies.execution.strategy import Strategy
-from tools import strategy_page
-from tools.pictures import picture
 from training import settings
 
 NETWORK = "Of a GPU cluster: the bandwidth between hosts for each GPU, such as 400Gb (default: its maker's systems)."
@@ -133,25 +134,6 @@ def _memory(memory: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def communication(found: dict[str, Any]) -> str:
-  """The table of the compiled collectives, and the table of what theory says each device must send."""
-  if found["communication"] == found["theory"] == []:
-    return "sends nothing"
-  theory = [("by theory", "over", "bytes a step")]
-  theory += [
-    (f"{row['kind']}: {row['what']}", "+".join(row["axes"]), f"{row['bytes']:,.0f}") for row in found["theory"]
-  ]
-  if found["communication"] is None:
-    return f"The compiler refused the step, so its collectives are not known.\n\n{table(theory)}"
-  rows = [("sent in a step by each device", "over", "how many", "times", "bytes each time", "bytes a step")]
-  for row in found["communication"]:
-    numbers = (str(row["count"]), str(row["times"]), f"{row['sent']:,.0f}", f"{row['sent_in_step']:,.0f}")
-    rows.append((row["kind"], "+".join(row["axes"]), *numbers))
-  rows.append(("total", "", "", "", "", f"{sum(row['sent_in_step'] for row in found['communication']):,.0f}"))
-  theory.append(("total", "", f"{sum(row['bytes'] for row in found['theory']):,.0f}"))
-  return "\n\n".join([table(rows), table(theory), *(row["said"] for row in found["excess"])])
-
-
 def _waits(found: dict[str, Any]) -> str:
   """The table of how long the collectives take, and how much of that the device waits for."""
   timed = [row for row in found["communication"] or [] if row["seconds"]]
@@ -204,15 +186,6 @@ def _time(found: dict[str, Any]) -> str:
   if time["left_out"]:
     lines.append(f"The times leave out what cannot be counted: {', '.join(time['left_out'])}.")
   return "\n".join(lines)
-
-
-def table(rows: list[tuple[str, ...]]) -> str:
-  """Rows as text with aligned columns. The first row is the heading. Numbers are aligned to the right."""
-  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-  is_number = [all(row[i][:1].isdigit() or not row[i] for row in rows[1:]) for i in range(len(widths))]
-  align = lambda cell, i: cell.rjust(widths[i]) if is_number[i] else cell.ljust(widths[i])
-  lines = ["  ".join(align(cell, i) for i, cell in enumerate(row)).rstrip() for row in rows]
-  return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 def cut(text: str, length: int) -> str:

@@ -22,19 +22,18 @@ import jax.numpy as jnp
 import numpy as np
 
 import limits
-import pretrained
-from checkpointing import initial, reading
+from checkpointing import initial, pretrained, reading
+from checkpointing.pretrained.export import DTYPES, export, export_adapters
 from checkpointing.storage_logs import shorten_storage_logs
 from data.text import tokenizer_files
 from errors import ConfigError, first_line, inside, one_of, shown, visible
 from limits import list_of, whole
 from models import lora
 from models.sizes import ModelSizes, model_sizes
-from pretrained.export import DTYPES, export, export_adapters
+from reporting.source import checkpoint_of, config_of
 from reporting.summary import TOKENIZER
 from runtime import command_line
-from storage.bucket import Location, location
-from tools.source import checkpoint_of, config_of
+from runtime.storage.bucket import Location, location
 
 CARD = """---
 library_name: {library}

@@ -13,15 +13,16 @@ import math
 import sys
 from pathlib import Path
 
-import pages
-from analysis.failures import DEVICES, KINDS
 from checkpointing.interval import duration
 from errors import ConfigError, above_zero, one_of, positive
+from lab.analysis.failures import DEVICES, KINDS
+from lab.failure_inputs import DAY, HOUR, RATES, Inputs, inputs
+from lab.failure_policies import NAMES, Result, goodput_at_dalys_interval, policy_of, result_of
+from lab.views import failures_page
+from reporting import pages
 from runtime import command_line
 from runtime.folders import writable_file
-from tools import explain, failures_page
-from tools.failure_inputs import DAY, HOUR, RATES, Inputs, inputs
-from tools.failure_policies import NAMES, Result, goodput_at_dalys_interval, policy_of, result_of
+from tools import explain
 
 # Flags that replace an input: the unit in which each is given, and what it is.
 UNITS = {

@@ -24,10 +24,10 @@ from data.dataset import Text
 from data.text import spans, tokenizers
 from errors import ConfigError, one_of, positive
 from models.generate import Sampling
+from reporting.source import Model, check_window, laid_out, mesh_of, open_model
 from runtime import command_line
 from runtime.devices import start_jax
 from strategies import Strategy, names
-from tools.source import Model, check_window, laid_out, mesh_of, open_model
 from training.program import Params
 
 UNIT = 64  # tokens of a dialogue: each message makes it longer, and each length is compiled

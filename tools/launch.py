@@ -5,7 +5,7 @@
 
 Each process simulates devices on the CPU. The processes communicate over local sockets (gloo), and their output lines
 are prefixed by their rank. SIGINT and SIGTERM go to all processes. If one process fails, the others are ended, and the
-job has its exit status. With --restart, the job is started again from its newest checkpoint (tools/supervisor.py).
+job has its exit status. With --restart, the job is started again from its newest checkpoint (job/supervisor.py).
 """
 
 import argparse
@@ -13,14 +13,16 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from errors import ConfigError, above_zero, not_negative, positive
+from job.attempt import TRAIN, Attempt, Forwarded, Here, show
+from job.slurm import Nodes
+from job.supervisor import Policy, supervise
 from reporting.heartbeat import PATIENCE, SHORTEST
 from runtime import command_line
-from tools.attempt import TRAIN, Attempt, Forwarded, Here, show
-from tools.slurm import Nodes
-from tools.supervisor import Policy, supervise
 
 SECONDS_TO_FOLLOW = 10.0  # after one process has failed, the others have this long to end by themselves
 
@@ -85,9 +87,18 @@ def main(program: Path = TRAIN) -> None:
     where = Nodes() if options.slurm else Here(options.processes, options.devices_per_process)
     policy = Policy(
       where.processes, where.devices, options.restarts, options.patience, options.shortest, options.lost_for,
-      words(options.smaller),
+      words(options.smaller), choose,
     )  # fmt: skip
     sys.exit(supervise(policy, rest, program, where))
+
+
+def choose(*job: Any) -> tuple[tuple[str, ...], str] | None:
+  """The flags that lab/smaller.py chooses for fewer processes, and why; None without the laboratory."""
+  if find_spec("lab") is None:
+    return None
+  from lab import smaller  # now, since most jobs never need it
+
+  return smaller.choose(*job)
 
 
 def words(flags: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@
 
 Ranks plans by their predicted step time, and shows at most two plans of a strategy if there are enough others. It
 compiles nothing and needs no TPU or GPU. With --compile, the compiler of these devices checks the best three (pip
-install '.[topology]' or '.[gpu-topology]'). analysis/search.py searches. docs/explain.md says how far to trust the
+install '.[topology]' or '.[gpu-topology]'). lab/analysis/search.py searches. docs/explain.md says how far to trust the
 predictions.
 """
 
@@ -18,19 +18,20 @@ from typing import Any
 
 from absl import flags
 
-import pages
-from analysis import explanation
-from analysis.search import Candidate, best, mixture_of, model_of, search
-from analysis.topology import Machine, machine_of
-from analysis.weights import weights
 from checkpointing import record
 from configs import base
 from errors import ConfigError, positive
+from lab.analysis import explanation
+from lab.analysis.search import Candidate, best, chosen_fields, mixture_of, model_of, search
+from lab.analysis.topology import Machine, machine_of
+from lab.analysis.weights import weights
+from lab.views import plan_page
 from models.sizes import ModelSizes
-from pages.units import amount, duration
+from reporting import pages
+from reporting.pages.units import amount, duration
 from runtime import command_line
 from runtime.folders import writable_file
-from tools import explain, plan_page
+from tools import explain
 from training import settings
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -108,14 +109,6 @@ def batch_of(tokens: float, length: int, devices: int) -> int:
   sequences = tokens / length
   unit = devices if sequences > 0.75 * devices else 2 ** max(0, int(math.log2(sequences)) - 2)
   return max(1, round(sequences / unit)) * unit
-
-
-def chosen_fields(candidate: Candidate, config: Any) -> dict[str, Any]:
-  """The fields that a plan chooses, and an evaluation batch size that splits."""
-  case, size = candidate.case, config.eval_batch_size
-  unit = case.layout.shards("batch") * (case.schedule.microbatches if case.schedule else 1)
-  splits = {} if size % unit == 0 else {"eval_batch_size": math.ceil(size / unit) * unit}
-  return dict(candidate.fields) | splits
 
 
 def fields_of(candidate: Candidate, config: Any) -> dict[str, Any]:

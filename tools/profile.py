@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from analysis import communication, profile, trace
-from analysis.compiled import CompiledStep, DoesNotFit, compile_step
-from analysis.links import of_devices
 from checkpointing import form
 from errors import ConfigError, first_line
-from pages.units import duration
+from lab.analysis import communication, profile, trace
+from lab.analysis.compiled import CompiledStep, DoesNotFit, compile_step
+from lab.analysis.links import of_devices
+from reporting import source
+from reporting.pages.units import duration
 from runtime import command_line, profiling
 from runtime.devices import start_jax
 from runtime.hardware import chip
 from strategies.execution.strategy import Strategy
-from tools import source
 from tools.explain import create, cut, table
 
 

@@ -16,7 +16,7 @@ from reporting import report
 from reporting.recorded import PAGE, Recorded, for_others, load
 from runtime import command_line
 from runtime.folders import writable_file
-from storage.bucket import Location, location
+from runtime.storage.bucket import Location, location
 
 
 def opened(folder: Location) -> Recorded:

@@ -8,8 +8,8 @@ docs/pipeline.md explains the timelines.
 import argparse
 import sys
 
-from analysis.timeline import describe, schedules
 from errors import ConfigError, positive
+from lab.analysis.timeline import describe, schedules
 from runtime import command_line
 from strategies.execution.stages.orders import fills_groups
 

@@ -21,15 +21,17 @@ from types import ModuleType
 
 import jax
 
-import pages
 import strategies
-from analysis import explanation
 from configs import base
-from pages.document import HERE
-from pages.element import card, tag, text, tiles
+from lab.analysis import explanation
+from lab.benchmarks.pages import RESULTS
+from lab.views import calculator, guide_pages, step_timeline, strategy_page
+from reporting import pages
+from reporting.pages.document import HERE
+from reporting.pages.element import card, tag, text, tiles
 from runtime import command_line
 from runtime.folders import writable_file
-from tools import calculator, explain, guide_pages, step_timeline, strategy_page
+from tools import explain
 
 FILE = guide_pages.DOCS / "index.html"
 PRESET, BATCH, DEVICES = "lm", 32, 8  # of the pictures
@@ -101,7 +103,7 @@ as a single device, and that it sends what the formulas here say.
 
 def timeline() -> str:
   """The recorded timeline: what it shows, and its pictures."""
-  record = json.loads((guide_pages.ROOT / "benchmarks" / "results" / "timeline.json").read_text())
+  record = json.loads((RESULTS / "timeline.json").read_text())
   name, topology, model, length, batch_size, _, _ = record["case"]
   versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
   about = TIMELINE.format(**locals(), command=record["command"])

@@ -1,7 +1,7 @@
 """Pages that are made by running code: a tour of sharding, pmap, debugging. Each step is shown with what it prints.
 
     python -m tools.tour                                # all steps, in the terminal and as docs/tour.md and tour.ipynb
-    python -m tools.tour pmap                           # another page; tools/lessons lists them
+    python -m tools.tour pmap                           # another page; lab/lessons lists them
     python -m tools.tour --steps=specs,resharding       # these steps, in the terminal only
     python -m tools.tour --page=FILE                    # all steps, with the page in another file
 
@@ -19,11 +19,11 @@ from types import ModuleType
 import jax
 
 from errors import ConfigError, one_of
+from lab.lessons import PAGES
+from lab.notebook import notebook
+from lab.steps import Shown, heading, run, steps
 from runtime import command_line
 from runtime.folders import writable_file
-from tools.lessons import PAGES
-from tools.notebook import notebook
-from tools.steps import Shown, heading, run, steps
 
 DOCS = Path(__file__).parents[1] / "docs"
 DEFAULT = "tour"
@@ -42,7 +42,7 @@ def markdown(name: str, shown: Iterable[tuple[ModuleType, Sequence[Shown]]]) -> 
     for one in results:
       code, output = f"```python\n{one.step.code}\n```", f"```text\n{one.output}\n```"
       parts += [f"### {one.step.title}", one.step.text, code, output]
-  top = [f"# {page.title}", f"<!-- Written by {command} from tools/lessons: change it there. -->", page.introduction]
+  top = [f"# {page.title}", f"<!-- Written by {command} from lab/lessons: change it there. -->", page.introduction]
   return "\n\n".join([*top, "\n".join(contents), *parts, "---", page.conclusion]) + "\n"
 
 

@@ -1,10 +1,11 @@
 """throughput and throughput_gpu: the models of the throughput tables, for a CPU and for accelerators.
 
-    python -m benchmarks.throughput
+    python -m tools.benchmark throughput
 
-Takes about 45 minutes on 2 CPU cores; benchmarks/README.md shows the results. The data is synthetic, so it is the same
-on every machine. throughput has 3.5 million parameters and runs about one step a second on 2 cores. throughput_gpu has
-256 million: one H100 trained it at 246,000 tokens a second, 1.03 times as fast as PyTorch did (docs/accelerator.md).
+Takes about 45 minutes on 2 CPU cores; lab/benchmarks/README.md shows the results. The data is synthetic, so it is the
+same on every machine. throughput has 3.5 million parameters and runs about one step a second on 2 cores.
+throughput_gpu has 256 million: one H100 trained it at 246,000 tokens a second, 1.03 times as fast as PyTorch did
+(docs/accelerator.md).
 """
 
 from ml_collections import ConfigDict

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from data.recognition.content import Content, look
 from data.recognition.kinds import KINDS
 from errors import ConfigError, inside
-from storage import owners
+from runtime.storage import owners
 
 VERSION = 2  # of what is kept; increase it when `look` finds other kinds
 FOLDER = "recognised"  # in data.cache_dir

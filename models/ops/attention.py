@@ -258,7 +258,7 @@ def splash(
   ids = segment_ids(with_padding(_segments_twice(segments), q, k, more, more, causal))
   rows = lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))).swapaxes(1, 2)  # [B, N, T, H]
   kernel = splash_kernel(t + more, t + more, n, causal, residual_checkpoint_name=KERNEL, interpret=interpret)
-  with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (analysis/calls.py)
+  with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (lab/analysis/calls.py)
     attended = jax.vmap(kernel)(rows((q / math.sqrt(h)).astype(q.dtype)), rows(k), rows(v), ids)
   return attended.swapaxes(1, 2)[:, :t]
 

@@ -173,7 +173,7 @@ def _splash(
   rows = lambda x, more: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))).swapaxes(1, 2)  # [B, N, T, ...]
   given = rows((q / math.sqrt(h)).astype(q.dtype), queries), rows(k, keys), rows(v, keys), ids
   kernel = splash_kernel(t + queries, s + keys, q.shape[2], causal, save_residuals=not read, interpret=interpret)
-  with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (analysis/calls.py)
+  with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (lab/analysis/calls.py)
     if not read:
       out, (logsumexp,) = jax.vmap(kernel)(*given)
       return Read(out.swapaxes(1, 2)[:, :t], logsumexp.swapaxes(1, 2)[:, :t])

@@ -1,7 +1,7 @@
 """Transfers: what a layout makes move between devices in a step.
 
 A layout says where arrays are. This value says what must therefore be sent, over which mesh axes, how often, and by
-whom. It is decided here and nowhere else: the runners (runner.py) carry it out, and analysis/ reads it to predict
+whom. It is decided here and nowhere else: the runners (runner.py) carry it out, and lab/analysis/ reads it to predict
 bytes, memory and time.
 
 Weights and gradients that are split along `embed` are gathered and scattered:

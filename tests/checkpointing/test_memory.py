@@ -1,7 +1,7 @@
 """Saves in the hosts' memory survive lost processes, on any number of them, and nothing wrong is restored.
 
 Processes are threads here, and arrays are NumPy's, with shardings that only say who holds what. The bytes really go
-over sockets and into files. tests/tools/test_healing.py does it with real jobs.
+over sockets and into files. tests/job/test_healing.py does it with real jobs.
 """
 
 import concurrent.futures
@@ -26,8 +26,6 @@ import numpy as np
 import pytest
 from helpers import config, initial_state, one_sentence, program, random_batch, strategy
 
-from analysis import memory as predicted
-from analysis.case import Case
 from checkpointing import record, restore
 from checkpointing.memory import exchange, pieces, recovery, store
 from checkpointing.memory import tier as saving
@@ -36,6 +34,8 @@ from checkpointing.memory.store import Damaged, Entry, Portion, Save, Store
 from checkpointing.memory.tier import Tier
 from checkpointing.save import NotSaved
 from errors import JobConfigError, JobError
+from lab.analysis import memory as predicted
+from lab.analysis.case import Case
 from runtime import processes
 from runtime.replicas import Corrupted
 from strategies import names

@@ -13,8 +13,8 @@ from checkpointing import reading, restore
 from checkpointing.shipping import Shipping
 from errors import first_line
 from runtime import processes
-from storage.answers import StorageError
-from storage.bucket import Folder
+from runtime.storage.answers import StorageError
+from runtime.storage.bucket import Folder
 
 Start = Callable[..., Shipping]
 

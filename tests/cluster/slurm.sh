@@ -2,12 +2,12 @@
 # Tests on a real SLURM that a job heals, and that a requeued job resumes exactly: `make test-cluster`.
 #
 # Starts a cluster of two nodes, both on this machine, and installs Debian's packages first if they are missing. Then
-# launch/slurm.sh runs a job of a task on each node, several times:
+# docs/launch/slurm.sh runs a job of a task on each node, several times:
 # - uninterrupted
 # - hurt: a task is killed; a task is stopped, so that the other one waits; and then the first node fails, so that the
 #   job is requeued
 # - on fewer nodes: the second node fails, and the job goes on with the first one alone
-# - interrupted twice: by `scontrol requeue`, and by SIGTERM to the tasks only, as before a time limit. launch/slurm.sh
+# - interrupted twice: by `scontrol requeue`, and by SIGTERM to the tasks only, as before a time limit. docs/launch/slurm.sh
 #   then requeues its job itself
 # check.py compares the files of these jobs. The cluster keeps its state in a temporary folder and does not touch the
 # system's own SLURM and munge.
@@ -162,7 +162,7 @@ pid_of() { grep -o '"pid": [0-9]*' "$folder/$1/heartbeats/$2.json" | grep -o '[0
 
 # Prints the job's number: submit NAME [FLAGS ...].
 submit() {
-  sbatch --parsable --nodes=2 --ntasks-per-node=1 --gpus-per-node=0 --output="$folder/$1.log" launch/slurm.sh \
+  sbatch --parsable --nodes=2 --ntasks-per-node=1 --gpus-per-node=0 --output="$folder/$1.log" docs/launch/slurm.sh \
     "${FLAGS[@]}" --workdir="$folder/$1" "${@:2}"
 }
 

@@ -11,7 +11,7 @@ from helpers import one_sentence
 from data.cache import prepared
 from data.remote import brought
 from errors import ConfigError, Unavailable
-from storage.bucket import Folder
+from runtime.storage.bucket import Folder
 
 
 def slow_write(folder: Path) -> None:

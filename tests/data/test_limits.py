@@ -26,6 +26,8 @@ from row_files import file_of
 
 import limits
 from checkpointing import form
+from checkpointing.pretrained import families
+from checkpointing.pretrained.folder import Folder
 from data import images, text
 from data.images import decode
 from data.text import readers, sandbox, templates, tokenizers
@@ -33,8 +35,6 @@ from data.text.chat import Chat
 from data.text.rows import Fields, delimited, pages, parquet, rows, unpacked
 from data.text.templates import Template
 from errors import ConfigError
-from pretrained import families
-from pretrained.folder import Folder
 
 LIMIT = 1 << 20
 LONG = "a" * (5 * LIMIT)
@@ -601,5 +601,5 @@ def test_no_header_of_safetensors_takes_a_gigabyte(tmp_path: Path):
   header = ("{" + ",".join(entries) + "}").encode()
   assert 0.9 * limits.HEADER < len(header) < limits.HEADER
   (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-  code = "from pretrained.folder import Folder\nassert len(Folder(sys.argv[1]).stored) == 290_000"
+  code = "from checkpointing.pretrained.folder import Folder\nassert len(Folder(sys.argv[1]).stored) == 290_000"
   assert peak_of(code, tmp_path) < 1 << 30

@@ -11,8 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from data.text import tokenizers
 from data.text.spans import Document, Span, pair
-from evaluation import choices
-from evaluation.documents import documents
+from reporting.evaluation import choices
+from reporting.evaluation.documents import documents
 
 TEXT = "The capital of France is Paris. Who is there?\nNobody is, I say: größer!  And 12345 of them, playing plays."
 METASPACE = {scheme: pre_tokenizers.Metaspace(prepend_scheme=scheme) for scheme in ("first", "always", "never")}

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from data import text
 from data.dataset import Dataset
 from data.text import cutting, pair_counts, prepare, tokenizers
-from evaluation.bigram import bits_per_byte
+from reporting.evaluation.bigram import bits_per_byte
 
 
 def load(tmp_path: Path, **fields) -> Dataset:

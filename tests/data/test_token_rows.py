@@ -18,7 +18,7 @@ from data.text import prepare, token_rows
 from data.text.files import Files, held_out
 from data.text.rows import Fields
 from data.text.tokenizers import BYTES
-from evaluation.documents import documents
+from reporting.evaluation.documents import documents
 
 LENGTH = 32  # model.seq_len of the preset
 IDS = [row["ids"] for row in MDS_ROWS]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from data import text
 from data.dataset import Dataset
 from data.text import tokenizers
-from evaluation.documents import documents
+from reporting.evaluation.documents import documents
 
 WORDS = "hello world, hello there; some words and more words. "
 SPECIAL = ["<unk>", "<|endoftext|>", "</s>", "<turn>"]  # the first of END_NAMES that exists is 1

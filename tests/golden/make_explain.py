@@ -43,8 +43,8 @@ OF_IMAGES = ("fsdp", "two_d", "pipeline")
 def strategy(name: str, topology: str | None = None, inputs: str = "tokens") -> Any:
   """The strategy that is explained, on 8 simulated CPU devices or on a slice."""
   import strategies
-  from analysis.topology import machine_of
   from configs import base
+  from lab.analysis.topology import machine_of
   from tools import explain as tool
 
   config, shares_experts = base.get_config("tiny", name), bool(strategies.layout_of(name).axes("experts"))
@@ -57,8 +57,8 @@ def strategy(name: str, topology: str | None = None, inputs: str = "tokens") -> 
 @functools.cache
 def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
   """explain's figures for a strategy."""
-  from analysis.explanation import explain
-  from analysis.topology import machine_of
+  from lab.analysis.explanation import explain
+  from lab.analysis.topology import machine_of
 
   where = machine_of(topology) if topology else None
   return explain(name, strategy(name, topology, inputs), FIELDS["batch_size"], where)
@@ -119,7 +119,7 @@ if __name__ == "__main__":
   import conftest  # noqa: F401  # eight devices, and the flags of the tests
 
   import strategies
-  from benchmarks import guide
+  from lab.benchmarks import guide
 
   FOLDER.mkdir(exist_ok=True)
   for topology in (None, SLICE) if "--topology" in sys.argv else (None,):

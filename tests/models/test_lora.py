@@ -17,7 +17,7 @@ from helpers import (
   strategy,
 )
 
-from analysis.saved import bytes_per_example
+from lab.analysis.saved import bytes_per_example
 from models import lora
 from models.parameters import bind, frozen, init_params, joined, trained
 from training.program import Params, Program

@@ -16,7 +16,7 @@ from helpers import in_full, random_segments, relative_difference
 from jax._src.cudnn import fused_attention_stablehlo as fused
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
-from analysis import gpus
+from lab.analysis import gpus
 from models.ops import attention
 from models.ops.pieces import BLOCKWISE, CUDNN, SPLASH_INTERPRETED, Kernel, Read, merge, same_segment
 

@@ -19,7 +19,7 @@ from helpers import (
   relative_difference,
 )
 
-from analysis import gpus
+from lab.analysis import gpus
 from models import parameters, transformer
 from models.ops import attention
 from models.sizes import ModelSizes

@@ -222,7 +222,7 @@ def probe(workdir: Path, monkeypatch: pytest.MonkeyPatch, began: float) -> int:
 def test_the_probe_of_a_container_finds_a_process_that_hangs(
   doing: str, ago: float, slowest: float, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-  """launch/jobset.yaml runs it. An older beat is of an earlier container, and says nothing about this one."""
+  """docs/launch/jobset.yaml runs it. An older beat is of an earlier container, and says nothing about this one."""
   killed(tmp_path, 5, rank=3)
   file = tmp_path / heartbeat.FOLDER / "3.json"
   now = time.time()

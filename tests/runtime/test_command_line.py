@@ -11,7 +11,7 @@ from helpers import command_line_of, one_sentence
 
 from errors import ConfigError, Unavailable
 from runtime import command_line
-from storage.answers import StorageError
+from runtime.storage.answers import StorageError
 
 CONFIG = "--config=configs/fsdp.py:tiny"
 

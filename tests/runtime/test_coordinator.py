@@ -16,8 +16,8 @@ import pytest
 from helpers import ROOT, config
 from jobs import flags
 
+from job.slurm import Nodes
 from runtime import processes
-from tools.slurm import Nodes
 
 NAMES = {
   "alone": ["10.1.2.3"], "alone6": ["fd00::7"], "several": ["10.1.2.3", "10.1.2.4"], "named-so": ["127.0.1.1"],
@@ -93,7 +93,7 @@ def test_what_the_cluster_says_is_passed_on(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_job_on_one_node_of_slurm_meets_at_the_loopback(monkeypatch: pytest.MonkeyPatch):
   where = object.__new__(Nodes)
-  monkeypatch.setattr("tools.slurm._answer", lambda *command: "NodeName=n1 NodeAddr=10.1.2.3 State=IDLE")
+  monkeypatch.setattr("job.slurm._answer", lambda *command: "NodeName=n1 NodeAddr=10.1.2.3 State=IDLE")
   where.nodes, where.unit = ["n1"], 2
   assert where.address(0) == "127.0.0.1"
   where.nodes = ["n1", "n2"]

@@ -15,14 +15,14 @@ import pytest
 from helpers import config, one_sentence
 
 import train
-from analysis import gpus
-from analysis.topology import TPUS
+from lab.analysis import gpus
+from lab.analysis.topology import TPUS
 from reporting import summary
 from runtime import device_memory, hardware
 from runtime.device_memory import SETTINGS
 
 ROOT = Path(__file__).parents[2]
-RECORD = ROOT / "benchmarks" / "results" / "accelerator-1-nvidia-h100-80gb-hbm3.json"
+RECORD = ROOT / "lab/benchmarks/results" / "accelerator-1-nvidia-h100-80gb-hbm3.json"
 H100 = "NVIDIA H100 80GB HBM3"
 SHARES = SETTINGS[:2]
 

@@ -20,7 +20,7 @@ import train
 from checkpointing.save import Checkpoints
 from errors import ConfigError, JobConfigError, JobUnavailable, Unavailable
 from runtime import processes, signals
-from storage.answers import StorageError
+from runtime.storage.answers import StorageError
 from tools import launch
 from training.loop import LoopState
 

@@ -9,7 +9,7 @@ from helpers import config, one_sentence
 from jax.profiler import ProfileData
 from ml_collections import ConfigDict
 
-from analysis import trace
+from lab.analysis import trace
 from runtime.profiling import STEP, Profiler
 from training.loop import StepPlan
 

@@ -21,12 +21,13 @@ import errors
 from checkpointing import reading
 from configs import base
 from errors import ConfigError, visible
+from job import attempt
 from reporting import heartbeat, prometheus
 from reporting.appender import warn
 from reporting.metrics import Writer
 from runtime import command_line
 from runtime.stderr import Visible
-from tools import attempt, checkpoint, evaluate, export, generate, prepare, profile, report
+from tools import checkpoint, evaluate, export, generate, prepare, profile, report
 from training.loop import LoopState
 
 EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\x7f\x08\r\u202e\u2028"  # sets a title, clears, colours, goes back, reorders

@@ -24,11 +24,11 @@ from helpers import (
 )
 
 import strategies
-from analysis import predict, theory
-from analysis.case import Case
-from analysis.compiled import compile_step
-from analysis.topology import machine_of
 from configs import base
+from lab.analysis import predict, theory
+from lab.analysis.case import Case
+from lab.analysis.compiled import compile_step
+from lab.analysis.topology import machine_of
 from models.ops import attention
 from runtime.devices import has_gpu_compiler
 from strategies.execution.mesh import resolve

@@ -24,10 +24,10 @@ from helpers import program as make_program
 from jax.sharding import PartitionSpec as P
 
 import strategies
-from analysis import search, work
-from analysis.compiled import compile_step
-from analysis.timeline import unit_rounds
-from analysis.topology import machine_of
+from lab.analysis import search, work
+from lab.analysis.compiled import compile_step
+from lab.analysis.timeline import unit_rounds
+from lab.analysis.topology import machine_of
 from strategies.execution.mesh import abstract_mesh, make_mesh, resolve
 from strategies.execution.stages.schedule import KINDS
 from strategies.execution.stages.staged import check_compiler, regroup

@@ -18,7 +18,7 @@ from checkpointing.memory.tier import Tier
 from checkpointing.save import Checkpoints
 from data.synthetic import Synthetic
 from errors import ConfigError
-from storage.bucket import Folder
+from runtime.storage.bucket import Folder
 from strategies import Strategy, layout_of
 from training.loop import LoopState
 from training.program import Program, TrainState

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.timeline import timeline
+from lab.analysis.timeline import timeline
 from strategies.execution.stages import orders
 from strategies.execution.stages.schedule import BACKWARD, FORWARD, SENDS, WAITS, WEIGHTS, Schedule, Unit
 

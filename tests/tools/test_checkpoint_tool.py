@@ -16,7 +16,7 @@ import data
 import train
 from checkpointing import record
 from checkpointing.save import Checkpoints
-from storage.answers import StorageError
+from runtime.storage.answers import StorageError
 from tools import checkpoint
 from training.loop import LoopState
 from training.program import TrainState

@@ -9,8 +9,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from lesson_pages import Shown, check_page, run_steps
 
-from analysis.hlo import parse
-from tools.lessons import gathers, origins
+from lab.analysis.hlo import parse
+from lab.lessons import gathers, origins
 
 pytestmark = pytest.mark.full
 

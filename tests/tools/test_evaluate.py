@@ -18,12 +18,12 @@ from tokenizers import Tokenizer as Loaded
 import train
 from data.text import tokenizers
 from data.text.tokenizers import BYTES, Tokenizer
-from evaluation import choices
-from evaluation.documents import documents
 from models import generate
 from models.parameters import bind
+from reporting.evaluation import choices
+from reporting.evaluation.documents import documents
+from reporting.source import Model, open_model
 from tools import evaluate as tool
-from tools.source import Model, open_model
 
 GOLDEN = model_folders.FOLDER / "evaluate"
 EXPECTED = json.loads((GOLDEN / "llama.json").read_text())

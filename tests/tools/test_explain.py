@@ -15,16 +15,17 @@ from golden import make_explain as golden
 from helpers import command_line_of, config, in_full, one_sentence, program, strategy
 from jax.sharding import NamedSharding, PartitionSpec
 
-import pages
 import strategies
-from analysis import explanation, gpus, links
-from analysis.case import Case
-from analysis.compiled import CompiledStep, DoesNotFit, compile_step
-from analysis.timeline import timeline, units
-from analysis.topology import machine_of
-from pages.units import amount
+from lab.analysis import explanation, gpus, links
+from lab.analysis.case import Case
+from lab.analysis.compiled import CompiledStep, DoesNotFit, compile_step
+from lab.analysis.timeline import timeline, units
+from lab.analysis.topology import machine_of
+from lab.views import strategy_page
+from reporting import pages
+from reporting.pages.units import amount
 from runtime import hardware
-from tools import explain, strategy_page
+from tools import explain
 
 ROOT = Path(__file__).parents[2]
 SHORT = ("fsdp",)  # the strategy whose page `make test` checks

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from helpers import one_sentence
 
-from analysis.failures import KINDS, PUBLISHED, Job, Outcome, Policy, Rates, Tier
-from benchmarks.pages import ROOT
 from checkpointing.interval import best_interval, duration, expected_seconds
+from lab.analysis.failures import KINDS, PUBLISHED, Job, Outcome, Policy, Rates, Tier
+from lab.benchmarks.pages import ROOT
+from lab.failure_inputs import DAY, HOUR, inputs
+from lab.failure_policies import NAMES, Times, policy_of, result_of, rhythm_of, search, shares, spares_for
 from tools import failures
-from tools.failure_inputs import DAY, HOUR, inputs
-from tools.failure_policies import NAMES, Times, policy_of, result_of, rhythm_of, search, shares, spares_for
 from tools.failures import UNITS
 
 TIMES = Times(copy=1, write=40, restore=100, send=0.5, fetch=2, step=5)

@@ -17,8 +17,8 @@ from data.dataset import Text
 from data.text import tokenizers
 from data.text.tokenizers import BYTES
 from models.generate import Sampling
+from reporting.source import Model
 from tools import generate as tool
-from tools.source import Model
 
 GREEDY = Sampling(temperature=0.0)
 NUMBERS = Text(

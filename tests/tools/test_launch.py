@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from helpers import one_sentence
 
-from tools import attempt, launch
+from job import attempt
+from tools import launch
 
 
 class Spawned:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from helpers import one_sentence
 
-from benchmarks.pages import ROOT
+from lab.benchmarks.pages import ROOT
+from lab.lessons import PAGES, TOUR
 from tools import tour
-from tools.lessons import PAGES, TOUR
 
 
 @pytest.mark.parametrize("name", PAGES)

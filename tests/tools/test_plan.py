@@ -14,17 +14,17 @@ import pytest
 from browser import Browser
 from helpers import command_line_of, in_full, one_sentence
 
-import pages
 import strategies
-from analysis import memory, predict, search
-from analysis.case import Case
-from analysis.topology import Cluster, machine_of
 from configs import base
+from lab.analysis import memory, predict, search
+from lab.analysis.case import Case
+from lab.analysis.topology import Cluster, machine_of
+from lab.views import plan_page
 from models.sizes import ModelSizes
+from reporting import pages
 from runtime import command_line
 from strategies.execution.mesh import abstract_mesh, resolve
 from tools import plan as tool
-from tools import plan_page
 from training import settings
 
 SLICE = "v5p:2x2x4"

@@ -7,7 +7,7 @@ from helpers import PARITY, relative_difference
 from jax.sharding import PartitionSpec as P
 from lesson_pages import Shown, check_page, run_steps
 
-from tools.lessons import three_ways
+from lab.lessons import three_ways
 
 pytestmark = pytest.mark.full  # test_debugging_page.py is the page of `make test`
 

@@ -8,7 +8,7 @@ from helpers import config, one_sentence
 from jax.profiler import ProfileData
 
 import train
-from analysis import profile, trace
+from lab.analysis import profile, trace
 from runtime import hardware
 from tools import profile as command
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from helpers import one_sentence
 
-from analysis.timeline import describe
-from analysis.timeline import schedules as timelines
+from lab.analysis.timeline import describe
+from lab.analysis.timeline import schedules as timelines
 from tools import schedules
 
 

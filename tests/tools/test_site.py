@@ -11,11 +11,12 @@ import pytest
 from browser import Browser
 from helpers import one_sentence
 
-import pages
 import strategies
 from configs import base
-from pages.devices import DRAWN
-from tools import calculator, explain, guide_pages, site
+from lab.views import calculator, guide_pages
+from reporting import pages
+from reporting.pages.devices import DRAWN
+from tools import explain, site
 
 ROOT = Path(__file__).parents[2]
 # Bytes, besides the calculator's other choices, which take 0.4 MB. The guide takes a fifth more as HTML than as

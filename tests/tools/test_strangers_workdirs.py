@@ -17,17 +17,17 @@ import pytest
 from helpers import ROOT
 from kept import make
 
-import pages
 from checkpointing import finished, reading, record
 from checkpointing.memory import tier
 from configs import base
 from errors import ConfigError
-from reporting import heartbeat, metrics, summary
+from job import supervisor
+from job.attempt import Here
+from reporting import heartbeat, metrics, pages, source, summary
 from reporting.appender import Appender
 from runtime import folders
-from storage.bucket import location
-from tools import checkpoint, export, profile, report, source, supervisor
-from tools.attempt import Here
+from runtime.storage.bucket import location
+from tools import checkpoint, export, profile, report
 from training.loop import LoopState
 
 MACHINE = (

@@ -11,11 +11,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from lesson_pages import Shown, check_page, run_steps
 
+from lab.lessons import TOUR, experts, four_ways
+from lab.notebook import notebook
+from lab.steps import printed
 from models.ops.experts import choose
 from tools import tour
-from tools.lessons import TOUR, experts, four_ways
-from tools.notebook import notebook
-from tools.steps import printed
 
 pytestmark = pytest.mark.full  # test_debugging_page.py is the page of `make test`
 

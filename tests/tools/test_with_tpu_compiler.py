@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers import command_line_of
 
-from analysis.topology import machine_of
+from lab.analysis.topology import machine_of
 from tools import explain, plan
 
 ROOT = Path(__file__).parents[2]

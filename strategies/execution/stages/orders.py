@@ -3,7 +3,7 @@
 In a tick, a stage runs at most one forward unit and then at most one backward unit, so neither has to wait for the
 other kind on another stage. A schedule is defined by the order in which each stage runs its units (`ORDERS`). `build`
 simulates these orders tick by tick: units run as soon as their inputs have arrived. `schedule.write` makes a table of
-the result, stage.py runs it, and analysis/timeline.py draws it. No JAX is used here.
+the result, stage.py runs it, and lab/analysis/timeline.py draws it. No JAX is used here.
 """
 
 from collections.abc import Callable

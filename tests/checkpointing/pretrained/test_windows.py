@@ -1,0 +1,205 @@
+"""A model with a window keeps it: in the record, in everything that reads the workdir, and in what is exported."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import model_folders
+import pytest
+from helpers import config, model_sizes, one_sentence
+from ml_collections import ConfigDict
+
+import train
+from checkpointing import initial, pretrained, record
+from checkpointing.pretrained import families
+from checkpointing.reading import read_record
+from models.windows import local_layers
+from reporting.source import config_of, laid_out, open_model
+from tools import evaluate, export, generate
+from training import settings
+
+S, F = "sliding_attention", "full_attention"
+SIZES = {
+  "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+  "num_key_value_heads": 4, "vocab_size": 64,
+}  # fmt: skip
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_local_experts": 4}
+ON = {"use_sliding_window": True}
+# The window of each layer, as the layers of transformers 5.24 have it for this config.json; 0: none.
+OF_LAYERS: list[tuple[str, dict[str, Any], list[int]]] = [
+  ("llama", {}, [0, 0, 0, 0]),
+  ("mistral", {}, [4096, 4096, 4096, 4096]),
+  ("mistral", {"sliding_window": None}, [0, 0, 0, 0]),
+  ("mistral", {"sliding_window": 8}, [8, 8, 8, 8]),
+  ("mistral", {"sliding_window": 8, "use_sliding_window": False}, [8, 8, 8, 8]),
+  ("mixtral", {}, [0, 0, 0, 0]),
+  ("mixtral", {"sliding_window": 8}, [8, 8, 8, 8]),
+  ("qwen2", {"sliding_window": 8}, [0, 0, 0, 0]),
+  ("qwen2", ON, [0, 0, 0, 0]),
+  ("qwen2", ON | {"max_window_layers": 0}, [4096, 4096, 4096, 4096]),
+  ("qwen2", ON | {"sliding_window": 8, "max_window_layers": 3}, [0, 0, 0, 8]),
+  ("qwen2", ON | {"sliding_window": 8, "max_window_layers": 4}, [0, 0, 0, 0]),
+  ("qwen2", ON | {"sliding_window": 8, "max_window_layers": 2, "layer_types": [F, S, S, F]}, [0, 8, 8, 0]),
+  ("qwen3", ON | {"sliding_window": 8, "max_window_layers": 1}, [0, 8, 8, 8]),
+  ("qwen3", ON | {"sliding_window": 8, "layer_types": [F, F, F, F]}, [0, 0, 0, 0]),
+  ("qwen3_moe", {"sliding_window": 8}, [0, 0, 0, 0]),
+  ("qwen3_moe", ON, [4096, 4096, 4096, 4096]),
+  ("qwen3_moe", ON | {"sliding_window": 8, "max_window_layers": 4}, [8, 8, 8, 8]),
+]
+
+
+def fields_of(family: str, fields: dict[str, Any]) -> dict[str, Any]:
+  mixture = {"mixtral": {"num_local_experts", "num_experts_per_tok"}, "qwen3_moe": MIXTURE.keys()}.get(family, set())
+  given = SIZES | {"model_type": family} | {name: MIXTURE[name] for name in mixture}
+  return families.read(given | fields, "config.json").fields
+
+
+@pytest.mark.parametrize("family, fields, expected", OF_LAYERS)
+def test_each_layer_has_the_window_that_transformers_gives_it(family: str, fields: dict, expected: list[int]):
+  """And what is written for the model means the same again."""
+  found = fields_of(family, fields)
+  windows = lambda model: [
+    model["window"] * is_local for is_local in local_layers(model["layers_pattern"], model["depth"])
+  ]
+  assert windows(found) == expected
+  written = families.write(model_sizes(**found, seq_len=8), "float32", None)
+  assert windows(families.read(written, "config.json").fields) == expected
+  assert written["model_type"] == family or (not any(expected) and written["model_type"] == "llama")
+
+
+@pytest.mark.parametrize(
+  "family, fields, parts",
+  [
+    ("llama", {"sliding_window": 8}, ["sliding_window=8", "model_type='llama'"]),
+    ("mistral", {"sliding_window": 8, "layer_types": [F, S, F, S]}, ["layer_types=", "model_type='mistral'"]),
+    ("mistral", {"sliding_window": None, "layer_types": [S] * 4}, ["sliding_window=None", "layer_types="]),
+    ("qwen2", {"sliding_window": 8, "layer_types": [F, F, F, S]}, ["use_sliding_window=None", "layer_types="]),
+    ("qwen3", ON | {"layer_types": [S] * 3}, ["layer_types=", "each of its 4 layers"]),
+    ("qwen3", {"layer_types": ["linear_attention", F, F, F]}, ["'linear_attention'", "'full_attention'"]),
+    ("mistral", {"sliding_window": 0}, ["sliding_window=0", "positive number"]),
+    ("qwen2", ON | {"max_window_layers": "all"}, ["max_window_layers='all'"]),
+    ("qwen2", ON | {"max_window_layers": None}, ["max_window_layers=None", "a number of layers"]),
+    ("qwen2", {"use_sliding_window": "no"}, ["use_sliding_window='no'", "true or false"]),
+  ],
+)
+def test_windows_that_contradict_each_other_get_one_sentence(family: str, fields: dict, parts: list[str]):
+  with one_sentence("config.json has", *parts):
+    fields_of(family, fields)
+
+
+@pytest.mark.parametrize("name", ["mistral", "mixtral", "qwen2_window", "qwen3_window"])
+def test_an_exported_config_says_of_windows_what_that_of_transformers_says(name: str):
+  given = json.loads((model_folders.FOLDER / name / "config.json").read_text())
+  written = families.write(model_folders.program_of(name).sizes, "float32", None)
+  for field in ("model_type", "sliding_window", "use_sliding_window", "layer_types"):
+    assert written.get(field) == given.get(field), field
+  assert written["sliding_window"] == 48
+
+
+def test_a_pattern_of_no_family_is_refused():
+  with one_sentence("model.window=64", "'local:1,global:1'", "no known family", "model.layers_pattern=''"):
+    families.write(model_sizes(seq_len=8, window=64, layers_pattern="local:1,global:1"), "float32", None)
+
+
+def saved_of(asked: ConfigDict) -> dict[str, Any]:
+  """The record of a run, as far as it says what the model is."""
+  data = {"seed": 0, "batch_size": 16, "tokenizer": "synthetic", "fingerprints": [1], "turns": [1]}
+  whose = {"strategy": "single", "devices": 1, "processes": 1}
+  return whose | {"version": record.VERSION, "config": json.loads(asked.to_json()), "data": data}
+
+
+def adopted(name: str, seq_len: int = 16, **fields: Any) -> ConfigDict:
+  return pretrained.adopt(config(init_from=str(model_folders.FOLDER / name), model__seq_len=seq_len, **fields))
+
+
+def of_old_version(saved: dict[str, Any]) -> dict[str, Any]:
+  """A record of before windows were recorded."""
+  model = {name: x for name, x in saved["config"]["model"].items() if name not in ("window", "layers_pattern")}
+  return saved | {"config": saved["config"] | {"model": model}}
+
+
+def test_a_run_keeps_the_window_of_the_model_it_began_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+  """Its workdir is refused beyond it, as the folder is; within, it is the same model."""
+  with one_sentence("model.seq_len=64", "window of 48 positions", "at most 48"):
+    settings.check(adopted("qwen2_window", 64), "cpu")
+  saved = saved_of(adopted("qwen2_window"))
+  monkeypatch.setattr("reporting.source.checkpoint_of", lambda workdir, step: (tmp_path / "checkpoints/1", saved))
+  for source in (str(tmp_path), str(model_folders.FOLDER / "qwen2_window")):
+    model = open_model(source)
+    sizes = laid_out(model, "single", {}, 48, jax.devices()[:1]).program.sizes
+    assert (sizes.window, sizes.layers_pattern) == (48, "global:2,local:1")
+    with one_sentence("49 tokens", "window of 48 positions", "use fewer"):
+      laid_out(model, "single", {}, 49, jax.devices()[:1])
+
+
+def test_a_run_that_begins_with_a_workdir_has_its_window():
+  saved, where = saved_of(adopted("mistral")), "init_from='runs/a'"
+  same = config(model__window=48).model
+  initial._check_window(saved["config"]["model"], same, where)
+  initial._check_window(config().model, same, where)  # a window of its own
+  for other in (0, 47):
+    with one_sentence(where, "model.window=48", f"model.window={other}", "use the same"):
+      initial._check_window(saved["config"]["model"], config(model__window=other).model, where)
+
+
+def test_a_record_of_before_windows_still_resumes_and_says_what_is_new(tmp_path: Path):
+  now = saved_of(adopted("mistral"))
+  old = of_old_version(now)
+  record.check_same_run(old, now, "runs/a")
+  assert record.changes(old, now) == ["model.window is now 48; the checkpoint was saved before it was recorded"]
+  record.check_same_run(of_old_version(saved_of(adopted("llama"))), saved_of(adopted("llama")), "runs/a")
+  assert record.changes(of_old_version(saved_of(adopted("llama"))), saved_of(adopted("llama"))) == []
+  assert (config_of(old["config"], "runs/a").model.window, config_of(old["config"], "runs/a").model.width) == (
+    48,
+    32,
+  )  # as the folder says
+  gone = old | {"config": old["config"] | {"init_from": str(tmp_path / "gone")}}
+  assert (config_of(gone["config"], "runs/a").model.window, config_of(gone["config"], "runs/a").model.width) == (0, 32)
+  other = adopted("mistral")
+  other.model.window = 0
+  with one_sentence("model.window was 48 and is now 0"):
+    record.check_same_run(now, saved_of(other), "runs/a")
+
+
+@pytest.mark.full
+def test_windows_hold_from_folder_to_run_to_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """Trained, resumed under another strategy, evaluated, written, exported with and without adapters, and begun with."""
+  monkeypatch.setattr(evaluate, "start_jax", lambda config: jax.devices())
+  monkeypatch.setattr(generate, "start_jax", lambda config: jax.devices())
+  folder = shutil.copytree(model_folders.FOLDER / "mistral", tmp_path / "model")
+  shutil.copy(model_folders.FOLDER / "evaluate/tokenizer.json", folder)
+  texts = model_folders.FOLDER / "evaluate/texts.jsonl"
+  fields = {
+    "steps": 2, "batch_size": 16, "eval_batch_size": 16, "eval_examples": 16, "sample_length": 0,
+    "model__seq_len": 16, "init_from": str(folder), "data__name": "text", "data__path": str(texts),
+    "data__text_field": "content", "data__tokenizer": str(folder), "optimizer__learning_rate": 1e-30,
+  }  # fmt: skip
+  plain, adapted = tmp_path / "plain", tmp_path / "adapted"
+  train.train(config("fsdp", **fields, stop_after=1), plain)
+  old = plain / "checkpoints/1/record.json"
+  assert read_record(old.parent)["config"]["model"]["window"] == 48
+  train.train(config("data_parallel", **fields), plain)
+  train.train(config("fsdp", **fields, model__lora_rank=2), adapted)
+  out = {name: tmp_path / f"out-{name}" for name in ("plain", "merged")}
+  export.main([str(plain), f"--out={out['plain']}"])
+  export.main([str(adapted), f"--out={out['merged']}", "--merge"])
+  asked = [f"--data.path={texts}", "--data.text_field=content", f"--data.cache_dir={tmp_path}/cache", "--batch-size=16"]
+  losses = []
+  for source in (folder, plain, adapted, *out.values()):
+    with one_sentence("64 tokens", "window of 48 positions"):
+      evaluate.main([str(source), *asked, "--seq-len=64"])
+    with one_sentence("tokens are more than the window of 48 positions"):
+      generate.main([str(source), "--prompt=so it is", "--length=48"])
+    evaluate.main([str(source), *asked, "--seq-len=48", f"--json={tmp_path / 'found.json'}"])
+    losses.append(json.loads((tmp_path / "found.json").read_text())["text"]["loss"])
+  assert losses == pytest.approx([losses[0]] * 5, rel=1e-5)
+  for name in out:
+    said = json.loads((out[name] / "config.json").read_text())
+    assert (said["model_type"], said["sliding_window"]) == ("mistral", 48)
+  shape = {f"model__{name}": x for name, x in read_record(old.parent.parent / "2")["config"]["model"].items()}
+  again = shape | fields | {"init_from": str(plain)}
+  with one_sentence("init_from=", "model.window=48", "model.window=0"):
+    train.train(config("fsdp", **again | {"model__window": 0}), tmp_path / "again")
+  train.train(config("fsdp", **again), tmp_path / "again")

@@ -1,0 +1,48 @@
+"""What tests ask of compiled steps, with the laboratory. helpers.py does without it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from helpers import ROOT
+
+from lab.analysis.case import Case
+from lab.analysis.compiled import CompiledStep
+from lab.analysis.hlo import Module
+
+
+def loops_beside_sends(module: Module) -> list[set[str]]:
+  """For each permute of a compiled program, the scopes of the loops that run between its start and its end."""
+  found = []
+  for computation in module.computations.values():
+    names = list(computation)
+    for end in (one for one in computation.values() if one.operation == "collective-permute-done"):
+      between = names[names.index(end.operands[0]) : names.index(end.name)]
+      loops = (computation[name].op_name.split("/") for name in between if computation[name].operation == "while")
+      found.append({path[-2] for path in loops if len(path) > 1})
+  return found
+
+
+def explained_in_8_gb(folder: Path, model: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
+  """What the command `explain` finds for FSDP with these sizes of the model. Fails if it takes more than 8 GB."""
+  file, sizes = folder / "found.json", [f"--config.model.{name}={size}" for name, size in model.items()]
+  command = [sys.executable, "-m", "tools.explain", "--config=configs/fsdp.py", f"--json={file}", *sizes, *arguments]
+  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+  _, status, usage = os.wait4(process.pid, 0)
+  process.returncode = os.waitstatus_to_exitcode(status)
+  assert process.returncode == 0
+  assert usage.ru_maxrss < 8e6  # kB
+  return json.loads(file.read_text())
+
+
+def holds_all_logits(case: Case, step: CompiledStep) -> bool:
+  """Whether a compiled step has an array in memory with the logits of all tokens of one part on one device."""
+  tokens = case.examples * case.sizes.positions
+  others = {case.sizes.width, case.sizes.mlp_width}
+  assert not {case.outputs, tokens} & others, "another array would have the same shape"
+  found = (shape for visit in step.module.walk(step.rounds) if not visit.fused for shape in visit.instruction.shapes)
+  return any(shape.size == tokens * case.outputs and case.outputs in shape.dims for shape in found)
