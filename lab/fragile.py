@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 import train
+from job import keeper
 from runtime import command_line
 from runtime.replicas import Replicas
 
@@ -48,5 +49,5 @@ def flipped(x: jax.Array) -> tuple[jax.Array, int]:
 
 if __name__ == "__main__":
   signal.signal(SIGNAL, lambda number, _: received.append(number))
-  train.Replicas = Fragile  # type: ignore[misc]
+  keeper.Replicas = Fragile  # type: ignore[misc]
   command_line.run(lambda config: train.main(config, train.WORKDIR.value))

@@ -131,15 +131,14 @@ def wall_time_lines(clock: Clock) -> list[str]:
   return [f"wall time {total:.1f} s"] + [f"  {name:<13} {s:7.1f} s  {s / total:6.1%}" for name, s in shown]
 
 
-def sample(
-  config: ConfigDict, strategy: Strategy, dataset: Dataset, state: TrainState, prompt: np.ndarray | None
-) -> str | None:
-  """Text that the model writes after the prompt [1, P]; None without a prompt."""
-  if prompt is None or dataset.text is None:
+def sample(config: ConfigDict, strategy: Strategy, dataset: Dataset, state: TrainState) -> str | None:
+  """Text that the model writes after the prompt; None if there is no sample."""
+  begins = prompt(config, dataset, strategy.program.sizes)
+  if begins is None or dataset.text is None:
     return None
-  length = min(config.sample_length, strategy.program.sizes.seq_len - prompt.shape[1])
+  length = min(config.sample_length, strategy.program.sizes.seq_len - begins.shape[1])
   how = {"length": length, "seed": config.seed, "temperature": config.sample_temperature}
-  tokens = strategy.writing.generate(state.params, prompt, **how)
+  tokens = strategy.writing.generate(state.params, begins, **how)
   return dataset.text.decode(np.asarray(tokens)[0].tolist())
 
 

@@ -17,7 +17,7 @@ import jax
 from helpers import ROOT, config
 
 import train
-from runtime import command_line
+from runtime import command_line, signals
 from runtime.storage import lease as leases
 
 _context = multiprocessing.get_context("forkserver")
@@ -41,7 +41,7 @@ def _run(
   os.dup2(out, 2)
   sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
   if hold:
-    with train.signals.Requests():
+    with signals.Requests():
       print("holding")
       while True:
         time.sleep(0.1)

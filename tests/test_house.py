@@ -26,11 +26,11 @@ MAY_IMPORT = {
 }
 MAY_IMPORT["checkpointing"] = MAY_IMPORT.keys() - {"configs", "reporting.evaluation", "reporting.pages"}
 MAY_IMPORT["reporting"] = set(MAY_IMPORT)
+MAY_IMPORT["job"] = set(MAY_IMPORT)
 TRAINER = set(MAY_IMPORT)  # what a run needs
-MAY_IMPORT["job"] = TRAINER - {"models", "strategies", "training", "data"}
 MAY_IMPORT["train"] = TRAINER
 MAY_IMPORT["lab"] = TRAINER | {"train"}
-MAY_IMPORT["tools"] = TRAINER | {"job", "lab"}
+MAY_IMPORT["tools"] = TRAINER | {"lab"}
 MAY_IMPORT["benchmarks"] = set()  # a file that says what its commands are called now
 PACKAGES = [name for name in MAY_IMPORT if (ROOT / name).is_dir()]  # at the top
 FILES = sorted(f for f in [*ROOT.glob("*.py"), *(f for p in PACKAGES for f in (ROOT / p).rglob("*.py"))])

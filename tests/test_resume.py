@@ -19,6 +19,7 @@ from checkpointing.finished import is_finished
 from checkpointing.save import Checkpoints
 from errors import Unavailable
 from reporting import recorded
+from runtime import signals
 from strategies import Strategy
 from training.program import Batch, Sums, TrainState
 
@@ -189,8 +190,8 @@ def test_an_evaluation_due_when_a_run_is_stopped_is_made_on_resuming(tmp_path: P
   fields = SMALL | {"steps": 6, "eval_every": 2}
   train.train(config("fsdp", **fields), tmp_path / "whole")
   calls = iter(range(100))
-  stop_at_4 = lambda self: train.signals.Decision(stop=next(calls) == 3)
-  monkeypatch.setattr(train.signals.Requests, "decide", stop_at_4)
+  stop_at_4 = lambda self: signals.Decision(stop=next(calls) == 3)
+  monkeypatch.setattr(signals.Requests, "decide", stop_at_4)
   train.train(config("fsdp", **fields), tmp_path / "run")
   assert [line["step"] for line in measured(tmp_path / "run") if line["split"] == "validation"] == [2]
   for stop in (4, 4, 0):  # the resumed run is itself stopped, before its next checkpoint

@@ -1,0 +1,136 @@
+"""Keeps a run: when its state is compared and saved, what is asked of it, and when it ends.
+
+All processes of a job decide the same after the same step. The order of what follows is written down here, once.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+from checkpointing import reading, record
+from checkpointing.memory.tier import Tier
+from checkpointing.record import Record
+from checkpointing.save import Checkpoints
+from checkpointing.shipping import Shipping
+from reporting.appender import warn
+from reporting.journal import Journal
+from reporting.metrics import Writer
+from reporting.save_interval import SaveInterval, first_minutes
+from reporting.speed import Clock
+from runtime import processes, signals
+from runtime.replicas import Replicas
+from runtime.storage.bucket import Location
+from runtime.storage.mirror import Mirror
+from strategies import Strategy
+from training.loop import LoopState, StepPlan
+from training.program import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Due:
+  """What follows a step, in this order. A save in storage makes one in memory superfluous."""
+
+  step: int
+  compare: bool  # the copies of the state
+  save_in_memory: bool
+  save: bool
+  evaluate: bool
+  stop: bool
+
+  @property
+  def needs_the_state(self) -> bool:
+    return self.compare or self.save_in_memory or self.save
+
+
+class Keeper:
+  """Everything that keeps the state of a run. All processes call its methods after the same steps.
+
+  Enter `requests` first: signals then become requests until the run has ended. Use the keeper itself as a context
+  manager inside that of the writer, which may raise on process 0 alone; this one waits for all processes.
+
+  Args:
+    mirror: copies the workdir to a bucket; None: it stays on this machine.
+    tier: has restored the state, if it could.
+  """
+
+  def __init__(
+    self, config: Any, workdir: Path, mirror: Mirror | None, plan: StepPlan, strategy: Strategy, tier: Tier,
+    clock: Clock, writer: Writer, journal: Journal,
+  ):  # fmt: skip
+    self.plan, self.clock, self.writer, self.mirror, self.tier = plan, clock, writer, mirror, tier
+    self.results: Location = mirror.remote if mirror else workdir
+    saving, hosts = config.checkpoint, len(set(processes.hosts()))
+    self.checkpoints = Checkpoints(
+      workdir / reading.FOLDER, saving.keep, saving.keep_best, writer.say, warn,
+      Shipping(workdir, mirror) if mirror else None,
+    )  # fmt: skip
+    self.requests = signals.Requests(first_minutes(saving.minutes), mirror.lost if mirror else str)
+    self.interval = SaveInterval(saving.minutes, hosts, self.requests, self.checkpoints, journal, writer.say)
+    arrays, note = record.named(strategy.abstract_state()), functools.partial(journal.add, "healed")
+    self.replicas = Replicas(arrays, config.runtime.check_every, writer.say, note)
+
+  def __enter__(self) -> "Keeper":
+    with contextlib.ExitStack() as entered:
+      entered.enter_context(self.tier)
+      entered.enter_context(self.checkpoints)
+      self._entered = entered.pop_all()
+    return self
+
+  def __exit__(self, *raised: Any) -> None:
+    self._entered.__exit__(*raised)
+
+  @property
+  def lines(self) -> list[str]:
+    """What a run says of its keeper at the start."""
+    return [*self.tier.lines, *self.replicas.lines]
+
+  def compared(self, state: TrainState, step: int) -> TrainState:
+    """The state, healed if a copy of it had other bits than most. Raises Corrupted if that cannot be."""
+    with self.clock("check"):
+      return self.replicas.check(state, step)
+
+  def due(self, step: int) -> Due:
+    """What follows this step. Call it once after each step is dispatched.
+
+    Raises JobConfigError if this run may no longer write its results.
+    """
+    self.checkpoints.check()
+    self.interval.update()
+    asked = self.requests.decide()
+    save = self.plan.saves(step) or asked.save or asked.stop
+    in_memory = self.plan.saves_in_memory(step) and not save
+    evaluate = save and self.plan.evaluates(step) and not asked.stop
+    return Due(step, self.replicas.due(step, save or in_memory), in_memory, save, evaluate, asked.stop)
+
+  def keep(self, state: TrainState, due: Due, written: Record, loop: LoopState) -> TrainState:
+    """Compares and saves what is due after a step whose metrics were read. Returns the state, healed if need be."""
+    if due.compare:
+      state = self.compared(state, due.step)
+    if due.save_in_memory or due.save:
+      with self.clock("checkpoint"):
+        self.writer.sync()  # no checkpoint is newer than the lines of the steps before it
+        (self.checkpoints if due.save else self.tier).save(state, written, loop)
+    return state
+
+  def evaluated(self, step: int, loss: float) -> None:
+    """Notes the loss of a step beside its checkpoint, which the first step of a run does not have."""
+    if step:
+      with self.clock("checkpoint"):
+        self.checkpoints.evaluated(step, loss)
+
+  def stops(self) -> bool:
+    """Whether a request ends the run now. Call it after each step of an evaluation is dispatched."""
+    self.checkpoints.check()
+    return self.requests.decide().stop
+
+  def finish(self) -> None:
+    """Waits for the last checkpoint."""
+    with self.clock("checkpoint"):
+      self.checkpoints.finish()
+
+  def copy_soon(self) -> None:
+    """Copies the workdir to its bucket, in the background."""
+    if self.mirror:
+      self.mirror.soon()

@@ -1,0 +1,137 @@
+"""What a run reports while it trains: its measurements, journal, status, signs of life and profile, behind one door."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from checkpointing.save import Checkpoints
+from models.sizes import ModelSizes
+from reporting import summary
+from reporting.account import sentence
+from reporting.appender import warn
+from reporting.dead_experts import DeadExperts
+from reporting.evaluation.bigram import Baseline
+from reporting.heartbeat import Heartbeat
+from reporting.journal import Journal
+from reporting.metrics import Writer, read
+from reporting.progress import Progress
+from reporting.speed import Clock, Meter
+from reporting.status import Status
+from runtime.hardware import peak_flops
+from runtime.profiling import Profiler
+from strategies import Strategy
+from training.loop import LoopState, StepPlan
+
+
+def meter_of(sizes: ModelSizes, batch_size: int, devices: Sequence[jax.Device], clock: Clock) -> Meter:
+  """The meter of steps of a model. `devices`: those of all processes."""
+  unit, per_example = sizes.reads.unit()
+  peak = peak_flops(devices[0], sizes.dtype)
+  return Meter(
+    clock,
+    items=batch_size * per_example,
+    unit=unit,
+    flops=batch_size * sizes.train_flops_per_example(),
+    palm_flops=batch_size * sizes.palm_flops_per_example(),
+    peak=peak and peak * len(devices),
+  )
+
+
+class Reporter:
+  """Follows a run from its start to its end. A context manager.
+
+  Enter `profiler` inside everything that may fail, so that a trace ends with the steps that it records.
+  """
+
+  def __init__(
+    self, config: Any, workdir: Path, plan: StepPlan, strategy: Strategy, loop: LoopState, clock: Clock,
+    heartbeat: Heartbeat, writer: Writer, journal: Journal, checkpoints: Checkpoints,
+  ):  # fmt: skip
+    used, sizes = list(strategy.mesh.devices.flat), strategy.program.sizes  # the devices of all processes
+    self.clock, self.heartbeat, self.writer, self.journal = clock, heartbeat, writer, journal
+    self.workdir, self.say, self.first = workdir, writer.say, loop.step
+    self.meter = meter_of(sizes, config.batch_size, used, clock)
+    self.status = Status(workdir, writer, journal, checkpoints)
+    self.progress = Progress(
+      clock, self.meter, writer, journal, plan, used, loop, heartbeat, self.status, DeadExperts(sizes)
+    )
+    self.profiler = Profiler(workdir, config.profile, loop.step, self.say, warn)
+    self._pending: tuple[int, dict[str, jax.Array]] | None = None
+
+  def __enter__(self) -> "Reporter":
+    with contextlib.ExitStack() as entered:
+      entered.enter_context(self.journal)
+      entered.enter_context(self.writer)
+      self._entered = entered.pop_all()
+    return self
+
+  def __exit__(self, *raised: Any) -> None:
+    self._entered.__exit__(*raised)
+
+  @property
+  def loop(self) -> LoopState:
+    """The state of the loop after the last step whose metrics were read."""
+    return self.progress.loop
+
+  @contextlib.contextmanager
+  def step(self, step: int) -> Iterator[None]:
+    """Around the dispatch of a step. The first one is compiled."""
+    doing = "compile" if step == self.first else self.progress.work(step + 1)
+    with self.clock(doing), self.profiler.step(step):
+      yield
+
+  def after(self, step: int, metrics: dict[str, jax.Array]) -> None:
+    """Takes the metrics of a step that is dispatched, and reads those of the one before, while devices work on it.
+
+    Raises Diverged if too many updates in a row were not finite.
+    """
+    self.profiler.after(step, metrics)
+    if step == self.first:
+      self.meter.restart(step)
+    self.catch_up()
+    self._pending = step + 1, metrics
+
+  def catch_up(self) -> None:
+    """Waits for the last step and reads its metrics, unless they were read."""
+    if self._pending:
+      self.progress.read(*self._pending)
+      self._pending = None
+
+  def while_evaluating(self, stops: Callable[[], bool]) -> Callable[[], bool]:
+    """`stops`, with a sign of life at each call: an evaluation may be long."""
+
+    def asked() -> bool:
+      self.heartbeat.alive()
+      return stops()
+
+    return asked
+
+  def evaluated(self, step: int, values: dict[str, float], lines: Sequence[str]) -> None:
+    """Writes the values of an evaluation, and the lines about its parts."""
+    with self.clock("logging"):
+      self.writer.write(step, "validation", values)
+      for line in lines:
+        self.say(line)
+      self.status.evaluated(step, self.heartbeat.pace())
+      self.writer.sync()
+
+  def stopped(self, step: int, by: str, saved: bool) -> None:
+    """Says that a request has ended the run after this step."""
+    then = "the same command continues from there" if saved else "but this step is not saved"
+    self.say(f"stopped   by {by} after step {step}; {then}")
+    self.journal.add("stop", step, by=by)
+    self.say(sentence(self.status.update(step)))
+
+  def ended(self, step: int, sample: str | None, baseline: Baseline | None, lines: Sequence[str]) -> None:
+    """Shows the sample, the losses and where the time went, after the last step."""
+    if sample is not None:
+      self.say("sample\n" + "\n".join(f"  | {line}" for line in sample.splitlines()))
+    if self.writer.enabled:
+      with self.clock("logging"):
+        summary.plot_loss(self.workdir / "loss.png", read(self.writer.path), baseline)
+    self.journal.add("end", step, sample=sample)
+    self.say("\n".join([*lines, *summary.wall_time_lines(self.clock)]))
+    self.say(self.status.write(step))
