@@ -23,8 +23,9 @@ from errors import JobUnavailable, first_line
 from runtime import processes
 from runtime.storage.answers import StorageError, explained, of_storage
 from runtime.storage.bucket import Folder, Location, context
+from runtime.workdir import CHECKPOINTS
 
-FOLDER = "checkpoints"  # in the workdir
+FOLDER = CHECKPOINTS  # in the workdir
 INDEX = "index.json"  # in that folder, if it is in a bucket: the steps of the complete checkpoints, and who wrote it
 SENT = "sent.json"  # in the folder of a run on this machine whose checkpoints are sent to a bucket: the same
 RECORD = Path("run", "metadata")  # in a checkpoint

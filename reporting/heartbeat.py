@@ -26,7 +26,7 @@ from errors import visible
 from reporting import pages
 from reporting.speed import Clock, process_start
 from runtime.storage.bucket import Location, here, location
-from runtime.storage.mirror import BEATS
+from runtime.workdir import BEATS
 
 FOLDER = BEATS  # in a workdir
 STEPS = ("data", "train", "repeat")  # what a process does in steps

@@ -17,8 +17,9 @@ from errors import ConfigError, Unavailable, of_system, visible
 from runtime import processes
 from runtime.storage.bucket import Folder, Location, here
 from runtime.storage.lease import Lease
-from runtime.storage.mirror import Mirror, of_process
+from runtime.storage.mirror import Mirror
 from runtime.storage.owners import no_links
+from runtime.workdir import HOLDS, of_process
 
 
 def writable(folder: Path, field: str) -> Path:
@@ -116,7 +117,7 @@ def owned(results: Location) -> Iterator[Mirror | None]:
     leases: list[Lease] = []
     processes.on_process_zero(lambda: leases.append(held.enter_context(_leased(workdir, results, owner))))
     only = () if shared else of_process(jax.process_index())
-    mirror = Mirror(workdir, results, leases[0] if leases else None, _warn, only)
+    mirror = Mirror(workdir, results, leases[0] if leases else None, _warn, HOLDS, only)
     with processes.raise_together():
       mirror.bring()
     with mirror:

@@ -35,7 +35,7 @@ from checkpointing.save import NotSaved
 from errors import ConfigError, JobError, Unavailable, first_line
 from runtime import folders, processes
 from runtime.replicas import Corrupted
-from runtime.storage.mirror import MEMORY
+from runtime.workdir import MEMORY
 from training.loop import MEMORY_SAVES, LoopState
 from training.program import TrainState
 

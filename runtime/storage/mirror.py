@@ -14,17 +14,30 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from errors import JobConfigError, JobError
 from runtime.storage.bucket import Folder, is_file
 from runtime.storage.lease import LOCK, Lease
 
 INDEX = "files.json"
-MEMORY = "memory.json"  # names the run whose saves are in memory (checkpointing/memory/tier.py)
-BEATS = "heartbeats"  # the signs of life of processes (reporting/heartbeat.py)
-CHECKPOINTS = "checkpoints"  # and what begins like it: sent by checkpointing/shipping.py
-OWN = ("lock", "home", "attempts", "supervisor.json", LOCK, INDEX)  # of this machine, or of the bucket
+
+
+class Holds(NamedTuple):
+  """What a folder holds that a mirror treats apart, by name.
+
+  Attributes:
+    own: files and folders of this machine, which are not copied.
+    sent: the beginning of the names that somebody else sends.
+    passing: files and folders that say something of earlier processes on a machine. They are removed if another machine
+      was the last to write into the bucket.
+    beat: the file whose text the lease carries.
+  """
+
+  own: tuple[str, ...]
+  sent: str
+  passing: tuple[str, ...]
+  beat: str
 
 
 class NotSent(JobError):
@@ -37,13 +50,15 @@ class Mirror:
   Args:
     lease: the right to write there, which process 0 of a job has for all.
     warn: called with a message when files could not be copied by `soon`.
+    holds: what is not copied, or treated apart.
     only: patterns of the files that another process sends; none if it shares its folder with process 0.
   """
 
   def __init__(
-    self, local: Path, remote: Folder, lease: Lease | None, warn: Callable[[str], None], only: Sequence[str] = ()
-  ):
-    self.local, self.remote, self.lease, self.warn = local, remote, lease, warn
+    self, local: Path, remote: Folder, lease: Lease | None, warn: Callable[[str], None], holds: Holds,
+    only: Sequence[str] = (),
+  ):  # fmt: skip
+    self.local, self.remote, self.lease, self.warn, self.holds = local, remote, lease, warn, holds
     self.only = ("*",) if lease else only
     self._sent: dict[str, tuple[int, int]] = {}  # size and time of change when they were sent
     self._listed: list[str] = []  # what this process has in the bucket; for process 0, what INDEX says
@@ -69,10 +84,10 @@ class Mirror:
     """
     if self.lease is None:
       return
-    self._listed, beats = self._index(), self.local / BEATS / "0.json"
+    self._listed, beats = self._index(), self.local / self.holds.beat
     if self.lease.before != self.lease.home:
-      shutil.rmtree(self.local / BEATS, ignore_errors=True)  # of earlier processes on this machine
-      (self.local / MEMORY).unlink(missing_ok=True)  # a new run at the same place gets no saves of an old one
+      for old in (self.local / name for name in self.holds.passing):  # a new run at the same place gets nothing of it
+        shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
       for name in self._listed:
         try:
           (self.remote / name).download(self.local / name)
@@ -151,26 +166,21 @@ class Mirror:
       names = json.loads(data or b"null")
     if not isinstance(names, list):
       names = self.remote.names()
-    return [name for name in names if is_file(name) and _is_ours(name)]
+    return [name for name in names if is_file(name) and self._is_ours(name)]
 
   def _names(self) -> list[str]:
     found = []
     for folder, folders, files in os.walk(self.local):  # without an error for folders that are removed meanwhile
       at = Path(folder).relative_to(self.local)
-      folders[:] = [name for name in folders if _is_ours((at / name).as_posix())]
-      found += [name for file in files if _is_ours(name := (at / file).as_posix())]
+      folders[:] = [name for name in folders if self._is_ours((at / name).as_posix())]
+      found += [name for file in files if self._is_ours(name := (at / file).as_posix())]
     return [name for name in found if any(fnmatch.fnmatchcase(name, pattern) for pattern in self.only)]
 
-
-def of_process(rank: int) -> tuple[str, ...]:
-  """Patterns of the files that a process writes, and not process 0 for all."""
-  return f"{BEATS}/{rank}.json", f"profile/*/process-{rank}.*"
-
-
-def _is_ours(name: str) -> bool:
-  parts = name.split("/")
-  hidden = any(part.startswith(".") or part.endswith(".part") for part in parts)
-  return not hidden and not parts[0].startswith(CHECKPOINTS) and parts[0] not in OWN
+  def _is_ours(self, name: str) -> bool:
+    """Whether this mirror copies a file, or the files of a folder, with this name."""
+    parts = name.split("/")
+    hidden = any(part.startswith(".") or part.endswith(".part") for part in parts)
+    return not hidden and not parts[0].startswith(self.holds.sent) and parts[0] not in (*self.holds.own, LOCK, INDEX)
 
 
 def _stamp(file: Path) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Objects of a bucket are put, read, listed and removed, and each kind of failure becomes one sentence."""
 
 import errno
+import functools
 import time
 
 import pytest
@@ -9,12 +10,15 @@ from buckets import SECRET, Emulator
 from errors import Unavailable
 from runtime.storage import bucket as settings
 from runtime.storage import lease as leases
+from runtime.storage import mirror as mirrors
 from runtime.storage.answers import StorageError
 from runtime.storage.bucket import Folder, location
 from runtime.storage.lease import LOCK, Lease
-from runtime.storage.mirror import INDEX, MEMORY, Mirror, of_process
+from runtime.storage.mirror import INDEX
+from runtime.workdir import HOLDS, MEMORY, of_process
 
 pytestmark = pytest.mark.full
+Mirror = functools.partial(mirrors.Mirror, holds=HOLDS)
 WRITES = r"^(PUT /bucket/\S|POST /upload/)"
 
 
@@ -194,7 +198,7 @@ def test_another_process_sends_what_it_alone_has(folder, tmp_path):
         (tmp_path / str(rank) / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / str(rank) / name).write_text("1")
       (tmp_path / str(rank) / "metrics.jsonl").write_text(str(rank))
-    with Mirror(tmp_path / "1", folder, None, pytest.fail, of_process(1)) as second:
+    with Mirror(tmp_path / "1", folder, None, pytest.fail, only=of_process(1)) as second:
       second.push()
       first.push()
       assert {"heartbeats/0.json", "heartbeats/1.json"} <= set(folder.names())

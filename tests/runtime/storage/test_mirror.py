@@ -1,17 +1,20 @@
 """The small files of a run go to a bucket and come back whole. The bucket is in memory, so nothing needs a network."""
 
 import errno
+import functools
 import json
 from pathlib import Path
 
 import pytest
 
 from data import remote
+from runtime.storage import mirror as mirrors
 from runtime.storage.answers import StorageError
 from runtime.storage.bucket import Folder
 from runtime.storage.lease import Lease
-from runtime.storage.mirror import Mirror
+from runtime.workdir import HOLDS
 
+Mirror = functools.partial(mirrors.Mirror, holds=HOLDS)
 FILES = {"journal.jsonl": "started\n", "metrics.jsonl": "1\n", "previous-1/metrics.jsonl": "0\n"}
 
 
