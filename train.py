@@ -24,8 +24,7 @@ from reporting import summary
 from reporting.appender import warn
 from reporting.evaluation.evaluator import Evaluator
 from reporting.heartbeat import Heartbeat
-from reporting.journal import Journal
-from reporting.metrics import NotWritten, Writer, read
+from reporting.metrics import NotWritten, read
 from reporting.progress import Diverged
 from reporting.reporter import Reporter
 from reporting.speed import Clock, process_start
@@ -127,16 +126,14 @@ def set_up(
     start = restore.begin(results, config.init_from, strategy, now, warn, tier)
   history = start.record["data"]
   mixture = data.mixture(dataset, history["first"], tuple(history["given"]), tuple(history["streams"]))
+  keeper: Keeper  # made after the reporter, whose status shows its newest checkpoint
+  newest = lambda: keeper.checkpoints.newest
   with clock("set-up"), processes.raise_together(), folders.written_into(workdir, "workdir"):
-    writer = Writer(workdir, start.loop, plan.last, enabled=jax.process_index() == 0)
-    journal = Journal(workdir, clock, writer.enabled, warn, heartbeat)
-    if writer.enabled:
+    reporter = Reporter(config, workdir, plan, strategy, start.loop, clock, heartbeat, newest)
+    if reporter.writer.enabled:
       summary.write_config(workdir, config, dataset)
   with clock("set-up"):
-    keeper = Keeper(config, workdir, mirror, plan, strategy, tier, clock, writer, journal)
-    reporter = Reporter(
-      config, workdir, plan, strategy, start.loop, clock, heartbeat, writer, journal, keeper.checkpoints
-    )
+    keeper = Keeper(config, workdir, mirror, plan, strategy, tier, reporter)
   batches, evaluator = data.Batches(mixture, config.batch_size, config.seed), Evaluator(strategy, dataset, config)
   return Run(config, workdir, plan, start, strategy, dataset, batches, evaluator, keeper, reporter)
 

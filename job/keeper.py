@@ -15,10 +15,8 @@ from checkpointing.record import Record
 from checkpointing.save import Checkpoints
 from checkpointing.shipping import Shipping
 from reporting.appender import warn
-from reporting.journal import Journal
-from reporting.metrics import Writer
+from reporting.reporter import Reporter
 from reporting.save_interval import SaveInterval, first_minutes
-from reporting.speed import Clock
 from runtime import processes, signals
 from runtime.replicas import Replicas
 from runtime.storage.bucket import Location
@@ -57,19 +55,20 @@ class Keeper:
 
   def __init__(
     self, config: Any, workdir: Path, mirror: Mirror | None, plan: StepPlan, strategy: Strategy, tier: Tier,
-    clock: Clock, writer: Writer, journal: Journal,
+    reporter: Reporter,
   ):  # fmt: skip
-    self.plan, self.clock, self.writer, self.mirror, self.tier = plan, clock, writer, mirror, tier
+    self.plan, self.mirror, self.tier, self.clock, self.writer = plan, mirror, tier, reporter.clock, reporter.writer
+    say, journal = reporter.say, reporter.journal
     self.results: Location = mirror.remote if mirror else workdir
     saving, hosts = config.checkpoint, len(set(processes.hosts()))
     self.checkpoints = Checkpoints(
-      workdir / reading.FOLDER, saving.keep, saving.keep_best, writer.say, warn,
+      workdir / reading.FOLDER, saving.keep, saving.keep_best, say, warn,
       Shipping(workdir, mirror) if mirror else None,
     )  # fmt: skip
     self.requests = signals.Requests(first_minutes(saving.minutes), mirror.lost if mirror else str)
-    self.interval = SaveInterval(saving.minutes, hosts, self.requests, self.checkpoints, journal, writer.say)
+    self.interval = SaveInterval(saving.minutes, hosts, self.requests, self.checkpoints, journal, say)
     arrays, note = record.named(strategy.abstract_state()), functools.partial(journal.add, "healed")
-    self.replicas = Replicas(arrays, config.runtime.check_every, writer.say, note)
+    self.replicas = Replicas(arrays, config.runtime.check_every, say, note)
 
   def __enter__(self) -> "Keeper":
     with contextlib.ExitStack() as entered:

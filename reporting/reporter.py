@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 
-from checkpointing.save import Checkpoints
 from models.sizes import ModelSizes
 from reporting import summary
 from reporting.account import sentence
@@ -44,17 +43,23 @@ class Reporter:
   """Follows a run from its start to its end. A context manager.
 
   Enter `profiler` inside everything that may fail, so that a trace ends with the steps that it records.
+
+  Args:
+    loop: the state of the loop with which the run begins.
+    newest: the step of the newest checkpoint; 0: there is none.
   """
 
   def __init__(
     self, config: Any, workdir: Path, plan: StepPlan, strategy: Strategy, loop: LoopState, clock: Clock,
-    heartbeat: Heartbeat, writer: Writer, journal: Journal, checkpoints: Checkpoints,
+    heartbeat: Heartbeat, newest: Callable[[], int],
   ):  # fmt: skip
     used, sizes = list(strategy.mesh.devices.flat), strategy.program.sizes  # the devices of all processes
-    self.clock, self.heartbeat, self.writer, self.journal = clock, heartbeat, writer, journal
-    self.workdir, self.say, self.first = workdir, writer.say, loop.step
+    self.clock, self.heartbeat, self.workdir, self.first = clock, heartbeat, workdir, loop.step
+    self.writer = writer = Writer(workdir, loop, plan.last, enabled=jax.process_index() == 0)
+    self.journal = journal = Journal(workdir, clock, writer.enabled, warn, heartbeat)
+    self.say = writer.say
     self.meter = meter_of(sizes, config.batch_size, used, clock)
-    self.status = Status(workdir, writer, journal, checkpoints)
+    self.status = Status(workdir, writer, journal, newest)
     self.progress = Progress(
       clock, self.meter, writer, journal, plan, used, loop, heartbeat, self.status, DeadExperts(sizes)
     )

@@ -1,9 +1,8 @@
 """How a job is doing, for those who watch it: its account and metrics.prom, a file that Prometheus can collect."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from checkpointing.save import Checkpoints
 from reporting import pages
 from reporting.account import Account, sentence
 from reporting.appender import warn
@@ -16,10 +15,14 @@ from runtime import processes
 
 
 class Status:
-  """Writes the account of a job, and what its last step has measured. `writer.enabled` is true in one process only."""
+  """Writes the account of a job, and what its last step has measured. `writer.enabled` is true in one process only.
 
-  def __init__(self, workdir: Path, writer: Writer, journal: Journal, checkpoints: Checkpoints):
-    self.path, self.writer, self.journal, self.checkpoints = workdir / PROMETHEUS, writer, journal, checkpoints
+  Args:
+    newest: the step of the newest checkpoint; 0: there is none.
+  """
+
+  def __init__(self, workdir: Path, writer: Writer, journal: Journal, newest: Callable[[], int]):
+    self.path, self.writer, self.journal, self.newest = workdir / PROMETHEUS, writer, journal, newest
     self.labels = {"run": workdir.resolve().name}
     self.measured: Mapping[str, float] = {}  # by the last line of training
     self.slowest: Slowest | None = None  # of the processes, at the last evaluation
@@ -54,7 +57,7 @@ class Status:
     return sentence(found)
 
   def _metrics(self, step: int, found: Account) -> list[Metric]:
-    measured, slow, newest = self.measured, self.slowest, self.checkpoints.newest
+    measured, slow, newest = self.measured, self.slowest, self.newest()
 
     def one(name: str, scale: float = 1.0) -> list[Sample]:
       return [({}, measured[name] * scale)] if name in measured else []

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -63,7 +62,7 @@ def status(
   writer = Writer(workdir, LoopState(step, evaluated), 100)
   journal = Journal(workdir, clock, True, pytest.fail)
   journal.add("start", step)
-  return Status(workdir, writer, journal, SimpleNamespace(newest=newest)), clock
+  return Status(workdir, writer, journal, lambda: newest), clock
 
 
 def test_metrics_prom_has_the_last_line_and_the_account(tmp_path: Path):
