@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import struct
 import subprocess
 import sys
 import tracemalloc
@@ -26,7 +27,7 @@ from row_files import file_of
 
 import limits
 from checkpointing import form
-from data import images, text
+from data import images, records, text
 from data.images import decode
 from data.text import readers, sandbox, templates, tokenizers
 from data.text.chat import Chat
@@ -250,6 +251,7 @@ def records_file(folder: Path, records: list[bytes]) -> Path:
   [
     (10_000, 100, "decompressed, has 1000000"),
     (1, 90_000, "90,000 records, more than"),
+    (0, 90_000, "90,000 records, more than"),  # which take less than a byte each
     (1 << 15, 1, "record 1 of"),
   ],
 )
@@ -257,6 +259,29 @@ def test_records_have_limits(size: int, count: int, part: str, tmp_path: Path):
   file = file_of(records_file(tmp_path, [b"a" * size] * count), "array_record")
   with one_sentence(part, "set data.limit_mb"):
     list(readers.read((file,), Fields(limit=1 << 16)))
+
+
+def test_what_does_not_compress_has_the_same_limits(tmp_path: Path):
+  file = records_file(tmp_path, [np.random.default_rng(0).bytes(10_000)] * 100)
+  with one_sentence("decompressed, has 1000000", "set data.limit_mb"):
+    records.largest(str(file), limit=1 << 16)
+  assert records.largest(str(file), limit=1 << 18) == 1_000_000
+
+
+def test_chunks_are_found_behind_many_records(tmp_path: Path):
+  """A chunk takes a byte of the file for each record, also if it needs less. What is behind it is limited, too."""
+  file, other = records_file(tmp_path, [b""] * 200_000), tmp_path / "other"
+  other.mkdir()
+  at = file.stat().st_size
+  assert at % (1 << 16) == 0
+  file.write_bytes(file.read_bytes() + records_file(other, [b"a" * 10_000] * 100).read_bytes())
+  with one_sentence("decompressed, has 1000000", "set data.limit_mb"):
+    records.largest(str(file), limit=200_000)
+
+
+def test_a_chunk_that_never_ends_is_passed(tmp_path: Path):
+  (tmp_path / "a").write_bytes(bytes(24) + struct.pack("<8xQ8xB7sQ", (1 << 64) - 1, ord("r"), b"", 0))
+  assert records.largest(str(tmp_path / "a"), limit=1) == 0
 
 
 def test_the_field_reaches_every_reader(tmp_path: Path):
