@@ -103,8 +103,9 @@ def read_arrays(folder: Location, wanted: list[tuple[str, jax.ShapeDtypeStruct]]
   Each process reads its shards without waiting for the others, so that an error of one can be reported to all.
   """
   out: list[jax.Array] = []
-  for item in {item_of(name) for name, _ in wanted} if isinstance(folder, Path) else ():
-    _check_files(folder / item)
+  if isinstance(folder, Path):
+    for item in {item_of(name) for name, _ in wanted}:
+      _check_files(folder / item)
   for item, group in _groups(wanted):
     if isinstance(folder, Folder):
       out += _from_bucket(folder / item, [(name.removeprefix("params/"), x) for name, x in group])

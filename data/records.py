@@ -16,6 +16,8 @@ ROOM = BLOCK - BLOCK_HEADER  # bytes of a block without its header
 CHUNK = struct.Struct("<8xQ8xB7sQ")
 RECORDS = ord("r")  # the type of chunks with records; others have none
 
+AT_A_TIME = 2  # times the limit of a row may records that are read together have; a few copies of them are held
+
 
 def largest(path: str, limit: int) -> int:
   """The bytes of the largest chunk, decompressed; 0 if there is none. The library holds a chunk whole.
@@ -39,7 +41,7 @@ def largest(path: str, limit: int) -> int:
 
 def at_a_time(usual: int, largest: int, limit: int) -> int:
   """How many records to read at a time: as many as usual, unless they might together be too large."""
-  return max(1, min(usual, limits.BATCH * limit // largest)) if largest else usual
+  return max(1, min(usual, AT_A_TIME * limit // largest)) if largest else usual
 
 
 def _behind(at: int, size: int, count: int) -> int:

@@ -36,6 +36,7 @@ from data.text.templates import Template
 from errors import ConfigError
 from pretrained import families
 from pretrained.folder import Folder
+from reporting import heartbeat
 
 LIMIT = 1 << 20
 LONG = "a" * (5 * LIMIT)
@@ -229,6 +230,10 @@ def test_a_record_has_a_limit(tmp_path: Path):
     file.truncate(limits.RECORD + 1)
   with pytest.raises(ValueError, match="it has 16 MB, more than the limit of 16 MB"):
     form.read(tmp_path / "config.json")
+  (tmp_path / "0.json").write_bytes(b'{"a": 1}'.ljust(limits.RECORD + 1))
+  assert heartbeat.read(tmp_path / "0.json") == {}
+  assert limits.text("a" * limits.MOST_TEXT)
+  assert not limits.text("a" * (limits.MOST_TEXT + 1))
 
 
 def records_file(folder: Path, records: list[bytes]) -> Path:
