@@ -15,7 +15,6 @@ BLOCK, BLOCK_HEADER = 1 << 16, 24
 ROOM = BLOCK - BLOCK_HEADER  # bytes of a block without its header
 CHUNK = struct.Struct("<8xQ8xB7sQ")
 RECORDS = ord("r")  # the type of chunks with records; others have none
-
 AT_A_TIME = 2  # times the limit of a row may records that are read together have; a few copies of them are held
 
 

@@ -271,6 +271,7 @@ def test_what_does_not_compress_has_the_same_limits(tmp_path: Path):
   with one_sentence("decompressed, has 1000000", "set data.limit_mb"):
     records.largest(str(file), limit=1 << 16)
   assert records.largest(str(file), limit=1 << 18) == 1_000_000
+  assert records.at_a_time(100, largest=16, limit=64) == 8  # of 16 MB each, 16 at a time took 1.4 GB
 
 
 def test_chunks_are_found_behind_many_records(tmp_path: Path):
