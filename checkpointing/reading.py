@@ -6,6 +6,7 @@ record. restore.py and initial.py decide what is read.
 
 import contextlib
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -103,6 +104,9 @@ def read_arrays(folder: Location, wanted: list[tuple[str, jax.ShapeDtypeStruct]]
   Each process reads its shards without waiting for the others, so that an error of one can be reported to all.
   """
   out: list[jax.Array] = []
+  if isinstance(folder, Path):
+    for item in {item_of(name) for name, _ in wanted}:
+      _check_files(folder / item)
   for item, group in _groups(wanted):
     if isinstance(folder, Folder):
       out += _from_bucket(folder / item, [(name.removeprefix("params/"), x) for name, x in group])
@@ -117,6 +121,16 @@ def read_arrays(folder: Location, wanted: list[tuple[str, jax.ShapeDtypeStruct]]
     read = dict(record.named(handler.restore(epath.Path((folder / item).absolute()), args=args)))
     out += [read[name.removeprefix("params/")] for name, _ in group]
   return out
+
+
+def _check_files(folder: str | Path) -> None:
+  """Raises ValueError for a pipe or device, which may never end, and for a link to a folder, which may hold one."""
+  with os.scandir(folder) as entries:
+    for entry in entries:
+      if entry.is_dir(follow_symlinks=False):
+        _check_files(entry.path)
+      elif not entry.is_file():
+        raise ValueError(f"{entry.name!r} is not a file")
 
 
 def _of_any_size(args: ocp.ArrayRestoreArgs) -> ocp.ArrayRestoreArgs:
@@ -171,12 +185,20 @@ def _filled(part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
   return piece
 
 
-def read_array(folder: Location, saved: Record, name: str) -> tuple[jax.Array, bool]:
-  """An array of a checkpoint with record `saved`, on a CPU device, and whether it is what was saved."""
+def read_array(folder: Location, saved: Record, name: str) -> tuple[jax.Array | None, str]:
+  """An array of a checkpoint with record `saved`, on a CPU device; or None, and how it is damaged.
+
+  Raises StorageError if storage does not answer, which says nothing of the checkpoint.
+  """
   shape, dtype, _ = saved["arrays"][name]
   here = SingleDeviceSharding(jax.devices("cpu")[0])
-  (found,) = read_arrays(folder, [(name, jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=here))])
-  return found, record.damaged({name: found}, saved) is None
+  try:
+    (found,) = read_arrays(folder, [(name, jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=here))])
+  except (MemoryError, StorageError):
+    raise
+  except Exception as error:  # orbax raises bare Exceptions for broken files
+    return None, f"{name}: {first_line(error.__cause__ or error)}"
+  return (None, f"{name} is not what was saved") if record.damaged({name: found}, saved) else (found, "")
 
 
 def _groups(wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> Iterator[tuple[str, list]]:

@@ -18,9 +18,8 @@ import jax
 
 from checkpointing import reading
 from checkpointing.storage_logs import shorten_storage_logs
-from errors import ConfigError, first_line
+from errors import ConfigError
 from runtime import command_line
-from runtime.storage.answers import StorageError
 from runtime.storage.bucket import Location, location
 
 
@@ -71,14 +70,9 @@ def verify(found: Found) -> Found:
   if found.health != "whole" or found.saved is None:
     return found
   for name in found.saved["arrays"]:
-    try:
-      _, is_whole = reading.read_array(found.folder, found.saved, name)
-    except StorageError:
-      raise  # which says nothing of the checkpoint
-    except Exception as error:  # orbax raises bare Exceptions for broken files
-      return dataclasses.replace(found, health=f"damaged: {name}: {first_line(error.__cause__ or error)}")
-    if not is_whole:
-      return dataclasses.replace(found, health=f"damaged: {name} is not what was saved")
+    read, why = reading.read_array(found.folder, found.saved, name)
+    if read is None:
+      return dataclasses.replace(found, health=f"damaged: {why}")
   return dataclasses.replace(found, health=f"whole, all {len(found.saved['arrays'])} arrays verified")
 
 

@@ -70,9 +70,9 @@ def reader(folder: Location, saved: dict[str, Any]) -> Callable[[str], np.ndarra
   """A function that reads a weight of a checkpoint by its name."""
 
   def read(name: str) -> np.ndarray:
-    found, is_whole = reading.read_array(folder, saved, f"params/{name}")
-    if not is_whole:
-      raise ConfigError(f"workdir={str(folder)!r} is damaged: {name} is not what was saved; use another checkpoint")
+    found, why = reading.read_array(folder, saved, f"params/{name}")
+    if found is None:
+      raise ConfigError(f"workdir={str(folder)!r} is damaged: {why}; use another checkpoint")
     return np.asarray(found)
 
   return read

@@ -79,8 +79,8 @@ class Folder:
     if (self.path / ADAPTER).exists():
       base = self._json(ADAPTER).get("base_model_name_or_path")
       raise ConfigError(
-        f"{self.where} holds adapters ({ADAPTER}) of {base!r}; add them to its weights with merge_and_unload() of the "
-        "library PEFT, save the result, and use its folder"
+        f"{self.where} holds adapters ({ADAPTER}) of {shown(base)}; add them to its weights with merge_and_unload() of "
+        "the library PEFT, save the result, and use its folder"
       )
     self.shape = families.read(self._json(CONFIG), f"{CONFIG} of {self.where}")
 

@@ -154,6 +154,16 @@ def test_digests_find_damage_that_decodes_without_an_error(tmp_path: Path, writt
   assert "is not what was saved" in messages.text
 
 
+@pytest.mark.parametrize("what", ["a pipe", "a link to a folder"])
+def test_what_is_no_file_in_a_checkpoint_is_not_waited_for(what: str, tmp_path: Path):
+  """The libraries below would wait for a pipe without end."""
+  (tmp_path / "params" / "d").mkdir(parents=True)
+  at = tmp_path / "params" / "d" / "ab"
+  os.mkfifo(at) if what == "a pipe" else at.symlink_to(tmp_path)
+  with pytest.raises(ValueError, match="'ab' is not a file"):
+    reading.read_arrays(tmp_path, [("params/w", jax.ShapeDtypeStruct((1,), "float32"))])
+
+
 def test_only_decimal_numbers_are_steps(tmp_path: Path):
   for name in ("10", "1\N{SUPERSCRIPT TWO}", "3.part"):
     (tmp_path / name).mkdir()

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import struct
 import subprocess
 import sys
 import tracemalloc
@@ -28,13 +29,14 @@ import limits
 from checkpointing import form
 from checkpointing.pretrained import families
 from checkpointing.pretrained.folder import Folder
-from data import images, text
+from data import images, records, text
 from data.images import decode
 from data.text import readers, sandbox, templates, tokenizers
 from data.text.chat import Chat
 from data.text.rows import Fields, delimited, pages, parquet, rows, unpacked
 from data.text.templates import Template
 from errors import ConfigError
+from reporting import heartbeat
 
 LIMIT = 1 << 20
 LONG = "a" * (5 * LIMIT)
@@ -228,6 +230,10 @@ def test_a_record_has_a_limit(tmp_path: Path):
     file.truncate(limits.RECORD + 1)
   with pytest.raises(ValueError, match="it has 16 MB, more than the limit of 16 MB"):
     form.read(tmp_path / "config.json")
+  (tmp_path / "0.json").write_bytes(b'{"a": 1}'.ljust(limits.RECORD + 1))
+  assert heartbeat.read(tmp_path / "0.json") == {}
+  assert limits.text("a" * limits.MOST_TEXT)
+  assert not limits.text("a" * (limits.MOST_TEXT + 1))
 
 
 def records_file(folder: Path, records: list[bytes]) -> Path:
@@ -250,6 +256,7 @@ def records_file(folder: Path, records: list[bytes]) -> Path:
   [
     (10_000, 100, "decompressed, has 1000000"),
     (1, 90_000, "90,000 records, more than"),
+    (0, 90_000, "90,000 records, more than"),  # which take less than a byte each
     (1 << 15, 1, "record 1 of"),
   ],
 )
@@ -257,6 +264,30 @@ def test_records_have_limits(size: int, count: int, part: str, tmp_path: Path):
   file = file_of(records_file(tmp_path, [b"a" * size] * count), "array_record")
   with one_sentence(part, "set data.limit_mb"):
     list(readers.read((file,), Fields(limit=1 << 16)))
+
+
+def test_what_does_not_compress_has_the_same_limits(tmp_path: Path):
+  file = records_file(tmp_path, [np.random.default_rng(0).bytes(10_000)] * 100)
+  with one_sentence("decompressed, has 1000000", "set data.limit_mb"):
+    records.largest(str(file), limit=1 << 16)
+  assert records.largest(str(file), limit=1 << 18) == 1_000_000
+  assert records.at_a_time(100, largest=16, limit=64) == 8  # of 16 MB each, 16 at a time took 1.4 GB
+
+
+def test_chunks_are_found_behind_many_records(tmp_path: Path):
+  """A chunk takes a byte of the file for each record, also if it needs less. What is behind it is limited, too."""
+  file, other = records_file(tmp_path, [b""] * 200_000), tmp_path / "other"
+  other.mkdir()
+  at = file.stat().st_size
+  assert at % (1 << 16) == 0
+  file.write_bytes(file.read_bytes() + records_file(other, [b"a" * 10_000] * 100).read_bytes())
+  with one_sentence("decompressed, has 1000000", "set data.limit_mb"):
+    records.largest(str(file), limit=200_000)
+
+
+def test_a_chunk_that_never_ends_is_passed(tmp_path: Path):
+  (tmp_path / "a").write_bytes(bytes(24) + struct.pack("<8xQ8xB7sQ", (1 << 64) - 1, ord("r"), b"", 0))
+  assert records.largest(str(tmp_path / "a"), limit=1) == 0
 
 
 def test_the_field_reaches_every_reader(tmp_path: Path):

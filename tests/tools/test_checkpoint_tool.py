@@ -14,10 +14,10 @@ from helpers import config, measured, one_sentence, program, strategy
 
 import data
 import train
-from checkpointing import record
+from checkpointing import reading, record
 from checkpointing.save import Checkpoints
 from runtime.storage.answers import StorageError
-from tools import checkpoint
+from tools import checkpoint, export
 from training.loop import LoopState
 from training.program import TrainState
 
@@ -80,6 +80,12 @@ def test_verifying_reads_every_array(saved: Path, tmp_path: Path, capsys: pytest
   for file in (run / "checkpoints" / "2").glob("optimizer/ocdbt.process_0/d/*"):
     file.write_bytes(b"")
   assert checkpoint.main([str(run), "--step=2", "--verify"]) == 1
+  newest = run / "checkpoints" / "4"
+  read = export.reader(newest, reading.read_record(newest))
+  for damage in (lambda: None, lambda: shutil.rmtree(newest / "params")):  # of another step; without files
+    damage()
+    with one_sentence("workdir=", "4' is damaged: params/blocks/attention/key", "use another checkpoint"):
+      read("blocks/attention/key")
 
 
 def test_a_missing_folder_or_step_is_one_sentence(saved: Path, tmp_path: Path):

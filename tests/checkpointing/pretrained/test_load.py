@@ -172,6 +172,10 @@ def renamed(f: Callable[[str], str]) -> Callable[[Path], None]:
   return lambda folder: change(folder, lambda x: {f(name): w for name, w in x.items()})
 
 
+def adapters_of_many_letters(folder: Path) -> None:
+  (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "x" * 100_000}))
+
+
 def adapters(folder: Path) -> None:
   for file in ("config.json", "model.safetensors"):
     (folder / file).unlink()
@@ -223,6 +227,7 @@ HEAD, EMBEDDING, INV_FREQ = (
     (lambda f: change(f, lambda x: x | {NORM: x[NORM].astype(jnp.float8_e4m3fn)}), ["F8_E4M3", "F64, F32, F16, BF16"]),
     (adapters, ["adapters (adapter_config.json) of 'some/base'", "merge_and_unload()"]),
     (lambda f: (f / "adapter_config.json").write_text("{}"), ["adapters (adapter_config.json)"]),
+    (adapters_of_many_letters, ["adapters (adapter_config.json) of 'xxx", "xxx … xxx"]),
     (renamed(lambda name: name.removeprefix("model.")), [EMBEDDING, "without its head", "AutoModelForCausalLM"]),
     (renamed(lambda name: "_orig_mod." + name), [EMBEDDING, "under '_orig_mod.'", "by itself"]),
     (lambda f: edit(f, tie_word_embeddings=False), [f"lacks the tensor '{HEAD}'", "set tie_word_embeddings to true"]),
