@@ -5,6 +5,7 @@ The file is one of Riegeli (google/riegeli, doc/riegeli_records_file_format.md):
 hash, the size of its data, another hash, its type and how many records it has, and the size of these.
 """
 
+import collections
 import os
 import struct
 from typing import BinaryIO
@@ -15,32 +16,35 @@ BLOCK, BLOCK_HEADER = 1 << 16, 24
 ROOM = BLOCK - BLOCK_HEADER  # bytes of a block without its header
 CHUNK = struct.Struct("<8xQ8xB7sQ")
 RECORDS = ord("r")  # the type of chunks with records; others have none
-AT_A_TIME = 2  # times the limit of a row may records that are read together have; a few copies of them are held
+AT_A_TIME = 2  # times the limit of a row may what is read together have; a few copies of it are held
 
 
-def largest(path: str, limit: int) -> int:
-  """The bytes of the largest chunk, decompressed; 0 if there is none. The library holds a chunk whole.
+def together(path: str, limit: int) -> int:
+  """How many records may be read together, so that all chunks with any of them have at most AT_A_TIME times the limit.
 
-  Raises ConfigError if one is too large for a limit of a row, and OSError if the file cannot be read.
+  The library decompresses chunks whole. Raises ConfigError if one is too large for a limit of a row, and OSError if the
+  file cannot be read.
   """
-  found = at = number = 0
+  most, at, number = limit, 0, 0
+  window, bytes_, count_ = collections.deque[tuple[int, int]](), 0, 0  # the last chunks: bytes and records of each
   with open(path, "rb") as file:
     end = os.fstat(file.fileno()).st_size
     while len(header := _read(file, at, CHUNK.size)) == CHUNK.size:
-      packed, kind, count, size = CHUNK.unpack(header)
-      number += 1
-      at = min(end, _behind(at, CHUNK.size + packed, int.from_bytes(count, "little")))
+      packed, kind, encoded, size = CHUNK.unpack(header)
+      count, number = int.from_bytes(encoded, "little"), number + 1
+      at = min(end, _behind(at, CHUNK.size + packed, count))
       if kind != RECORDS:
         continue
       limits.check(f"chunk {number} of {path!r}, decompressed,", size, limits.BATCH * limit)
-      limits.check(f"chunk {number} of {path!r}", int.from_bytes(count, "little"), limit, "records")
-      found = max(found, size)
-  return found
-
-
-def at_a_time(usual: int, largest: int, limit: int) -> int:
-  """How many records to read at a time: as many as usual, unless they might together be too large."""
-  return max(1, min(usual, AT_A_TIME * limit // largest)) if largest else usual
+      limits.check(f"chunk {number} of {path!r}", count, limit, "records")
+      window.append((size, count))
+      bytes_, count_ = bytes_ + size, count_ + count
+      while bytes_ > AT_A_TIME * limit:
+        first_size, first_count = window.popleft()
+        bytes_, count_ = bytes_ - first_size, count_ - first_count
+        # So many records in a row never have one of the first chunk and one of the last.
+        most = min(most, max(1, count_ - count + 1 if window else 1))
+  return most
 
 
 def _behind(at: int, size: int, count: int) -> int:

@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 import limits
-from data.images.examples import Opened
+from data.images.examples import TOGETHER_BYTES, Opened
 from errors import ConfigError, first_line
 
 NEEDED = "needs the arrays 'image' (uint8 [N, S, S], [N, S, S, 1] or [N, S, S, 3]) and 'label' (integers [N])"
@@ -88,8 +88,8 @@ class Stacked:
       return list(pixels.reshape(-1, *shape))
 
   @property
-  def largest(self) -> int:
-    return math.prod(self.shape[1:])
+  def at_a_time(self) -> int:
+    return max(1, TOGETHER_BYTES // max(1, math.prod(self.shape[1:])))
 
   def name(self, number: int) -> str:
     return str(number)

@@ -16,6 +16,7 @@ import numpy as np
 from data.images.decode import Encoded
 from errors import ConfigError
 
+TOGETHER, TOGETHER_BYTES = 128, 8 << 20  # images that are decoded together, and their bytes
 HELD_OUT = 20  # 1 in 20 images of a class is for validation
 
 
@@ -32,8 +33,8 @@ class Examples(Protocol):
     ...
 
   @property
-  def largest(self) -> int:
-    """The bytes that an image has in `encoded`; 0 if they are few."""
+  def at_a_time(self) -> int:
+    """How many images may be in memory together, in the form of `encoded`."""
     ...
 
   def name(self, number: int) -> str:
@@ -121,8 +122,8 @@ class Renumbered:
     return self.examples.encoded(start, stop)
 
   @property
-  def largest(self) -> int:
-    return self.examples.largest
+  def at_a_time(self) -> int:
+    return self.examples.at_a_time
 
   def name(self, number: int) -> str:
     return self.examples.name(number)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from data.images.decode import is_grey
-from data.images.examples import Form, Joined, Opened
+from data.images.examples import TOGETHER, Form, Joined, Opened
 from errors import ConfigError, inside
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".pgm", ".ppm")
@@ -95,8 +95,8 @@ class Files:
     return [os.path.join(self.root, name) for name in self.names[start:stop]]
 
   @property
-  def largest(self) -> int:
-    return 0  # only paths
+  def at_a_time(self) -> int:
+    return TOGETHER  # only paths
 
   def name(self, number: int) -> str:
     return self.names[number]

@@ -25,12 +25,12 @@ from data.dataset import HostBatch
 from data.files import ArrayFile, array_file
 from data.growing import GrowingFiles, remove
 from data.images.decode import pixels
-from data.images.examples import Examples, Form, Opened, held_out, readable
+from data.images.examples import TOGETHER, TOGETHER_BYTES, Examples, Form, Opened, held_out, readable
 from errors import ConfigError, visible
 
 FORMAT = 2  # version of the prepared files; increase it when they change
 SPLITS = ("train", "validation")
-CHUNK_IMAGES, CHUNK_BYTES = 128, 8 << 20  # images are decoded in chunks of at most so many
+CHUNK_IMAGES = TOGETHER  # images are decoded in chunks of at most so many
 THREADS = os.cpu_count() or 1
 SAVE_SECONDS = 5.0  # how much work a kill may undo
 
@@ -165,9 +165,8 @@ class Decoder:
   def __call__(self, pool: ThreadPoolExecutor, examples: Examples, start: int, stop: int) -> np.ndarray:
     """The images from `start` up to `stop`, uint8 [N, S, S, C]."""
     images = np.empty((stop - start, *self.shape), np.uint8)
-    step = max(1, CHUNK_BYTES // examples.largest) if examples.largest else stop - start
-    for first in range(start, stop, step):
-      self._decode(pool, examples, first, images[first - start :][:step])
+    for first in range(start, stop, examples.at_a_time):
+      self._decode(pool, examples, first, images[first - start :][: examples.at_a_time])
     return images
 
   def _decode(self, pool: ThreadPoolExecutor, examples: Examples, start: int, images: np.ndarray) -> None:
@@ -205,7 +204,7 @@ def _decode(folder: Path, groups: list[Group], decode: Decoder, said: str) -> di
 
   Returns a hash of each file, and `sums` and `squares` as in `Stored`.
   """
-  size = min(CHUNK_IMAGES, max(1, CHUNK_BYTES // math.prod(decode.shape)))
+  size = min(CHUNK_IMAGES, max(1, TOGETHER_BYTES // math.prod(decode.shape)))
   chunks = [(group, start) for group in groups for start in range(0, len(group.held), size)]
   total, saved = sum(len(group.held) for group in groups), time.monotonic()
   with contextlib.ExitStack() as stack:

@@ -12,10 +12,8 @@ from ml_collections import ConfigDict
 import limits
 from data import records, tfds
 from data.images import cifar10
-from data.images.examples import Opened
+from data.images.examples import TOGETHER, Opened
 from errors import ConfigError, file_name, inside
-
-RECORDS = 128  # records to read at a time
 
 
 def find(path: str, config: ConfigDict, said: str) -> "Records":
@@ -59,7 +57,7 @@ class Records:
     for file in files:
       name = file_name(f"dataset_info.json of {self.said}", os.path.relpath(file, self.folder))
       inside(self.said, self.folder, self.folder / name)
-    largest = max([records.largest(file, self.limit) for file in files if os.path.exists(file)], default=0)
+    most = min([TOGETHER, *(records.together(file, self.limit) for file in files if os.path.exists(file))])
     names = list(found) if isinstance(found, features.FeaturesDict) else []
     image, label = (found[name] if name in names else None for name in ("image", "label"))
     is_image = isinstance(image, features.Image) and len(image.shape) == 3 and image.np_dtype == np.uint8
@@ -72,7 +70,7 @@ class Records:
     if "train" not in splits:
       raise ConfigError(f"{self.said} has no split 'train', only {', '.join(splits) or 'none'}; use another data set")
     skip = {"image": decode.SkipDecoding()}  # store.py decodes
-    read = lambda split: Split(self, split, builder.as_data_source(split, decoders=skip), largest)
+    read = lambda split: Split(self, split, builder.as_data_source(split, decoders=skip), most)
     return Opened(
       train=read("train"),
       validation=read(validation) if validation else None,
@@ -99,13 +97,12 @@ class Split:
   records: Records
   split: str
   source: Any
-  largest: int = 0
+  at_a_time: int = TOGETHER
 
   @functools.cached_property
   def labels(self) -> np.ndarray:
-    step = records.at_a_time(RECORDS, self.largest, self.records.limit)
-    starts = range(0, len(self.source), step)
-    read = (self._read(start, min(start + step, len(self.source))) for start in starts)
+    starts = range(0, len(self.source), self.at_a_time)
+    read = (self._read(start, min(start + self.at_a_time, len(self.source))) for start in starts)
     return np.array([record["label"] for records in read for record in records], np.int64)
 
   def encoded(self, start: int, stop: int) -> list[bytes]:

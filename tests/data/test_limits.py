@@ -236,15 +236,15 @@ def test_a_record_has_a_limit(tmp_path: Path):
   assert not limits.text("a" * (limits.MOST_TEXT + 1))
 
 
-def records_file(folder: Path, records: list[bytes]) -> Path:
-  """A file of TensorFlow Datasets with these records in one chunk."""
+def records_file(folder: Path, records: list[bytes], in_a_chunk: int = 0) -> Path:
+  """A file of TensorFlow Datasets with these records, so many in a chunk, by default all."""
   from array_record.python.array_record_module import ArrayRecordWriter
 
   core = "tensorflow_datasets.core.features"
   text = {"pythonClassName": f"{core}.text_feature.Text", "text": {}}
   form = {"pythonClassName": f"{core}.features_dict.FeaturesDict", "featuresDict": {"features": {"text": text}}}
   (folder / "features.json").write_text(json.dumps(form))
-  writer = ArrayRecordWriter(str(folder / "a.array_record"), f"group_size:{len(records)}")
+  writer = ArrayRecordWriter(str(folder / "a.array_record"), f"group_size:{in_a_chunk or len(records)}")
   for record in records:
     writer.write(record)
   writer.close()
@@ -269,9 +269,7 @@ def test_records_have_limits(size: int, count: int, part: str, tmp_path: Path):
 def test_what_does_not_compress_has_the_same_limits(tmp_path: Path):
   file = records_file(tmp_path, [np.random.default_rng(0).bytes(10_000)] * 100)
   with one_sentence("decompressed, has 1000000", "set data.limit_mb"):
-    records.largest(str(file), limit=1 << 16)
-  assert records.largest(str(file), limit=1 << 18) == 1_000_000
-  assert records.at_a_time(100, largest=16, limit=64) == 8  # of 16 MB each, 16 at a time took 1.4 GB
+    records.together(str(file), limit=1 << 16)
 
 
 def test_chunks_are_found_behind_many_records(tmp_path: Path):
@@ -282,12 +280,31 @@ def test_chunks_are_found_behind_many_records(tmp_path: Path):
   assert at % (1 << 16) == 0
   file.write_bytes(file.read_bytes() + records_file(other, [b"a" * 10_000] * 100).read_bytes())
   with one_sentence("decompressed, has 1000000", "set data.limit_mb"):
-    records.largest(str(file), limit=200_000)
+    records.together(str(file), limit=200_000)
 
 
 def test_a_chunk_that_never_ends_is_passed(tmp_path: Path):
   (tmp_path / "a").write_bytes(bytes(24) + struct.pack("<8xQ8xB7sQ", (1 << 64) - 1, ord("r"), b"", 0))
-  assert records.largest(str(tmp_path / "a"), limit=1) == 0
+  assert records.together(str(tmp_path / "a"), limit=1) == 1
+
+
+@pytest.mark.parametrize(
+  "sizes, in_a_chunk, most",
+  [
+    ([1000] * 50, 1, 40_000),  # all of them
+    ([10_000] * 50, 1, 8),
+    ([3300] * 51, 3, 22),  # seven whole chunks, and a record of one more
+    ([1000] * 20 + [40_000, 39_000] + [1000] * 20, 1, 3),
+    ([10_000] * 9, 9, 1),  # a chunk that is larger than what is read together
+  ],
+)
+def test_records_are_read_together_as_far_as_their_chunks_fit(
+  sizes: list[int], in_a_chunk: int, most: int, tmp_path: Path
+):
+  """With a limit of 40 kB, all chunks with any of them have at most 80 kB. 16 records of 16 MB each took 1.4 GB."""
+  random = np.random.default_rng(0)
+  file = records_file(tmp_path, [random.bytes(size) for size in sizes], in_a_chunk)
+  assert records.together(str(file), limit=40_000) == most
 
 
 def test_the_field_reaches_every_reader(tmp_path: Path):

@@ -65,10 +65,10 @@ def _records(file: TextFile, said: str, start: int, limit: int) -> Iterator[tupl
   from array_record.python.array_record_module import ArrayRecordReader
 
   try:
-    largest = records.largest(file.path, limit)
+    most = records.together(file.path, limit)
     reader = ArrayRecordReader(file.path, options=IN_ORDER)
     count = reader.num_records()
-    step = records.at_a_time(at_a_time(count, file.size), largest, limit)
+    step = min(most, at_a_time(count, file.size))
     for first in range(start, count, step):
       for record in reader.read(first, min(first + step, count)):
         yield record, count
