@@ -118,7 +118,7 @@ def set_up(
     strategy = strategies.create(config, program, devices)
     strategy.check_batch("batch_size", config.batch_size, config.accumulation)
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
-    summary.prompt(config, dataset, program.sizes)
+    summary.prompt(config, dataset, program.sizes)  # of the sample at the end: must fit
   processes.require_equal({f"the content of {part.name!r}": part.fingerprint for part in dataset.parts})
   with clock("initial state"):
     results, now = mirror.remote if mirror else workdir, record.make(config, dataset, strategy)
