@@ -68,12 +68,13 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
   with folders.owned(results) as mirror, heartbeat, device_memory.in_words(config, devices):
     # During set-up a signal ends the process immediately. The next run continues an unfinished data preparation.
     run = set_up(config, folder, mirror, devices, clock, heartbeat)
-    # Contexts exit from right to left. The reporter exits after the keeper: it can raise on process 0 alone, and the
-    # keeper waits for all processes.
-    with run.keeper.requests, run.reporter, run.keeper, run.reporter.profiler:
+    keeper, reporter = run.keeper, run.reporter
+    # Contexts exit from right to left. The writer exits after the tier and the checkpoints: it can raise on process 0
+    # alone, and they wait for all processes.
+    with keeper.requests, reporter.journal, reporter.writer, keeper.tier, keeper.checkpoints, reporter.profiler:
       announce(run, devices)
       ended = loop(run)
-      run.keeper.finish()
+      keeper.finish()
       return finish(run, ended)
 
 

@@ -3,7 +3,6 @@
 All processes of a job decide the same after the same step. The order of what follows is written down here, once.
 """
 
-import contextlib
 import dataclasses
 import functools
 from pathlib import Path
@@ -45,8 +44,7 @@ class Due:
 class Keeper:
   """Everything that keeps the state of a run. All processes call its methods after the same steps.
 
-  Enter `requests` first: signals then become requests until the run has ended. Use the keeper itself as a context
-  manager inside that of the writer, which may raise on process 0 alone; this one waits for all processes.
+  Its `requests`, `tier` and `checkpoints` are context managers, which train.py enters.
 
   Args:
     mirror: copies the workdir to a bucket; None: it stays on this machine.
@@ -69,16 +67,6 @@ class Keeper:
     self.interval = SaveInterval(saving.minutes, hosts, self.requests, self.checkpoints, journal, say)
     arrays, note = record.named(strategy.abstract_state()), functools.partial(journal.add, "healed")
     self.replicas = Replicas(arrays, config.runtime.check_every, say, note)
-
-  def __enter__(self) -> "Keeper":
-    with contextlib.ExitStack() as entered:
-      entered.enter_context(self.tier)
-      entered.enter_context(self.checkpoints)
-      self._entered = entered.pop_all()
-    return self
-
-  def __exit__(self, *raised: Any) -> None:
-    self._entered.__exit__(*raised)
 
   @property
   def lines(self) -> list[str]:

@@ -40,9 +40,7 @@ def meter_of(sizes: ModelSizes, batch_size: int, devices: Sequence[jax.Device], 
 
 
 class Reporter:
-  """Follows a run from its start to its end. A context manager.
-
-  Enter `profiler` inside everything that may fail, so that a trace ends with the steps that it records.
+  """Follows a run from its start to its end. Its `journal`, `writer` and `profiler` are context managers.
 
   Args:
     loop: the state of the loop with which the run begins.
@@ -65,16 +63,6 @@ class Reporter:
     )
     self.profiler = Profiler(workdir, config.profile, loop.step, self.say, warn)
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
-
-  def __enter__(self) -> "Reporter":
-    with contextlib.ExitStack() as entered:
-      entered.enter_context(self.journal)
-      entered.enter_context(self.writer)
-      self._entered = entered.pop_all()
-    return self
-
-  def __exit__(self, *raised: Any) -> None:
-    self._entered.__exit__(*raised)
 
   @property
   def loop(self) -> LoopState:
