@@ -19,10 +19,10 @@ from lab.analysis.failures import DEVICES, KINDS
 from lab.failure_inputs import DAY, HOUR, RATES, Inputs, inputs
 from lab.failure_policies import NAMES, Result, goodput_at_dalys_interval, policy_of, result_of
 from lab.views import failures_page
+from lab.views.communication import table
 from reporting import pages
 from runtime import command_line
 from runtime.folders import writable_file
-from tools import explain
 
 # Flags that replace an input: the unit in which each is given, and what it is.
 UNITS = {
@@ -132,9 +132,9 @@ def curves(asked: argparse.Namespace) -> dict[str, list[tuple[int, float]]]:
 def main(arguments: list[str]) -> None:
   asked = parsed(arguments)
   case = inputs_for(asked, asked.devices)
-  print(f"{about(case)}\n\n{explain.table(inputs_table(case))}\n")
+  print(f"{about(case)}\n\n{table(inputs_table(case))}\n")
   results = [result_of(name, case.job, case.times, case.spares, asked.seeds) for name in asked.policies]
-  print(explain.table(results_table(results)))
+  print(table(results_table(results)))
   print(
     f"\nShares of all devices' time; training is the goodput. ±: its standard error over {asked.seeds} "
     f"run{'s' * (asked.seeds > 1)}. The best interval is searched. Intervals are seconds of training between two saves."

@@ -26,6 +26,7 @@ from lab.analysis.search import Candidate, best, chosen_fields, mixture_of, mode
 from lab.analysis.topology import Machine, machine_of
 from lab.analysis.weights import weights
 from lab.views import plan_page
+from lab.views.communication import table
 from models.sizes import ModelSizes
 from reporting import pages
 from reporting.pages.units import amount, duration
@@ -176,7 +177,7 @@ def main(asked: flags.FlagValues) -> None:
       "batch size"
     )
   rows = rows_of(chosen, sizes, where, config.batch_size)
-  print("\n".join(filter(None, (explain.table(rows), doubts(chosen)))))
+  print("\n".join(filter(None, (table(rows), doubts(chosen)))))
   print(
     "\nThe times are those at the peaks, and count the communication that nothing hides. These commands train the "
     "plans; use tools.explain with the same flags and --topology for details:"

@@ -23,13 +23,14 @@ from errors import ConfigError, first_line
 from lab.analysis import communication, profile, trace
 from lab.analysis.compiled import CompiledStep, DoesNotFit, compile_step
 from lab.analysis.links import of_devices
+from lab.views.communication import table
 from reporting import source
 from reporting.pages.units import duration
 from runtime import command_line, profiling
 from runtime.devices import start_jax
 from runtime.hardware import chip
 from strategies.execution.strategy import Strategy
-from tools.explain import create, cut, table
+from tools.explain import create, cut
 
 
 class Expected(NamedTuple):
