@@ -83,7 +83,7 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
 
       if not processes.failed_alone(error):
         raise
-      traceback.print_exc()
+      sys.excepthook(type(error), error, error.__traceback__)  # which shows foreign text as text
       processes.end_at_once(FAILED)
 
   use_utf8()

@@ -25,7 +25,7 @@ from job import attempt
 from reporting import heartbeat, prometheus
 from reporting.appender import warn
 from reporting.metrics import Writer
-from runtime import command_line
+from runtime import command_line, processes
 from runtime.stderr import Visible
 from tools import checkpoint, evaluate, export, generate, prepare, profile, report
 from training.loop import LoopState
@@ -204,3 +204,23 @@ def test_a_traceback_is_shown_as_text(capsys: pytest.CaptureFixture):
   sys.excepthook(RuntimeError, RuntimeError(EVIL), None)
   sys.excepthook = sys.__excepthook__
   assert not ACTS.search(capsys.readouterr().err)
+
+
+def test_a_process_that_fails_alone_shows_its_traceback_as_text(
+  capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+  def fails(_: object) -> None:
+    raise RuntimeError(EVIL)
+
+  hook = sys.excepthook
+  monkeypatch.setattr(sys, "argv", ["train.py"])
+  monkeypatch.setattr(processes, "failed_alone", lambda error: True)
+  monkeypatch.setattr(processes, "end_at_once", sys.exit)
+  monkeypatch.setattr(command_line.app, "run", lambda main, flags_parser: main([]))
+  monkeypatch.setattr(command_line, "CONFIG", SimpleNamespace(value=None))
+  with pytest.raises(SystemExit):
+    command_line.run(fails)
+  sys.excepthook = hook
+  shown = capsys.readouterr().err
+  assert "RuntimeError" in shown
+  assert not ACTS.search(shown)
