@@ -13,13 +13,14 @@ from the paths whether there are texts or images. Several paths of text are one 
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import data
-from data import cache, tfds
+from data import cache
 from data.dataset import sources_of
 from errors import ConfigError
 from runtime import command_line
@@ -113,27 +114,27 @@ def _label(dataset: data.Dataset, number: int) -> str:
 
 def check(config: Any, paths: list[str]) -> None:
   """Prints the verdicts on the files at each source of a text. Opens only files that have changed."""
-  from data.recognition import check  # without JAX, which takes longer to start than this takes
+  from data import recognition  # without JAX, which takes longer to start than this takes
+  from data.text import foreign
+  from data.text.sources import here
 
   fields = config.data
+
+  def shown(name: str, field: str, table: Callable[[str], str]) -> str:
+    place = here(name, field, config)
+    if named := foreign.named(place):
+      return f"{name}: token ids of Megatron-LM, in {named.train[0].bin} and {named.train[0].index}"
+    return table(place)
+
+  known, held_out = (fields.cache_dir, fields.form), bool(fields.validation_path)
   for name, _ in sources_of(",".join(paths) or fields.path):
-    place = name.strip()
-    if place.startswith(tfds.PREFIX):
-      place = str(tfds.find(place, fields, f"data.path={place!r}"))
-    elif "://" in place:
-      from data.remote import brought
-
-      place = brought(place, "data.path", fields.cache_dir)
-    if place and (place.endswith((".bin", ".idx")) or not Path(place).expanduser().exists()):
-      from data.text import foreign
-
-      if named := foreign.named(place):
-        print(f"{name}: token ids of Megatron-LM, in {named.train[0].bin} and {named.train[0].index}")
-        continue
-    if place:
-      print(check(place, fields.cache_dir, fields.form, fields.validation_path))
+    if name.strip():
+      print(shown(name.strip(), "data.path", lambda place: recognition.check(place, *known, held_out)))
     else:
       print("no path: the source of the Python standard library")
+    if held_out:
+      of_other = lambda place: recognition.check_held_out(place, *known)
+      print(shown(fields.validation_path, "data.validation_path", of_other))
 
 
 def guessed(paths: list[str], folder: str = "") -> str:

@@ -24,6 +24,7 @@ __all__ = [
   "Verdict",
   "Verdicts",
   "check",
+  "check_held_out",
   "recognise",
   "settled",
   "validating",
@@ -66,15 +67,20 @@ def recognise(path: str, field: str, cache_dir: str = "", form: str = AUTO) -> V
   return dataclasses.replace(parts[0], all=together, hidden=sum(part.hidden for part in parts))
 
 
-def check(path: str, cache_dir: str = "", form: str = AUTO, validation_path: str = "") -> str:
-  """What happens to the files at a path, as a table for people. Raises ConfigError as a run would."""
+def check(path: str, cache_dir: str = "", form: str = AUTO, held_out: bool = False) -> str:
+  """What happens to the files at a path, as a table for people. Raises ConfigError as a run would.
+
+  `held_out`: whether data.validation_path is validated on.
+  """
   verdicts = recognise(path, "data.path", cache_dir, form)
-  final, held_out = settled(verdicts.all, f"data.path={path!r}"), ""
-  if validation_path:
-    other = recognise(validation_path, "data.validation_path", cache_dir, form)
-    final = list(map(_to_train_on, final))
-    held_out = f"\n{_shown(validation_path, validating(other), other)}"
-  return _shown(path, final, verdicts) + held_out
+  final = settled(verdicts.all, f"data.path={path!r}")
+  return _shown(path, list(map(_to_train_on, final)) if held_out else final, verdicts)
+
+
+def check_held_out(path: str, cache_dir: str = "", form: str = AUTO) -> str:
+  """The same for data.validation_path."""
+  verdicts = recognise(path, "data.validation_path", cache_dir, form)
+  return _shown(path, validating(verdicts), verdicts)
 
 
 def _shown(path: str, final: list[Verdict], verdicts: Verdicts) -> str:

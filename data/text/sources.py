@@ -46,10 +46,10 @@ def find_sources(config: ConfigDict) -> Sources:
       f"data.validation_path={validation_path!r} needs a single source, but data.path is a mixture; leave it empty to "
       "hold out a part of each source"
     )
-  held_out = _here(validation_path, "data.validation_path", config)
+  held_out = here(validation_path, "data.validation_path", config)
   sources: Sources = {}
   for name, _ in sources_of(path):
-    source = find_source(_here(name, "data.path", config), held_out, cache, config.data.form)
+    source = find_source(here(name, "data.path", config), held_out, cache, config.data.form)
     if isinstance(source.files, tuple) and (ids := token_rows.find(source.files, fields_of(config, False), cache)):
       source = dataclasses.replace(source, files=ids)
     sources[name] = source
@@ -65,7 +65,7 @@ def find_sources(config: ConfigDict) -> Sources:
   return sources
 
 
-def _here(path: str, field: str, config: ConfigDict) -> str:
+def here(path: str, field: str, config: ConfigDict) -> str:
   """Where a path is on this machine."""
   if path.startswith(tfds.PREFIX):
     return str(tfds.find(path, config.data, f"{field}={path!r}"))

@@ -476,6 +476,13 @@ def test_a_check_shows_what_a_run_would_do(tmp_path: Path, capsys: pytest.Captur
   for name in ("c_document", "c_document.bin", "c_document.idx"):
     prepare.check(config(), [str(tmp_path / name)])
     assert "token ids of Megatron-LM, in" in capsys.readouterr().out
+  made.data.validation_path = str(tmp_path / "c_document")  # found as a run finds it, also beside the library
+  for path in (str(tmp_path / "c_document"), ""):
+    made.data.path = path
+    prepare.check(made, [])
+    assert capsys.readouterr().out.count("token ids of Megatron-LM, in") == (2 if path else 1)
+  with one_sentence("data.validation_path='tfds:none'", "data.dir"):
+    prepare.check(config(data__dir=str(tmp_path), data__validation_path="tfds:none"), [str(tmp_path / "b")])
   with one_sentence("data.path='tfds:none'", "data.dir"):
     prepare.check(config(data__dir=str(tmp_path)), ["tfds:none"])
 
