@@ -18,7 +18,7 @@ def is_finished(workdir: Location) -> bool:
     config = form.read(workdir / "config.json")
   except (FileNotFoundError, ValueError):
     return False
-  if form.config_fault(config) or not form.whole()(config.get("stop_after")):
+  if form.config_fault(config) or not all(form.whole()(config.get(name)) for name in ("steps", "stop_after")):
     return False
   last = min(config["steps"], config["stop_after"] or config["steps"])
   found = read_record(workdir / FOLDER / str(last)) if last in steps(workdir / FOLDER) else None

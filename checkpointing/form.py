@@ -1,6 +1,7 @@
 """The form of a record and of a config.json: the one place that checks what a stranger's workdir says of its run.
 
-Every tool reads them through `read` and `fault`, so what comes after may rely on types, sizes, times and names.
+What opens somebody's workdir reads them through `read`, `fault` and `config_fault`, so what comes after may rely on
+types, sizes, times and names.
 """
 
 import contextlib
@@ -9,6 +10,8 @@ import functools
 import math
 import re
 from typing import Any
+
+import jax.numpy as jnp
 
 import limits
 from errors import shown
@@ -52,8 +55,6 @@ def array(x: Any) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _dtype(name: str) -> bool:
-  import jax.numpy as jnp  # here: the liveness probe needs none
-
   with contextlib.suppress(TypeError, ValueError):
     kind = jnp.dtype(name)
     return kind.name == name and kind.kind not in "OSUMm"

@@ -144,13 +144,14 @@ def changes(saved: Record, now: Record) -> list[str]:
 
 def jump(saved: Record, now: Optimizer) -> list[str]:
   """A note if the next step has another learning rate than in the run that saved, because the schedule has changed."""
-  given, step = {"steps": saved["config"]["steps"]} | saved["config"]["optimizer"], saved["loop"]["step"]
+  config, step = saved["config"], saved["loop"]["step"]
+  given = {name: config[name] for name in ("steps",) if name in config} | config.get("optimizer", {})
   before = dataclasses.replace(now, **{name: given[name] for name in SCHEDULE if name in given})
   if before == now:
     return []
   old, new = (float(optimizer.learning_rate_at(step)) for optimizer in (before, now))
-  changed = [name if name == "steps" else f"optimizer.{name}" for name in SCHEDULE]
-  changed = [full for full, name in zip(changed, SCHEDULE, strict=True) if getattr(before, name) != getattr(now, name)]
+  differ = [name for name in SCHEDULE if getattr(before, name) != getattr(now, name)]
+  changed = [name if name == "steps" else f"optimizer.{name}" for name in differ]
   why = f"because its schedule follows {' and '.join(changed)}"
   return [] if f"{old:.3g}" == f"{new:.3g}" else [f"the learning rate jumps from {old:.3g} to {new:.3g}, {why}"]
 

@@ -2,7 +2,7 @@
 
 The config's own strategy comes first, on another mesh. If none of its meshes splits the model and the batch, the best
 of all strategies is taken. lab/analysis/search.py searches with formulas, in a second or two, and needs no device.
-job/supervisor.py imports this file only when it needs it.
+tools.launch imports this file only when it needs it.
 """
 
 import re
@@ -70,7 +70,8 @@ def config_of(arguments: Sequence[str], workdir: Path) -> Any:
     sys.argv = before
   if values.config is None:
     raise ConfigError("config is missing; name one with --config=configs/fsdp.py")
-  config, given = pretrained.adopt(values.config), heartbeat.read(workdir / "config.json").get("model", {})
+  config, found = pretrained.adopt(values.config), heartbeat.read(workdir / "config.json")
+  given = {} if form.config_fault(found) else found.get("model", {})
   for name in BY_DATA:
     config.model[name] = config.model[name] or (given[name] if form.whole()(given.get(name)) else 0)
   return settings.with_sizes_made_up(config)

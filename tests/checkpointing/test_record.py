@@ -113,6 +113,7 @@ def test_a_longer_run_says_that_the_learning_rate_jumps():
   assert both.endswith("from 0.001 to 0.005, because its schedule follows optimizer.learning_rate and steps")
   saved["config"]["optimizer"] = fields | constant
   assert record.jump(saved, of(200, **constant)) == []  # a rate that never changes
+  assert record.jump(saved | {"config": {}}, of(200)) == []  # of a run that did not say
 
 
 WHOLE = {

@@ -38,6 +38,14 @@ def test_none_is_chosen_if_none_fits(tmp_path: Path):
   assert smaller.choose(["--workdir=x"], tmp_path, 3, 1) is None
 
 
+@pytest.mark.parametrize(
+  "found", [{"model": []}, {"model": {"vocab_size": "x"}}, {"steps": 0, "model": {"vocab_size": 9}}]
+)
+def test_a_config_that_no_run_has_written_says_nothing(found: dict[str, object], tmp_path: Path):
+  (tmp_path / "config.json").write_text(json.dumps(found))
+  assert smaller.config_of(flags("fsdp", tmp_path, model__vocab_size=0), tmp_path).model.vocab_size != 9
+
+
 def test_the_devices_and_the_sizes_are_those_of_the_job(tmp_path: Path):
   """Those of its last start: 12 GPUs of 4 processes, of which each has the memory for its part of the state."""
   start = {"event": "start", "step": 0, "devices": "12 × NVIDIA L4 in 4 processes"}

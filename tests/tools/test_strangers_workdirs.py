@@ -193,7 +193,8 @@ def test_a_field_of_another_type_is_named(name: str, value: Any, workdir: Path):
 
 
 def test_files_that_are_no_json_of_ours_get_one_sentence(workdir: Path):
-  for content in (b"", b"[]", b"3", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 5000 + b"1" + b"}" * 5000, b"9" * 5000):
+  deep = b"[" * 100_000, b'{"a":' * 5000 + b"1" + b"}" * 5000
+  for content in (b"", b"[]", b"3", b"\xff\xfe", *deep, b"9" * 5000, b'{"stop_after": 3}'):
     record_file(workdir).write_bytes(content)
     (workdir / "config.json").write_bytes(content)
     for tool, run in TOOLS.items():
