@@ -21,9 +21,9 @@ from tqdm import tqdm
 
 from errors import JobError, visible
 from reporting.appender import Appender
+from runtime import folders
 from runtime.stderr import print_if_read
 from runtime.storage.bucket import Location
-from runtime.storage.owners import no_links
 from training.loop import LoopState
 
 # How each measurement is shown in the terminal. Others go to the files only.
@@ -157,10 +157,7 @@ def _cut(path: Path, start: LoopState) -> None:
     for line in read(path)
     if line["step"] < start.step or (line["step"] == start.step and (start.evaluated or line["split"] == "train"))
   ]
-  part = path.with_suffix(".part")
-  with open(part, "w", opener=no_links) as file:
-    file.writelines(json.dumps(line) + "\n" for line in kept)
-  part.replace(path)
+  folders.write(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def read(path: Path) -> list[dict]:
