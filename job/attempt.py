@@ -23,8 +23,8 @@ from runtime.stderr import print_if_read
 from runtime.storage.bucket import Location, location
 
 TRAIN = Path(__file__).parents[1] / "train.py"
-# Lines that gloo prints, and that SLURM prints about an end of a process of which we know. They are dropped.
 KEPT = "\n\t"  # of the lines of processes; other control characters are shown
+# Lines that gloo prints, and that SLURM prints about an end of a process of which we know. They are dropped.
 NOISE = re.compile(
   r"\[Gloo\] Rank |slurmstepd\S*: error: \*\*\*|"
   r"srun: (error: \S+: task 0: |Force Terminated|forcing job termination|Job step aborted)"

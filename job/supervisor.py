@@ -6,9 +6,9 @@ Its processes are on this machine, or on the nodes of a SLURM job (slurm.py). Wh
 WORKDIR/supervisor.json. So it may be killed, too: its processes end with it, and the same command goes on. The output
 of each start is kept whole in WORKDIR/attempts.
 
-If processes that fail count as lost, the next start has fewer, with another mesh or strategy if need be (smaller.py);
-when they are back, the job is stopped in order and started with more. Any number of processes resumes any checkpoint,
-with the exact next batch.
+If processes that fail count as lost, the next start has fewer, with another mesh or strategy if need be
+(`Policy.choose`); when they are back, the job is stopped in order and started with more. Any number of processes
+resumes any checkpoint, with the exact next batch.
 """
 
 import dataclasses

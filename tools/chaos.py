@@ -5,7 +5,7 @@
 First runs the job undisturbed, in WORKDIR/undisturbed. Then runs it again, in WORKDIR/hurt, with a supervisor
 (tools.launch --restart), and does one of these to a random process, again and again: kills it, also with all that its
 host has in memory, stops it, so that all others wait, makes it slow for a while, or flips a bit of a weight
-(fragile.py). Sometimes the supervisor is the process that is killed; then it is started again. At the end it prints
+(lab/fragile.py). Sometimes the supervisor is the process that is killed; then it is started again. At the end it prints
 what it did, and compares all losses. The job logs every step, compares the copies of its weights after every step, and
 saves often, also in the hosts' memory.
 """

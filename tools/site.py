@@ -142,7 +142,7 @@ def strategy(name: str) -> str:
   """A strategy: what its file says, and its pictures."""
   module = _module(name)
   config = base.get_config(PRESET, name)
-  config.batch_size, config.simulated_devices, config.compilation_cache_dir = BATCH, DEVICES, "auto"
+  config.batch_size, config.simulated_devices = BATCH, DEVICES
   made = explain.create(config, None)
   found = explanation.explain(name, made, config.batch_size, compiled=False)
   source = Path(inspect.getfile(module))
