@@ -54,9 +54,9 @@ def _keep_programs(given: str, profiled: bool) -> None:
   """
   known = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # jax adds its options at run time
   own = not known or given != AUTO
-  if given == AUTO and os.environ.get("JAX_COMPILATION_CACHE_DIR") == "":
-    given = ""
-  path = (PROGRAMS if given == AUTO else given) if own else known
+  path = given
+  if given == AUTO:
+    path = known or ("" if os.environ.get("JAX_COMPILATION_CACHE_DIR") == "" else PROGRAMS)
   if not path:
     jax.config.update("jax_compilation_cache_dir", None)
     return
@@ -74,7 +74,7 @@ def _keep_programs(given: str, profiled: bool) -> None:
         error, f"{field}={str(folder)!r} cannot be written ({error.strerror}); name another folder"
       ) from error
     foreign = [shelf.folder for shelf in place.read if shelf.foreign]
-    path = str((foreign or [place.write] if place.write else [place.read[0].folder])[0])
+    path = str(foreign[0] if foreign else place.write or place.read[0].folder)
     if foreign or not os.access(path, os.W_OK):  # nothing takes so long to compile, so nothing is written
       jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
       jax.config.update("jax_compilation_cache_max_size", -1)
