@@ -1,7 +1,7 @@
 """What fewer processes run if they cannot run the given config: the best of `plan` for so many devices.
 
 The config's own strategy comes first, on another mesh. If none of its meshes splits the model and the batch, the best
-of all strategies is taken. lab/analysis/search.py searches with formulas, in a second or two, and needs no device.
+of all strategies is taken. lab/analysis/search.py searches with formulas, and needs no device.
 tools.launch imports this file only when it needs it.
 """
 

@@ -58,7 +58,7 @@ def save_all_but(primitives: frozenset[str]) -> Policy:
 
 
 def _cuts(primitive: Any, **named: Any) -> bool:
-  """Whether a primitive cuts off the end of an array: the padding of a gathered weight (execution/padding.py)."""
+  """Whether a primitive cuts off the end of an array: the padding of a gathered weight."""
   return primitive.name == "pad" and any(high < 0 for _, high, _ in named["padding_config"])
 
 

@@ -32,11 +32,11 @@ def activations(case: Case) -> list[Sent]:
   has_logits = "vocab" in sizes.predicts.head()[1]
   vocab = ["embedding"] * has_table + ["head"] * has_logits  # rows that a device does not hold are zero; the cotangent
   for_weights = 2 if not sizes.lora_rank or case.repeats else 0
-  shared = sizes.mixtures / case.layout.shards("layers") if sizes.shared_experts else 0  # blocks
+  shared = case.mixtures if sizes.shared_experts else 0  # blocks
   each = 4 + for_weights + (0 if sizes.lora_rank else 2 * case.splits) + 2 * max(again - 1, 0)
   gathers = (layers + shared / 2) * each
   if case.splits and not again:  # both units of experts read the positions; else remat gathers them for each
-    gathers += sizes.mixtures / case.layout.shards("layers")
+    gathers += case.mixtures
   gathers += first * (6 if sizes.lora_rank else 8)
   gathers += (has_table and not sizes.lora_rank) + has_logits  # the cotangent of that sum, and the head's input
   loss = numbers * 3 * 4 if has_logits else 0  # the largest logit, the target's, and the sum

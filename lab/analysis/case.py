@@ -115,6 +115,11 @@ class Case:
     """The blocks of one device, without those of `first`; the last stage may have fewer."""
     return -(-(self.sizes.depth - self.first) // self.layout.shards("layers"))
 
+  @property
+  def mixtures(self) -> int:
+    """Those of them that have experts."""
+    return -(-self.sizes.mixtures // self.layout.shards("layers"))
+
   @functools.cached_property
   def of_state(self) -> Layout:
     """The layout of the optimizer's state."""
@@ -131,12 +136,14 @@ class Case:
     return self.schedule.idle_time(self.backward) if self.schedule else 0.0
 
   @property
-  def examples(self) -> float:
-    """Examples of one part on one device. Of an example whose positions devices share, each has a part.
+  def rows(self) -> int:
+    """Rows of one part on one device, also those without an example, if devices do not divide the batch."""
+    return -(-self.batch_size // (self.batch_parts * self.layout.shards("batch")))
 
-    Rows without an example, which fill up the batch if devices do not divide it, count too.
-    """
-    return -(-self.batch_size // (self.batch_parts * self.layout.shards("batch"))) / self.sharers
+  @property
+  def examples(self) -> float:
+    """The same, where devices share the positions of an example: each has a part of it."""
+    return self.rows / self.sharers
 
   @property
   def tokens(self) -> float:

@@ -52,7 +52,7 @@ def _weights(case: Case, collectives: Iterable[Collective]) -> list[str]:
   sizes = {shape.size for one in collectives for shape in one.operands}
   names = []
   for weight in weights(case.sizes):
-    layers = weight.layers / (case.layout.shards("layers") if weight.in_stages else 1)
+    layers = -(-weight.layers // (case.layout.shards("layers") if weight.in_stages else 1))
     if weight.is_matrix and {case.used(weight) / layers, case.held(weight) / layers, case.used(weight)} & sizes:
       names.append(weight.name)
   return names

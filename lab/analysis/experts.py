@@ -31,12 +31,12 @@ def _always(case: Case) -> list[Sent]:
   have parts of these. And the sums of routers.
   """
   sizes, layout = case.sizes, case.layout
-  layers = sizes.mixtures / layout.shards("layers")
+  layers = case.mixtures
   numbers = case.tokens * sizes.experts_per_token * layers
   loads = sizes.mixtures * sizes.experts + 3 + bool(sizes.expert_limit)
   batch = case.ordered((*layout.axes("batch"), *layout.axes("positions"), *case.transfers.by_hand))
   parts = 1 if case.transfers.by_hand else case.batch_parts
-  of_texts = case.examples * case.sharers * (layers * sizes.experts + 1)
+  of_texts = case.rows * (layers * sizes.experts + 1)
   halves = [weight for weight in trained(sizes) if "experts" in weight.dims and "mlp" not in weight.dims]
   in_parts = sum(case.used(weight) for weight in halves) * case.item / INDEX
   times = 1 if sizes.remat == "minimal" else 2  # again in the backward pass
@@ -54,7 +54,7 @@ def _always(case: Case) -> list[Sent]:
 
 def _chunks(case: Case, times: float) -> list[Sent]:
   """How often experts were chosen in the chunks of a text that devices share, if experts have a capacity."""
-  size = case.examples * case.sharers * 2 * case.sizes.experts * INDEX * (case.sharers - 1)
+  size = case.rows * 2 * case.sizes.experts * INDEX * (case.sharers - 1)
   times *= case.batch_parts * bool(case.sizes.expert_limit)
   return [Sent("all-gather", case.axes("positions"), times * size, "experts: loads of chunks", waits=True)]
 
@@ -63,7 +63,7 @@ def _shared(case: Case) -> list[Sent]:
   sizes, m, axes = case.sizes, case.layout.shards("experts"), case.axes("experts")
   if m == 1:
     return []
-  times, k = case.batch_parts * sizes.mixtures / case.layout.shards("layers"), sizes.experts_per_token
+  times, k = case.batch_parts * case.mixtures, sizes.experts_per_token
   token, counts = sizes.width * case.item, sizes.experts * INDEX * ring_share(m)
   later = case.splits
   send = lambda kind, size, what: Sent(kind, axes, times * size, f"experts: {what}", waits=True)
@@ -104,7 +104,7 @@ def _round_rows(case: Case) -> int:
 def _limit(case: Case) -> int:
   """The rows that a device has for the experts of one device because of their capacity, at most; 0: no limit."""
   own = case.sizes.experts // case.layout.shards("experts")
-  return own * case.sizes.expert_limit * int(case.examples * case.sharers)
+  return own * case.sizes.expert_limit * case.rows
 
 
 def _most(case: Case) -> int:
@@ -220,7 +220,7 @@ def traffic(case: Case) -> float:
   if not sizes.experts:
     return 0.0
   (count, size), width = blocks(case), sizes.expert_width / case.layout.shards("mlp")
-  layers = sizes.mixtures / case.layout.shards("layers")
+  layers = case.mixtures
   own = sum(case.used(weight) for weight in trained(sizes) if "experts" in weight.dims) / layers
   backward = 1 + case.splits  # weight units compute hidden units again
   read = 1 + backward * 5 / 3 + fitted.expert_copies * (1 + backward)

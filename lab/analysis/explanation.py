@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from lab.analysis import gpus, host, memory, predict, spans, theory
-from lab.analysis.case import Case, piece_size
+from lab.analysis.case import Case
 from lab.analysis.communication import Collective
 from lab.analysis.compiled import CompiledStep, DoesNotFit, compile_step
 from lab.analysis.excess import excess
@@ -96,7 +96,7 @@ def explain(
     "device": device.device_kind,
     "network": where.described if where else "",
     "batch_size": batch_size,
-    "weights": _weights(strategy),
+    "weights": _weights(strategy, case),
     "activations": _activations(strategy, case),
     "memory": _memory(name, case, step, error, usable_memory(list(mesh.devices.flat)), device.platform == "tpu")
     | ({"in_hosts": memory.in_hosts(case)} if in_hosts else {}),
@@ -128,7 +128,7 @@ def _has_default_options(strategy: Strategy) -> bool:
   return strategy.compiler_options != options("recommended", device, strategy.layout)
 
 
-def _weights(strategy: Strategy) -> list[dict[str, Any]]:
+def _weights(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   shown = strategy.layout.compact
   return [
     {
@@ -137,7 +137,7 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
       "dims": weight.dims,
       "spec": tuple(shown.spec(weight.dims)),
       "state": tuple(shown.stored_as("state").spec(weight.dims)),  # of the optimizer's moments
-      "bytes": piece_size(strategy.layout, weight.shape, weight.dims) * jnp.dtype(weight.stored).itemsize,
+      "bytes": case.held(weight) * case.stored_item(weight),
     }
     for weight in weights(strategy.program.sizes)
   ]
@@ -146,7 +146,7 @@ def _weights(strategy: Strategy) -> list[dict[str, Any]]:
 def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   """The activations of one part of the batch, with their global shapes."""
   program, recorder, layout = strategy.program, Recorder(), strategy.layout
-  size = -(-case.batch_size // case.batch_parts)
+  size = case.rows * layout.shards("batch")
   fields = program.example_shapes()
   batch = {name: jax.ShapeDtypeStruct((size, *field.shape), field.dtype) for name, field in fields.items()}
   state = program.abstract_state()

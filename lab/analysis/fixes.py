@@ -21,18 +21,17 @@ def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
     on_host = dataclasses.replace(case.optimizer, on_host=True)
     changes.append((name, "optimizer.on_host=True", dataclasses.replace(case, optimizer=on_host)))
   full, also = (case, "") if case.repeats else (remat("full"), "model.remat=full ")
-  for parts in (2, 4, 8, 16, 32):
-    whole = case.examples * case.sharers
-    if whole >= parts and whole % parts == 0:
-      accumulation = case.accumulation * parts
-      changes.append((name, f"{also}accumulation={accumulation}", dataclasses.replace(full, accumulation=accumulation)))
+  divides = lambda changed: changed.batch_size % (changed.layout.shards("batch") * changed.batch_parts) == 0
+  for accumulation in (case.accumulation * parts for parts in (2, 4, 8, 16, 32)):
+    if divides(changed := dataclasses.replace(full, accumulation=accumulation)):
+      changes.append((name, f"{also}accumulation={accumulation}", changed))
   if case.gather == "step" and case.batch_parts > 1 and not case.schedule:
     changes.append((name, "gather=part", dataclasses.replace(case, gather="part")))
   for other, fields, layout, sizes in _layouts(name, full):
     schedule = case.schedule if layout.axes("layers") else None
     by_hand = case.by_hand and bool(schedule)
     changed = dataclasses.replace(full, layout=layout, sizes=sizes, schedule=schedule, by_hand=by_hand)
-    if full.batch_size % (layout.shards("batch") * changed.batch_parts) == 0:
+    if divides(changed):
       changes.append((other, f"{also}{fields}", changed))
   possible = [
     (change, memory.of(changed).total)

@@ -54,7 +54,7 @@ def _products(case: Case) -> list[Product]:
   """
   sizes, layout = case.sizes, case.layout
   t, d = sizes.positions, sizes.width
-  layers, first, mixtures = case.layers, case.first, sizes.mixtures / layout.shards("layers")
+  layers, first, mixtures = case.layers, case.first, case.mixtures
   each = 2 if sizes.lora_rank else 3
   projections = 2 * d * sizes.head_dim * (2 * sizes.heads + 2 * sizes.kv_heads) / layout.shards("heads")
   per_pair = 4 * sizes.heads * sizes.head_dim / layout.shards("heads") / t
@@ -215,7 +215,7 @@ def traffic(case: Case) -> float:
     activations += case.examples * layers * _merged_bytes(case)
   if case.splits:  # what is kept is written, put into its slot, taken out of it, and read
     activations += case.examples * 4 * layers * cotangents(case)
-  activations += sizes.mixtures / layout.shards("layers") * experts.traffic(case)
+  activations += case.mixtures * experts.traffic(case)
   state = update.state_bytes(case)
   return case.batch_parts * (activations + weight_passes * used + 2 * summed) + 2 * (
     updated + state + sum(to_host(case))

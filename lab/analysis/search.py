@@ -160,8 +160,8 @@ def _cases(case: Case) -> Iterator[tuple[Case, tuple[str, int, int, int] | None]
     if schedule and accumulation > 1:
       continue
     made = dataclasses.replace(case, accumulation=accumulation, schedule=schedule)
-    # Devices need not divide the batch (`Case.examples`), but less than half of what they compute may be padding.
-    rows = made.examples * made.sharers * made.batch_parts * layout.shards("batch")
+    # Devices need not divide the batch (`Case.rows`), but less than half of what they compute may be padding.
+    rows = made.rows * made.batch_parts * layout.shards("batch")
     if case.batch_size % made.batch_parts == 0 and rows < 2 * case.batch_size:
       yield made, pipeline
       if accumulation > 1 and set(layout.axes("embed")) & set(layout.axes("batch")):

@@ -3,7 +3,6 @@
 import collections
 import functools
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
@@ -63,7 +62,8 @@ def _flops(case: Case, weight: Weight) -> float:
 
 def repeated_flops(case: Case) -> float:
   """The part of `flops` that is redundant, because several devices do the same (as `predict.repeated_flops`)."""
-  shares = lambda weight: case.devices(_share(case, weight).copies) * _pieces(case, weight.dims)
+  pieces = lambda dims: math.prod(case.of_state.shards_in(dims, dim) for dim in dims if dim)
+  shares = lambda weight: case.devices(_share(case, weight).copies) * pieces(weight.dims)
   return sum(_flops(case, weight) * (1 - shares(weight) / case.layout.device_count) for weight in whole(case))
 
 
@@ -95,24 +95,14 @@ def summed(case: Case) -> dict[tuple[str, ...], float]:
   for weight in weights(case.sizes):
     for kept, gone in rule(case.sizes, case.optimizer).sums(weight.dims):
       size = 4 * piece_size(case.of_state, *([of[at] for at in kept] for of in (weight.shape, weight.dims)))
-      axes = case.ordered([axis for at in gone if (dim := weight.dims[at]) for axis in _axes(case, weight.dims, dim)])
+      dims = [dim for at in gone if (dim := weight.dims[at])]
+      axes = case.ordered([axis for dim in dims for axis in case.of_state.axes_in(weight.dims, dim)])
       sent[axes] += 2 * ring_share(case.devices(axes)) * size
   return sent
 
 
 def _share(case: Case, weight: Weight) -> Share:
   return share(case.of_state, weight.dims, weight.shape[0])
-
-
-def _pieces(case: Case, dims: Iterable[str | None]) -> int:
-  """The number of pieces of an array of the state with these dimensions."""
-  dims = tuple(dims)
-  return math.prod(case.devices(_axes(case, dims, dim)) for dim in dims if dim)
-
-
-def _axes(case: Case, dims: Iterable[str | None], dim: str) -> tuple[str, ...]:
-  """The mesh axes that split a dimension of such an array of the state."""
-  return case.ordered(case.layout.axes_in(dims, "state" if dim == "embed" else dim))
 
 
 def _experts(case: Case, weight: Weight) -> int:

@@ -14,6 +14,7 @@ from browser import Browser
 from golden import make_explain as golden
 from helpers import command_line_of, config, in_full, one_sentence, program, strategy
 from jax.sharding import NamedSharding, PartitionSpec
+from variants import ADAPTERS
 
 import strategies
 from lab.analysis import explanation, gpus, links
@@ -162,6 +163,25 @@ def test_the_bytes_of_the_weights_are_those_of_the_state(found: dict):
   assert sum(weight["bytes"] for weight in found["weights"]) == held
 
 
+def test_frozen_weights_are_shown_as_they_are_stored():
+  """In the dtype in which the model computes, which here has half the bytes of the weights that are trained."""
+  runner = strategy("fsdp", program(model__dtype="bfloat16", **ADAPTERS))
+  shown = explanation.explain("fsdp", runner, 16, compiled=False)["weights"]
+  leaves = jax.tree.leaves(runner.abstract_state().params)
+  held = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
+  assert sum(weight["bytes"] for weight in shown) == held
+
+
+def test_the_activations_have_the_rows_that_devices_compute():
+  """10 examples on 4 devices are 12 rows, and 16 in two parts."""
+  for fields, rows in (({}, 12), ({"accumulation": 2}, 8)):
+    runner = strategy("fsdp", program(**fields), devices=4)
+    shown = explanation.explain("fsdp", runner, 10, compiled=False)["activations"]
+    stream = next(row for row in shown if row["what"] == "residual stream")
+    assert stream["shape"][0] == rows
+    assert stream["bytes"] == math.prod(stream["shape"]) * 4 // 4
+
+
 def test_every_pinned_activation_is_named(found: dict):
   assert {row["what"] for row in found["activations"]} == {
     "embedding table for lookup", "residual stream", "heads", "hidden units of the MLP",
@@ -231,6 +251,15 @@ def test_every_fix_makes_the_step_fit():
   assert "mesh.data=2 mesh.model=4" in changes
   assert [change for change in changes if "remat" in change] == ["model.remat=offload"]
   assert explanation.fixes("data_parallel", case, 0) == []
+
+
+def test_no_fix_has_parts_that_a_run_refuses():
+  """30 examples on 8 devices are 4 rows on each, but not a multiple of 4."""
+  runner = strategy("fsdp", program())
+  found = explanation.fixes("fsdp", Case.of(runner, 30, "cpu"), math.inf)
+  for change in (fix["change"] for fix in found):
+    parts = dict(word.split("=") for word in change.split()).get("accumulation", "1")
+    runner.check_batch("batch_size", 30, int(parts))
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,15 @@ def test_nobody_has_shared_positions_faster_than_the_bound(one: published.Way):
   assert one.mfu < mfu
 
 
+@pytest.mark.parametrize("experts", [0, 8])
+def test_a_stage_with_fewer_blocks_makes_no_other_faster(experts: int):
+  """Three stages of four have two blocks, with 7 as with 8. The step takes as long as the busiest."""
+  sizes = [program("minimal", model__depth=depth, model__experts=experts) for depth in (7, 8)]
+  runners = [strategy("pipeline", one, devices=4, mesh__stage=4) for one in sizes]
+  seven, eight = (predict.flops(Case.of(runner, BATCH, "cpu")) for runner in runners)
+  assert seven == eight
+
+
 def test_what_remat_keeps():
   """Of a block and a token: what is not elementwise; the products; the input alone, in the computation's precision."""
   kept = {remat: bytes_per_example(program(remat).sizes, 1, 1, 1, 4) for remat in ("minimal", "dots", "full")}
