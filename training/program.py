@@ -215,8 +215,8 @@ class Program:
 
     The arithmetic is in float32. New weights that are stored in bfloat16 are rounded at random, as moments are.
     """
-    grads = jax.tree.map(lambda g: g.astype(jnp.float32) / sums["count"], grads)
-    loss, norm = sums["loss"] / sums["count"], optax.tree.norm(grads)
+    mean, grads = self.mean(sums, grads)
+    loss, norm = mean["loss"], optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     rate, key = self.optimizer.learning_rate_at(state.step), self._step_key(state.step, Purpose.ROUNDING)
     words: list[Params] = []
