@@ -1,7 +1,6 @@
 """What tests ask of compiled steps, with the laboratory. helpers.py does without it."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,14 @@ from helpers import ROOT
 from lab.analysis.case import Case
 from lab.analysis.compiled import CompiledStep
 from lab.analysis.hlo import Module
+
+# Runs a command and prints the most memory that it had, in kB.
+LAUNCHER = """
+import resource, subprocess, sys
+# Linux counts the memory of the process that starts another as the other's, so a small one stands between.
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 def loops_beside_sends(module: Module) -> list[set[str]]:
@@ -31,11 +38,8 @@ def explained_in_8_gb(folder: Path, model: Mapping[str, Any], *arguments: str) -
   """What the command `explain` finds for FSDP with these sizes of the model. Fails if it takes more than 8 GB."""
   file, sizes = folder / "found.json", [f"--config.model.{name}={size}" for name, size in model.items()]
   command = [sys.executable, "-m", "tools.explain", "--config=configs/fsdp.py", f"--json={file}", *sizes, *arguments]
-  process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
-  _, status, usage = os.wait4(process.pid, 0)
-  process.returncode = os.waitstatus_to_exitcode(status)
-  assert process.returncode == 0
-  assert usage.ru_maxrss < 8e6  # kB
+  measured = subprocess.run([sys.executable, "-c", LAUNCHER, *command], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+  assert int(measured.stdout) < 8e6  # kB
   return json.loads(file.read_text())
 
 

@@ -583,8 +583,9 @@ LARGE: dict[str, tuple[str, Any]] = {
   "mds": ("mds", lambda size: shard(b"a" * (size - 4))),
 }  # fmt: skip
 PEAK = """
-import re, sys
+import sys
 from pathlib import Path
+from own_memory import peak_bytes
 from row_files import file_of
 from data.text import readers
 from data.text.rows import Fields
@@ -593,8 +594,7 @@ try:
   count = sum(piece.last for piece in readers.read((file_of(Path(sys.argv[1]), sys.argv[2]),), Fields()))
 except ConfigError as error:
   count = str(error)
-peak = re.search("VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]  # getrusage includes the parent's
-print(count, int(peak) << 10, sep="|")
+print(count, peak_bytes(), sep="|")
 """
 
 
@@ -617,10 +617,10 @@ def test_no_file_takes_a_gigabyte(case: str, factor: int, tmp_path: Path):
 
 def peak_of(code: str, file: Path) -> int:
   """The most memory of a process of its own that runs this code, in bytes."""
-  end = PEAK[PEAK.index("peak =") : PEAK.index("print(")] + "print(int(peak) << 10)"
+  imports, end = "import sys\nfrom pathlib import Path\nfrom own_memory import peak_bytes", "print(peak_bytes())"
   root = Path(__file__).parents[2]
   done = subprocess.run(
-    [sys.executable, "-c", f"import re, sys\nfrom pathlib import Path\n{code}\n{end}", str(file)],
+    [sys.executable, "-c", f"{imports}\n{code}\n{end}", str(file)],
     capture_output=True, text=True, check=True, env={"PYTHONPATH": f"{root}:{root / 'tests'}", "PATH": ""},
   )  # fmt: skip
   return int(done.stdout)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
 from absl import flags
+from own_memory import peak_bytes
 
 import strategies
 from checkpointing import reading, record
@@ -19,12 +21,6 @@ from runtime.devices import start_jax
 from training import settings
 
 FOLDER = flags.DEFINE_string("checkpoints", None, "The folder of checkpoints.")
-
-
-def peak_bytes() -> int:
-  """The peak memory of this process so far, as Linux counts it."""
-  status = Path("/proc/self/status").read_text()
-  return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def main(config: Any) -> None:

@@ -8,20 +8,16 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import jax
+from own_memory import peak_bytes
 
 import strategies
 from checkpointing import pretrained
 from runtime import command_line
 from runtime.devices import start_jax
 from training import settings
-
-
-def peak_bytes() -> int:
-  """The peak memory of this process so far, as Linux counts it."""
-  status = Path("/proc/self/status").read_text()
-  return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def load(config: Any, devices: list[jax.Device]) -> int:
