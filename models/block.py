@@ -4,6 +4,7 @@ How products and attention's core are computed is in ops/.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,26 @@ from models.ops.routing import Counted
 from models.sizes import ModelSizes
 
 
+class SideInputs(NamedTuple):
+  """What every block reads beside the residual stream. `Transformer.side_inputs` makes it.
+
+  Attributes:
+    angles: [T, H/2] or [B, T, H/2], of rotary embedding.
+    segments: [B, T], the document of each token, of all positions, also where the stream has a device's own; or None.
+    keys: [B], the dropout keys of the examples, or None.
+    counted: what counts for routers; without it nothing does, and there are no sums.
+  """
+
+  angles: jax.Array
+  segments: jax.Array | None = None
+  keys: jax.Array | None = None
+  counted: Counted | None = None
+
+  def of_layer(self, number: jax.Array) -> "SideInputs":
+    """With the keys of one block."""
+    return self._replace(keys=fold_in(self.keys, number))
+
+
 class Block(nnx.Module):
   """Adds attention(norm(x)) to x, then mlp(norm(x))."""
 
@@ -33,28 +54,25 @@ class Block(nnx.Module):
   def __call__(
     self,
     x: jax.Array,  # [B, T, D]
-    angles: jax.Array,  # [T, H/2] or [B, T, H/2]
-    segments: jax.Array | None,  # [B, T]
-    keys: jax.Array | None,  # [B], this block's dropout keys
+    side: SideInputs,  # with the keys of this block
     sharding: Sharding,
     cache: Cache | None = None,
     start: jax.Array | int = 0,
-    counted: Counted | None = None,
   ) -> tuple[jax.Array, Cache | None, Sums]:
     """Returns [B, T, D]; what `Attention` returns; and the sums of a router."""
-    attended, new = self.attention(self.attention_norm(x), angles, segments, sharding, cache, start)
+    attended, new = self.attention(self.attention_norm(x), side, sharding, cache, start)
     # Pinned, so that a gradient that goes both to a sum and into a product is gathered for the product alone. XLA's GPU
     # compiler turns a gather that is sliced again into a permute without pairs, which returns zeros (jax 0.10.2).
     stream = lambda x: sharding.activation(x, "batch", "sequence", None)
-    x = stream(x + dropout(attended, self.dropout, fold_in(keys, 0), sharding))
+    x = stream(x + dropout(attended, self.dropout, fold_in(side.keys, 0), sharding))
     normed = self.mlp_norm(x)
     routed: Sums = {}
     if isinstance(self.mlp, Experts):
       # Of a text that is written or scored, nothing is dropped: what came before may not be at hand.
-      out, routed = self.mlp(normed, counted, sharding, self.limit if cache is None else 0)
+      out, routed = self.mlp(normed, side.counted, sharding, self.limit if cache is None else 0)
     else:
       out = self.mlp(normed, sharding)
-    return stream(x + dropout(out, self.dropout, fold_in(keys, 1), sharding)), new, routed
+    return stream(x + dropout(out, self.dropout, fold_in(side.keys, 1), sharding)), new, routed
 
 
 class Attention(nnx.Module):
@@ -81,8 +99,7 @@ class Attention(nnx.Module):
   def __call__(
     self,
     x: jax.Array,  # [B, T, D]
-    angles: jax.Array,  # [T, H/2] or [B, T, H/2]
-    segments: jax.Array | None,  # [B, T]
+    side: SideInputs,
     sharding: Sharding,
     cache: Cache | None = None,
     start: jax.Array | int = 0,
@@ -101,11 +118,11 @@ class Attention(nnx.Module):
     v = checkpoint_name(v, "value")
     if self.has_norms:  # the gradients of norms need the inputs of norms, so these are saved
       q, k = self.query_norm(checkpoint_name(q, "query")), self.key_norm(checkpoint_name(k, "key"))
-      q, k = rotate(q, angles), rotate(k, angles)
+      q, k = rotate(q, side.angles), rotate(k, side.angles)
     else:
-      q, k = checkpoint_name(rotate(q, angles), "query"), checkpoint_name(rotate(k, angles), "key")
+      q, k = checkpoint_name(rotate(q, side.angles), "query"), checkpoint_name(rotate(k, side.angles), "key")
     if cache is None or (isinstance(start, int) and start == 0):  # nothing came before, so the fastest core can read
-      attended = self.core(q, k, v, segments, sharding)
+      attended = self.core(q, k, v, side.segments, sharding)
     else:
       attended = with_past(q, k, v, *cache, start)
     cache = None if cache is None else Cache(k.swapaxes(1, 2), v.swapaxes(1, 2))

@@ -9,15 +9,17 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from errors import ConfigError, not_negative
 from models.dimensions import UNSHARDED, Sharding
 from models.keys import Purpose
 from models.ops.attention import Cache
 from models.ops.loss import LOGITS
+from models.sizes import ModelSizes
 from models.transformer import Transformer
 
-RunBlocks = Callable[[jax.Array, Cache, jax.Array | int], tuple[jax.Array, Cache | None]]  # (x, cache, start)
+RunBlocks = Callable[[jax.Array, Cache, jax.Array | int], tuple[jax.Array, Cache]]  # (x, cache, start)
 
 
 class Sampling(NamedTuple):
@@ -92,7 +94,7 @@ class TextWriter(NamedTuple):
     if self.sampling.counts_tokens:
       is_text = jnp.arange(width) < lengths[:, None]
       seen = jax.vmap(lambda row, tokens, held: row.at[tokens].max(held))(seen, prompts, is_text)
-    texts = Texts(self.model.empty_cache(batch, size), prompts[:, 0], lengths, seen, keys)
+    texts = Texts(empty_cache(self.model.sizes, batch, size), prompts[:, 0], lengths, seen, keys)
     return self._next(texts, prompts, 0, lengths - 1)
 
   def extend(self, texts: Texts) -> Texts:
@@ -110,7 +112,7 @@ class TextWriter(NamedTuple):
     sharding = self.sharding
     tokens, counted = (sharding.activation(x, "batch", None) for x in (tokens, counted))
     batch, length = tokens[:, 1:].shape
-    x, _ = self._run(self.model.embed(tokens[:, :-1], sharding), self.model.empty_cache(batch, length), 0)
+    x, _ = self._run(self.model.embed(tokens[:, :-1], sharding), empty_cache(self.model.sizes, batch, length), 0)
 
     def some(piece: tuple[jax.Array, ...]) -> jax.Array:
       x, targets, counted = piece
@@ -141,10 +143,52 @@ class TextWriter(NamedTuple):
       seen = jax.vmap(lambda row, token: row.at[token].set(True))(seen, newest)
     return Texts(cache, newest, texts.lengths + 1, seen, texts.keys)
 
-  def _run(self, x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache | None]:
+  def _run(self, x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
     if self.run_blocks:
       return self.run_blocks(x, cache, start)
-    return self.model.run_blocks(x, sharding=self.sharding, cache=cache, start=start)[:2]
+    return run_blocks(self.model, x, cache, start, self.sharding)
+
+
+def empty_cache(sizes: ModelSizes, batch: int, length: int) -> Cache:
+  """A cache for `length` positions of `batch` texts."""
+  zeros = jnp.zeros((sizes.depth, batch, sizes.kv_heads, length, sizes.head_dim), sizes.dtype)
+  return Cache(zeros, zeros)
+
+
+def run_blocks(
+  model: Transformer,
+  x: jax.Array,  # [B, T, D]
+  cache: Cache,  # [L, B, K, S, H] each
+  start: jax.Array | int,
+  sharding: Sharding = UNSHARDED,
+  only: str | None = None,
+) -> tuple[jax.Array, Cache]:
+  """Runs the blocks on positions that see those before them in the cache; and the cache with the new positions.
+
+  Args:
+    start: the position of the first column of x; [B] if it differs between rows.
+    only: one of STACKS, to run only these blocks. The cache is then that of these blocks.
+  """
+  side = model.side_inputs(x.shape[1], start=start, sharding=sharding)
+
+  def run(name: str, x: jax.Array, first: int) -> tuple[jax.Array, Cache]:
+    weights, block_of = model.scanned(name, sharding)
+
+    def body(x: jax.Array, layer: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Cache]:
+      weights, number = layer
+      # A block takes its part of the cache by its number: a part for each stack would be a copy.
+      x, new, _ = block_of(weights)(x, side, sharding, cache.of_layer(number), start)
+      assert new is not None
+      return x, new
+
+    return jax.lax.scan(body, x, (weights, first + jnp.arange(jax.tree.leaves(weights)[0].shape[0])))
+
+  news = list[Cache]()
+  for name in [only] if only else [stack.name for stack in model.sizes.stacks]:
+    x, new = run(name, x, sum(len(cache.k) for cache in news))
+    news.append(new)
+  # Written once for all blocks: a scan that returned the cache would copy it.
+  return x, cache.add(jax.tree.map(lambda *parts: jnp.concatenate(parts), *news), start)
 
 
 def generate(writer: TextWriter, prompt: jax.Array, *, length: int, key: jax.Array) -> jax.Array:

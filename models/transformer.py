@@ -9,6 +9,7 @@ A training step has three parts, each a method (`embed`, `run_blocks`, `head_los
 them on different devices.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,15 +17,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from models.block import Block
+from models.block import Block, SideInputs
 from models.dimensions import UNSHARDED, Sharding
-from models.ops.attention import Cache, rope_angles
-from models.ops.layers import RMSNorm, fold_in, linear_by_rows, weight
+from models.ops.attention import rope_angles
+from models.ops.layers import RMSNorm, linear_by_rows, weight
 from models.ops.loss import Sums, Targets
 from models.ops.positions import own
 from models.ops.routing import Counted, of_layers, penalty
 from models.remat import Policy, policy_of
-from models.sizes import STACKS, ModelSizes, Stack
+from models.sizes import ModelSizes, Stack
 
 
 class Transformer(nnx.Module):
@@ -94,7 +95,9 @@ class Transformer(nnx.Module):
     """What the head reads; the gathered embedding if it is the head, too; and the sums of routers."""
     table = self._cast_and_gathered(self.embedding, sharding)
     x = self.embed(inputs, sharding, table)
-    x, _, routed = self.run_blocks(x, segments=segments, keys=keys, sharding=sharding, counted=counted)
+    length = x.shape[1] * sharding.shards("positions")
+    side = self.side_inputs(length, segments=segments, keys=keys, counted=counted, sharding=sharding)
+    x, routed = self.run_blocks(x, side, sharding)
     return x, table if self.sizes.tied_embedding else None, routed
 
   @jax.named_scope("embed")
@@ -106,86 +109,91 @@ class Transformer(nnx.Module):
     table = self._cast_and_gathered(self.embedding, sharding) if table is None else table
     return self.sizes.reads.embed(table, inputs, sharding)
 
-  def run_blocks(
+  def side_inputs(
     self,
-    x: jax.Array,  # [B, T, D]
+    length: int,
     *,
-    segments: jax.Array | None = None,  # [B, T], of all positions, also where x has a device's own
-    keys: jax.Array | None = None,  # [B]
-    sharding: Sharding = UNSHARDED,
-    cache: Cache | None = None,  # stacked, [L, B, K, S, H] each
     start: jax.Array | int = 0,
-    first_layer: jax.Array | int = 0,
-    unroll: int = 1,
-    policy: Policy | None = None,
-    length: int | None = None,
+    segments: jax.Array | None = None,  # [B, T]
+    keys: jax.Array | None = None,  # [B]
     counted: Counted | None = None,
-    only: str | None = None,
-  ) -> tuple[jax.Array, Cache | None, Sums]:
-    """Runs the stacked blocks. Also returns the sums of their routers (ops/routing.py), those of `load` by layer.
+    sharding: Sharding = UNSHARDED,
+  ) -> SideInputs:
+    """What every block reads beside the stream of `length` positions, which begin at `start`: a number, or [B].
 
-    Args:
-      cache: keys and values of earlier positions.
-      start: with a cache, the position of the first column of x; [B] if it differs between rows.
-      first_layer: the number of the first block, if these blocks are a slice of a longer stack.
-      unroll: how many blocks one iteration of the scan runs.
-      policy: what the backward pass may reuse; by default the policy of `model.remat` and `model.saved`.
-      length: the number of positions, if x holds only a device's own.
-      counted: what counts for routers; without it nothing does, and there are no sums.
-      only: one of STACKS, to run only these blocks. A cache is then that of these blocks.
+    With segments, the positions in each begin at 0. Where devices share positions, `length` counts those of all.
     """
     if segments is None:
-      length = length or x.shape[1] * sharding.shards("positions")
       positions = jnp.expand_dims(start, -1) + own(jnp.arange(length)[None], sharding)[0]  # [T] or [B, T]
     else:
       segments = sharding.activation(segments, "batch", None)
       positions = own(sharding.activation(positions_in(segments), "batch", None), sharding)  # [B, T]
-    coordinates = self.sizes.reads.locate(positions)
-    angles = rope_angles(coordinates, self.sizes)
+    angles = rope_angles(self.sizes.reads.locate(positions), self.sizes)
+    return SideInputs(angles, segments, keys, counted)
 
-    c, names = self.sizes, [name for name in STACKS if hasattr(self, name) and only in (None, name)]
-    stacks = [getattr(self, name) for name in names]
-    # With several stacks, a block takes its part of the cache by its number: a part for each stack would be a copy.
-    by_number = cache if len(stacks) > 1 else None
+  def run_blocks(
+    self, x: jax.Array, side: SideInputs, sharding: Sharding = UNSHARDED, policy: Policy | None = None
+  ) -> tuple[jax.Array, Sums]:
+    """Runs all blocks on x [B, T, D]. Also returns the sums of their routers, those of `load` by layer."""
+    routed = dict[str, jax.Array]()
+    for stack in self.sizes.stacks:
+      x, found = self.run_stack(stack.name, x, side, sharding, policy=policy)
+      routed |= found
+    return x, routed
 
-    def run(blocks: Block, x: jax.Array, first: jax.Array | int) -> tuple[jax.Array, Cache, Sums]:
-      graph, weights = nnx.split(blocks)
-      # Cast in the body of the scan, all weights would exist twice: compilers keep what they cast for each pass.
-      weights = jax.tree.map(self._cast, weights, is_leaf=is_param)
+  def run_stack(
+    self,
+    name: str,
+    x: jax.Array,  # [B, T, D]
+    side: SideInputs,
+    sharding: Sharding = UNSHARDED,
+    *,
+    first_layer: jax.Array | int | None = None,
+    unroll: int = 1,
+    policy: Policy | None = None,
+  ) -> tuple[jax.Array, Sums]:
+    """Runs the blocks of one stack, or a slice of it (`run_blocks`).
 
-      def body(x: jax.Array, layer: tuple[nnx.State, jax.Array, Cache | None]) -> tuple[jax.Array, Any]:
-        x, (weights, number, cache) = checkpoint_name(x, "block_input"), layer
-        weights = jax.tree.map(lambda w: self._gathered(w, sharding), weights, is_leaf=is_param)
-        block = nnx.merge(graph, weights)
-        cache = cache if by_number is None else by_number.of_layer(number)
-        run = lambda x: block(x, angles, segments, fold_in(keys, number), sharding, cache, start, counted)
-        if not padded:
-          x, *found = run(x)
-          return x, found
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, x)[1:])
-        x, *found = jax.lax.cond(number < c.depth, run, lambda x: (x, *nothing), x)
-        return x, found
+    Args:
+      name: one of STACKS.
+      first_layer: the number of the first block in the model; by default that of the stack's first block.
+      unroll: how many blocks one iteration of the scan runs.
+      policy: what the backward pass may reuse; by default the policy of `model.remat` and `model.saved`.
+    """
+    c = self.sizes
+    weights, block_of = self.scanned(name, sharding)
+    if first_layer is None:
+      first_layer = c.dense_layers if name == "blocks" else 0
+    held = jax.tree.leaves(weights)[0].shape[0]
+    # The last stage of a pipeline may have room for more blocks than are left.
+    padded = not isinstance(first_layer, int) and c.stacks[-1].layers % held != 0
 
-      held = jax.tree.leaves(weights)[0].shape[0]
-      numbers = first + jnp.arange(held)
-      # The last stage of a pipeline may have room for more blocks than are left.
-      padded = not isinstance(first, int) and c.stacks[-1].layers % held != 0
-      # A scan of one round is no loop: compilers would merge what is computed again with the forward pass, and save it.
-      alone = len(stacks) > 1 and len(numbers) == 1
-      body = jax.checkpoint(body, policy=policy or policy_of(c.remat, c.saved, c.lora_rank), prevent_cse=alone)
-      xs = weights, numbers, cache if by_number is None else None
-      x, (new, routed) = jax.lax.scan(body, x, xs, unroll=unroll)
-      return x, new, of_layers(routed, numbers, c)
+    def body(x: jax.Array, layer: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Sums]:
+      x, (weights, number) = checkpoint_name(x, "block_input"), layer
+      block = block_of(weights)
+      run = lambda x: block(x, side.of_layer(number), sharding)[::2]
+      if not padded:
+        return run(x)
+      nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, x)[1])
+      return jax.lax.cond(number < c.depth, run, lambda x: (x, nothing), x)
 
-    news, routed = list[Any](), dict[str, jax.Array]()
-    for blocks in stacks:
-      x, new, found = run(blocks, x, first_layer if blocks is stacks[0] else first_layer + c.dense_layers)
-      news, routed = [*news, new], routed | found
-    if cache is None:
-      return x, None, routed
-    new = news[0] if len(news) == 1 else Cache(*map(jnp.concatenate, zip(*news, strict=True)))
-    # Written once for all blocks: a scan that returned the cache would copy it.
-    return x, cache.add(new, start), routed
+    numbers = first_layer + jnp.arange(held)
+    # A scan of one round is no loop: compilers would merge what is computed again with the forward pass, and save it.
+    alone = len(c.stacks) > 1 and held == 1
+    policy = policy or policy_of(c.remat, c.saved, c.lora_rank)
+    body = jax.checkpoint(body, policy=policy, prevent_cse=alone)
+    x, routed = jax.lax.scan(body, x, (weights, numbers), unroll=unroll)
+    return x, of_layers(routed, numbers, c)
+
+  def scanned(self, name: str, sharding: Sharding) -> tuple[nnx.State, Callable[[nnx.State], Block]]:
+    """The weights of a stack, for a scan over its layers; and what makes a block of those of one layer, in its body.
+
+    They are cast here. Cast in the body, all weights would exist twice: compilers keep what they cast for each pass.
+    """
+    graph, weights = nnx.split(getattr(self, name))
+    gathered = lambda w: self._gathered(w, sharding)
+    block_of = lambda weights: nnx.merge(graph, jax.tree.map(gathered, weights, is_leaf=is_param))
+    return jax.tree.map(self._cast, weights, is_leaf=is_param), block_of
 
   @jax.named_scope("head")
   def logits(
@@ -224,12 +232,6 @@ class Transformer(nnx.Module):
     if self.sizes.tied_embedding:
       return (self._cast_and_gathered(self.embedding, sharding) if table is None else table).T
     return self._cast_and_gathered(self.head, sharding)
-
-  def empty_cache(self, batch: int, length: int) -> Cache:
-    """A cache for `length` positions of `batch` texts."""
-    c = self.sizes
-    zeros = jnp.zeros((c.depth, batch, c.kv_heads, length, c.head_dim), c.dtype)
-    return Cache(zeros, zeros)
 
   def _cast_and_gathered(self, w: nnx.Variable, sharding: Sharding) -> jax.Array:
     return self._gathered(self._cast(w), sharding)

@@ -149,8 +149,9 @@ def _traced(sizes: ModelSizes, remat: str, sequence: int, sharers: int) -> tuple
   )
 
   def blocks(params: Any, x: jax.Array, given: dict[str, Any]) -> jax.Array:
-    run = bind(sizes, params).run_blocks
-    return run(x, **given, sharding=sharding, policy=policy, length=sizes.positions)[0]
+    model = bind(sizes, params)
+    side = model.side_inputs(sizes.positions, **given, sharding=sharding)
+    return model.run_blocks(x, side, sharding, policy)[0]
 
   x = jax.ShapeDtypeStruct((examples, sizes.positions // sharers // sequence, sizes.width), sizes.dtype)
   keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), examples)) if sizes.dropout else None

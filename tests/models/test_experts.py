@@ -118,19 +118,17 @@ def plainly_routed(scores: jax.Array, bias: Any, sizes: ModelSizes, sharding: An
   return routing.Routes(best, sizes.router_scale * weights, probabilities, jnp.log(jnp.exp(scores).sum(-1)), taken)
 
 
-def one_after_another(model: Transformer, x: jax.Array, **given: Any) -> tuple[jax.Array, None, Any]:
+def one_after_another(model: Transformer, x: jax.Array, *given: Any) -> tuple[jax.Array, Any]:
   """Runs the blocks of a mixture whose first blocks are dense as two models: a dense one, then a mixture."""
   sizes, params = model.sizes, nnx.to_pure_dict(nnx.state(model, nnx.Param))
   mixture = dataclasses.replace(sizes, dense_layers=0, depth=sizes.depth - sizes.dense_layers)
   dense = dataclasses.replace(sizes, dense_layers=0, depth=sizes.dense_layers, experts=0, shared_experts=0)
   first = {name: params[{"blocks": "dense_blocks"}.get(name, name)] for name in params if name != "dense_blocks"}
   rest = {name: params[name] for name in params if name != "dense_blocks"}
-  x, *_ = RUN_BLOCKS(bind(dense, first), x, **given)
-  x, _, sums = RUN_BLOCKS(bind(mixture, rest), x, first_layer=sizes.dense_layers, **given)
-  return x, None, sums
+  x, _ = bind(dense, first).run_stack("blocks", x, *given)
+  return bind(mixture, rest).run_stack("blocks", x, *given, first_layer=sizes.dense_layers)
 
 
-RUN_BLOCKS = Transformer.run_blocks
 FIRST_ARE_DENSE = {"dense_layers": 2, "depth": 4, "mlp_width": 40, "expert_width": F, "dropout": 0.2}
 
 

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
+from models.block import SideInputs
 from models.dimensions import Dims, map_dims
+from models.ops.loss import Targets
 from models.ops.routing import penalty
 from models.ops.workarounds import in_order
 from models.parameters import bind, joined
@@ -200,10 +202,9 @@ class Stage:
     x = model.embed(self.program.inputs(microbatch, self.step, self.sharding), self.sharding)
     if not self.program.sizes.dense_layers:
       return x
-    segments, keys = self.program.segments(microbatch), self.program.dropout_keys(microbatch, self.step)
-    given: dict[str, Any] = {"segments": segments, "keys": keys, "sharding": self.sharding}
     # Only `embed_backward` saves anything here, and for no later unit. So little need be computed again.
-    return self.pin(model.run_blocks(x, **given, only="dense_blocks", policy=policy_of(REMAT_OF_FIRST, "", 0))[0])
+    policy, side = policy_of(REMAT_OF_FIRST, "", 0), self.side_inputs(model, microbatch, x)
+    return self.pin(model.run_stack("dense_blocks", x, side, self.sharding, policy=policy)[0])
 
   def run_chunk(self, weights: Params, x: jax.Array, row: Row) -> tuple[jax.Array, jax.Array, Sums]:
     """A chunk's output, what its routers add to the loss, and their sums."""
@@ -212,11 +213,18 @@ class Stage:
     if self.program.sizes.dense_layers:
       first_layer += self.program.sizes.dense_layers
     microbatch, model = self.microbatch(row), self.model(self.edges, weights)
-    segments, keys = self.program.segments(microbatch), self.program.dropout_keys(microbatch, self.step)
-    counted = model.counted(self.program.targets(microbatch, self.sharding), segments, self.sharding)
-    given: dict[str, Any] = {"segments": segments, "keys": keys, "sharding": self.sharding}
-    y, _, routed = model.run_blocks(x, **given, first_layer=first_layer, unroll=UNROLL, counted=counted, only="blocks")
+    side = self.side_inputs(model, microbatch, x, self.program.targets(microbatch, self.sharding))
+    y, routed = model.run_stack("blocks", x, side, self.sharding, first_layer=first_layer, unroll=UNROLL)
     return y, jnp.asarray(penalty(routed, self.program.sizes), jnp.float32), routed
+
+  def side_inputs(
+    self, model: Transformer, microbatch: Batch, x: jax.Array, targets: Targets | None = None
+  ) -> SideInputs:
+    """What the blocks read beside x. Without targets, routers sum nothing."""
+    segments, keys = self.program.segments(microbatch), self.program.dropout_keys(microbatch, self.step)
+    counted = None if targets is None else model.counted(targets, segments, self.sharding)
+    length = x.shape[1] * self.sharding.shards("positions")
+    return model.side_inputs(length, segments=segments, keys=keys, counted=counted, sharding=self.sharding)
 
   def loss(self, edges: Params, y: jax.Array, row: Row) -> tuple[jax.Array, Sums]:
     program, microbatch = self.program, self.microbatch(row)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError, not_negative, one_of, positive
-from models.generate import Sampling, TextWriter
+from models.generate import Sampling, TextWriter, run_blocks
 from models.ops.attention import Cache
 from models.ops.workarounds import sum_in_dtype
 from models.parameters import bind
@@ -136,8 +136,8 @@ class Staged(ByHand):
         model = bind(self.program.sizes, params | {"blocks": blocks})
 
         def work(start: jax.Array, carry: tuple) -> tuple:
-          inside = sharding.place(layers=None)
-          return model.run_blocks(carry[0], sharding=inside, cache=carry[1], start=start, only="blocks")[:2]
+          x, cache = carry
+          return run_blocks(model, x, cache, start, sharding.place(layers=None), only="blocks")
 
         def turn(i: jax.Array, carry: tuple) -> tuple:
           x, cache = once("turn", index == i, work, start, carry)
@@ -164,9 +164,8 @@ class Staged(ByHand):
     def run(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
       """All stages run the dense blocks with which a mixture may begin. This copies the cache for each token."""
       before, own = (Cache(*(array[part] for array in cache)) for part in (slice(first), slice(first, None)))
-      x, new, _ = model.run_blocks(x, sharding=sharding, cache=before, start=start, only="dense_blocks")
+      x, new = run_blocks(model, x, before, start, sharding, only="dense_blocks")
       x, own = in_turn(x, own, start)
-      assert new is not None
       return x, Cache(*map(lambda *parts: jnp.concatenate(parts), new, own))
 
     return TextWriter(model, sampling, sharding, run if first else in_turn)
