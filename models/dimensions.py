@@ -56,16 +56,13 @@ class Sharding:
   `strategies.execution.constraints.Constraints` overrides every method.
   """
 
-  def shards(self, dim: str) -> int:
-    """The number of pieces a dimension is split into. "gradients": in which the compiler leaves those of weights.
+  def shards(self, dim: str, among: str | None = None) -> int:
+    """The number of pieces a dimension is split into, or of those that the devices that share `among` have.
 
-    If "positions" has several, a device computes with its own positions only, in the order of `ops.positions.own`.
+    "gradients" are the pieces in which the compiler leaves the gradients of weights. If "positions" has several, a
+    device computes with its own positions only, in the order of `ops.positions.own`.
     """
     return 1
-
-  def repeats(self, dim: str, along: str) -> bool:
-    """Whether all devices that share the dimension `along` have the same piece of `dim`."""
-    return True
 
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     """Constrains the sharding of an activation; `dims` names its dimensions."""
@@ -91,10 +88,6 @@ class Sharding:
   def split_sequence(self, x: jax.Array) -> jax.Array:
     """Each device's own positions of a product's result [B, T, D]; makes the gradient whole again."""
     return x
-
-  def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Looks up ids [B, T] in a table [V, D] → [B, T, D]."""
-    return table[ids]
 
   def local(self, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
     """Calls a kernel that the compiler does not split, on each device's own part of the arrays.
@@ -124,17 +117,6 @@ class Sharding:
       dims: names the dimensions of the result, which is or has the sharding of a gradient.
     """
     return parts[0]
-
-  def gradients(self, work: Callable[..., list[jax.Array]], *arrays: jax.Array, streams: int) -> list[jax.Array]:
-    """work(*arrays): a list of gradients, of which the first `streams` are of activations, and the others of weights.
-
-    Use it where both come out of one computation, such as a loop. Some pipelines need them at different times.
-    """
-    return work(*arrays)
-
-  def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
-    """`then`, unchanged, but not before devices have computed `first` together."""
-    return then
 
 
 UNSHARDED = Sharding()

@@ -13,7 +13,7 @@ import numpy as np
 
 from errors import ConfigError, positive
 from models.dimensions import Dims, Sharding
-from models.ops.lookup import summed_in_float32
+from models.ops.lookup import lookup, summed_in_float32
 from models.ops.positions import own
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ class Tokens(Input):
     # Pinning the table also pins its gradient, so each device sums the gradient over its own examples. Otherwise the
     # compiler may send the activations' gradients to where the table is stored.
     table, x = sharding.activation(table, "vocab", None), own(x, sharding)
-    found = summed_in_float32(table, x, sharding) if table.dtype == "bfloat16" else sharding.lookup(table, x)
-    return sharding.split_sequence(found)
+    rows_of = summed_in_float32 if table.dtype == "bfloat16" else lookup
+    return sharding.split_sequence(rows_of(table, x, sharding))
 
   def locate(self, index: jax.Array) -> jax.Array:
     return index[..., None]

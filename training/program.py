@@ -25,6 +25,7 @@ from models.keys import Purpose
 from models.ops import routing
 from models.ops.loss import BY_POSITION, Targets, buckets
 from models.ops.loss import Sums as Sums
+from models.ops.workarounds import in_order
 from models.parameters import bind, frozen, init_params, joined, logical_dims, trained, used_dtypes
 from models.sizes import ModelSizes
 from models.transformer import positions_in
@@ -129,7 +130,8 @@ class Program:
     model, targets = bind(self.sizes, params), self.targets(batch, sharding, step)
     inputs, segments = self.inputs(batch, step, sharding), self.segments(batch)
     keys, count = self.dropout_keys(batch, step), jnp.sum(targets.counted)
-    inputs = sharding.in_order(count, inputs)  # the only sum over devices that needs no result of the model
+    if sharding.shards("batch") * sharding.shards("sequence") > 1:
+      inputs = in_order(count, inputs)  # the only sum over devices that needs no result of the model
     loss, sums = model.loss_sums(inputs, targets, segments=segments, keys=keys, sharding=sharding)
     return loss, sums | {"count": count}
 

@@ -151,7 +151,9 @@ def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
   batch = {name: jax.ShapeDtypeStruct((size, *field.shape), field.dtype) for name, field in fields.items()}
   state = program.abstract_state()
   jax.eval_shape(lambda state, batch: program.loss_sums(state.params, batch, state.step, recorder), state, batch)
-  shown = {dims: _with_positions(layout, dims) for _, _, dims in recorder.seen}
+  # Token ids are pinned as documents are, but no activations.
+  seen = [array for array in recorder.seen if program.sizes.segments or array[1] != "int32"]
+  shown = {dims: _with_positions(layout, dims) for _, _, dims in seen}
   return [
     {
       "what": "dropout" if dtype == "bool" else ACTIVATIONS.get(dims, ""),
@@ -161,7 +163,7 @@ def _activations(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
       "spec": tuple(layout.compact.spec(shown[dims])),
       "bytes": math.prod(shape) * jnp.dtype(dtype).itemsize // _shards(layout, shown[dims]),
     }
-    for shape, dtype, dims in recorder.seen
+    for shape, dtype, dims in seen
     if dims != WHOLE_STREAM or layout.shards("sequence") > 1
   ]
 

@@ -36,7 +36,7 @@ class OwnPositions(Sharding):
   def __init__(self, parts: int, sharers: int = 1):
     self.parts, self.sharers = parts, sharers
 
-  def shards(self, dim: str) -> int:
+  def shards(self, dim: str, among: str | None = None) -> int:
     return self.sharers if dim == "positions" else 1
 
   def index(self, dim: str) -> jax.Array:

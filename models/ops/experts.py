@@ -25,7 +25,7 @@ import jax
 
 from models.dimensions import Dims, Sharding, is_dims
 from models.ops.grouped import NAMES, Weights
-from models.ops.layers import with_gradient
+from models.ops.layers import unsplit, with_gradient
 from models.ops.routing import TOKENS
 from models.ops.transports import ROOM, TRANSPORTS, ExpertPeers
 
@@ -70,7 +70,7 @@ def mix(
   def backward(given: tuple[jax.Array, ...], of_out: jax.Array) -> tuple[jax.Array | None, ...]:
     results = [("mlp", *TOKENS), ("mlp", *TOKENS), *((*_in_pieces(names), *_gathered(names)) for names in trained)]
     run = lambda *arrays: sharding.local(kernel, *arrays, dims=[*dims, TOKENS], results=results)
-    of_x, of_scales, *found = sharding.gradients(run, *given, of_out, streams=2)
+    of_x, of_scales, *found = unsplit(run)(*given, of_out)
     # In the order in which gradients are added up and split.
     found = [_turned(g, names) for g, names in zip(found, trained, strict=True)]
     of_trained = [_summed(g, names, sharding) for g, names in zip(found, trained, strict=True)]
@@ -134,7 +134,7 @@ def _on_own_tokens(
   peers = ExpertPeers(sharding, limit * len(x))
   if peers.count == 1:
     way = "gather"
-  elif sharding.repeats("batch", "experts"):
+  elif sharding.shards("batch", among="experts") == 1:
     way = "replicated"
   transport = TRANSPORTS[way]
   # Scales travel in the dtype in which they are used.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from models.ops.positions import own
 
 if TYPE_CHECKING:
   from models.sizes import ModelSizes
+
+T = TypeVar("T")
 
 
 def weight(
@@ -34,6 +36,23 @@ def with_gradient(forward: Callable, backward: Callable, *args: Any) -> Any:
   use = jax.custom_vjp(lambda *args: forward(*args)[0])
   use.defvjp(forward, backward)
   return use(*args)
+
+
+UNSPLIT = "unsplit"  # the name of such a call in a program
+
+
+def unsplit(work: Callable[..., T]) -> Callable[..., T]:
+  """`work`, which computes gradients of activations and of weights together, as in one loop.
+
+  A pipeline that wants those of weights later runs it twice (strategies/execution/stages/split.py). Compilers leave out
+  what only the other results need, and nothing inside is kept.
+  """
+
+  def call(*given: Any) -> T:
+    return work(*given)
+
+  call.__name__ = UNSPLIT
+  return jax.jit(call)
 
 
 def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1, flat: bool = True) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Rows of a table by token ids, with a gradient that is summed in float32."""
+"""Rows of a table by token ids, which may be split over the vocabulary, and their gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,28 @@ from models.dimensions import Sharding, resized
 from models.ops.layers import with_gradient
 
 
+def lookup(table: jax.Array, ids: jax.Array, sharding: Sharding) -> jax.Array:
+  """Rows of a table [V, D], for token ids [B, T] → [B, T, D].
+
+  Every device looks up the ids that its part of the table holds, and the results are summed. This is written out
+  because XLA's partitioner aborts the process on a sharded lookup inside a pipeline's shard_map (jax 0.12.0.1).
+  """
+  parts = sharding.shards("vocab")
+  if parts == 1:
+    # Pinned, or the compiler splits the ids as the positions that are kept of the result, with permutes.
+    return table[sharding.activation(ids, "batch", None)]
+  rows = -(-table.shape[0] // parts)
+  table = resized(table, (rows * parts, table.shape[1]))
+  tables = sharding.activation(table.reshape(parts, rows, -1), "vocab", None, None)
+  local = sharding.activation(ids - rows * jnp.arange(parts).reshape(-1, 1, 1), "vocab", "batch", None)  # [parts, B, T]
+  found = jax.vmap(lambda part, i: part[i])(tables, jnp.clip(local, 0, rows - 1))
+  found = sharding.activation(found, "vocab", "batch", None, None)
+  found = jnp.where(((local >= 0) & (local < rows))[..., None], found, 0)
+  return jax.lax.reduce(found, np.zeros((), found.dtype), jax.lax.add, (0,))  # jnp.sum would send float32
+
+
 def summed_in_float32(table: jax.Array, ids: jax.Array, sharding: Sharding) -> jax.Array:
-  """`Sharding.lookup`: rows of a table [V, D] in bfloat16, for ids [B, T] → [B, T, D].
+  """`lookup` in a table in bfloat16.
 
   An id's gradient is the sum over all places where it stands. Bfloat16 has 8 significant bits, so there a sum of 1,024
   equal numbers stops at half of it. So each device adds up its own tokens in float32. Like the gradients of other
@@ -31,4 +51,4 @@ def summed_in_float32(table: jax.Array, ids: jax.Array, sharding: Sharding) -> j
     sums = jax.lax.reduce(parts, np.zeros((), parts.dtype), jax.lax.add, (0,))  # jnp.sum would send float32
     return resized(sums, table.shape), None
 
-  return with_gradient(lambda table, ids: (sharding.lookup(table, ids), ids), backward, table, ids)
+  return with_gradient(lambda table, ids: (lookup(table, ids, sharding), ids), backward, table, ids)

@@ -6,6 +6,7 @@ explains why not explicit mode). Code inside a `shard_map` sends by itself: coll
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -15,10 +16,9 @@ import numpy as np
 from jax.lax import with_sharding_constraint as constrain
 from jax.sharding import PartitionSpec as P
 
-from models.dimensions import Dims, Sharding, resized
-from models.ops.workarounds import cast_before_sending, in_order
+from models.dimensions import Dims, Sharding
+from models.ops.workarounds import cast_before_sending
 from strategies.execution.collectives import Collectives, as_matrices, by_layer, leading, on_own_parts, with_transpose
-from strategies.execution.stages.split import unsplit
 from strategies.execution.transfers import Transfers
 from strategies.layout import Layout, Place, axes_of, place_of
 
@@ -35,13 +35,11 @@ class Constraints(Sharding):
       `gradients` is where the compiler leaves gradients after each part of the batch.
     by_hand: the collectives by which weights are gathered; None if the compiler gathers them.
     own: the places on the axes that are not left to the compiler. Outside a `shard_map`, every position is there.
-    weights_later: whether the gradients of weights are computed apart, in the weight units of a pipeline.
   """
 
   layout: Layout
   by_hand: Collectives | None = None
   own: Layout = NOTHING
-  weights_later: bool = False
 
   @staticmethod
   def outside(layout: Layout, transfers: Transfers) -> "Constraints":
@@ -65,11 +63,11 @@ class Constraints(Sharding):
   def activation(self, x: jax.Array, *dims: str | None) -> jax.Array:
     return x if self.layout.device_count == 1 else constrain(x, self.layout.spec(dims))
 
-  def shards(self, dim: str) -> int:
-    return self._of(dim).shards(dim)
-
-  def repeats(self, dim: str, along: str) -> bool:
-    return not {*self.layout.axes(dim), *self.own.axes(dim)} & set(self._of(along).axes(along))
+  def shards(self, dim: str, among: str | None = None) -> int:
+    if among is None:
+      return self._of(dim).shards(dim)
+    shared, axes = self._of(among), {*self.layout.axes(dim), *self.own.axes(dim)}
+    return math.prod(shared.mesh[axis] for axis in shared.axes(among) if axis in axes)
 
   def _of(self, dim: str) -> Layout:
     """The layout that says how a dimension is split. Positions, and experts in training, are split by hand."""
@@ -125,25 +123,6 @@ class Constraints(Sharding):
     move = lambda x, start, end: constrain(constrain(x, start) if start == split else x, end)
     return with_transpose(lambda x: move(x, here, there), lambda g: move(g, there, here), x)
 
-  def lookup(self, table: jax.Array, ids: jax.Array) -> jax.Array:
-    """Rows of a table [V, D] split over `vocab`, for token ids [B, T] → [B, T, D].
-
-    Every device looks up the ids that its part of the table holds, and the results are summed. This is written out
-    because XLA's partitioner aborts the process on a sharded lookup inside a pipeline's shard_map (jax 0.12.0.1).
-    """
-    parts = self.layout.shards("vocab")
-    if parts == 1:
-      # Pinned, or the compiler splits the ids as the positions that are kept of the result, with permutes.
-      return table[self.activation(ids, "batch", None)]
-    rows = -(-table.shape[0] // parts)
-    table = resized(table, (rows * parts, table.shape[1]))
-    tables = self.activation(table.reshape(parts, rows, -1), "vocab", None, None)
-    local = self.activation(ids - rows * jnp.arange(parts).reshape(-1, 1, 1), "vocab", "batch", None)  # [parts, B, T]
-    found = jax.vmap(lambda part, i: part[i])(tables, jnp.clip(local, 0, rows - 1))
-    found = self.activation(found, "vocab", "batch", None, None)
-    found = jnp.where(((local >= 0) & (local < rows))[..., None], found, 0)
-    return jax.lax.reduce(found, np.zeros((), found.dtype), jax.lax.add, (0,))  # jnp.sum would send float32
-
   def local(self, kernel: Callable[..., T], *arrays: jax.Array, dims: Sequence[Dims], results: Any) -> T:
     return on_own_parts(self.layout, kernel, *arrays, dims=dims, results=results)
 
@@ -173,13 +152,3 @@ class Constraints(Sharding):
       summed = constrain(add(matrices), P(spec[0], columns)).reshape(first.shape[1:])
       parts = jnp.moveaxis(summed, range(1, count + 1), range(count))
     return parts
-
-  def gradients(self, work: Callable[..., list[jax.Array]], *arrays: jax.Array, streams: int) -> list[jax.Array]:
-    if not self.weights_later:
-      return work(*arrays)
-    # Computed once for each part of the results. Compilers leave out what only the other part needs.
-    some = lambda part: unsplit(lambda *arrays: work(*arrays)[part])(*arrays)
-    return [*some(slice(streams)), *some(slice(streams, None))]
-
-  def in_order(self, first: jax.Array, then: jax.Array) -> jax.Array:
-    return then if self.layout.device_count == 1 else in_order(first, then)

@@ -228,7 +228,7 @@ def test_a_mixture_with_dense_blocks_resumes_under_another_strategy(tmp_path: Pa
 
 def test_devices_that_write_the_same_texts_have_the_same_tokens_and_send_none():
   """Those that train have other ones, and so have those that score."""
-  same = lambda sharding: sharding.repeats("batch", "experts")
+  same = lambda sharding: sharding.shards("batch", among="experts") == 1
   for name in ("expert-4", "expert_fsdp", "two_d", "context"):
     layout = LAYOUTS[name]
     outside = Constraints.outside(layout, Transfers.of(layout))

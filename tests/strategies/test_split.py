@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from helpers import PARITY, assert_trees_close, equations, in_full
 
-from strategies.execution.stages.split import split_backward, unsplit
+from models.ops.layers import unsplit
+from strategies.execution.stages.split import split_backward
 
 LAYERS, WIDTH, HIDDEN = 3, 4, 6
 Weights = dict[str, jax.Array]
@@ -75,7 +76,7 @@ def test_a_computation_that_is_not_split_runs_in_both_parts_and_keeps_what_it_re
       twice = jnp.concatenate([cotangent, cotangent])
       return (twice @ w)[: len(x)], jnp.concatenate([x, 2 * x]).T @ twice
 
-    of_x, of_w = (unsplit(lambda g, i=i: both(g)[i])(cotangent) for i in range(2))
+    of_x, of_w = unsplit(both)(cotangent)
     return of_w, of_x
 
   early, late = split_backward(pullback, (w, x), cotangent)

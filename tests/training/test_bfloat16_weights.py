@@ -180,7 +180,7 @@ def test_layers_that_are_updated_one_by_one_are_rounded_as_all_at_once(pieces: i
   on_host = dataclasses.replace(p, optimizer=dataclasses.replace(p.optimizer, on_host=True))
 
   class Stages(Sharding):
-    def shards(self, dim: str) -> int:
+    def shards(self, dim: str, among: str | None = None) -> int:
       return pieces if dim == "layers" else 1
 
   def after(params: Params, gradients: Params, p: Program) -> Params:

@@ -7,22 +7,21 @@ value. Everything else that depends on the cotangent is early. Early values that
 
 Nothing of the chain is computed twice. What does not depend on the cotangent is computed where it is read, from the
 residuals, as the remat policy has it. A scan over layers becomes two scans: one carries the cotangent and stacks what
-is kept, the other has no carry.
+is kept, the other has no carry. Only what the model calls `unsplit` runs in both parts.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 
+from models.ops.layers import UNSPLIT
+
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
-UNSPLIT = "unsplit"  # the name of a call that stays one equation
 VIEWS = {"reshape", "transpose", "squeeze"}  # they are as large as their operands, which are kept instead
-
-T = TypeVar("T")
 
 Env = dict[Var, Any]
 Kept = tuple[list[jax.Array], dict[int, Any]]  # values, and for each scan its own, stacked
@@ -165,6 +164,8 @@ def _plan(closed: ClosedJaxpr, moving: set[Var], first: list[Var], second: list[
     if not needs & set(equation.outvars):
       if delayed & set(variables(equation.invars)) or has_product(equation):
         delayed |= set(equation.outvars)
+    elif equation.primitive.name in CALLS:  # of `unsplit`: it runs again
+      delayed |= set(equation.outvars) - needs
     elif equation.primitive.name == "scan":
       body = equation.params["jaxpr"].jaxpr
       _, carries, _ = scan_operands(equation, body.invars)
@@ -187,16 +188,6 @@ def _plan(closed: ClosedJaxpr, moving: set[Var], first: list[Var], second: list[
     elif equation is not None and id(equation) not in split_scans:
       stack += [v for v in variables(equation.invars) if v in moving]
   return _Plan(closed, moving, delayed, list(kept), scans)
-
-
-def unsplit(work: Callable[..., T]) -> Callable[..., T]:
-  """`work` as one equation: all its results are early, or all are late. Nothing inside is kept, only operands."""
-
-  def call(*given: Any) -> T:
-    return work(*given)
-
-  call.__name__ = UNSPLIT
-  return jax.jit(call)
 
 
 def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:

@@ -119,7 +119,6 @@ class Staged(ByHand):
     """Sums over a stage's rows and, in training (`step` is given), the gradient of the summed loss."""
     schedule = self._schedule_of(step)
     microbatches = split_batch(batch, schedule.microbatches, sharding)
-    sharding = dataclasses.replace(sharding, weights_later=schedule.splits)
     end = Stage(self.program, schedule, sharding, jax.lax.axis_index("stage"), params, microbatches, step).run()
     return end.sums, end.gradients
 
