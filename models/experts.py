@@ -24,7 +24,8 @@ class Experts(nnx.Module):
 
   def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs, mlp: Callable[..., nnx.Module]):
     """`mlp` makes the MLP of the shared experts, which has the hidden units of all of them."""
-    e, d, f, dtype = sizes.experts, sizes.width, sizes.expert_width, sizes.param_dtype
+    assert sizes.experts is not None
+    e, d, f, dtype = sizes.experts.count, sizes.width, sizes.experts.width, sizes.param_dtype
     out_std = (2 * sizes.depth * f) ** -0.5
     # Used in float32, because rounded scores would choose other experts.
     self.router = weight(rngs.weights, (d, e), ("embed", None), std=d**-0.5, dtype=dtype, used="float32")
@@ -32,11 +33,11 @@ class Experts(nnx.Module):
     self.up = weight(rngs.weights, (e, d, f), ("experts", "embed", "mlp"), std=d**-0.5, dtype=dtype)
     self.down = weight(rngs.weights, (e, f, d), ("experts", "mlp", "embed"), std=out_std, dtype=dtype)
     self.lora = Adapters(sizes, rngs, gate=(self.gate, 1), up=(self.up, 1), down=(self.down, 1))
-    if sizes.has_router_bias:
+    if sizes.experts.has_bias:
       self.bias = nnx.Param(jnp.zeros(e, jnp.float32), dims=(None,))  # steps of `router_bias_rate` are small
-    if sizes.shared_experts:
+    if sizes.experts.shared:
       self.shared = mlp(sizes, rngs, sizes.dense_width)
-    self.sizes = sizes
+    self.sizes, self.has_adapters = sizes.experts, sizes.lora is not None
 
   @jax.named_scope("experts")
   def __call__(
@@ -50,11 +51,11 @@ class Experts(nnx.Module):
     c, whole = self.sizes, sharding.whole_sequence(x)
     scores = jnp.einsum("btd,de->bte", whole.astype(jnp.float32), self.router[...], precision="highest")
     scores = sharding.activation(scores, *TOKENS)  # or devices that share tokens share this product, too, and send more
-    routes = route(scores, self.bias[...].astype(jnp.float32) if c.has_router_bias else None, c, sharding, limit)
-    chosen = routes.chosen if routes.taken is None else jnp.where(routes.taken, routes.chosen, c.experts)
-    adapters = self.lora.halves() if c.lora_rank else None
+    routes = route(scores, self.bias[...].astype(jnp.float32) if c.has_bias else None, c, sharding, limit)
+    chosen = routes.chosen if routes.taken is None else jnp.where(routes.taken, routes.chosen, c.count)
+    adapters = self.lora.halves() if self.has_adapters else None
     weights = Weights(self.gate[...], self.up[...], self.down[...], adapters)
-    out = sharding.split_sequence(mix(whole, chosen, routes.scales, weights, sharding, c.expert_transport, limit))
-    if c.shared_experts:
+    out = sharding.split_sequence(mix(whole, chosen, routes.scales, weights, sharding, c.transport, limit))
+    if c.shared:
       out += self.shared(x, sharding)
     return out, sums(routes, counted, c, sharding) if counted else {}

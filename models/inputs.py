@@ -4,7 +4,9 @@ An input knows which fields of a batch it reads, how it is embedded, and the coo
 write a subclass of `Input` and add it to `INPUTS`.
 """
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
@@ -113,30 +115,59 @@ class Tokens(Input):
     return index[..., None]
 
 
+@dataclasses.dataclass(frozen=True)
+class ImageSizes:
+  """The sizes of images, which `ModelSizes.images` holds. `configs/base.py` documents each field."""
+
+  image_size: int
+  channels: int
+  patch_size: int
+  pixel_mean: tuple[float, ...]
+  pixel_std: tuple[float, ...]
+
+  @staticmethod
+  def of(model: Mapping[str, Any]) -> "ImageSizes | None":
+    """Those of a config's section `model`; None if it reads no images."""
+    positive("model.patch_size", model["patch_size"])
+    if model["inputs"] != "images":
+      return None
+    fields = {field.name: model[field.name] for field in dataclasses.fields(ImageSizes)}
+    fields |= {name: tuple(model[name]) for name in ("pixel_mean", "pixel_std")}  # JSON makes lists of them
+    return ImageSizes(**fields)
+
+  def check(self) -> None:
+    """Raises ConfigError unless the data has set them, and they fit each other."""
+    check_known("image_size", self.image_size)
+    check_known("channels", self.channels)
+    if self.image_size % self.patch_size:
+      raise ConfigError(f"model.patch_size={self.patch_size} does not divide model.image_size={self.image_size}")
+    for name, values in (("pixel_mean", self.pixel_mean), ("pixel_std", self.pixel_std)):
+      if values and len(values) != self.channels:
+        raise ConfigError(f"model.{name}={values} needs one number for each of model.channels={self.channels}, or ()")
+    if not all(0 < std < math.inf for std in self.pixel_std) or not all(map(math.isfinite, self.pixel_mean)):
+      raise ConfigError(
+        f"model.pixel_mean={self.pixel_mean} and model.pixel_std={self.pixel_std} must be finite numbers, and the "
+        "standard deviations above 0; use () for those of the data"
+      )
+
+
 class Images(Input):
   """Square images with any number of channels, cut into patches."""
 
   coordinates, is_image = 2, True
 
   def check(self) -> None:
-    sizes = self.sizes
-    check_known("image_size", sizes.image_size)
-    check_known("channels", sizes.channels)
-    if sizes.image_size % sizes.patch_size:
-      raise ConfigError(f"model.patch_size={sizes.patch_size} does not divide model.image_size={sizes.image_size}")
-    for name, values in (("pixel_mean", sizes.pixel_mean), ("pixel_std", sizes.pixel_std)):
-      if values and len(values) != sizes.channels:
-        raise ConfigError(f"model.{name}={values} needs one number for each of model.channels={sizes.channels}, or ()")
-    if not all(0 < std < math.inf for std in sizes.pixel_std) or not all(map(math.isfinite, sizes.pixel_mean)):
-      raise ConfigError(
-        f"model.pixel_mean={sizes.pixel_mean} and model.pixel_std={sizes.pixel_std} must be finite numbers, and the "
-        "standard deviations above 0; use () for those of the data"
-      )
+    self.images.check()
+
+  @property
+  def images(self) -> ImageSizes:
+    assert self.sizes.images is not None
+    return self.sizes.images
 
   @property
   def side(self) -> int:
     """The number of patches along a side."""
-    return self.sizes.image_size // self.sizes.patch_size
+    return self.images.image_size // self.images.patch_size
 
   def positions(self) -> int:
     return self.side**2
@@ -145,23 +176,23 @@ class Images(Input):
     return "images", 1
 
   def shapes(self, ahead: int) -> Shapes:
-    return {"image": Field((self.sizes.image_size, self.sizes.image_size, self.sizes.channels), np.uint8, 256)}
+    return {"image": Field((self.images.image_size, self.images.image_size, self.images.channels), np.uint8, 256)}
 
   def select(self, batch: dict[str, jax.Array]) -> jax.Array:
     return batch["image"]
 
   def prepare(self, x: jax.Array, sharding: Sharding) -> jax.Array:
-    x, channels = sharding.activation(x, "batch", None, None, None), self.sizes.channels
-    mean, std = self.sizes.pixel_mean or (0.0,) * channels, self.sizes.pixel_std or (1.0,) * channels
+    x, channels = sharding.activation(x, "batch", None, None, None), self.images.channels
+    mean, std = self.images.pixel_mean or (0.0,) * channels, self.images.pixel_std or (1.0,) * channels
     return (x / 255.0 - jnp.array(mean)) / jnp.array(std)
 
   def embedding(self) -> tuple[tuple[int, ...], Dims, float]:
-    patch = self.sizes.patch_size**2 * self.sizes.channels
+    patch = self.images.patch_size**2 * self.images.channels
     return (patch, self.sizes.width), (None, "embed"), patch**-0.5
 
   def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     # Each device embeds its own positions. So this is not a `linear`, which would join batch and positions.
-    flat = own(patches(x, self.sizes.patch_size), sharding).astype(table.dtype)
+    flat = own(patches(x, self.images.patch_size), sharding).astype(table.dtype)
     return sharding.activation(flat @ table, "batch", "sequence", None)
 
   def locate(self, index: jax.Array) -> jax.Array:

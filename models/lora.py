@@ -8,8 +8,10 @@ Where devices split heads or hidden units, only x·a [B, T, R] is sent between t
 wide as the residual stream works on each device's own positions.
 """
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +19,9 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from errors import one_of
+from errors import ConfigError, above_zero, not_negative, one_of
 from models.dimensions import Sharding
+from models.ops.grouped import NAMES
 from models.ops.layers import weight, with_gradient
 from models.remat import ADAPTER
 
@@ -29,18 +32,57 @@ TARGETS = ("query", "key", "value", "out", "gate", "up", "down")  # the weights 
 NAME = "lora"  # the name of the adapters among the parameters of a layer
 
 
+@dataclasses.dataclass(frozen=True)
+class LoraSizes:
+  """The sizes of adapters, which `ModelSizes.lora` holds. `configs/base.py` documents each field."""
+
+  rank: int
+  alpha: float
+  targets: tuple[str, ...]  # the weights that have adapters
+
+  @staticmethod
+  def of(model: Mapping[str, Any]) -> "LoraSizes | None":
+    """Those of a config's section `model`; None without adapters."""
+    rank = not_negative("model.lora_rank", model["lora_rank"], "use 0 to train all weights")
+    targets = targets_of(model["lora_targets"])
+    if rank and not targets:
+      raise ConfigError(f"model.lora_targets is empty; name some of {', '.join(TARGETS)}")
+    above_zero("model.lora_alpha", model["lora_alpha"], "16")
+    return LoraSizes(rank, model["lora_alpha"], targets) if rank else None
+
+  @property
+  def scale(self) -> float:
+    """What adapters add is multiplied by it."""
+    return self.alpha / self.rank
+
+  @property
+  def of_expert(self) -> int:
+    """How many weights of an expert have an adapter."""
+    return sum(name in NAMES for name in self.targets)
+
+
 def targets_of(names: str) -> tuple[str, ...]:
   """The weights in a list with commas. Raises ConfigError for one that has no adapters."""
   found = {one_of("model.lora_targets", name.strip(), TARGETS) for name in names.split(",") if name.strip()}
   return tuple(name for name in TARGETS if name in found)
 
 
-def groups(sizes: "ModelSizes") -> list[tuple[str, list[str], list[str]]]:
+def adapter_weights(sizes: "ModelSizes") -> int:
+  """How many weights of a block's adapters work on a token."""
+  if not sizes.lora:
+    return 0
+  weights = sum(sizes.width + sizes.sides[name] for name in sizes.lora.targets if sizes.sides[name])
+  if sizes.experts:
+    weights += sizes.experts.per_token * sizes.lora.of_expert * (sizes.width + sizes.experts.width)
+  return sizes.lora.rank * weights
+
+
+def groups(lora: LoraSizes, sides: Mapping[str, int]) -> list[tuple[str, list[str], list[str]]]:
   """For `heads` and for `mlp`, the targets that read the residual stream, and those that write to it.
 
-  Those of a mixture's experts are not among them.
+  Those of a mixture's experts are not among them. `sides` are those of `ModelSizes`.
   """
-  names = [name for name in targets_of(sizes.lora_targets) if sizes.sides[name]]
+  names = [name for name in lora.targets if sides[name]]
   some = lambda *wanted: [name for name in wanted if name in names]
   return [("heads", some("query", "key", "value"), some("out")), ("mlp", some("gate", "up"), some("down"))]
 
@@ -67,8 +109,8 @@ class Adapter(nnx.Module):
   `inputs` says how many dimensions of the large weight are contracted.
   """
 
-  def __init__(self, of: nnx.Param, inputs: int, sizes: "ModelSizes", rngs: nnx.Rngs):
-    rank, dtype, dims = sizes.lora_rank, sizes.param_dtype, of.dims
+  def __init__(self, of: nnx.Param, inputs: int, rank: int, dtype: str, rngs: nnx.Rngs):
+    dims = of.dims
     lead = 1 if dims[0] == "experts" else 0
     before, after = of.shape[lead : lead + inputs], of.shape[lead + inputs :]
     std, end = math.prod(before) ** -0.5, lead + inputs
@@ -86,11 +128,11 @@ class Adapters(nnx.Module):
   """
 
   def __init__(self, sizes: "ModelSizes", rngs: nnx.Rngs, **weights: tuple[nnx.Param, int]):
-    wanted = targets_of(sizes.lora_targets) if sizes.lora_rank else ()
-    self.names = tuple(name for name in weights if name in wanted)
-    self.scale = sizes.lora_scale
-    for name in self.names:
-      setattr(self, name, Adapter(*weights[name], sizes, rngs))
+    self.names, self.scale = tuple[str, ...](), 0.0
+    if lora := sizes.lora:
+      self.names, self.scale = tuple(name for name in weights if name in lora.targets), lora.scale
+      for name in self.names:
+        setattr(self, name, Adapter(*weights[name], lora.rank, sizes.param_dtype, rngs))
 
   def halves(self) -> dict[str, tuple[jax.Array, jax.Array]]:
     """The two weights of each adapter, whose product is what is added to the large weight."""

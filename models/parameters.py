@@ -59,12 +59,12 @@ def trained(sizes: ModelSizes, params: dict[str, Any]) -> dict[str, Any]:
 
   `params` may be any tree like the parameters, such as the names of their dimensions, or a part of it.
   """
-  return params if not sizes.lora_rank else _chosen(params, True)
+  return params if not sizes.lora else _chosen(params, True)
 
 
 def frozen(sizes: ModelSizes, params: dict[str, Any]) -> dict[str, Any]:
   """The parameters that are not trained, in the same form; {} if all are."""
-  return {} if not sizes.lora_rank else _chosen(params, False)
+  return {} if not sizes.lora else _chosen(params, False)
 
 
 def _chosen(params: Any, adapters: bool, inside: bool = False) -> Any:

@@ -1,7 +1,11 @@
-"""ModelSizes: the checked sizes of a Transformer, made from a config, and the operations that training it takes."""
+"""ModelSizes: the checked sizes of a Transformer, made from a config.
+
+What only some models have is a group of its own: experts, adapters, images.
+"""
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,12 +13,11 @@ from ml_collections import ConfigDict
 
 from errors import ConfigError, above_zero, not_negative, one_of, positive
 from models import windows
-from models.inputs import INPUTS, Field, Input, Shapes
-from models.lora import TARGETS, targets_of
+from models.expert_sizes import ExpertSizes
+from models.inputs import INPUTS, Field, ImageSizes, Input, Shapes
+from models.lora import LoraSizes
 from models.objectives import OBJECTIVES, Objective
-from models.ops import experts, routing
 from models.ops.context import WAYS
-from models.ops.grouped import NAMES
 from models.packings import PACKINGS, counts_parts
 from models.remat import names_of
 
@@ -45,18 +48,6 @@ class ModelSizes:
   kv_heads: int
   head_dim: int  # 0 becomes width / heads
   mlp_width: int
-  experts: int  # 0: none
-  dense_layers: int
-  experts_per_token: int
-  expert_width: int  # 0 becomes mlp_width; without experts it is 0
-  shared_experts: int
-  router: str  # one of ops.routing.ROUTERS
-  router_scale: float
-  router_aux: float
-  router_z: float
-  router_bias_rate: float
-  expert_transport: str  # one of ops.experts.WAYS
-  expert_capacity: float  # 0: no limit
   seq_len: int
   window: int  # 0: none (windows.py)
   layers_pattern: str  # which layers have the window; "": all
@@ -67,9 +58,6 @@ class ModelSizes:
   rope_scaling: tuple[float, ...]  # (factor, low, high, length) (attention.rope_angles), or () for none
   qkv_bias: bool
   qk_norm: bool
-  lora_rank: int  # 0: everything is trained; else only adapters of this rank (lora.py)
-  lora_alpha: float
-  lora_targets: str  # names (lora.py), with commas
   norm_eps: float
   attention: str
   attention_context: str  # one of ops.context.WAYS
@@ -78,33 +66,26 @@ class ModelSizes:
   loss_chunk: int  # 0: automatic (ops/loss.py)
   dtype: str  # the dtype of activations, and of weights when used; master weights are stored in `param_dtype`
   param_dtype: str
-  image_size: int
-  channels: int
-  patch_size: int
-  pixel_mean: tuple[float, ...]
-  pixel_std: tuple[float, ...]
   classes: int
+  experts: ExpertSizes | None  # None: each block has an MLP
+  lora: LoraSizes | None  # None: everything is trained
+  images: ImageSizes | None  # None: the model reads tokens
   segments: bool  # whether a batch has the field `segments` (`example_shapes`)
   completions: bool  # whether a batch has the field `completions` (`example_shapes`)
   attention_why: str = dataclasses.field(default="", compare=False)  # why `attention` is not the platform's best
   context_why: str = dataclasses.field(default="", compare=False)  # why `attention_context` was chosen
 
   def __post_init__(self) -> None:
-    for name in ("rope_scaling", "pixel_mean", "pixel_std"):
-      object.__setattr__(self, name, tuple(getattr(self, name)))  # JSON makes lists of them
+    object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON makes a list of it
     one_of("model.inputs", self.inputs, INPUTS)
     one_of("model.objective", self.objective, OBJECTIVES)
     one_of("model.attention", self.attention, ATTENTION)
     one_of("model.attention_context", self.attention_context, WAYS)
     one_of("model.remat", self.remat, REMAT)
     names_of(self.saved)
-    not_negative("model.lora_rank", self.lora_rank, "use 0 to train all weights")
-    if self.lora_rank and not targets_of(self.lora_targets):
-      raise ConfigError(f"model.lora_targets is empty; name some of {', '.join(TARGETS)}")
-    above_zero("model.lora_alpha", self.lora_alpha, "16")
     one_of("model.dtype", self.dtype, DTYPES)
     one_of("model.param_dtype", self.param_dtype, DTYPES)
-    for name in ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len", "patch_size"):
+    for name in ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len"):
       positive(f"model.{name}", getattr(self, name))
     above_zero("model.rope_base", self.rope_base, "10000")
     not_negative("model.loss_chunk", self.loss_chunk, "use 0 to choose")
@@ -134,9 +115,6 @@ class ModelSizes:
         f"model.head_dim={self.head_dim} (model.width={self.width} / model.heads={self.heads} if not set) must be a "
         f"multiple of {even}, as rotary embedding of {self.inputs} needs; use other sizes"
       )
-    object.__setattr__(self, "expert_width", (self.expert_width or self.mlp_width) if self.experts else 0)
-    routing.check(self)
-    one_of("model.expert_transport", self.expert_transport, experts.WAYS)
     self.reads.check()
     windows.check(self.window, self.layers_pattern, self.depth, self.positions)
     self.predicts.check()
@@ -144,11 +122,17 @@ class ModelSizes:
   @property
   def stacks(self) -> tuple[Stack, ...]:
     """The stacks of blocks, in the order in which they run: one, or two if the first blocks of a mixture are dense."""
-    if not self.dense_layers:
+    experts, first = self.experts, self.dense_layers
+    if not experts or not first:
       return (Stack("blocks", self, self.depth),)
-    dense = dataclasses.replace(self, experts=0, shared_experts=0, dense_layers=0, expert_capacity=0)
-    others = dataclasses.replace(self, dense_layers=0)
-    return Stack("dense_blocks", dense, self.dense_layers), Stack("blocks", others, self.depth - self.dense_layers)
+    dense = dataclasses.replace(self, experts=None)
+    others = dataclasses.replace(self, experts=dataclasses.replace(experts, dense_layers=0))
+    return Stack("dense_blocks", dense, first), Stack("blocks", others, self.depth - first)
+
+  @property
+  def dense_layers(self) -> int:
+    """The number of dense blocks with which a mixture begins."""
+    return self.experts.dense_layers if self.experts else 0
 
   @property
   def mixtures(self) -> int:
@@ -158,23 +142,20 @@ class ModelSizes:
   @property
   def expert_limit(self) -> int:
     """How many tokens of an example an expert takes at most; 0: no limit."""
-    equal = self.positions * self.experts_per_token / max(self.experts, 1)
-    return min(math.ceil(self.expert_capacity * equal), self.positions)
-
-  @property
-  def has_router_bias(self) -> bool:
-    """Whether a bias is added to choose experts."""
-    return self.experts > 0 and self.router == "sigmoid_bias"
+    if not self.experts:
+      return 0
+    equal = self.positions * self.experts.per_token / self.experts.count
+    return min(math.ceil(self.experts.capacity * equal), self.positions)
 
   @property
   def hidden_width(self) -> int:
     """Hidden units of an MLP, or of each expert: the size of the dimension `mlp`."""
-    return self.expert_width or self.mlp_width
+    return self.experts.width if self.experts else self.mlp_width
 
   @property
   def dense_width(self) -> int:
     """Hidden units of a block that work on every token: those of its MLP, or of its shared experts."""
-    return self.shared_experts * self.expert_width if self.experts else self.mlp_width
+    return self.experts.shared * self.experts.width if self.experts else self.mlp_width
 
   @property
   def reads(self) -> Input:
@@ -187,11 +168,6 @@ class ModelSizes:
     return OBJECTIVES[self.objective](self)
 
   @property
-  def lora_scale(self) -> float:
-    """What adapters add is multiplied by it."""
-    return self.lora_alpha / self.lora_rank if self.lora_rank else 0.0
-
-  @property
   def sides(self) -> dict[str, int]:
     """For each of a block's weights that may have an adapter, the size of the side that is not the stream's.
 
@@ -199,18 +175,6 @@ class ModelSizes:
     """
     queries, keys, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.dense_width
     return {"query": queries, "key": keys, "value": keys, "out": queries, "gate": hidden, "up": hidden, "down": hidden}
-
-  @property
-  def adapter_weights(self) -> int:
-    """How many weights of a block's adapters work on a token."""
-    names = targets_of(self.lora_targets)
-    beside = sum(self.width + self.sides[name] for name in names if self.sides[name])
-    return self.lora_rank * (beside + self.experts_per_token * self.expert_adapters * (self.width + self.expert_width))
-
-  @property
-  def expert_adapters(self) -> int:
-    """How many weights of an expert have an adapter."""
-    return sum(name in NAMES for name in targets_of(self.lora_targets)) if self.experts and self.lora_rank else 0
 
   @property
   def positions(self) -> int:
@@ -240,48 +204,9 @@ class ModelSizes:
       ("layers", "model.depth" + " - model.dense_layers" * bool(self.dense_layers), self.stacks[-1].layers),
     ]
     if self.experts:
-      found.append(("experts", "model.experts", self.experts))
+      found.append(("experts", "model.experts", self.experts.count))
     has_vocab = "vocab" in (*self.reads.embedding()[1], *self.predicts.head()[1])
     return [*found, ("vocab", "model.vocab_size", self.vocab_size)] if has_vocab else found
-
-  @property
-  def pairs(self) -> float:
-    """Pairs of a query and a key that attention needs in an example: with a causal mask half of all, and the diagonal.
-
-    Packed documents count as one text. They do not see each other, but no kernel skips their pairs.
-    """
-    t = self.positions
-    return t * (t + 1) / 2 if self.predicts.causal else t**2
-
-  def train_flops_per_example(self) -> float:
-    """Floating-point operations that one forward and backward pass over one example needs. MFU counts these.
-
-    They are 6 for each weight of a matrix product at each position, and 12 · heads · head_dim for each of the `pairs`
-    in each block. A weight that is not trained counts 4. An embedding of patches counts 4, or 2 if it is not trained,
-    because pixels need no gradient. Of experts, those count that work on a token. Recomputation by remat is not
-    counted: that would give hardware FLOPs utilization.
-    """
-    return self._train_flops(self.pairs, pixels=-2)
-
-  def palm_flops_per_example(self) -> float:
-    """The same as PaLM counts (arXiv:2204.02311, appendix B): all pairs, causal or not, and 6 for patches, too.
-
-    Most published MFUs count so. It can exceed what a step does, because kernels skip what a causal mask hides.
-    """
-    return self._train_flops(self.positions**2, pixels=0)
-
-  def _train_flops(self, pairs: float, pixels: int) -> float:
-    """The count for this many pairs, with `pixels` added for each weight of an embedding of patches that is trained."""
-    t = self.positions
-    # Of an MLP and a router, the weights that work on a token, divided by the width.
-    of_mlp = lambda c: 3 * (c.dense_width + c.experts_per_token * c.expert_width) + c.experts
-    mlps = sum(stack.layers * of_mlp(stack.sizes) for stack in self.stacks)
-    blocks = self.width * (self.depth * 2 * self.head_dim * (self.heads + self.kv_heads) + mlps)
-    head = math.prod(self.predicts.head()[0]) * self.predicts.predictions() / t
-    each, patches = (4, 2) if self.lora_rank else (6, 6 + pixels)
-    weights = each * (blocks + head) + patches * self.reads.embedding_products()
-    attention = 12 * pairs * self.heads * self.head_dim
-    return t * (weights + self.depth * 6 * self.adapter_weights) + self.depth * attention
 
 
 def replaced(config: ConfigDict, section: str, fields: dict[str, Any]) -> ConfigDict:
@@ -301,6 +226,14 @@ def with_sizes_made_up(config: ConfigDict) -> ConfigDict:
   return replaced(config, "model", {name: size for name, size in sizes.items() if not model[name]})
 
 
+def sizes_of(model: Mapping[str, Any], **fields: Any) -> ModelSizes:
+  """The ModelSizes of a config's section `model`, with the given other fields."""
+  groups: dict[str, Any] = {"experts": ExpertSizes, "lora": LoraSizes, "images": ImageSizes}
+  plain = {field.name for field in dataclasses.fields(ModelSizes)} - groups.keys()
+  made = {name: group.of(model) for name, group in groups.items()}
+  return ModelSizes(**{name: model[name] for name in plain & model.keys()}, **made, **fields)
+
+
 def model_sizes(config: ConfigDict, platform: str = "cpu") -> ModelSizes:
   """The ModelSizes of a config, but for `attention`, which is as in the config (`models.ops.attention.choose`).
 
@@ -313,7 +246,7 @@ def model_sizes(config: ConfigDict, platform: str = "cpu") -> ModelSizes:
     model["dtype"] = "float32" if platform == "cpu" else "bfloat16"
   documents = one_of("data.packing", config.data.packing, PACKINGS) == "documents"
   padded = model["inputs"] == "tokens" and model["objective"] == "class"  # texts shorter than seq_len
-  checked = ModelSizes(**model, segments=documents or padded, completions=counts_parts(config))
+  checked = sizes_of(model, segments=documents or padded, completions=counts_parts(config))
   for name in ("messages_field", "prompt_field"):
     given = f"data.{name}={config.data[name]!r}"
     if config.data[name] and model["objective"] != "next_token":

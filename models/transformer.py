@@ -73,7 +73,7 @@ class Transformer(nnx.Module):
     """The forward pass, and the loss: that of `head_loss_sums` and of routers. The sums have `loss` without routers."""
     x, table, routed = self._before_head(inputs, segments, keys, sharding, self.counted(targets, segments, sharding))
     loss, sums = self.head_loss_sums(x, targets, sharding, segments, table)
-    return loss + penalty(routed, self.sizes), sums | routed
+    return loss + penalty(routed, self.sizes.experts), sums | routed
 
   def counted(self, targets: Targets, segments: jax.Array | None, sharding: Sharding) -> Counted | None:
     """What counts for routers; None without experts."""
@@ -180,7 +180,7 @@ class Transformer(nnx.Module):
     numbers = first_layer + jnp.arange(held)
     # A scan of one round is no loop: compilers would merge what is computed again with the forward pass, and save it.
     alone = len(c.stacks) > 1 and held == 1
-    policy = policy or policy_of(c.remat, c.saved, c.lora_rank)
+    policy = policy or policy_of(c.remat, c.saved, c.lora.rank if c.lora else 0)
     body = jax.checkpoint(body, policy=policy, prevent_cse=alone)
     x, routed = jax.lax.scan(body, x, (weights, numbers), unroll=unroll)
     return x, of_layers(routed, numbers, c)

@@ -21,7 +21,8 @@ class DeadExperts:
 
   def __init__(self, sizes: ModelSizes):
     self.sizes = sizes
-    self.waiting = np.zeros((sizes.mixtures, max(sizes.experts, 1)), np.int64)  # steps since the last token
+    count = sizes.experts.count if sizes.experts else 1
+    self.waiting = np.zeros((sizes.mixtures, count), np.int64)  # steps since the last token
     self.named = np.zeros(self.waiting.shape, bool)  # a sentence has named them
 
   @property
@@ -37,7 +38,7 @@ class DeadExperts:
     self.waiting = np.where(load > 0, 0, self.waiting + 1)
     new = self.dead & ~self.named
     self.named |= new
-    if self.sizes.lora_rank:
+    if self.sizes.lora:
       return []
     return [self._sentence(int(layer), np.flatnonzero(new[layer])) for layer in np.flatnonzero(new.any(axis=1))]
 
@@ -46,8 +47,9 @@ class DeadExperts:
     which = f"expert {names}" if len(experts) == 1 else f"experts {names}"
     if len(experts) > NAMED:
       which += f" and {len(experts) - NAMED} more"
-    if c.has_router_bias:
-      fix = f"raise model.router_bias_rate={c.router_bias_rate:g}"
+    assert c.experts is not None
+    if c.experts.has_bias:
+      fix = f"raise model.router_bias_rate={c.experts.router_bias_rate:g}"
     else:
-      fix = f"raise model.router_aux={c.router_aux:g}, or use model.router='sigmoid_bias'"
+      fix = f"raise model.router_aux={c.experts.router_aux:g}, or use model.router='sigmoid_bias'"
     return f"{which} of layer {c.dense_layers + layer}, counted from 0, had no token in the last {STEPS} steps; {fix}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from models.flops import palm_flops_per_example, train_flops_per_example
 from models.sizes import ModelSizes
 from reporting import summary
 from reporting.account import sentence
@@ -33,8 +34,8 @@ def meter_of(sizes: ModelSizes, batch_size: int, devices: Sequence[jax.Device], 
     clock,
     items=batch_size * per_example,
     unit=unit,
-    flops=batch_size * sizes.train_flops_per_example(),
-    palm_flops=batch_size * sizes.palm_flops_per_example(),
+    flops=batch_size * train_flops_per_example(sizes),
+    palm_flops=batch_size * palm_flops_per_example(sizes),
     peak=peak and peak * len(devices),
   )
 

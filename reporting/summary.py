@@ -73,7 +73,7 @@ def parameter_table(strategy: Strategy) -> str:
   without_padding = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   params = jax.tree.map(without_padding, strategy.shapes.params, place)
   table = parameter_overview.get_parameter_overview(params, include_stats="sharding")
-  if not sizes.lora_rank:
+  if not sizes.lora:
     return table
   count = lambda tree: sum(w.size for w in jax.tree.leaves(tree))
   return f"{table}\ntrained   {count(trained(sizes, params)):,} of {count(params):,} parameters, in adapters"

@@ -90,7 +90,7 @@ def merged(sizes: ModelSizes, saved: dict[str, Any], read: Callable[[str], np.nd
     w, adapter = of_base(name), lora.names_of(name)
     initial.check_base(path, {f"params/{name}": initial.digest(jnp.asarray(w), w.shape)}, saved["base"])
     has_adapter = f"params/{adapter[0]}" in saved["arrays"]
-    return lora.merged(w, *map(read, adapter), sizes.lora_scale) if has_adapter else w
+    return lora.merged(w, *map(read, adapter), sizes.lora.scale) if has_adapter else w
 
   return read_merged
 
@@ -180,14 +180,14 @@ def main(arguments: list[str]) -> None:
   sizes = model_sizes(config_of(saved["config"], repr(str(folder))), "cpu")
   workdir = folder.parent.parent
   files, end = tokenizer_in(workdir)
-  if options.merge and not sizes.lora_rank:
+  if options.merge and not sizes.lora:
     raise ConfigError(f"{options.workdir!r} has no adapters to merge; leave --merge out")
-  out, read, is_whole = options.out.expanduser(), reader(folder, saved), options.merge or not sizes.lora_rank
+  out, read, is_whole = options.out.expanduser(), reader(folder, saved), options.merge or not sizes.lora
   files["README.md"] = card(sizes, saved, is_whole, options.with_paths)
   if is_whole:
     read = merged(sizes, saved, read) if options.merge else read
     export(
-      out, dataclasses.replace(sizes, lora_rank=0), read, files, dtype=options.dtype, end=end, context=saved["context"]
+      out, dataclasses.replace(sizes, lora=None), read, files, dtype=options.dtype, end=end, context=saved["context"]
     )
   else:
     export_adapters(out, sizes, read, files, saved["base"]["path"])

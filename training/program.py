@@ -70,9 +70,9 @@ class Program:
       raise ConfigError(
         f"eval_by_position=True is for the next token, but model.objective={self.sizes.objective!r}; set it to False"
       )
-    if self.sizes.lora_rank and self.optimizer.name == "muon":
+    if self.sizes.lora and self.optimizer.name == "muon":
       raise ConfigError(
-        f"optimizer.name='muon' is for whole weights, but model.lora_rank={self.sizes.lora_rank} trains adapters; use "
+        f"optimizer.name='muon' is for whole weights, but model.lora_rank={self.sizes.lora.rank} trains adapters; use "
         "'adamw'"
       )
 
@@ -237,20 +237,15 @@ class Program:
     grads = self.optimizer.clipped(grads, norm)
     params, opt_state = update(self.trained(state.params), state.opt_state, grads, *words)
     params = joined(params, self.frozen(state.params))
-    if self.sizes.has_router_bias and not self.sizes.lora_rank:
-      params = self._balanced(params, jnp.where(finite, sums["load"], 0))
+    experts = self.sizes.experts
+    if experts and experts.has_bias and not self.sizes.lora:
+      params = balanced(params, jnp.where(finite, sums["load"], 0), experts.router_bias_rate)
     metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}
     if self.sizes.predicts.counts_correct:
       metrics["accuracy"] = sums["correct"] / sums["count"]
-    if self.sizes.experts:
+    if experts:
       metrics |= routing.metrics(sums, self.sizes)
     return TrainState(state.step + 1, params, opt_state), metrics
-
-  def _balanced(self, params: Params, load: jax.Array) -> Params:
-    """The parameters with the biases of routers moved towards equal loads."""
-    mlp = params["blocks"]["mlp"]
-    bias = routing.balanced(mlp["bias"], load, self.sizes.router_bias_rate)
-    return params | {"blocks": params["blocks"] | {"mlp": mlp | {"bias": bias}}}
 
   def _step_key(self, step: jax.Array, purpose: Purpose) -> jax.Array:
     return jax.random.fold_in(purpose.key(jax.random.key(self.seed)), step)
@@ -291,3 +286,10 @@ def crop_and_flip(images: jax.Array, keys: jax.Array) -> jax.Array:
     return jnp.where(flip == 1, crop[:, ::-1], crop)
 
   return jax.vmap(one)(images, keys)
+
+
+def balanced(params: Params, load: jax.Array, rate: float) -> Params:
+  """The parameters with the biases of routers moved towards equal loads."""
+  mlp = params["blocks"]["mlp"]
+  bias = routing.balanced(mlp["bias"], load, rate)
+  return params | {"blocks": params["blocks"] | {"mlp": mlp | {"bias": bias}}}

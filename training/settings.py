@@ -23,9 +23,9 @@ def program(config: ConfigDict, platform: str) -> Program:
   sizes = dataclasses.replace(sizes, attention=attention.name, attention_why=attention.why)
   if config.data.augment and not sizes.reads.is_image:
     raise ConfigError(f"data.augment=True is for images, but model.inputs={sizes.inputs!r}; set data.augment=False")
-  if sizes.lora_rank and not config.init_from:
+  if sizes.lora and not config.init_from:
     raise ConfigError(
-      f"model.lora_rank={sizes.lora_rank} trains adapters of a model that is there already; name it with init_from, or "
+      f"model.lora_rank={sizes.lora.rank} trains adapters of a model that is there already; name it with init_from, or "
       "train all weights with model.lora_rank=0"
     )
   return Program(

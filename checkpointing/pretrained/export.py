@@ -77,17 +77,19 @@ def export_adapters(
 
   Raises ConfigError for adapters of experts: how PEFT stores them depends on the versions of both libraries.
   """
-  if sizes.expert_adapters:
+  lora = sizes.lora
+  assert lora is not None
+  if sizes.experts and lora.of_expert:
     raise ConfigError(
-      f"PEFT has no standard form for adapters of experts (model.experts={sizes.experts}, model.lora_targets="
-      f"{sizes.lora_targets!r}); export the whole model with --merge"
+      f"PEFT has no standard form for adapters of experts (model.experts={sizes.experts.count}, model.lora_targets="
+      f"{','.join(lora.targets)!r}); export the whole model with --merge"
     )
   config = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
     "base_model_name_or_path": base,
-    "r": sizes.lora_rank,
-    "lora_alpha": sizes.lora_alpha,
+    "r": lora.rank,
+    "lora_alpha": lora.alpha,
     "target_modules": sorted({tensor.name.split(".")[-3] for tensor in adapter_tensors(sizes)}),
     "lora_dropout": 0.0,
     "bias": "none",

@@ -13,6 +13,7 @@ import limits
 from checkpointing.pretrained import windows
 from checkpointing.pretrained.windows import Windows
 from errors import ConfigError, one_of, shown
+from models.expert_sizes import EXPERT_FIELDS
 from models.sizes import ModelSizes
 
 REQUIRED = {
@@ -235,17 +236,18 @@ def of(sizes: ModelSizes) -> str:
   """The family of a model. Raises ConfigError for one of none."""
   if sizes.qkv_bias and sizes.qk_norm:
     raise ConfigError("model.qkv_bias=True with model.qk_norm=True is no known family; use one of them")
-  norms_and_biases = (sizes.qkv_bias, sizes.qk_norm)
+  norms_and_biases, experts = (sizes.qkv_bias, sizes.qk_norm), sizes.experts
   fitting = [
     name
     for name, family in FAMILIES.items()
     if (family.qkv_bias, family.qk_norm) == norms_and_biases
-    and bool(family.experts) == bool(sizes.experts)
-    and (not sizes.experts or sizes.router in family.routers)
+    and bool(family.experts) == bool(experts)
+    and (not experts or experts.router in family.routers)
   ]
   if not fitting:
+    of_experts = f"model.experts={experts.count} and model.router={experts.router!r}" if experts else "model.experts=0"
     raise ConfigError(
-      f"model.experts={sizes.experts} with model.router={sizes.router!r}, model.qk_norm={sizes.qk_norm} and "
+      f"{of_experts} with model.qk_norm={sizes.qk_norm} and "
       f"model.qkv_bias={sizes.qkv_bias} is no known family; use model.router='softmax_topk' without biases"
     )
   fitting = [name for name in fitting if FAMILIES[name].dense_layers or not sizes.dense_layers]
@@ -260,10 +262,10 @@ def of(sizes: ModelSizes) -> str:
       f"model.window={sizes.window} with model.layers_pattern={sizes.layers_pattern!r} is no known family; use "
       "model.layers_pattern='', or one without experts and with model.qkv_bias=True or model.qk_norm=True, as Qwen has"
     )
-  if sizes.experts and (sizes.shared_experts or sizes.router_scale != 1):
+  if experts and (experts.shared or experts.router_scale != 1):
     raise ConfigError(
-      f"model.shared_experts={sizes.shared_experts} with model.router_scale={sizes.router_scale} is no known family; "
-      "use 0 and 1.0"
+      f"model.shared_experts={experts.shared} with model.router_scale={experts.router_scale} is no known family; use 0 "
+      "and 1.0"
     )
   # Llama's classes refuse a width that heads do not divide, even if head_dim is given.
   return fitting[-1] if sizes.width % sizes.heads else fitting[0]
@@ -294,16 +296,19 @@ def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> d
     *factors, length = sizes.rope_scaling  # the length counts tokens: transformers wants a whole number
     scaling = {"rope_type": "llama3", **dict(zip(LLAMA3, (*factors, round(length)), strict=True))}
   mixture: dict[str, Any] = {}
-  if sizes.experts:
-    mixture["router_aux_loss_coef"] = float(f"{sizes.router_aux * _aux_unit(dataclasses.asdict(sizes)):.12g}")
-  if len(family.routers) > 1:
-    mixture["norm_topk_prob"] = sizes.router == family.routers[1]
-  if sizes.dense_layers:
-    mixture["mlp_only_layers"] = [*range(sizes.dense_layers)]
+  if experts := sizes.experts:
+    fields = {name: getattr(experts, ours) for ours, name in EXPERT_FIELDS.items()}
+    mixture = {theirs: fields[name] for theirs, name in family.experts.items()}
+    unit = _aux_unit(fields | {"depth": sizes.depth})
+    mixture["router_aux_loss_coef"] = float(f"{experts.router_aux * unit:.12g}")
+    if len(family.routers) > 1:
+      mixture["norm_topk_prob"] = experts.router == family.routers[1]
+    if experts.dense_layers:
+      mixture["mlp_only_layers"] = [*range(experts.dense_layers)]
   return {
     "architectures": [family.architecture],
     "model_type": name,
-    **{theirs: getattr(sizes, ours) for theirs, ours in {**REQUIRED, **family.experts}.items()},
+    **{theirs: getattr(sizes, ours) for theirs, ours in REQUIRED.items()},
     "num_key_value_heads": sizes.kv_heads,
     "head_dim": sizes.head_dim,
     "hidden_act": "silu",

@@ -107,7 +107,7 @@ def tensors(sizes: ModelSizes) -> tuple[Tensor, ...]:
 
   Those of a weight follow one another, in the order of their places.
   """
-  params = nnx.to_pure_dict(definition(dataclasses.replace(sizes, lora_rank=0))[1])
+  params = nnx.to_pure_dict(definition(dataclasses.replace(sizes, lora=None))[1])
   forms = FORMS | EXPERTS.get(families.of(sizes), {})
   of = lambda weight: (forms if weight.startswith("blocks/") else FORMS)[weight.removeprefix("dense_")]
   return _made(sizes, params, of)

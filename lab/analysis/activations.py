@@ -31,14 +31,14 @@ def activations(case: Case) -> list[Sent]:
   has_table = any(weight.is_table for weight in weights(sizes))
   has_logits = "vocab" in sizes.predicts.head()[1]
   vocab = ["embedding"] * has_table + ["head"] * has_logits  # rows that a device does not hold are zero; the cotangent
-  for_weights = 2 if not sizes.lora_rank or case.repeats else 0
-  shared = case.mixtures if sizes.shared_experts else 0  # blocks
-  each = 4 + for_weights + (0 if sizes.lora_rank else 2 * case.splits) + 2 * max(again - 1, 0)
+  for_weights = 2 if not sizes.lora or case.repeats else 0
+  shared = case.mixtures if sizes.experts and sizes.experts.shared else 0  # blocks
+  each = 4 + for_weights + (0 if sizes.lora else 2 * case.splits) + 2 * max(again - 1, 0)
   gathers = (layers + shared / 2) * each
   if case.splits and not again:  # both units of experts read the positions; else remat gathers them for each
     gathers += case.mixtures
-  gathers += first * (6 if sizes.lora_rank else 8)
-  gathers += (has_table and not sizes.lora_rank) + has_logits  # the cotangent of that sum, and the head's input
+  gathers += first * (6 if sizes.lora else 8)
+  gathers += (has_table and not sizes.lora) + has_logits  # the cotangent of that sum, and the head's input
   loss = numbers * 3 * 4 if has_logits else 0  # the largest logit, the target's, and the sum
   mean = 0 if has_logits else case.examples * sizes.width * 4  # over the positions, for a class
   summed = functools.partial(_sum, case, scatters=compiler.scatters_stream(case))
@@ -98,9 +98,11 @@ def adapters(case: Case) -> list[Sent]:
   cotangents. One of a weight that writes to it sums them, again if they are not saved, and gathers their cotangents.
   """
   sizes, repeats, scatters = case.sizes, case.repeats, COMPILERS[case.compiler].scatters_adapters(case)
-  low = case.examples * sizes.positions * sizes.lora_rank * case.item
+  if not sizes.lora:
+    return []
+  low = case.examples * sizes.positions * sizes.lora.rank * case.item
   gathers, rows = 0, []
-  for dim, reading, writing in lora.groups(sizes):
+  for dim, reading, writing in lora.groups(sizes.lora, sizes.sides):
     sums = len(reading) * (case.layers + case.first) + len(writing) * ((1 + repeats) * case.layers + 2 * case.first)
     rows.append(_sum(case, dim, sums * low, f"adapters: sums for the {dim}", scatters))
     gathers += ((1 if sizes.remat == "minimal" else 2) * case.layers + 2 * case.first) * len(reading)

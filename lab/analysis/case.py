@@ -15,6 +15,8 @@ from configs.base import get_config
 from lab.analysis.weights import Weight
 from models import remat
 from models.dimensions import Dims
+from models.expert_sizes import ExpertSizes
+from models.flops import palm_flops_per_example, train_flops_per_example
 from models.sizes import ModelSizes
 from strategies.execution.options import reduces_late
 from strategies.execution.stages.schedule import Schedule
@@ -156,14 +158,20 @@ class Case:
     return self.layout.shards("positions")
 
   @property
+  def experts(self) -> ExpertSizes:
+    """Those of a mixture."""
+    assert self.sizes.experts is not None
+    return self.sizes.experts
+
+  @property
   def model_flops(self) -> float:
-    """One device's share of the FLOPs that a step needs (`ModelSizes.train_flops_per_example`)."""
-    return self.batch_size * self.sizes.train_flops_per_example() / self.layout.device_count
+    """One device's share of the FLOPs that a step needs (models/flops.py)."""
+    return self.batch_size * train_flops_per_example(self.sizes) / self.layout.device_count
 
   @property
   def palm_flops(self) -> float:
     """One device's share of a step's FLOPs as PaLM counts them."""
-    return self.batch_size * self.sizes.palm_flops_per_example() / self.layout.device_count
+    return self.batch_size * palm_flops_per_example(self.sizes) / self.layout.device_count
 
   @property
   def item(self) -> int:

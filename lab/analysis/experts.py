@@ -10,7 +10,6 @@ from lab.analysis.compilers import COMPILERS
 from lab.analysis.hlo import Each
 from lab.analysis.sent import Sent
 from lab.analysis.weights import trained
-from models import lora
 from models.ops.grouped import BLOCKS, block_size
 from models.ops.transports import ROUNDS, most_rows, round_rows
 
@@ -32,11 +31,11 @@ def _always(case: Case) -> list[Sent]:
   """
   sizes, layout = case.sizes, case.layout
   layers = case.mixtures
-  numbers = case.tokens * sizes.experts_per_token * layers
-  loads = sizes.mixtures * sizes.experts + 3 + bool(sizes.expert_limit)
+  numbers = case.tokens * case.experts.per_token * layers
+  loads = sizes.mixtures * case.experts.count + 3 + bool(sizes.expert_limit)
   batch = case.ordered((*layout.axes("batch"), *layout.axes("positions"), *case.transfers.by_hand))
   parts = 1 if case.transfers.by_hand else case.batch_parts
-  of_texts = case.rows * (layers * sizes.experts + 1)
+  of_texts = case.rows * (layers * case.experts.count + 1)
   halves = [weight for weight in trained(sizes) if "experts" in weight.dims and "mlp" not in weight.dims]
   in_parts = sum(case.used(weight) for weight in halves) * case.item / INDEX
   times = 1 if sizes.remat == "minimal" else 2  # again in the backward pass
@@ -54,7 +53,7 @@ def _always(case: Case) -> list[Sent]:
 
 def _chunks(case: Case, times: float) -> list[Sent]:
   """How often experts were chosen in the chunks of a text that devices share, if experts have a capacity."""
-  size = case.rows * 2 * case.sizes.experts * INDEX * (case.sharers - 1)
+  size = case.rows * 2 * case.experts.count * INDEX * (case.sharers - 1)
   times *= case.batch_parts * bool(case.sizes.expert_limit)
   return [Sent("all-gather", case.axes("positions"), times * size, "experts: loads of chunks", waits=True)]
 
@@ -63,14 +62,14 @@ def _shared(case: Case) -> list[Sent]:
   sizes, m, axes = case.sizes, case.layout.shards("experts"), case.axes("experts")
   if m == 1:
     return []
-  times, k = case.batch_parts * case.mixtures, sizes.experts_per_token
-  token, counts = sizes.width * case.item, sizes.experts * INDEX * ring_share(m)
+  times, k = case.batch_parts * case.mixtures, case.experts.per_token
+  token, counts = sizes.width * case.item, case.experts.count * INDEX * ring_share(m)
   later = case.splits
   send = lambda kind, size, what: Sent(kind, axes, times * size, f"experts: {what}", waits=True)
   if _repeats(case):
     numbers = case.tokens * (2 * token + k * INDEX)
     return [send("all-reduce", 2 * ring_share(m) * numbers, "sums of results and gradients")]
-  if sizes.expert_transport == "gather":
+  if case.experts.transport == "gather":
     to_all = (m - 1) * case.tokens
     return [
       send(
@@ -82,8 +81,8 @@ def _shared(case: Case) -> list[Sent]:
       send("all-to-all", to_all * k * INDEX, "gradients of scales"),
     ]
   row = lambda size: size
-  if sizes.expert_transport == "ragged":
-    compiler, of_all = COMPILERS[case.compiler], (m - 1) * sizes.experts * INDEX
+  if case.experts.transport == "ragged":
+    compiler, of_all = COMPILERS[case.compiler], (m - 1) * case.experts.count * INDEX
     rows, kind, row = case.tokens * k * ring_share(m), "ragged-all-to-all", compiler.ragged_row
     gather = ("all-gather", of_all) if compiler.gathers_counts else ("all-reduce", 2 * of_all)
     again = [send(gather[0], (2 + later) * gather[1], "how many rows go where")]
@@ -98,19 +97,19 @@ def _shared(case: Case) -> list[Sent]:
 
 
 def _round_rows(case: Case) -> int:
-  return round_rows(int(case.tokens), case.sizes.experts_per_token, case.layout.shards("experts"), _limit(case))
+  return round_rows(int(case.tokens), case.experts.per_token, case.layout.shards("experts"), _limit(case))
 
 
 def _limit(case: Case) -> int:
   """The rows that a device has for the experts of one device because of their capacity, at most; 0: no limit."""
-  own = case.sizes.experts // case.layout.shards("experts")
+  own = case.experts.count // case.layout.shards("experts")
   return own * case.sizes.expert_limit * case.rows
 
 
 def _most(case: Case) -> int:
   """The rows of a device for the experts of one device, at most."""
-  own = case.sizes.experts // case.layout.shards("experts")
-  return most_rows(int(case.tokens), case.sizes.experts_per_token, own, _limit(case) // own)
+  own = case.experts.count // case.layout.shards("experts")
+  return most_rows(int(case.tokens), case.experts.per_token, own, _limit(case) // own)
 
 
 def rounds(case: Case) -> int:
@@ -126,12 +125,12 @@ def _repeats(case: Case) -> bool:
 def _rows(case: Case) -> int:
   """The rows that experts of a device work on."""
   m = case.layout.shards("experts")
-  return min(int(case.tokens * case.sizes.experts_per_token), m * _most(case)) // (m if _repeats(case) else 1)
+  return min(int(case.tokens * case.experts.per_token), m * _most(case)) // (m if _repeats(case) else 1)
 
 
 def blocks(case: Case) -> tuple[int, int]:
   """The blocks of rows in a layer, and the rows of each."""
-  own = case.sizes.experts // case.layout.shards("experts")
+  own = case.experts.count // case.layout.shards("experts")
   size = block_size(_rows(case), own, _rows(case))
   return own * math.ceil(_rows(case) / own / size), size
 
@@ -153,11 +152,11 @@ def products(case: Case) -> list[Product]:
   if not sizes.experts:
     return []
   count, size = blocks(case)
-  padded = count * size / int(case.tokens * sizes.experts_per_token)
-  forward = 6 * sizes.width * sizes.experts_per_token * sizes.expert_width / case.layout.shards("mlp")
-  router = 2 * sizes.width * sizes.experts
+  padded = count * size / int(case.tokens * case.experts.per_token)
+  forward = 6 * sizes.width * case.experts.per_token * case.experts.width / case.layout.shards("mlp")
+  router = 2 * sizes.width * case.experts.count
   return [
-    Product(padded * ((2 if sizes.lora_rank else 3) + 2 / 3 + _later(case)) * forward, ("mlp",)),
+    Product(padded * ((2 if sizes.lora else 3) + 2 / 3 + _later(case)) * forward, ("mlp",)),
     *_adapters(case, padded),
     Product((2 + case.repeats * (1 + case.splits)) * router, ()),
     Product(router / case.layout.shards("sequence"), ("sequence",)),  # the gradient of the stream
@@ -166,9 +165,10 @@ def products(case: Case) -> list[Product]:
 
 def _later(case: Case) -> float:
   """What weight units compute again of the experts' products, relative to those of a forward pass."""
-  if not case.splits or (case.sizes.lora_rank and not case.sizes.expert_adapters):
+  adapters = case.sizes.lora
+  if not case.splits or (adapters and not adapters.of_expert):
     return 0.0
-  reads = not case.sizes.lora_rank or {"gate", "up"} & set(lora.targets_of(case.sizes.lora_targets))
+  reads = not adapters or {"gate", "up"} & set(adapters.targets)
   return 1.0 if reads else 2 / 3  # an adapter of `down` alone needs no gradients of hidden units
 
 
@@ -179,14 +179,14 @@ def _adapters(case: Case, padded: float) -> list[Product]:
   the halves, and of the input. Both halves of `gate` and `up`, and the first of `down`, are multiplied again. Weight
   units multiply with both halves once more, and with the gradients of results.
   """
-  sizes, names = case.sizes, lora.targets_of(case.sizes.lora_targets)
-  if not sizes.expert_adapters:
+  sizes, adapters = case.sizes, case.sizes.lora
+  if not adapters or not adapters.of_expert:
     return []
-  reading, writing = len({"gate", "up"} & set(names)), len({"down"} & set(names))
-  each = padded * 2 * sizes.lora_rank * sizes.experts_per_token
+  reading, writing = len({"gate", "up"} & set(adapters.targets)), len({"down"} & set(adapters.targets))
+  each = padded * 2 * adapters.rank * case.experts.per_token
   stream = (4 + case.splits) * reading + (3 + case.splits) * writing
   hidden = (4 + 2 * case.splits) * reading + (4 + bool(case.splits and reading)) * writing
-  width = sizes.expert_width / case.layout.shards("mlp")
+  width = case.experts.width / case.layout.shards("mlp")
   return [Product(each * stream * sizes.width, ()), Product(each * hidden * width, ("mlp",))]
 
 
@@ -198,14 +198,14 @@ def working(case: Case) -> float:
   sizes, m = case.sizes, case.layout.shards("experts")
   if not sizes.experts:
     return 0.0
-  token, k = sizes.width * case.item, sizes.experts_per_token
+  token, k = sizes.width * case.item, case.experts.per_token
   rows, most = case.tokens * k * token, m * _most(case) * token
   if m == 1:
     found = 5 * rows
-  elif sizes.expert_transport == "gather":
+  elif case.experts.transport == "gather":
     found = 3 * most + 1.5 * m * case.tokens * token
   else:
-    found = 5 * (rows + (most if sizes.expert_transport == "ragged" else m * _round_rows(case) * token))
+    found = 5 * (rows + (most if case.experts.transport == "ragged" else m * _round_rows(case) * token))
   own = sum(case.used(weight) for weight in trained(sizes) if "experts" in weight.dims) / sizes.mixtures
   return found + (0 if case.schedule else 2.9 * 4 * own)  # a stage adds them to its sums at once
 
@@ -219,20 +219,20 @@ def traffic(case: Case) -> float:
   sizes, fitted, m = case.sizes, COMPILERS[case.compiler].fitted, case.layout.shards("experts")
   if not sizes.experts:
     return 0.0
-  (count, size), width = blocks(case), sizes.expert_width / case.layout.shards("mlp")
+  (count, size), width = blocks(case), case.experts.width / case.layout.shards("mlp")
   layers = case.mixtures
   own = sum(case.used(weight) for weight in trained(sizes) if "experts" in weight.dims) / layers
   backward = 1 + case.splits  # weight units compute hidden units again
   read = 1 + backward * 5 / 3 + fitted.expert_copies * (1 + backward)
   of_block = case.item * (read * 3 * sizes.width * width + fitted.expert_rows * size * (sizes.width + width))
-  of_block += 4 * fitted.expert_sums * own / (sizes.experts // m)
+  of_block += 4 * fitted.expert_sums * own / (case.experts.count // m)
   return count * of_block + (4 + 4 + case.item) * own + _moved(case) * sizes.width * case.item
 
 
 def _moved(case: Case) -> float:
   """How many rows are read and written, forward and backward, to sort rows, send them and add up results."""
-  m, k, tokens = case.layout.shards("experts"), case.sizes.experts_per_token, case.tokens
-  rows, way = tokens * k, case.sizes.expert_transport
+  m, k, tokens = case.layout.shards("experts"), case.experts.per_token, case.tokens
+  rows, way = tokens * k, case.experts.transport
   if m == 1:
     return 5 * rows + (5 + 2 * k) * tokens
   if _repeats(case):

@@ -128,7 +128,8 @@ def cotangents(case: Case) -> float:
   sizes, layout = case.sizes, case.layout
   heads = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim / layout.shards("heads")
   mlp = 2 * sizes.dense_width / layout.shards("mlp")
-  return sizes.positions * (case.item * (heads + mlp + 2 * sizes.width / layout.shards("sequence")) + 4 * sizes.experts)
+  scores = 4 * (sizes.experts.count if sizes.experts else 0)
+  return sizes.positions * (case.item * (heads + mlp + 2 * sizes.width / layout.shards("sequence")) + scores)
 
 
 def _loss(case: Case) -> float:

@@ -55,7 +55,7 @@ def _products(case: Case) -> list[Product]:
   sizes, layout = case.sizes, case.layout
   t, d = sizes.positions, sizes.width
   layers, first, mixtures = case.layers, case.first, case.mixtures
-  each = 2 if sizes.lora_rank else 3
+  each = 2 if sizes.lora else 3
   projections = 2 * d * sizes.head_dim * (2 * sizes.heads + 2 * sizes.kv_heads) / layout.shards("heads")
   per_pair = 4 * sizes.heads * sizes.head_dim / layout.shards("heads") / t
   scores, of_others = per_pair * computed(case), per_pair * computed_of_others(case)
@@ -117,13 +117,13 @@ def _adapters(case: Case, layers: float) -> list[Product]:
   """
   sizes, shards = case.sizes, case.layout.shards
   found = []
-  for dim, reading, writing in lora.groups(sizes) if sizes.lora_rank else []:
+  for dim, reading, writing in lora.groups(sizes.lora, sizes.sides) if sizes.lora else []:
     wide = lambda names: sum(sizes.sides[name] for name in names)
     repeats, ends_block = case.repeats, dim == "mlp"
     stream = 3 * len(reading + writing) + repeats * (len(reading) + (0 if ends_block else len(writing)))
     other = 3 * wide(reading + writing) + (case.sizes.remat != "minimal") * wide(reading) + repeats * wide(writing)
-    found.append(Product(layers * 2 * sizes.lora_rank * sizes.width * stream / shards("sequence"), ("sequence",)))
-    found.append(Product(layers * 2 * sizes.lora_rank * other / shards(dim), (dim,)))
+    found.append(Product(layers * 2 * sizes.lora.rank * sizes.width * stream / shards("sequence"), ("sequence",)))
+    found.append(Product(layers * 2 * sizes.lora.rank * other / shards(dim), (dim,)))
   return found
 
 

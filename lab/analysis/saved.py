@@ -129,7 +129,7 @@ def traced(
     heads=sizes.heads // heads,
     kv_heads=sizes.kv_heads // heads,
     mlp_width=sizes.mlp_width // mlp,
-    expert_width=sizes.expert_width // mlp,
+    experts=sizes.experts and dataclasses.replace(sizes.experts, width=sizes.experts.width // mlp),
     depth=layers,
     # The blocks do not see these. So models that differ in nothing else share a trace.
     vocab_size=1,
@@ -141,11 +141,18 @@ def traced(
 
 @functools.cache
 def _traced(sizes: ModelSizes, remat: str, sequence: int, sharers: int) -> tuple[Saved, Saved]:
-  chosen = SAVE_ALL if remat == "all" else policy_of(remat, sizes.saved, sizes.lora_rank)
+  chosen = SAVE_ALL if remat == "all" else policy_of(remat, sizes.saved, sizes.lora.rank if sizes.lora else 0)
   policy = lambda primitive, *given, **named: primitive.name != GATHER and chosen(primitive, *given, **named)
   sharding = OwnPositions(sequence, sharers)
   examples = _prime_above(
-    2 * max(sizes.positions, sizes.width, sizes.mlp_width, sizes.experts, sizes.heads * sizes.head_dim)
+    2
+    * max(
+      sizes.positions,
+      sizes.width,
+      sizes.mlp_width,
+      sizes.experts.count if sizes.experts else 0,
+      sizes.heads * sizes.head_dim,
+    )
   )
 
   def blocks(params: Any, x: jax.Array, given: dict[str, Any]) -> jax.Array:

@@ -18,8 +18,8 @@ from lab.analysis import memory, predict, theory
 from lab.analysis.case import ADAMW, Case
 from lab.analysis.roofline import Roofline
 from lab.analysis.topology import Machine
+from models.expert_sizes import WAYS as TRANSPORTS
 from models.ops.context import WAYS
-from models.ops.experts import WAYS as TRANSPORTS
 from models.ops.pieces import TILE
 from models.sizes import REMAT, ModelSizes
 from reporting.pages.units import duration
@@ -147,9 +147,10 @@ def _variants(sizes: ModelSizes, layout: Layout) -> Iterator[ModelSizes]:
   """The model with every remat policy, and every way to reach the positions and experts of other devices."""
   ask = lambda way, ways, dim: ways[1:] if way == "auto" and layout.shards(dim) > 1 else [way]
   contexts = ask(sizes.attention_context, WAYS, "positions")
-  transports = ask(sizes.expert_transport, TRANSPORTS, "experts")
+  transports = ask(sizes.experts.transport, TRANSPORTS, "experts") if sizes.experts else [""]
   for remat, context, transport in itertools.product(REMAT, contexts, transports):
-    yield dataclasses.replace(sizes, remat=remat, attention_context=context, expert_transport=transport)
+    experts = sizes.experts and dataclasses.replace(sizes.experts, transport=transport)
+    yield dataclasses.replace(sizes, remat=remat, attention_context=context, experts=experts)
 
 
 def _cases(case: Case) -> Iterator[tuple[Case, tuple[str, int, int, int] | None]]:
@@ -247,7 +248,7 @@ def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, 
   if case.sharers > 1:
     fields["model.attention_context"] = case.sizes.attention_context
   if case.sizes.experts and case.layout.shards("experts") > 1:
-    fields["model.expert_transport"] = case.sizes.expert_transport
+    fields["model.expert_transport"] = case.sizes.experts.transport
   if case.accumulation > 1:
     fields["accumulation"] = case.accumulation
   if case.gather == "step":

@@ -87,7 +87,7 @@ def weights(sizes: ModelSizes) -> tuple[Weight, ...]:
   named = jax.tree.leaves(logical_dims(sizes), is_leaf=is_dims)
   dtypes, stored = jax.tree.leaves(used_dtypes(sizes)), jax.tree.leaves(stored_dtypes(sizes))
   name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-  is_trained = lambda path: not sizes.lora_rank or lora.NAME in name(path).split("/")
+  is_trained = lambda path: not sizes.lora or lora.NAME in name(path).split("/")
   return tuple(
     Weight(name(path), tuple(param.shape), dims, dtype, _roles(sizes, name(path), dims), kept, is_trained(path))
     for (path, param), dims, dtype, kept in zip(found, named, dtypes, stored, strict=True)

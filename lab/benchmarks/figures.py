@@ -12,6 +12,7 @@ from typing import Any
 
 from configs import base
 from lab.benchmarks.cells import PEAKS, PEER, REFERENCE, applies
+from models.flops import palm_flops_per_example, train_flops_per_example
 from models.sizes import model_sizes
 
 Record = dict[str, Any]
@@ -141,7 +142,7 @@ def flops(record: Record) -> tuple[float, float]:
   config = base.get_config("lm", "single")
   config.model.update(record["config"]["model"])
   sizes, examples = model_sizes(config), record["config"]["batch_size"]
-  return examples * sizes.train_flops_per_example(), examples * sizes.palm_flops_per_example()
+  return examples * train_flops_per_example(sizes), examples * palm_flops_per_example(sizes)
 
 
 def is_mfu(record: Record) -> bool:

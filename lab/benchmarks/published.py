@@ -24,6 +24,7 @@ from lab.analysis.topology import machine_of
 from lab.benchmarks import sections
 from lab.benchmarks.pages import RESULTS, fill
 from lab.benchmarks.predictions import MODELS, PAGE, Prediction, case_on, config, measure, with_source
+from models.flops import palm_flops_per_example
 from runtime import command_line
 
 TORCHTITAN = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md"
@@ -99,7 +100,7 @@ def bound(row: Published) -> dict[str, float]:
   examples = config.batch_size / where.count / max(times.compute, times.memory, times.communication)
   return {
     "tokens": examples * case.sizes.positions,
-    "palm_flops": examples * case.sizes.palm_flops_per_example(),
+    "palm_flops": examples * palm_flops_per_example(case.sizes),
     "memory": memory.of(case).total,
   }
 

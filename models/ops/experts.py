@@ -29,8 +29,6 @@ from models.ops.layers import unsplit, with_gradient
 from models.ops.routing import TOKENS
 from models.ops.transports import ROOM, TRANSPORTS, ExpertPeers
 
-WAYS = ("auto", "gather", "exchange", "ragged")
-
 SIDES = {"gate": ("embed", "mlp"), "up": ("embed", "mlp"), "down": ("mlp", "embed")}
 
 

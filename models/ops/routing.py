@@ -1,7 +1,7 @@
 """Routing: which experts a token is given to, how much each counts, and what keeps their loads equal.
 
 A router scores all experts. The best of them work on the token, and its result is the sum of theirs, each times its
-scale (`ModelSizes.router`):
+scale (`model.router`):
 
     softmax_topk    probabilities of the chosen ones among the chosen (Mixtral, arXiv:2401.04088)
     topk_softmax    probabilities of the chosen ones among all, so their sum is below 1 (OLMoE, arXiv:2409.02060)
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from errors import ConfigError, above_zero, not_negative, one_of
 from models.dimensions import Dims, Sharding
+from models.expert_sizes import ExpertSizes
 from models.ops.loss import Sums
 from models.ops.positions import chunks, halves, join
 from models.ops.workarounds import in_order
@@ -34,34 +34,6 @@ if TYPE_CHECKING:
   from models.sizes import ModelSizes
 
 TOKENS: Dims = ("batch", None, None)
-ROUTERS = ("softmax_topk", "topk_softmax", "sigmoid_bias")
-
-
-def check(sizes: "ModelSizes") -> None:
-  """Raises ConfigError unless the fields of a mixture fit each other."""
-  one_of("model.router", sizes.router, ROUTERS)
-  counts = ("experts", "dense_layers", "expert_width", "shared_experts")
-  for name in (*counts, "expert_capacity", "router_aux", "router_z", "router_bias_rate"):
-    not_negative(f"model.{name}", getattr(sizes, name))
-  above_zero("model.router_scale", sizes.router_scale, "1")
-  if not sizes.experts:
-    for name in ("shared_experts", "dense_layers", "expert_capacity"):
-      if value := getattr(sizes, name):
-        raise ConfigError(
-          f"model.{name}={value} is for mixtures of experts, but model.experts=0; set model.experts, or use "
-          f"model.{name}=0"
-        )
-    return
-  if sizes.dense_layers >= sizes.depth:
-    raise ConfigError(
-      f"model.dense_layers={sizes.dense_layers} leaves no block for the experts (model.experts={sizes.experts}), "
-      f"because model.depth={sizes.depth}; use at most {sizes.depth - 1}, or model.experts=0 for a dense model"
-    )
-  if not 1 <= sizes.experts_per_token <= sizes.experts:
-    raise ConfigError(
-      f"model.experts_per_token={sizes.experts_per_token} must be from 1 to model.experts={sizes.experts}; use "
-      f"{min(2, sizes.experts)}"
-    )
 
 
 class Counted(NamedTuple):
@@ -84,7 +56,9 @@ class Routes(NamedTuple):
   taken: jax.Array | None = None
 
 
-def route(scores: jax.Array, bias: jax.Array | None, sizes: "ModelSizes", sharding: Sharding, limit: int = 0) -> Routes:
+def route(
+  scores: jax.Array, bias: jax.Array | None, experts: ExpertSizes, sharding: Sharding, limit: int = 0
+) -> Routes:
   """Chooses experts by scores [B, T, E] in float32. Of equal ones, the first is chosen, so that all devices agree.
 
   Args:
@@ -93,23 +67,23 @@ def route(scores: jax.Array, bias: jax.Array | None, sizes: "ModelSizes", shardi
   """
   sigmoids = jax.nn.sigmoid(scores)
   by = scores if bias is None else sigmoids + bias
-  best = lambda x: jax.lax.top_k(x, sizes.experts_per_token)[1]
+  best = lambda x: jax.lax.top_k(x, experts.per_token)[1]
   # Each device for its own tokens: compilers do not split it, and gather all scores.
   chosen = sharding.local(best, jax.lax.stop_gradient(by), dims=[TOKENS], results=TOKENS)
-  of_chosen = lambda x: jnp.sum(jnp.where(one_hot(chosen, sizes.experts), x[..., None, :], 0), axis=-1)
+  of_chosen = lambda x: jnp.sum(jnp.where(one_hot(chosen, experts.count), x[..., None, :], 0), axis=-1)
   share = lambda x: x / jnp.sum(x, axis=-1, keepdims=True)
   probabilities = jax.nn.softmax(scores)
-  if sizes.router == "softmax_topk":
+  if experts.router == "softmax_topk":
     scales = jax.nn.softmax(of_chosen(scores))
-  elif sizes.router == "topk_softmax":
+  elif experts.router == "topk_softmax":
     scales = of_chosen(probabilities)
   else:
     scales, probabilities = share(of_chosen(sigmoids)), share(sigmoids)
   taken = None
   if limit:
-    first = lambda chosen: _first(chosen, sizes.experts, limit, sharding)
+    first = lambda chosen: _first(chosen, experts.count, limit, sharding)
     taken = sharding.local(first, chosen, dims=[TOKENS], results=TOKENS)
-  return Routes(chosen, sizes.router_scale * scales, probabilities, jax.nn.logsumexp(scores, axis=-1), taken)
+  return Routes(chosen, experts.router_scale * scales, probabilities, jax.nn.logsumexp(scores, axis=-1), taken)
 
 
 def _first(chosen: jax.Array, experts: int, limit: int, sharding: Sharding) -> jax.Array:
@@ -140,13 +114,13 @@ def one_hot(chosen: jax.Array, experts: int) -> jax.Array:
 
 
 @jax.named_scope("router_sums")
-def sums(routes: Routes, counted: Counted, sizes: "ModelSizes", sharding: Sharding) -> Sums:
+def sums(routes: Routes, counted: Counted, experts: ExpertSizes, sharding: Sharding) -> Sums:
   """The router's losses, summed over sequences; the sum of the scores' entropies; and numbers of tokens.
 
   Those are `load`, of the tokens that chose each expert [E], and with a capacity `dropped`, of choices.
   """
-  tokens, k = counted.tokens[..., None], sizes.experts_per_token
-  load = jnp.sum(tokens & jnp.any(one_hot(routes.chosen, sizes.experts), axis=-2), axis=1)  # [B, E], own positions
+  tokens, k = counted.tokens[..., None], experts.per_token
+  load = jnp.sum(tokens & jnp.any(one_hot(routes.chosen, experts.count), axis=-2), axis=1)  # [B, E], own positions
   dropped = {}
   if routes.taken is not None:
     dropped = {"dropped": jnp.sum(tokens & ~routes.taken)}
@@ -159,7 +133,7 @@ def sums(routes: Routes, counted: Counted, sizes: "ModelSizes", sharding: Shardi
   likely = jnp.sum(among(routes.probabilities), axis=1)  # [B, E]
   entropy = -jnp.sum(among(routes.probabilities * jnp.log(routes.probabilities + 1e-30)))
   return {
-    "balance": sizes.experts * jnp.sum(each[:, None] * share * likely),
+    "balance": experts.count * jnp.sum(each[:, None] * share * likely),
     "router_z": jnp.sum(each * jnp.sum(jnp.where(counted.tokens, routes.normalizer**2, 0), axis=1)),
     "entropy": jax.lax.stop_gradient(entropy),
     "load": jnp.sum(load, axis=0),
@@ -171,23 +145,23 @@ def of_layers(found: Sums, numbers: jax.Array, sizes: "ModelSizes") -> Sums:
 
   L counts the blocks that have experts.
   """
-  if not found:
+  if not found or not sizes.experts:
     return {}
-  empty = jnp.zeros((sizes.mixtures, sizes.experts), jnp.int32)
+  empty = jnp.zeros((sizes.mixtures, sizes.experts.count), jnp.int32)
   numbers = numbers - sizes.dense_layers if sizes.dense_layers else numbers
   return {name: jnp.sum(x) for name, x in found.items()} | {"load": empty.at[numbers].add(found["load"])}
 
 
-def penalty(found: Sums, sizes: "ModelSizes") -> jax.Array | float:
+def penalty(found: Sums, experts: ExpertSizes | None) -> jax.Array | float:
   """What the sums of routers add to the loss."""
-  return sizes.router_aux * found["balance"] + sizes.router_z * found["router_z"] if found else 0.0
+  return experts.router_aux * found["balance"] + experts.router_z * found["router_z"] if experts and found else 0.0
 
 
 def no_sums(sizes: "ModelSizes") -> Sums:
   """The sums of all routers over an empty batch; {} without experts."""
   if not sizes.experts:
     return {}
-  zero, none = jnp.zeros(()), jnp.zeros((sizes.mixtures, sizes.experts), jnp.int32)
+  zero, none = jnp.zeros(()), jnp.zeros((sizes.mixtures, sizes.experts.count), jnp.int32)
   dropped = {"dropped": jnp.zeros((), jnp.int32)} if sizes.expert_limit else {}
   return {"balance": zero, "router_z": zero, "entropy": zero, "load": none} | dropped
 
@@ -200,10 +174,11 @@ def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
   `load` is how many tokens chose each expert [depth, experts]. `dropped`, with a capacity, is the share of these
   choices that experts did not take.
   """
-  load = found["load"]
+  assert sizes.experts is not None
+  load, per_token = found["load"], sizes.experts.per_token
   mean = jnp.maximum(jnp.mean(load, axis=1, keepdims=True), 1e-9)
-  routed = jnp.maximum(jnp.sum(load) / sizes.experts_per_token, 1)
-  dropped = {"dropped": found["dropped"] / (routed * sizes.experts_per_token)} if sizes.expert_limit else {}
+  routed = jnp.maximum(jnp.sum(load) / per_token, 1)
+  dropped = {"dropped": found["dropped"] / (routed * per_token)} if sizes.expert_limit else {}
   return {
     "balance_loss": found["balance"] / (sizes.mixtures * found["count"]),
     "router_z_loss": found["router_z"] / (sizes.mixtures * found["count"]),

@@ -57,9 +57,9 @@ def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:
 
   Raises ConfigError if its positions or heads do not split as this layout asks.
   """
-  if sizes.experts:
-    transport = experts.choose(sizes.expert_transport, layout.shards("experts"), sizes.experts_per_token)
-    sizes = dataclasses.replace(sizes, expert_transport=transport)
+  if mixture := sizes.experts:
+    transport = experts.choose(mixture.transport, layout.shards("experts"), mixture.per_token)
+    sizes = dataclasses.replace(sizes, experts=dataclasses.replace(mixture, transport=transport))
   count = layout.shards("positions")
   if count == 1:
     return sizes

@@ -166,7 +166,7 @@ class Strategy:
       line += f"; attention reads other positions by {sizes.attention_context}"
       line += f", because {sizes.context_why}" if sizes.context_why else ""
     if self.layout.shards("experts") > 1 and self.program.sizes.experts:
-      line += f"; tokens get to experts by {self.program.sizes.expert_transport}"
+      line += f"; tokens get to experts by {self.program.sizes.experts.transport}"
     if self.runner.described:
       line += f"; {self.runner.described}"
     rows = self.rows_computed(batch_size, self.program.accumulation) if batch_size else 0

@@ -22,9 +22,10 @@ from helpers import (
 )
 
 from models.dimensions import UNSHARDED
+from models.expert_sizes import ROUTERS, ExpertSizes
 from models.ops import experts, grouped, routing
 from models.ops.grouped import Rows, Weights
-from models.ops.routing import ROUTERS, Counted
+from models.ops.routing import Counted
 from models.parameters import bind
 from models.sizes import ModelSizes
 from models.transformer import Transformer
@@ -96,7 +97,7 @@ def dense(x: jax.Array, chosen: jax.Array, scales: jax.Array, w: Any) -> jax.Arr
   return sum(share[..., e, None] * mlp(x, [w[i][e] for i in range(3)]) for e in range(E))
 
 
-def plainly_routed(scores: jax.Array, bias: Any, sizes: ModelSizes, sharding: Any, limit: int) -> routing.Routes:
+def plainly_routed(scores: jax.Array, bias: Any, experts: ExpertSizes, sharding: Any, limit: int) -> routing.Routes:
   """The routes by another way: the chosen are found by sorting, and their weights are read by their numbers.
 
   With a limit, each choice is compared with all choices of earlier tokens.
@@ -106,23 +107,25 @@ def plainly_routed(scores: jax.Array, bias: Any, sizes: ModelSizes, sharding: An
     "topk_softmax": jax.nn.softmax(scores),
     "sigmoid_bias": 1 / (1 + jnp.exp(-scores)),
   }
-  values = of_all[sizes.router]
-  best = jnp.argsort(-(values + (0 if bias is None else bias)), axis=-1, stable=True)[..., : sizes.experts_per_token]
+  values = of_all[experts.router]
+  best = jnp.argsort(-(values + (0 if bias is None else bias)), axis=-1, stable=True)[..., : experts.per_token]
   weights = jnp.take_along_axis(values, best, axis=-1)
-  if sizes.router != "topk_softmax":
+  if experts.router != "topk_softmax":
     weights = weights / weights.sum(-1, keepdims=True)
   probabilities = values / values.sum(-1, keepdims=True)
   same = jnp.any(best[:, :, :, None, None] == best[:, None, None], axis=-1)  # [B, T, k, T]
   is_earlier = jnp.tri(scores.shape[1], k=-1, dtype=bool)[:, None]
   taken = jnp.sum(same & is_earlier, axis=-1) < limit if limit else None
-  return routing.Routes(best, sizes.router_scale * weights, probabilities, jnp.log(jnp.exp(scores).sum(-1)), taken)
+  normalizer = jnp.log(jnp.exp(scores).sum(-1))
+  return routing.Routes(best, experts.router_scale * weights, probabilities, normalizer, taken)
 
 
 def one_after_another(model: Transformer, x: jax.Array, *given: Any) -> tuple[jax.Array, Any]:
   """Runs the blocks of a mixture whose first blocks are dense as two models: a dense one, then a mixture."""
   sizes, params = model.sizes, nnx.to_pure_dict(nnx.state(model, nnx.Param))
-  mixture = dataclasses.replace(sizes, dense_layers=0, depth=sizes.depth - sizes.dense_layers)
-  dense = dataclasses.replace(sizes, dense_layers=0, depth=sizes.dense_layers, experts=0, shared_experts=0)
+  experts = dataclasses.replace(sizes.experts, dense_layers=0)
+  mixture = dataclasses.replace(sizes, experts=experts, depth=sizes.depth - sizes.dense_layers)
+  dense = dataclasses.replace(sizes, experts=None, depth=sizes.dense_layers)
   first = {name: params[{"blocks": "dense_blocks"}.get(name, name)] for name in params if name != "dense_blocks"}
   rest = {name: params[name] for name in params if name != "dense_blocks"}
   x, _ = bind(dense, first).run_stack("blocks", x, *given)
@@ -173,7 +176,9 @@ def routed() -> dict[str, routing.Routes]:
     "sigmoid_bias": (scores, np.float32([0, 0, -9, 0, 9]), {"router": "sigmoid_bias"}),
     "equal": (equal, None, {}),
   }
-  route = lambda scores, bias, fields: routing.route(jnp.asarray(scores), bias, sizes_of(**fields), UNSHARDED, limit=2)
+  route = lambda scores, bias, fields: routing.route(
+    jnp.asarray(scores), bias, sizes_of(**fields).experts, UNSHARDED, limit=2
+  )
   return jax.device_get(jax.jit(lambda: {name: route(*given) for name, given in asked.items()})())
 
 
@@ -210,8 +215,8 @@ def test_the_balance_loss_is_1_for_equal_loads_and_padding_does_not_count():
 
   @jax.jit
   def run(tokens: jax.Array, predictions: jax.Array) -> dict[str, jax.Array]:
-    routes = routing.route(jnp.asarray(scores, jnp.float32), None, sizes, UNSHARDED)
-    return routing.sums(routes, Counted(tokens, predictions), sizes, UNSHARDED)
+    routes = routing.route(jnp.asarray(scores, jnp.float32), None, sizes.experts, UNSHARDED)
+    return routing.sums(routes, Counted(tokens, predictions), sizes.experts, UNSHARDED)
 
   sums = lambda tokens, predictions: jax.device_get(run(tokens, np.array(predictions)))
 

@@ -19,6 +19,7 @@ from helpers import (
 
 from lab.analysis.saved import bytes_per_example
 from models import lora
+from models.flops import palm_flops_per_example, train_flops_per_example
 from models.parameters import bind, frozen, init_params, joined, trained
 from training.program import Params, Program
 
@@ -51,7 +52,7 @@ def merged(found: Program, params: Params) -> Params:
       a, b = (weight(params, name) for name in names)
     except KeyError:
       return w
-    return lora.merged(w, a, b, found.sizes.lora_scale)
+    return lora.merged(w, a, b, found.sizes.lora.scale)
 
   return jax.tree.map_with_path(change, without)
 
@@ -145,7 +146,7 @@ def test_flops_count_no_gradients_of_other_weights():
   k = found.kv_heads * found.head_dim
   adapters = 3 * RANK * ((d + n) * 2 + (d + k) * 2 + 3 * (d + f))
   products = 3 * (2 * d * (n + k) + 3 * d * f) + d * found.vocab_size
-  for count in (type(sizes).train_flops_per_example, type(sizes).palm_flops_per_example):
+  for count in (train_flops_per_example, palm_flops_per_example):
     assert count(sizes) - count(found) == 16 * (2 * products - 6 * adapters)
 
 
@@ -155,4 +156,4 @@ def test_of_experts_adapters_the_flops_of_those_count_that_work_on_a_token():
   d, f, n, k = found.width, 24, found.heads * found.head_dim, found.kv_heads * found.head_dim
   adapters = 3 * RANK * 2 * (2 * (d + f) + (d + 2 * f))  # two experts, and the shared ones as one MLP
   products = 3 * (2 * d * (n + k) + 3 * d * 4 * f + 4 * d) + d * found.vocab_size
-  assert sizes.train_flops_per_example() - found.train_flops_per_example() == 16 * (2 * products - 6 * adapters)
+  assert train_flops_per_example(sizes) - train_flops_per_example(found) == 16 * (2 * products - 6 * adapters)

@@ -12,6 +12,7 @@ import pytest
 from helpers import config, measured, model_sizes, program
 
 import train
+from models.lora import LoraSizes
 from reporting import dead_experts, report
 from reporting.dead_experts import STEPS, DeadExperts
 from reporting.heartbeat import Heartbeat
@@ -62,7 +63,7 @@ def test_a_sentence_for_each_layer_names_the_field_that_the_router_has():
 
 
 def test_with_adapters_nothing_is_said_because_routers_are_not_trained():
-  experts = DeadExperts(dataclasses.replace(mixture(), lora_rank=2, lora_targets="query"))
+  experts = DeadExperts(dataclasses.replace(mixture(), lora=LoraSizes(2, 4.0, ("query",))))
   assert [experts.after(loads((0, 1))) for _ in range(STEPS)] == [[]] * STEPS
   assert experts.dead.sum() == 1
 

@@ -132,7 +132,7 @@ def state_of(runner: Strategy, variant: str) -> Any:
     return state
   mlp, (first, last) = state.params["blocks"]["mlp"], BIASES[variant]
   bias = np.zeros(mlp["bias"].shape, np.float32)
-  bias[:, : runner.program.sizes.experts_per_token] += first
+  bias[:, : runner.program.sizes.experts.per_token] += first
   bias[:, -1] += last
   mlp = mlp | {"bias": jax.device_put(bias, mlp["bias"].sharding)}
   return dataclasses.replace(state, params=state.params | {"blocks": state.params["blocks"] | {"mlp": mlp}})

@@ -31,9 +31,9 @@ SLICE = "v5p:2x2x4"
 ROOT = Path(__file__).parents[2]
 
 
-def model(params: float = 7e9, length: int = 2048, platform: str = "tpu") -> ModelSizes:
+def model(params: float = 7e9, length: int = 2048, platform: str = "tpu", **fields: Any) -> ModelSizes:
   config = base.get_config("lm", "fsdp")
-  config.model.update(tool.model_of(params, length))
+  config.model.update(tool.model_of(params, length) | fields)
   return settings.program(config, platform).sizes
 
 
@@ -250,9 +250,9 @@ def test_a_mixture_of_a_published_size_has_about_as_many_experts_a_token(
   params: float, active: float, experts: int, chosen: int
 ):
   """Qwen3-235B-A22B has 8, Mixtral-8x7B 2, and DeepSeek-V3 8 and a shared one."""
-  sizes = dataclasses.replace(model(1e9, 2048), **tool.mixture_of(params, active, experts, 2048))
-  assert sizes.experts_per_token == chosen
-  of_experts = sizes.depth * sizes.experts * 3 * sizes.width * sizes.expert_width
+  sizes = model(1e9, 2048, **tool.mixture_of(params, active, experts, 2048))
+  assert sizes.experts.per_token == chosen
+  of_experts = sizes.depth * experts * 3 * sizes.width * sizes.experts.width
   assert of_experts + active == pytest.approx(params, rel=0.25)
 
 
@@ -268,11 +268,11 @@ def test_an_impossible_mixture_is_refused(params: float, active: float, experts:
 def test_experts_are_shared_by_mixtures_only():
   """And each way of tokens to their experts is tried."""
   names = ["data_parallel", "expert", "expert_fsdp"]
-  mixture = dataclasses.replace(model(1e9, 1024), experts=8, expert_width=1024)
+  mixture = model(1e9, 1024, experts=8, expert_width=1024)
   assert {layout.shards("experts") for _, layout in search._layouts(names, model(1e9, 1024), 8)} == {1}
   layouts = dict(search._layouts(names, mixture, 8))
   assert {"expert", "expert_fsdp"} <= set(layouts)
-  ways = [one.expert_transport for one in search._variants(mixture, layouts["expert"]) if one.remat == "full"]
+  ways = [one.experts.transport for one in search._variants(mixture, layouts["expert"]) if one.remat == "full"]
   assert ways == ["gather", "exchange", "ragged"]
 
 

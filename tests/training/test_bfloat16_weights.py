@@ -17,7 +17,7 @@ from models.keys import Purpose
 from strategies.execution.mesh import on_mesh
 from training.optimizers import OPTIMIZERS
 from training.optimizers.rounding import rounded_as, words_of_keys
-from training.program import Params, Program, TrainState
+from training.program import Params, Program, TrainState, balanced
 
 SIZES = {"width": 32, "depth": 4, "heads": 4, "kv_heads": 4, "mlp_width": 32, "seq_len": 16, "vocab_size": 64}
 SIZES = {f"model__{name}": size for name, size in SIZES.items()}
@@ -118,7 +118,11 @@ def test_the_biases_of_routers_do_not_stop():
   mlp = jax.eval_shape(p.init, jax.random.key(0)).params["blocks"]["mlp"]
   load = np.tile(np.int32([4, 0, 2, 2]), (4, 1))
   params = {"blocks": {"mlp": {"bias": np.full(mlp["bias"].shape, 0.6, mlp["bias"].dtype)}}}
-  after = jax.jit(lambda params: jax.lax.scan(lambda x, _: (p._balanced(x, load), None), params, length=100)[0])(params)
+  after = jax.jit(
+    lambda params: jax.lax.scan(
+      lambda x, _: (balanced(x, load, p.sizes.experts.router_bias_rate), None), params, length=100
+    )[0]
+  )(params)
   np.testing.assert_allclose(after["blocks"]["mlp"]["bias"], np.tile([0.5, 0.7, 0.6, 0.6], (4, 1)), atol=1e-5)
   assert mlp["router"].dtype == jnp.bfloat16
 

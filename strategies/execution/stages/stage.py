@@ -215,7 +215,7 @@ class Stage:
     microbatch, model = self.microbatch(row), self.model(self.edges, weights)
     side = self.side_inputs(model, microbatch, x, self.program.targets(microbatch, self.sharding))
     y, routed = model.run_stack("blocks", x, side, self.sharding, first_layer=first_layer, unroll=UNROLL)
-    return y, jnp.asarray(penalty(routed, self.program.sizes), jnp.float32), routed
+    return y, jnp.asarray(penalty(routed, self.program.sizes.experts), jnp.float32), routed
 
   def side_inputs(
     self, model: Transformer, microbatch: Batch, x: jax.Array, targets: Targets | None = None

@@ -19,6 +19,7 @@ from checkpointing.pretrained import families
 from checkpointing.pretrained.export import export
 from checkpointing.pretrained.tensors import adapter_tensors
 from errors import ConfigError
+from models.lora import LoraSizes
 from tools import export as tool
 
 SMALL = {
@@ -67,7 +68,7 @@ def test_a_mixture_whose_first_layers_are_dense_goes_out_and_comes_in(tmp_path: 
   np.testing.assert_array_equal(written["model.layers.1.mlp.gate.weight"], mlps[1]["router"][0].T)
   said = json.loads((tmp_path / "out/config.json").read_text())
   assert said["mlp_only_layers"] == [0]
-  assert said["router_aux_loss_coef"] == pytest.approx(0.03 * 2 / sizes.experts_per_token)  # of two layers
+  assert said["router_aux_loss_coef"] == pytest.approx(0.03 * 2 / sizes.experts.per_token)  # of two layers
   read = shape_of(tmp_path / "out").fields
   assert {name: read[name] for name in ("dense_layers", "mlp_width", "expert_width")} == {
     "dense_layers": 1, "mlp_width": 40, "expert_width": 24
@@ -76,7 +77,7 @@ def test_a_mixture_whose_first_layers_are_dense_goes_out_and_comes_in(tmp_path: 
   runner = strategy("expert_fsdp", dataclasses.replace(program(), sizes=sizes))
   loaded = pretrained.load(pretrained.Folder(str(tmp_path / "out")), sizes, runner.abstract_state().params)
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(loaded), params)
-  adapted = dataclasses.replace(sizes, lora_rank=2, lora_targets="query")
+  adapted = dataclasses.replace(sizes, lora=LoraSizes(2, 4.0, ("query",)))
   names = {tensor.name.partition(".self_attn")[0] for tensor in adapter_tensors(adapted)}
   assert names == {f"base_model.model.model.layers.{layer}" for layer in range(3)}
 

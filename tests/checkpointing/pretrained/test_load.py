@@ -65,7 +65,7 @@ def test_the_balance_loss_counts_as_in_transformers(name: str):
   runner, params = model_folders.loaded(name)
   sizes, tokens = dataclasses.replace(runner.program.sizes, seq_len=39), expected["tokens"][:1].astype(np.int32)
   targets = Targets(tokens[:, 1:], np.ones((1, 39), bool))
-  added = lambda params: penalty(bind(sizes, params).loss_sums(tokens[:, :-1], targets)[1], sizes)
+  added = lambda params: penalty(bind(sizes, params).loss_sums(tokens[:, :-1], targets)[1], sizes.experts)
   assert float(jax.jit(added)(params)) / 39 == pytest.approx(float(expected["balance"]), rel=1e-5)
 
 

@@ -47,7 +47,7 @@ def test_a_published_config_means_the_published_model(name: str):
 @pytest.mark.parametrize("name", ACTIVE)
 def test_a_published_mixture_uses_as_many_weights_for_a_token(name: str):
   sizes = settings.program(pretrained.adopt(config("fsdp", init_from=str(FOLDER / name))), "cpu").sizes
-  idle = 1 - sizes.experts_per_token / sizes.experts
+  idle = 1 - sizes.experts.per_token / sizes.experts.count
   active = sum(math.prod(w.shape) * (1 - idle * ("experts" in w.dims)) for w in weights(sizes))
   assert active / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
 

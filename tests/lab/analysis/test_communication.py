@@ -32,6 +32,7 @@ from lab.analysis import compiled, memory, predict, theory
 from lab.analysis.case import Case
 from lab.analysis.host import to_host
 from lab.analysis.weights import weights
+from models.flops import palm_flops_per_example
 from strategies import layout_of
 from strategies.execution.mesh import make_mesh
 from training.program import Program
@@ -274,7 +275,7 @@ def test_no_flop_is_done_twice(name: str, variant: str):
     # Texts this short are one block of queries, so attention computes all pairs, as PaLM counts. Its backward pass
     # computes the scores again.
     again = 2 * sizes.depth * sizes.positions**2 * sizes.heads * sizes.head_dim
-    assert once * case.layout.device_count == case.batch_size * (sizes.palm_flops_per_example() + again)
+    assert once * case.layout.device_count == case.batch_size * (palm_flops_per_example(sizes) + again)
 
 
 @pytest.mark.parametrize("name", in_full(["data_parallel", "zero1", "fsdp", "hsdp", "two_d"], "fsdp"))

@@ -10,6 +10,7 @@ import strategies
 from lab.analysis import memory, predict, theory
 from lab.analysis.case import Case
 from lab.analysis.compiled import CompiledStep, compile_step
+from models.flops import train_flops_per_example
 from models.ops import transports
 from strategies import layout_of
 from strategies.layout import Layout
@@ -108,7 +109,7 @@ def test_flops_of_experts_are_those_of_tokens():
   sizes = program(**SIZES).sizes
   for experts in (8, 64):
     case = Case(LAYOUTS["expert"], built(LAYOUTS["expert"], "exchange", model__experts=experts).program.sizes, 4096)
-    needed = 3 * 6 * sizes.width * sizes.experts_per_token * sizes.expert_width
+    needed = 3 * 6 * sizes.width * sizes.experts.per_token * sizes.experts.width
     computed = next(p.flops for p in predict.experts.products(case) if "mlp" in p.dims)
     assert 1 < computed / needed <= 1.3
 
@@ -132,8 +133,8 @@ def test_flops_of_dense_blocks_are_those_of_their_mlps():
   """6 for each weight and token: three matrices of an MLP in place of those of a token's experts, and no router."""
   fields = {"model__experts": 8, "model__expert_width": 24, "model__shared_experts": 1, "model__mlp_width": 80}
   some, none = (program(**fields, model__dense_layers=n).sizes for n in (1, 0))
-  changed = some.width * (3 * 80 - 3 * 24 * (some.experts_per_token + 1) - 8)
-  assert some.train_flops_per_example() - none.train_flops_per_example() == 6 * changed * some.positions
+  changed = some.width * (3 * 80 - 3 * 24 * (some.experts.per_token + 1) - 8)
+  assert train_flops_per_example(some) - train_flops_per_example(none) == 6 * changed * some.positions
 
 
 def test_a_round_has_room_for_more_than_equal_loads():

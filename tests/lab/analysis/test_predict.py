@@ -229,6 +229,6 @@ def test_what_is_kept_of_dense_blocks_and_of_those_with_experts_adds_up(remat: s
     model = dataclasses.replace(sizes, depth=parts[-1])
     for host in (False, True):
       assert bytes_per_example(model, *parts, host=host) == sum(traced(model, remat, *parts)[host])
-  last = dataclasses.replace(sizes, dense_layers=0)
+  last = dataclasses.replace(sizes, experts=dataclasses.replace(sizes.experts, dense_layers=0))
   for layers in (1, sizes.depth - 2):
     assert bytes_per_example(sizes, 1, 1, 1, layers) == bytes_per_example(last, 1, 1, 1, layers)

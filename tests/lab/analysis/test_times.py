@@ -14,6 +14,7 @@ from lab.analysis.links import of_devices
 from lab.analysis.topology import machine_of
 from lab.analysis.weights import weights
 from lab.benchmarks import expected
+from models.flops import palm_flops_per_example, train_flops_per_example
 from models.sizes import ModelSizes
 from runtime.hardware import Chip, chip
 
@@ -195,8 +196,8 @@ def test_times_and_communication_that_explain_computes_from_a_step():
   sizes = runner.program.sizes
   assert time["per_second"] == pytest.approx(16 * sizes.seq_len / time["seconds"])
   of_peak = lambda flops: pytest.approx(16 * flops / 8 / 989e12 / time["seconds"])
-  assert time["mfu"] == of_peak(sizes.train_flops_per_example())
-  assert time["palm_mfu"] == of_peak(sizes.palm_flops_per_example())
+  assert time["mfu"] == of_peak(train_flops_per_example(sizes))
+  assert time["palm_mfu"] == of_peak(palm_flops_per_example(sizes))
   (gathers,) = (row for row in explanation._communication(step.collectives(), timed) if row["axes"] == ("data",))
   assert (gathers["count"], gathers["sent_in_step"]) == (2, 2 * 3 * array)
   assert gathers["seconds"] == gathers["exposed"] == pytest.approx(2 * 3 * array / 450e9)
