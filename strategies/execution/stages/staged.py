@@ -183,8 +183,8 @@ def check_compiler(layout: Layout, sizes: ModelSizes, platform: str) -> None:
     # Its partitioner forgets, in a function that is called several times, which axes are manual around the call.
     axis = shared[0]
     raise ConfigError(
-      f"model.experts={sizes.experts.count} is not possible in stages that mesh.{axis}={layout.mesh[axis]} splits, because "
-      f"the TPU compiler of jax {jax.__version__} fails on them; use Python 3.12 or later, or mesh.{axis}=1"
+      f"model.experts={sizes.experts.count} is not possible in stages that mesh.{axis}={layout.mesh[axis]} splits, "
+      f"because the TPU compiler of jax {jax.__version__} fails on them; use Python 3.12 or later, or mesh.{axis}=1"
     )
 
 
