@@ -10,8 +10,9 @@ from lab.analysis.compilers import COMPILERS
 from lab.analysis.hlo import Each
 from lab.analysis.sent import Sent
 from lab.analysis.weights import trained
+from models.ops.exchange import ROUNDS, round_rows
+from models.ops.expert_rows import most_rows
 from models.ops.grouped import BLOCKS, block_size
-from models.ops.transports import ROUNDS, most_rows, round_rows
 
 INDEX = 4  # bytes of a number of an expert, of a count of rows, and of the gradient of a scale
 

@@ -18,16 +18,18 @@ gradients of results: nothing is kept of other devices' tokens. A row is multipl
 Where devices also share the hidden units of experts, each has its part of the sums (`Sharding.sum_pieces`).
 """
 
-import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 
-from models.dimensions import Dims, Sharding, is_dims
+from models.dimensions import Dims, Sharding, is_dims, map_dims
+from models.ops.exchange import ROOM
+from models.ops.expert_rows import ExpertPeers
 from models.ops.grouped import NAMES, Weights
 from models.ops.layers import unsplit, with_gradient
 from models.ops.routing import TOKENS
-from models.ops.transports import ROOM, TRANSPORTS, ExpertPeers
+from models.ops.transports import TRANSPORTS, Transport
 
 SIDES = {"gate": ("embed", "mlp"), "up": ("embed", "mlp"), "down": ("mlp", "embed")}
 
@@ -54,33 +56,31 @@ def mix(
     chosen: the numbers of experts, or how many there are where an expert does not take the token.
     limit: how many tokens of an example an expert takes at most; 0: all.
   """
-  arrays, tree = jax.tree.flatten(weights)
-  all_dims = dims_of(weights)
-  trained = jax.tree.leaves(all_dims.trained, is_leaf=is_dims)
-  frozen_count = len(arrays) - len(trained)  # they come first
-  kernel = functools.partial(_on_own_tokens, tree=tree, sharding=sharding, way=way, limit=limit)
-  dims = [TOKENS, TOKENS, TOKENS, *map(_gathered, jax.tree.leaves(all_dims, is_leaf=is_dims))]
+  own = _OwnTokens(sharding, way, limit)
+  names = dims_of(weights)
+  given_dims = (TOKENS, TOKENS, TOKENS, map_dims(_gathered, names))
+  piece = ("mlp", *TOKENS)  # of a sum over hidden units
 
-  def forward(*given: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    out = sharding.local(kernel, *given, dims=dims, results=("mlp", *TOKENS))
+  def forward(*given: Any) -> tuple[jax.Array, Any]:
+    out = _local(sharding, own.forward, given, given_dims, piece)
     return sharding.sum_pieces(out, "mlp", TOKENS), given
 
-  def backward(given: tuple[jax.Array, ...], of_out: jax.Array) -> tuple[jax.Array | None, ...]:
-    results = [("mlp", *TOKENS), ("mlp", *TOKENS), *((*_in_pieces(names), *_gathered(names)) for names in trained)]
-    run = lambda *arrays: sharding.local(kernel, *arrays, dims=[*dims, TOKENS], results=results)
-    of_x, of_scales, *found = unsplit(run)(*given, of_out)
-    # In the order in which gradients are added up and split.
-    found = [_turned(g, names) for g, names in zip(found, trained, strict=True)]
-    of_trained = [_summed(g, names, sharding) for g, names in zip(found, trained, strict=True)]
-    return (
-      sharding.sum_pieces(of_x, "mlp", TOKENS),
-      None,
-      sharding.sum_pieces(of_scales, "mlp", TOKENS),
-      *[None] * frozen_count,
-      *(_turned(g, names) for g, names in zip(of_trained, trained, strict=True)),
-    )
+  def backward(given: Any, of_out: jax.Array) -> tuple[Any, ...]:
+    pieces = map_dims(lambda dims: (*_in_pieces(dims), *_gathered(dims)), names.trained)
+    run = lambda *given: _local(sharding, own.backward, given, (*given_dims, TOKENS), (piece, piece, pieces))
+    of_x, of_scales, of_trained = unsplit(run)(*given, of_out)
+    summed = lambda dims, g: _summed(g, dims, sharding)
+    of_weights = weights.with_trained(jax.tree.map(summed, names.trained, of_trained, is_leaf=is_dims))
+    return sharding.sum_pieces(of_x, "mlp", TOKENS), None, sharding.sum_pieces(of_scales, "mlp", TOKENS), of_weights
 
-  return with_gradient(forward, backward, x, chosen, scales, *arrays)
+  return with_gradient(forward, backward, x, chosen, scales, weights)
+
+
+def _local(sharding: Sharding, kernel: Callable[..., Any], given: Any, dims: Any, results: Any) -> Any:
+  """`Sharding.local` of a kernel whose arguments are trees of arrays; `dims` and `results` are the same trees."""
+  arrays, tree = jax.tree.flatten(given)
+  flat = lambda *arrays: kernel(*jax.tree.unflatten(tree, arrays))
+  return sharding.local(flat, *arrays, dims=jax.tree.leaves(dims, is_leaf=is_dims), results=results)
 
 
 def dims_of(weights: Weights) -> Any:
@@ -99,48 +99,54 @@ def _in_pieces(names: Dims) -> tuple[str, ...]:
   return ("batch",) if "mlp" in names else ("mlp", "batch")
 
 
-def _turned(g: jax.Array, names: Dims) -> jax.Array:
-  """A gradient [..., embed], or its pieces, with the last two dimensions exchanged; all others as they are."""
-  return g.swapaxes(-1, -2) if names[-1] == "embed" else g
-
-
 def _summed(g: jax.Array, names: Dims, sharding: Sharding) -> jax.Array:
-  """The gradient of an array with these dimensions, from pieces that were turned."""
-  stored = (names[0], *reversed(names[1:])) if names[-1] == "embed" else names
+  """The gradient of an array with these dimensions, from its pieces [..., *names]."""
+  # Gradients are added up and split in an order in which `embed` is not the last.
+  is_last = names[-1] == "embed"
+  turned = lambda x: x.swapaxes(-1, -2) if is_last else x
+  stored = (names[0], *reversed(names[1:])) if is_last else names
+  g = turned(g)
   for dim in _in_pieces(names):
     g = sharding.sum_pieces(g, dim, ("batch", *stored) if dim == "mlp" else stored)
-  return g
+  return turned(g)
 
 
-def _on_own_tokens(
-  x: jax.Array,  # [b, T, D]
-  chosen: jax.Array,
-  scales: jax.Array,
-  *arrays: jax.Array,  # those of the own experts and hidden units; in the backward pass then of_out [b, T, D]
-  tree: Any,
-  sharding: Sharding,
-  way: str,
-  limit: int,
-) -> Any:
-  """The results for a device's own tokens or, given their gradient, all gradients; as pieces, of which each is one.
+class _OwnTokens(NamedTuple):
+  """What a device computes for its own tokens [b, T, D], with the weights of its own experts and hidden units.
 
-  Args:
-    tree: that of `Weights`.
+  Results are pieces of sums. They begin with a dimension of 1 for each dimension along which devices have pieces.
   """
-  weights = jax.tree.unflatten(tree, arrays[: tree.num_leaves])
-  flat = lambda x: x.reshape(-1, x.shape[-1])
-  peers = ExpertPeers(sharding, limit * len(x))
-  if peers.count == 1:
-    way = "gather"
-  elif sharding.shards("batch", among="experts") == 1:
-    way = "replicated"
-  transport = TRANSPORTS[way]
-  # Scales travel in the dtype in which they are used.
-  given = flat(x), flat(chosen), flat(scales).astype(x.dtype), weights, peers
-  if len(arrays) == tree.num_leaves:
-    return transport.forward(*given).reshape(1, *x.shape)
-  of_x, of_scales, of_trained = transport.backward(*given, flat(arrays[-1]))
-  names = jax.tree.leaves(dims_of(weights).trained, is_leaf=is_dims)
-  pairs = zip(*map(jax.tree.leaves, (of_trained, weights.trained)), names, strict=True)
-  own = [g.astype(w.dtype)[(None,) * len(_in_pieces(dims))] for g, w, dims in pairs]
-  return [of_x.reshape(1, *x.shape), of_scales.reshape(1, *scales.shape), *own]
+
+  sharding: Sharding
+  way: str
+  limit: int
+
+  def forward(self, x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights) -> jax.Array:
+    """The results for the tokens [1, b, T, D]."""
+    return self._transport.forward(*self._flat(x, chosen, scales), weights, self._peers(x)).reshape(1, *x.shape)
+
+  def backward(
+    self, x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, of_out: jax.Array
+  ) -> tuple[jax.Array, jax.Array, Any]:
+    """The gradients of the tokens, of their scales, and of what is trained."""
+    given = *self._flat(x, chosen, scales), weights, self._peers(x), _rows(of_out)
+    of_x, of_scales, of_trained = self._transport.backward(*given)
+    piece = lambda dims, w, g: g.astype(w.dtype)[(None,) * len(_in_pieces(dims))]
+    pieces = jax.tree.map(piece, dims_of(weights).trained, weights.trained, of_trained, is_leaf=is_dims)
+    return of_x.reshape(1, *x.shape), of_scales.reshape(1, *scales.shape), pieces
+
+  @property
+  def _transport(self) -> Transport:
+    if self.sharding.shards("experts") == 1:
+      return TRANSPORTS["gather"]
+    return TRANSPORTS["replicated" if self.sharding.shards("batch", among="experts") == 1 else self.way]
+
+  def _peers(self, x: jax.Array) -> ExpertPeers:
+    return ExpertPeers(self.sharding, self.limit * len(x))
+
+  def _flat(self, x: jax.Array, chosen: jax.Array, scales: jax.Array) -> tuple[jax.Array, ...]:
+    return _rows(x), _rows(chosen), _rows(scales).astype(x.dtype)  # scales travel in the dtype in which they are used
+
+
+def _rows(x: jax.Array) -> jax.Array:
+  return x.reshape(-1, x.shape[-1])

@@ -42,6 +42,10 @@ class Weights(NamedTuple):
     """The arrays that have gradients: the weights, or the adapters by name."""
     return self[:3] if self.adapters is None else self.adapters
 
+  def with_trained(self, values: Any) -> "Weights":
+    """The same tree with these values for what is trained, and None for the others."""
+    return Weights(*values) if self.adapters is None else Weights(None, None, None, values)  # type: ignore[arg-type]
+
   def product(self, name: str, x: jax.Array) -> jax.Array:
     """Rows x [b, I] times a weight of one expert and, if it has an adapter, times both halves → [b, O]."""
     product = x @ getattr(self, name)

@@ -11,7 +11,7 @@ from lab.analysis import memory, predict, theory
 from lab.analysis.case import Case
 from lab.analysis.compiled import CompiledStep, compile_step
 from models.flops import train_flops_per_example
-from models.ops import transports
+from models.ops import exchange
 from strategies import layout_of
 from strategies.layout import Layout
 
@@ -138,5 +138,5 @@ def test_flops_of_dense_blocks_are_those_of_their_mlps():
 
 
 def test_a_round_has_room_for_more_than_equal_loads():
-  assert transports.round_rows(1024, 2, 8) == 320
-  assert transports.round_rows(16, 2, 1) == 32
+  assert exchange.round_rows(1024, 2, 8) == 320
+  assert exchange.round_rows(16, 2, 1) == 32
