@@ -9,7 +9,6 @@ axis. Gradients that each part must scatter are scattered by hand, too, if the c
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims
@@ -33,8 +32,7 @@ class ByHand(Runner):
       return self.program.loss_sums(params, batch, None, self.sharding)[1]  # by the compiler
 
     def sums(params: Params, batch: Batch, step: jax.Array | None, sharding: Constraints) -> tuple[Sums, Params]:
-      unused = jax.tree.map(jnp.zeros_like, self.program.trained(params))
-      return self.program.loss_sums(params, batch, step, sharding)[1], unused
+      return self.program.loss_sums(params, batch, step, sharding)[1], {}
 
     return self.summed(sums, params, batch, None)[0]
 
@@ -44,6 +42,8 @@ class ByHand(Runner):
 
   def summed(self, work: GradientSums, params: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
     """Runs `work` on a device's own rows, and sums what it returns over the mesh axes `Transfers.by_hand`.
+
+    In evaluation `step` is None, and there are no gradients: {}.
 
     Weights and gradients travel in the dtype in which the model uses the weights. Weights that are gathered for each
     part are gathered by `work`, with `Constraints.gather`; those that are gathered once, here.
@@ -83,19 +83,23 @@ class ByHand(Runner):
       if transfers.gathered_once:
         weights = jax.tree.map(collectives.all_gather, weights, dims)
       sums, gradients = work(weights, batch, step, inside)
+      gradients = {} if step is None else stored(gradients, held, sent)
+      return jax.tree.map(lambda x: jax.lax.psum(x, axes), sums), gradients
+
+    def stored(gradients: Params, held: Params, sent: Params) -> Params:
+      """A device's gradients, summed and in the pieces in which the state stores them."""
       gradients = jax.tree.map(total, gradients, trained_dims, trained_dtypes)
       pieces = jax.tree.map(piece, program.trained(sent)["blocks"], trained_dims["blocks"])
       (blocks,) = jax.linear_transpose(arrange, pieces)(gradients["blocks"])
       gradients = jax.tree.map(lambda g, w: g.astype(w.dtype), gradients | {"blocks": blocks}, program.trained(held))
-      gradients = jax.tree.map(functools.partial(pad, inside.layout), gradients, trained_dims)
-      return jax.tree.map(lambda x: jax.lax.psum(x, axes), sums), gradients
+      return jax.tree.map(functools.partial(pad, inside.layout), gradients, trained_dims)
 
     padded = Stored(self.layout, dims, params).pad(params)
     sums, gradients = jax.shard_map(
       on_own_rows,
       in_specs=(specs(layout, padded, dims), layout.spec(("batch",)), P()),
-      out_specs=(P(), specs(result, trained, trained_dims)),
+      out_specs=(P(), P() if step is None else specs(result, trained, trained_dims)),
       axis_names=set(axes),
       check_vma=False,  # the outputs are replicated where their specs say so, because they are summed
     )(padded, batch, step)
-    return sums, Stored(self.layout.stored_as("state"), trained_dims, trained).cut(gradients)
+    return sums, Stored(self.layout.stored_as("state"), trained_dims, trained).cut(gradients) if gradients else {}

@@ -50,7 +50,7 @@ class Carry(NamedTuple):
   to_next: jax.Array  # the latest activation
   to_previous: jax.Array  # the latest cotangent
   sums: Sums
-  gradients: Params  # summed so far, of what is trained of `Stage.params`
+  gradients: Params  # summed so far, of what is trained of `Stage.params`; {} in evaluation
 
 
 class Pullback(NamedTuple):
@@ -132,7 +132,7 @@ class Stage:
       to_next=zeros,
       to_previous=zeros,
       sums=self.program.no_sums(self.step),
-      gradients=self.zero_gradients(),
+      gradients={} if self.step is None else self.zero_gradients(),
     )
     return carry, pullback
 
@@ -258,16 +258,17 @@ class Stage:
       return (y, added), routed
 
     (y, _), vjp, routed = jax.vjp(run, trained, x, has_aux=True)
-    leaves, tree = jax.tree.flatten(vjp)
-    number = {id(w): i for i, w in enumerate(jax.tree.leaves(weights))}
-    sources = [number.get(id(leaf)) for leaf in leaves]  # the number of the weight that a leaf is; None for a residual
+    # What the backward pass reads: some are weights, which need no slot. The others are residuals.
+    read, tree = jax.tree.flatten(vjp)
+    number_of = lambda x: next((i for i, w in enumerate(jax.tree.leaves(weights)) if w is x), None)
+    numbers = list(map(number_of, read))
 
     def whole(fixed: Fixed, cotangent: jax.Array) -> tuple[Params, jax.Array]:
-      rest, given = iter(fixed[0]), jax.tree.leaves(fixed[1])
-      pull = jax.tree.unflatten(tree, [next(rest) if i is None else given[i] for i in sources])
+      residuals, weights = iter(fixed[0]), jax.tree.leaves(fixed[1])
+      pull = jax.tree.unflatten(tree, [next(residuals) if i is None else weights[i] for i in numbers])
       return pull((cotangent, jnp.ones(())))  # what routers add to the loss counts as it is
 
-    residuals = [self.pinned(leaf) for leaf, i in zip(leaves, sources, strict=True) if i is None]
+    residuals = [self.pinned(x) for x, i in zip(read, numbers, strict=True) if i is None]
     return y, routed, residuals, jax.tree_util.Partial(whole)
 
   def pinned(self, x: jax.Array) -> jax.Array:
