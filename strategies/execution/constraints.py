@@ -133,19 +133,26 @@ class Constraints(Sharding):
     return collective(x, self._of(dim).axes(dim)) if self.shards(dim) > 1 else x
 
   def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
-    # First along the mesh axes that split the gradient of `dims`, so that along the others only pieces are sent. They
-    # are added up as matrices, for the reason that `as_matrices` gives.
-    gradient = self.layout.stored_as("gradients")
-    left = [axis for axis in self.layout.axes(dim) if self.layout.mesh[axis] > 1]
-    parts = parts.reshape(*(self.layout.mesh[axis] for axis in left), *parts.shape[1:])
-    split = {axis for name in dims if name for axis in gradient.axes_in(dims, name)}
+    """Adds up over one mesh axis after the other, first those that split the result.
+
+    With axes a and b, of which b splits the result:
+
+        parts [a·b, D, F] → [a, b, D, F] → sum over b, scattered along b → [a, D/b, F] → sum over a of pieces → [D/b, F]
+
+    So along a only pieces are sent. The sums are of matrices, for the reason that `as_matrices` gives.
+    """
+    gradient, mesh = self.layout.stored_as("gradients"), self.layout.mesh
+    axes = [axis for axis in self.layout.axes(dim) if mesh[axis] > 1]
+    parts = parts.reshape(*(mesh[axis] for axis in axes), *parts.shape[1:])
+    splitting = {axis for name in dims if name for axis in gradient.axes_in(dims, name)}
     add = lambda x: jax.lax.reduce(x, np.zeros((), x.dtype), jax.lax.add, (0,))
-    for axis in sorted(left, key=lambda axis: axis not in split):
+    left = list(axes)
+    for axis in sorted(axes, key=lambda axis: axis not in splitting):
       parts = jnp.moveaxis(parts, left.index(axis), 0)
       left.remove(axis)
       if not left:
         return add(parts)
-      count, spec = len(left), gradient.restricted_to([axis for axis in gradient.mesh if axis not in left]).spec(dims)
+      count, spec = len(left), gradient.restricted_to([axis for axis in mesh if axis not in left]).spec(dims)
       first = jnp.moveaxis(parts, range(1, count + 1), range(2, count + 2))  # [axis, D, *left, ...]
       matrices = jax.lax.optimization_barrier(first.reshape(*first.shape[:2], -1))  # or the compiler undoes this
       columns = (*left, *(axis for place in spec[1:] for axis in axes_of(place)))

@@ -41,16 +41,19 @@ class Transfers:
 
   @staticmethod
   def of(layout: Layout, *, parts: int = 1, gather: str = "part", by_hand: bool = False) -> "Transfers":
-    """The transfers of a resolved layout.
+    """The transfers of a resolved layout, decided in four steps.
 
-    Gradients are summed by hand if there are several parts and some of these sums can wait until the end of the step.
-    They cannot wait if each part scatters its gradients over all axes of the batch. And by hand, no part can scatter
-    the gradients of whole weights: JAX has no gradient that is smaller than its weight.
+    1. Along which axes devices have gradients of different examples or positions, so that gradients must be summed.
+    2. Which of these sums the program makes by hand. It does so if there are several parts and some sums can wait until
+       the end of the step. They cannot wait if each part scatters its gradients over all axes of the batch. And by
+       hand, no part can scatter the gradients of whole weights: JAX has no gradient that is smaller than its weight.
+       Devices that share positions or experts always sum by hand: left to the compiler, attention would send far more
+       than it says (models/ops/context.py).
+    3. What is gathered and scattered for each part, or once.
+    4. What is left to be all-reduced: the axes along which devices hold the same piece of the sum.
 
-    Devices that share the positions of a text sum gradients like devices of the batch, and always by hand: left to the
-    compiler, attention would send far more than it says (models/ops/context.py). So do devices that share experts. An
-    expert's gradients are summed over the axes of the batch that do not split experts; those of all other weights, over
-    all axes of the batch.
+    An expert's gradients are summed over the axes of the batch that do not split experts; those of all other weights,
+    over all axes of the batch.
 
     Args:
       parts: accumulation parts × microbatches.
@@ -58,24 +61,25 @@ class Transfers:
         each "part" or once a "step". The stages of a pipeline do so once a step in any case.
       by_hand: whether gradients are summed by hand even if there is only one part.
     """
-    stages = tuple(axis for axis in layout.axes("layers") if layout.mesh[axis] > 1)
-    positions = tuple(axis for axis in layout.axes("positions") if layout.mesh[axis] > 1)
-    experts = layout.shards("experts") > 1
-    shared = (*layout.axes("batch"), *positions)
-    batch = tuple(axis for axis, size in layout.mesh.items() if size > 1 and axis in shared)
-    embed, state = layout.axes("embed"), layout.axes("state")
-    once = gather == "step" or bool(stages)
-    possible = once or layout.axes("gradients") == embed
-    waits = once or bool(set(batch) - set(embed))
-    manual = batch if positions or experts or (possible and (by_hand or (waits and parts > 1) or stages)) else ()
+    of_several = lambda axes: tuple(axis for axis in layout.mesh if layout.mesh[axis] > 1 and axis in axes)
+    stages, positions = of_several(layout.axes("layers")), of_several(layout.axes("positions"))
+    embed, state, once = layout.axes("embed"), layout.axes("state"), gather == "step" or bool(stages)
+
+    batch = of_several((*layout.axes("batch"), *positions))  # 1
+
+    must = bool(positions) or layout.shards("experts") > 1
+    can = once or layout.axes("gradients") == embed
+    can_wait = once or bool(set(batch) - set(embed))
+    manual = batch if must or (can and (by_hand or stages or (can_wait and parts > 1))) else ()  # 2
     within = lambda axes: tuple(axis for axis in axes if axis in manual)
 
     gathered_once = within(embed) if once else ()
     by_part = () if once else within(embed)  # the program scatters over them for each part
     # With a single part, the compiler scatters gradients to where the optimizer needs them.
     finest = state if parts == 1 else layout.axes("gradients")
-    scattered = tuple(axis for axis in finest if axis in by_part or axis not in manual)
-    reduced = tuple(axis for axis in batch if axis not in (state if manual else scattered))
+    scattered = tuple(axis for axis in finest if axis in by_part or axis not in manual)  # 3
+
+    reduced = tuple(axis for axis in batch if axis not in (state if manual else scattered))  # 4
     return Transfers(
       parts=parts,
       gather=gather,
