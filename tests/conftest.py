@@ -1,5 +1,6 @@
 """Eight simulated devices and a shared compilation cache for all tests."""
 
+import ctypes
 import gc
 import importlib.metadata
 import os
@@ -64,6 +65,34 @@ def _pair(item: pytest.Item) -> tuple[str, str] | None:
   given = item.callspec.params if hasattr(item, "callspec") else {}
   is_shared = hasattr(item.module, "runner_of") and given.keys() >= {"name", "variant"}
   return (given["variant"], given["name"]) if is_shared else None
+
+
+class Memory:
+  """Frees the memory of a worker when it has grown: traces and programs of thousands of tests add up to 12 GB."""
+
+  STEP = 4 << 30  # bytes
+  limit = STEP
+
+  @staticmethod
+  def held() -> int:
+    """The memory of this process in bytes; 0 where it is not known."""
+    pages = Path("/proc/self/statm")
+    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if pages.exists() else 0
+
+  @classmethod
+  def free(cls) -> None:
+    if cls.held() > cls.limit:
+      jax.clear_caches()
+      gc.collect()
+      if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)  # or the C library keeps what was freed
+      cls.limit = cls.held() + cls.STEP
+
+
+@pytest.fixture(autouse=True)
+def little_memory() -> Iterator[None]:
+  yield
+  Memory.free()
 
 
 @pytest.fixture(autouse=True)
