@@ -223,3 +223,12 @@ def test_the_table_of_promises_names_tests_of_make_test():
     if test:
       assert test in functions, f"{file}::{test}"
       assert "pytest.mark.full" not in map(ast.unparse, functions[test].decorator_list), f"{file}::{test}"
+
+
+@pytest.mark.parametrize("page", [ROOT / "WORKSPACE.md", *PAGES, ROOT / "tests/README.md"], ids=lambda page: page.name)
+def test_the_files_of_code_that_a_page_names_exist(page: Path):
+  """By their whole path or the end of it. Names in capital letters stand for any file."""
+  rooms = (path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+  files = [f"/{file.relative_to(ROOT)}" for file in (*ROOT.glob("*.py"), *(f for r in rooms for f in r.rglob("*.py")))]
+  named = set(re.findall(r"`((?:[\w.-]+/)*\w+\.py)`", page.read_text()))
+  assert not [name for name in named if not name[-4].isupper() and not any(f.endswith(f"/{name}") for f in files)]

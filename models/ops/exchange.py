@@ -83,11 +83,16 @@ class Round(NamedTuple):
   experts: jax.Array
 
   @staticmethod
-  def of(all: Exchange, i: jax.Array) -> "Round":
-    at = i * all.size + jnp.arange(all.size)
-    row = jnp.where(at < all.to[:, None], all.first[:, None] + at, len(all.number)).reshape(-1)
-    returned, goes = all.device * all.size + all.number - i * all.size, all.number // all.size == i
-    return Round(all, row, returned, goes, jnp.sum(at[None, :, None] >= all.ends[:, None], axis=-1).reshape(-1))
+  def of(exchange: Exchange, i: jax.Array) -> "Round":
+    at = i * exchange.size + jnp.arange(exchange.size)
+    row = jnp.where(at < exchange.to[:, None], exchange.first[:, None] + at, len(exchange.number)).reshape(-1)
+    returned, goes = (
+      exchange.device * exchange.size + exchange.number - i * exchange.size,
+      exchange.number // exchange.size == i,
+    )
+    return Round(
+      exchange, row, returned, goes, jnp.sum(at[None, :, None] >= exchange.ends[:, None], axis=-1).reshape(-1)
+    )
 
   def there(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Sends rows of arrays [R, ...] → what arrives of each [S, ...]."""
