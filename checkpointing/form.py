@@ -24,7 +24,8 @@ MOST_DEPTH = 16  # of values in values
 MOST_TURNS = 200_000  # of a period; data/order.py makes at most half of that, or one a source
 LAST_TIME = 253_402_300_799  # seconds since 1970: the last of the year 9999
 SECTIONS = ("model", "optimizer", "data")  # of a config, that are read of a record's
-SCHEDULE = ("learning_rate", "warmup", "steps", "final_fraction")  # what the learning rate follows
+# What the learning rate follows, beside `schedule`.
+SCHEDULE = ("learning_rate", "warmup", "steps", "final_fraction", "decay_fraction")
 
 
 def read(file: Location) -> Any:
@@ -70,8 +71,10 @@ def config_fault(x: Any) -> str:
       inner = value.items() if isinstance(value, dict) else ()
       field = next((f".{one}={shown(given)}" for one, given in inner if not plain(given)), f"={shown(value)}")
       return f"config.{shown(name)[1:-1]}{field}"
-  schedule = {name: value for name, value in x.get("optimizer", {}).items() if name in SCHEDULE}
+  optimizer = x.get("optimizer", {})
+  schedule = {name: value for name, value in optimizer.items() if name in SCHEDULE}
   wrong = [f"optimizer.{name}={shown(y)}" for name, y in schedule.items() if not (number(y) and math.isfinite(y))]
+  wrong += [] if text(optimizer.get("schedule", "")) else [f"optimizer.schedule={shown(optimizer['schedule'])}"]
   wrong += [f"steps={shown(x['steps'])}"] if not whole(1)(x.get("steps", 1)) else []
   return f"config.{wrong[0]}" if wrong else ""
 

@@ -30,6 +30,7 @@ from runtime.digests import digest
 from strategies import Strategy
 from training.loop import LoopState
 from training.optimizer import Optimizer
+from training.schedules import SCHEDULES
 
 Shapes = dict[str, list[int]]  # of arrays, by name
 Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what `Checkpoints.save` adds
@@ -145,12 +146,17 @@ def changes(saved: Record, now: Record) -> list[str]:
 def jump(saved: Record, now: Optimizer) -> list[str]:
   """A note if the next step has another learning rate than in the run that saved, because the schedule has changed."""
   config, step = saved["config"], saved["loop"]["step"]
-  given = {name: config[name] for name in ("steps",) if name in config} | config.get("optimizer", {})
-  before = dataclasses.replace(now, **{name: given[name] for name in SCHEDULE if name in given})
+  follows = ("schedule", *SCHEDULE)
+  given = {"schedule": "cosine"} | {name: config[name] for name in ("steps",) if name in config}  # once the only one
+  given |= config.get("optimizer", {})
+  if given["schedule"] not in SCHEDULES:
+    was = f"optimizer.schedule was {shown(given['schedule'])}, which is not known here"
+    return [f"the learning rate may jump, because {was}"]
+  before = dataclasses.replace(now, **{name: given[name] for name in follows if name in given})
   if before == now:
     return []
   old, new = (float(optimizer.learning_rate_at(step)) for optimizer in (before, now))
-  differ = [name for name in SCHEDULE if getattr(before, name) != getattr(now, name)]
+  differ = [name for name in follows if getattr(before, name) != getattr(now, name)]
   changed = [name if name == "steps" else f"optimizer.{name}" for name in differ]
   why = f"because its schedule follows {' and '.join(changed)}"
   return [] if f"{old:.3g}" == f"{new:.3g}" else [f"the learning rate jumps from {old:.3g} to {new:.3g}, {why}"]

@@ -116,8 +116,10 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "optimizer": {  # the scales of norms and biases are not decayed
         "name": "adamw",  # "adamw", "muon" (AdamW outside the blocks), "adafactor", "lion" or "sgd"
         "learning_rate": 3e-3,  # the peak, reached after warm-up
+        "schedule": "cosine",  # after warm-up: "cosine", "constant" or "wsd" (stays, then decays)
         "warmup": 50,  # steps of linear warm-up
-        "final_fraction": 0.1,  # the cosine decays to this fraction of the peak
+        "final_fraction": 0.1,  # cosine and wsd decay to this fraction of the peak
+        "decay_fraction": 0.2,  # wsd: the share of all steps in which the learning rate decays, the last ones
         "b1": 0.9,  # adamw, muon: decay of the first moment; lion: its share in an update
         "b2": 0.95,  # adamw, muon, adafactor: decay of the second moment; lion: of the first
         "eps": 1e-8,  # adamw, muon: added to the root of the second moment

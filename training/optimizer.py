@@ -1,4 +1,4 @@
-"""The optimizer's settings: what all optimizers share, and the learning rate. The optimizers are in optimizers/."""
+"""The optimizer's settings: what all optimizers share. They are in optimizers/, and learning rates in schedules.py."""
 
 import dataclasses
 from typing import Any
@@ -10,6 +10,7 @@ import optax
 from errors import ConfigError, above_zero, not_negative, one_of, positive
 from training.optimizers import ELEMENTWISE, OPTIMIZERS, Rule
 from training.optimizers.rounding import stored
+from training.schedules import SCHEDULES
 
 MOMENTS = ("float32", "bfloat16")
 
@@ -23,9 +24,11 @@ class Optimizer:
   """
 
   learning_rate: float
+  schedule: str
   warmup: int
   steps: int
   final_fraction: float
+  decay_fraction: float
   b1: float
   b2: float
   eps: float
@@ -39,6 +42,7 @@ class Optimizer:
   def __post_init__(self) -> None:
     one_of("optimizer.name", self.name, OPTIMIZERS)
     one_of("optimizer.moments", self.moments, MOMENTS)
+    one_of("optimizer.schedule", self.schedule, SCHEDULES)
     if self.on_host and not self.can_stream:
       raise ConfigError(
         f"optimizer.on_host=True does not fit optimizer.name={self.name!r} with optimizer.moments={self.moments!r}; "
@@ -48,8 +52,9 @@ class Optimizer:
     above_zero("optimizer.learning_rate", self.learning_rate, "3e-4")
     above_zero("optimizer.eps", self.eps, "1e-8")
     not_negative("optimizer.warmup", self.warmup, "use 0 for no warm-up")
-    if not 0 <= self.final_fraction <= 1:
-      raise ConfigError(f"optimizer.final_fraction={self.final_fraction} must be from 0 to 1")
+    for name in ("final_fraction", "decay_fraction"):
+      if not 0 <= getattr(self, name) <= 1:
+        raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be from 0 to 1")
     for name in ("b1", "b2", "momentum"):
       if not 0 <= getattr(self, name) < 1:
         raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1")
@@ -81,15 +86,7 @@ class Optimizer:
 
   def learning_rate_at(self, step: jax.Array | int) -> jax.Array:
     """The learning rate of the update from `step` to step + 1. Zero only near the end, with `final_fraction` 0."""
-    warmup = min(self.warmup, self.steps)
-    rates = optax.warmup_cosine_decay_schedule(
-      init_value=self.learning_rate / (warmup + 1),
-      peak_value=self.learning_rate,
-      warmup_steps=warmup,
-      decay_steps=max(self.steps, warmup + 1),
-      end_value=self.learning_rate * self.final_fraction,
-    )
-    return rates(step)
+    return SCHEDULES[self.schedule](self, min(self.warmup, self.steps))(step)
 
 
 def is_decayed(params: dict[str, Any]) -> dict[str, Any]:

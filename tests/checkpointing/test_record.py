@@ -114,6 +114,16 @@ def test_a_longer_run_says_that_the_learning_rate_jumps():
   saved["config"]["optimizer"] = fields | constant
   assert record.jump(saved, of(200, **constant)) == []  # a rate that never changes
   assert record.jump(saved | {"config": {}}, of(200)) == []  # of a run that did not say
+  # Runs that did not say which schedule had the cosine.
+  saved["config"]["optimizer"] = fields
+  found = "the learning rate jumps from 0.001 to 0.004, because its schedule follows optimizer.schedule"
+  assert record.jump(saved, of(100, schedule="constant")) == [found]
+  saved["config"]["optimizer"] = fields | {"schedule": "wsd", "decay_fraction": 0.5}
+  assert record.jump(saved | {"loop": WHOLE["loop"] | {"step": 50}}, of(200, schedule="wsd")) == []
+  saved["config"]["optimizer"] = fields | {"schedule": "mine"}
+  assert record.jump(saved, of(100)) == [
+    "the learning rate may jump, because optimizer.schedule was 'mine', which is not known here"
+  ]
 
 
 WHOLE = {

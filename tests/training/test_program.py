@@ -79,6 +79,21 @@ def test_learning_rate_warms_up_and_decays_to_its_fraction():
   assert rates[10] > rates[55] > rates[100] == pytest.approx(0.1)
 
 
+def test_the_learning_rate_follows_the_schedule_that_is_named():
+  """Against the formula, step by step: it rises in a line, stays, and falls in a line over the last fifth."""
+  of = lambda name, **more: program(
+    steps=100, optimizer__learning_rate=2.0, optimizer__warmup=9, optimizer__schedule=name,
+    **{f"optimizer__{field}": x for field, x in more.items()},
+  ).optimizer  # fmt: skip
+  rates = lambda optimizer: jax.jit(jax.vmap(optimizer.learning_rate_at))(np.arange(130)).tolist()
+  rising = [2.0 * (1 + 9 * t / 9) / 10 for t in range(10)]
+  assert rates(of("constant")) == pytest.approx([*rising, *[2.0] * 120], rel=1e-6)
+  falling = [2.0 * (1 - 0.9 * t / 20) for t in range(20)]
+  wsd = [*rising, *[2.0] * 70, *falling, *[0.2] * 30]
+  assert rates(of("wsd", final_fraction=0.1, decay_fraction=0.2)) == pytest.approx(wsd, rel=1e-5)
+  assert min(rates(of("wsd", decay_fraction=1.0))[:10]) == pytest.approx(0.2)  # the decay waits for the warm-up
+
+
 @pytest.mark.parametrize("broken", in_full(["loss", "gradient"], "loss"))
 def test_a_non_finite_update_is_not_applied_but_counted(broken: str):
   p = program()
@@ -176,6 +191,8 @@ def test_the_loss_in_bfloat16_is_near_that_in_float32():
     ({"optimizer__learning_rate": 0.0}, ["optimizer.learning_rate=0.0"]),
     ({"optimizer__eps": 0.0}, ["optimizer.eps=0.0"]),
     ({"optimizer__final_fraction": 1.5}, ["optimizer.final_fraction=1.5"]),
+    ({"optimizer__decay_fraction": -0.5}, ["optimizer.decay_fraction=-0.5"]),
+    ({"optimizer__schedule": "linear"}, ["optimizer.schedule='linear'", "did you mean 'cosine'?"]),
     ({"model__param_dtype": "float16"}, ["model.param_dtype='float16'", "bfloat16"]),
     ({"optimizer__b2": 1.0}, ["optimizer.b2=1.0"]),
     ({"optimizer__clip_norm": -1.0}, ["optimizer.clip_norm=-1.0"]),
