@@ -56,8 +56,8 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       },
       # What to train
       "model": {
-        "inputs": "tokens",  # what goes in: "tokens" or "images"
-        "objective": "next_token",  # what is predicted: "next_token" or "class"
+        "inputs": "tokens",  # what goes in: "tokens", "images" or "features" (sequences of vectors)
+        "objective": "next_token",  # what is predicted: "next_token", "class" or "regression" (numbers)
         "width": 128,  # of the residual stream
         "depth": 4,  # blocks
         "heads": 8,  # query heads
@@ -111,7 +111,9 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "patch_size": 4,  # an image becomes (image_size / patch_size)² positions
         "pixel_mean": (),  # of each channel, where white is 1, to normalize images; (): of the training images
         "pixel_std": (),  # their standard deviation; (): of the training images
+        "features": 0,  # numbers at each position, for inputs="features"; 0: those of the data
         "classes": 0,  # labels to tell apart; 0: those of the data
+        "outputs": 0,  # numbers to predict, for objective="regression"; 0: those of the data
       },
       "optimizer": {  # the scales of norms and biases are not decayed
         "name": "adamw",  # "adamw", "muon" (AdamW outside the blocks), "adafactor", "lion" or "sgd"

@@ -42,6 +42,7 @@ class Loader:
   objectives: tuple[str, ...] = ()
 
 
+EXACT = ("image_size", "channels", "features", "outputs")  # sizes of a model that must be those of the data
 DATASETS = {
   "text": Loader("data.text", inputs="tokens", objectives=("next_token", "class")),
   "images": Loader("data.images", inputs="images", objectives=("class",)),
@@ -80,7 +81,7 @@ def with_sizes(config: ConfigDict, found: dict[str, Any]) -> ConfigDict:
   """
   for name, value in found.items():
     given = config.model[name]
-    conflicts = given < value if name == "classes" else name in ("image_size", "channels") and given != value
+    conflicts = given < value if name == "classes" else name in EXACT and given != value
     if given and conflicts:
       raise ConfigError(
         f"model.{name}={given} does not fit the data, which has {value}; use {value}, or 0 to take it from the data"

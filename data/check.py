@@ -26,6 +26,13 @@ def check_examples(batch: HostBatch, shapes: "Shapes", name: str) -> None:
         f"data.name={name!r} gives {field!r} as {values.dtype}{list(values.shape[1:])}, but the model needs "
         f"{np.dtype(dtype)}{list(shape)}; change the data, or the sizes in model.*"
       )
+    if below is None:
+      if not np.isfinite(values).all():
+        raise ConfigError(
+          f"data.name={name!r} gives {field!r} with values that are not finite, which no model can learn from; leave "
+          "these examples out, or replace the values"
+        )
+      continue
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= below:
       raise ConfigError(

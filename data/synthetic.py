@@ -9,6 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from data.dataset import Dataset, HostBatch, Part
+from models.inputs import Field
 from models.sizes import ModelSizes, model_sizes
 
 TRAIN_EXAMPLES, VALIDATION_EXAMPLES = 8192, 256
@@ -31,13 +32,16 @@ class Synthetic:
 
   def _example(self, number: int) -> dict[str, np.ndarray]:
     random = np.random.Generator(np.random.Philox(key=number))
-    example = {
-      name: random.integers(0, field.below, field.shape, dtype=field.dtype)
-      for name, field in self.sizes.example_shapes().items()
-    }
+    example = {name: _values(random, field) for name, field in self.sizes.example_shapes().items()}
     if self.sizes.segments:
       example["segments"] = _segments(random, len(example["segments"]), 4 if self.sizes.predicts.causal else 1)
     return example
+
+
+def _values(random: np.random.Generator, field: Field) -> np.ndarray:
+  if field.below is None:
+    return random.standard_normal(field.shape, field.dtype)
+  return random.integers(0, field.below, field.shape, dtype=field.dtype)
 
 
 def _segments(random: np.random.Generator, length: int, documents: int) -> np.ndarray:

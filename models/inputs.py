@@ -1,4 +1,4 @@
-"""What goes into a model: tokens or images. The other choice that makes a model is in objectives.py.
+"""What goes into a model: tokens, images, or features of any numbers. objectives.py is the other choice of a model.
 
 An input knows which fields of a batch it reads, how it is embedded, and the coordinates of its positions. To add one,
 write a subclass of `Input` and add it to `INPUTS`.
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 
 class Field(NamedTuple):
-  """A field of a batch, for one example. Its values are integers from 0 up to and without `below`."""
+  """A field of a batch, for one example.
+
+  Its values are integers from 0 up to and without `below`; with None, any finite numbers.
+  """
 
   shape: tuple[int, ...]
   dtype: Any
-  below: int
+  below: int | None
 
 
 Shapes = dict[str, Field]  # the fields of a batch by name
@@ -55,13 +58,13 @@ class Input(Protocol):
     """The length T of the sequence that the blocks process."""
 
   def unit(self) -> tuple[str, int]:
-    """The unit of throughput ("tokens" or "images"), and how many units an example holds."""
+    """The unit of throughput ("tokens", "images" or "examples"), and how many units an example holds."""
 
   def shapes(self, ahead: int) -> Shapes:
     """The fields of a batch that this input reads. The targets reach `ahead` tokens past the input."""
 
   def select(self, batch: dict[str, jax.Array]) -> jax.Array:
-    """Takes the input out of a batch: tokens [B, T], or images uint8 [B, S, S, C]."""
+    """Takes the input out of a batch: tokens [B, T], images uint8 [B, S, S, C], or features [B, T, F]."""
 
   def prepare(self, x: jax.Array, sharding: Sharding) -> jax.Array:
     """Prepares the input for the model: tokens [B, T] as they are, images normalized with the mean of the pixels."""
@@ -191,15 +194,54 @@ class Images(Input):
     return (patch, self.sizes.width), (None, "embed"), patch**-0.5
 
   def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
-    # Each device embeds its own positions. So this is not a `linear`, which would join batch and positions.
-    flat = own(patches(x, self.images.patch_size), sharding).astype(table.dtype)
-    return sharding.activation(flat @ table, "batch", "sequence", None)
+    return embedded(table, patches(x, self.images.patch_size), sharding)
 
   def locate(self, index: jax.Array) -> jax.Array:
     return jnp.stack([index // self.side, index % self.side], axis=-1)
 
   def embedding_products(self) -> int:
     return math.prod(self.embedding()[0])
+
+
+class Features(Input):
+  """Sequences of vectors of any numbers, such as the spectra of a sound: [B, T, F] in float32, as they are."""
+
+  coordinates, is_image = 1, False
+
+  def check(self) -> None:
+    check_known("features", self.sizes.features)
+
+  def positions(self) -> int:
+    return self.sizes.seq_len
+
+  def unit(self) -> tuple[str, int]:
+    return "examples", 1
+
+  def shapes(self, ahead: int) -> Shapes:
+    return {"features": Field((self.sizes.seq_len, self.sizes.features), np.float32, None)}
+
+  def select(self, batch: dict[str, jax.Array]) -> jax.Array:
+    return batch["features"]
+
+  def embedding(self) -> tuple[tuple[int, ...], Dims, float]:
+    return (self.sizes.features, self.sizes.width), (None, "embed"), self.sizes.features**-0.5
+
+  def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
+    return embedded(table, x, sharding)
+
+  def locate(self, index: jax.Array) -> jax.Array:
+    return index[..., None]
+
+  def embedding_products(self) -> int:
+    return math.prod(self.embedding()[0])
+
+
+def embedded(table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
+  """Vectors [B, T, F] times a table [F, D] → [B, T, D], the residual stream.
+
+  Each device embeds its own positions. So this is not a `linear`, which would join batch and positions.
+  """
+  return sharding.activation(own(x, sharding).astype(table.dtype) @ table, "batch", "sequence", None)
 
 
 def check_known(name: str, value: int) -> None:
@@ -217,4 +259,4 @@ def patches(images: jax.Array, size: int) -> jax.Array:
   return x.reshape(b, n * n, size * size * c)
 
 
-INPUTS: dict[str, type[Input]] = {"tokens": Tokens, "images": Images}
+INPUTS: dict[str, type[Input]] = {"tokens": Tokens, "images": Images, "features": Features}

@@ -1,9 +1,10 @@
-"""What a model predicts: the next token at every position, or one class for each example.
+"""What a model predicts: the next token at every position, or for each example a class or some numbers.
 
 The other choice that makes a model is in inputs.py. An objective knows its head, its targets, and whether a position
 may attend to later ones. To add one, write a subclass of `Objective` and add it to `OBJECTIVES`.
 """
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import jax
@@ -27,13 +28,17 @@ class Objective(Protocol):
   Attributes:
     causal: whether a position attends only to itself and earlier positions.
     ahead: how many tokens past the input the targets reach.
-    counts_correct: whether to report accuracy.
+    measures: what is reported beside the loss: a name, and the sum that is divided by the count of predictions.
+    sums: the dtypes of the sums beside loss and count.
+    numbers: how many predictions of an example are counted, for an example that has one of a fixed size.
   """
 
   sizes: "ModelSizes"
   causal: bool
   ahead: int
-  counts_correct: bool
+  measures: Mapping[str, str] = {}
+  sums: Mapping[str, str] = {"correct": "int32"}
+  numbers: int = 1
 
   def __init__(self, sizes: "ModelSizes"):
     self.sizes = sizes
@@ -46,7 +51,7 @@ class Objective(Protocol):
     return {}
 
   def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
-    """The correct predictions for a batch: tokens [B, T], or classes [B]."""
+    """The correct predictions for a batch: tokens [B, T], classes [B], or numbers [B, O]."""
 
   def counted(self, mask: jax.Array, segments: jax.Array | None, completions: jax.Array | None) -> jax.Array:
     """Whether each prediction counts, [B] or [B, T].
@@ -83,7 +88,7 @@ class Objective(Protocol):
 class NextToken(Objective):
   """Predicts the token after each position: a language model."""
 
-  causal, ahead, counts_correct = True, 1, False
+  causal, ahead = True, 1
 
   def check(self) -> None:
     if self.sizes.inputs != "tokens":
@@ -121,21 +126,20 @@ class NextToken(Objective):
     return score(targets) if targets.position is None else by_position(score, targets, self.sizes.positions)
 
 
-class Class(Objective):
-  """Predicts one of `model.classes` for each example, from the mean over its positions without padding."""
+class OfExample(Objective):
+  """Predicts something for each example, from the mean over its positions without padding."""
 
-  causal, ahead, counts_correct = False, 0, True
+  causal, ahead = False, 0
+  size: str  # the field of config.model that says how many columns the head has
+
+  @property
+  def columns(self) -> int:
+    return int(getattr(self.sizes, self.size))
 
   def check(self) -> None:
-    check_known("classes", self.sizes.classes)
+    check_known(self.size, self.columns)
     if self.sizes.tied_embedding:
       raise ConfigError("model.tied_embedding=True needs model.objective='next_token'; set it to False")
-
-  def shapes(self) -> Shapes:
-    return {"label": Field((), np.int32, self.sizes.classes)}
-
-  def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
-    return batch["label"]
 
   def own(self, targets: Targets, sharding: Sharding) -> Targets:
     """All devices of an example compute its prediction. It counts on the first."""
@@ -145,10 +149,10 @@ class Class(Objective):
     return 1
 
   def head(self) -> tuple[tuple[int, int], Dims]:
-    return (self.sizes.width, self.sizes.classes), ("embed", None)
+    return (self.sizes.width, self.columns), ("embed", None)
 
   def head_dtype(self) -> str:
-    return "float32"  # the product with a few classes is so small that full precision costs nothing
+    return "float32"  # the product with a few columns is so small that full precision costs nothing
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
     summed = lambda x: sharding.across(jax.lax.psum, jnp.sum(x, axis=1, dtype=jnp.float32), "positions")
@@ -161,4 +165,40 @@ class Class(Objective):
     return linear(total / jnp.maximum(jnp.sum(is_text, axis=1), 1), head)  # an empty text has a mean of 0
 
 
-OBJECTIVES: dict[str, type[Objective]] = {"next_token": NextToken, "class": Class}
+class Class(OfExample):
+  """Predicts one of `model.classes`."""
+
+  measures, size = {"accuracy": "correct"}, "classes"
+
+  def shapes(self) -> Shapes:
+    return {"label": Field((), np.int32, self.sizes.classes)}
+
+  def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
+    return batch["label"]
+
+
+class Regression(OfExample):
+  """Predicts `model.outputs` numbers. The loss is the mean of the squared errors of all of them."""
+
+  measures, sums, size = {"mean_absolute_error": "absolute_error"}, {"absolute_error": "float32"}, "outputs"
+
+  @property
+  def numbers(self) -> int:  # type: ignore[override]
+    return self.columns
+
+  def shapes(self) -> Shapes:
+    return {"target": Field((self.columns,), np.float32, None)}
+
+  def targets(self, batch: dict[str, jax.Array]) -> jax.Array:
+    return batch["target"]
+
+  def loss_sums(
+    self, x: jax.Array, head: jax.Array, targets: Targets, sharding: Sharding, segments: jax.Array | None
+  ) -> tuple[jax.Array, Sums]:
+    error = self.logits(x, head, sharding, segments) - targets.values  # [B, O]
+    total = lambda x: jnp.sum(jnp.where(targets.counted, x, 0))
+    loss = total(error**2)
+    return loss, {"loss": loss, "absolute_error": total(jnp.abs(error)), "count": jnp.sum(targets.counted)}
+
+
+OBJECTIVES: dict[str, type[Objective]] = {"next_token": NextToken, "class": Class, "regression": Regression}

@@ -66,7 +66,9 @@ class ModelSizes:
   loss_chunk: int  # 0: automatic (ops/loss.py)
   dtype: str  # the dtype of activations, and of weights when used; master weights are stored in `param_dtype`
   param_dtype: str
+  features: int
   classes: int
+  outputs: int
   experts: ExpertSizes | None  # None: each block has an MLP
   lora: LoraSizes | None  # None: everything is trained
   images: ImageSizes | None  # None: the model reads tokens
@@ -223,6 +225,7 @@ def with_sizes_made_up(config: ConfigDict) -> ConfigDict:
   model = config.model
   channels = len(model.pixel_mean or model.pixel_std) or 1
   sizes = {"image_size": model.patch_size, "channels": channels, "classes": 2, "vocab_size": 2}
+  sizes |= {"features": 1, "outputs": 1}
   return replaced(config, "model", {name: size for name, size in sizes.items() if not model[name]})
 
 
@@ -245,7 +248,7 @@ def model_sizes(config: ConfigDict, platform: str = "cpu") -> ModelSizes:
   if model["dtype"] == "auto":
     model["dtype"] = "float32" if platform == "cpu" else "bfloat16"
   documents = one_of("data.packing", config.data.packing, PACKINGS) == "documents"
-  padded = model["inputs"] == "tokens" and model["objective"] == "class"  # texts shorter than seq_len
+  padded = model["inputs"] == "tokens" and model["objective"] != "next_token"  # texts shorter than seq_len
   checked = sizes_of(model, segments=documents or padded, completions=counts_parts(config))
   for name in ("messages_field", "prompt_field"):
     given = f"data.{name}={config.data[name]!r}"

@@ -31,12 +31,14 @@ FORMATS = {
   "loss": "loss {:.4f}",
   "bits_per_byte": "{:.3f} bits/byte",
   "accuracy": "accuracy {:.2%}",
+  "mean_absolute_error": "mean absolute error {:.4g}",
   "grad_norm": "grad norm {:.2f}",
   "load_max": "load ≤ {:.1f}",  # of an expert, relative to the mean
   "dropped": "{:.1%} dropped",  # of the choices of experts, if these have a capacity
   "learning_rate": "lr {:.2e}",
   "tokens_per_second": "{:,.0f} tokens/s",
   "images_per_second": "{:,.0f} images/s",
+  "examples_per_second": "{:,.0f} examples/s",
   "step_ms": "{:.0f} ms/step",
   "data_wait": "data {:.1%}",
   "memory_gib": "{:.2f} GiB",

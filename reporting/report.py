@@ -23,6 +23,7 @@ CHARTS = (
   ("loss", "Loss", "nats"),
   ("bits_per_byte", "Bits per byte", "bits/byte"),
   ("accuracy", "Accuracy", ""),
+  ("mean_absolute_error", "Mean absolute error", ""),
   ("load_max", "Load of the busiest expert, relative to the mean", ""),
   ("idle_experts", "Share of experts without a token", ""),
   ("dropped", "Share of choices that experts did not take", ""),
@@ -32,6 +33,7 @@ CHARTS = (
   ("grad_norm", "Gradient norm", ""),
   ("tokens_per_second", "Throughput", "tokens/s"),
   ("images_per_second", "Throughput", "images/s"),
+  ("examples_per_second", "Throughput", "examples/s"),
   ("step_ms", "Time of a step", "ms"),
   ("data_wait", "Share of the time spent waiting for data", ""),
   ("tflops_per_second", "Arithmetic", "TFLOP/s"),
@@ -41,9 +43,9 @@ CHARTS = (
   ("memory_peak_gib", "Most memory used on the fullest device", "GiB"),
   ("epochs", "Epochs of each part of the mixture", ""),
 )
-RESULTS = ("loss", "bits_per_byte", "accuracy", "mfu", "palm_mfu", "memory_peak_gib")
+RESULTS = ("loss", "bits_per_byte", "accuracy", "mean_absolute_error", "mfu", "palm_mfu", "memory_peak_gib")
 AT = re.compile(r"loss_at/([1-9][0-9]{,11})")  # the name of a loss by position
-SPEEDS = ("tokens_per_second", "images_per_second")
+SPEEDS = ("tokens_per_second", "images_per_second", "examples_per_second")
 
 
 def write(path: Path, runs: Sequence[Recorded]) -> None:

@@ -68,6 +68,7 @@ class Status:
       Metric("step_seconds", "Seconds of a step, as a mean since the line before.", one("step_ms", 1e-3)),
       Metric("tokens_per_second", "Tokens trained in a second.", one("tokens_per_second")),
       Metric("images_per_second", "Images trained in a second.", one("images_per_second")),
+      Metric("examples_per_second", "Examples trained in a second.", one("examples_per_second")),
       Metric("goodput_ratio", "The share of the wall time that trained new steps.", [({}, found.goodput)]),
       Metric(
         "wall_time_seconds",

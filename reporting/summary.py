@@ -24,7 +24,7 @@ TOKENIZER = "tokenizer"  # the folder in a workdir
 
 def prompt(config: ConfigDict, dataset: Dataset, sizes: ModelSizes) -> np.ndarray | None:
   """The token ids [1, P] of the prompt for the sample at the end of a run; None if there is no sample."""
-  if dataset.text is None or config.sample_length < 1 or sizes.predicts.counts_correct:
+  if dataset.text is None or config.sample_length < 1 or not sizes.predicts.causal:
     return None
   ids = np.array([dataset.text.encode(config.sample_prompt)], np.int32)
   if not 0 < ids.shape[1] < sizes.seq_len:

@@ -226,7 +226,11 @@ def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:
   """A batch of random examples in the shapes that a program takes, with distinct example ids."""
   random = np.random.default_rng(seed)
   batch = {
-    name: random.integers(0, field.below, (size, *field.shape)).astype(field.dtype)
+    name: (
+      random.standard_normal((size, *field.shape), field.dtype)
+      if field.below is None
+      else random.integers(0, field.below, (size, *field.shape)).astype(field.dtype)
+    )
     for name, field in program.sizes.example_shapes().items()
   }
   if program.sizes.segments:

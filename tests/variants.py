@@ -29,6 +29,7 @@ DOCUMENTS = "documents with prompts, tied, remat dots"
 ADAPTED = "adapters, accumulated, remat"
 MUON = "tied, saved by name, blocks, muon"
 ADAFACTOR = "images, adafactor"
+NUMBERS = "features, regression"
 # What Qwen's and Llama 3's models add. The rotations of 2 pairs: one that stays, and one that is slowed down in part.
 FAMILIES = {"model__qkv_bias": True, "model__qk_norm": True, "model__rope_scaling": (8.0, 0.01, 1.0, 16)}
 ACCUMULATED = {"accumulation": 2, "model__remat": "full"}
@@ -60,6 +61,13 @@ VARIANTS = {
   # With this weight of the z-loss, no token of 20 steps has two experts whose scores differ by less than 9e-6. With
   # 0.01, the scores of one token differ by 5e-7, so rounding errors choose its expert.
   MIXTURE: {"model__experts": 8, "model__router": "sigmoid_bias", "model__shared_experts": 1, "model__router_z": 0.03},
+  NUMBERS: {
+    "model__inputs": "features",
+    "model__objective": "regression",
+    "model__features": 10,
+    "model__outputs": 3,
+    "model__dropout": 0.1,
+  },
   MUON: {
     "model__tied_embedding": True,
     "model__remat": "full",
@@ -78,7 +86,8 @@ SHARED = each_once(
   OTHERS, [name for name, fields in VARIANTS.items() if name != "text" and "optimizer__name" not in fields],
   ("zero2", ACCUMULATION), ("two_d", ACCUMULATION), ("pipeline", ACCUMULATION), ("three_d", DOCUMENTS),
   ("hsdp", DOCUMENTS), ("fsdp", DOCUMENTS), ("zero1", "images"), ("data_parallel", ACCUMULATION),
-  ("tensor_parallel", ADAPTED), ("pmap_ddp", ADAPTED), ("expert", MIXTURE), ("expert_fsdp", MIXTURE),
+  ("tensor_parallel", ADAPTED), ("pmap_ddp", ADAPTED), ("context", NUMBERS), ("expert", MIXTURE),
+  ("expert_fsdp", MIXTURE),
 )  # fmt: skip
 
 

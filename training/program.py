@@ -66,7 +66,7 @@ class Program:
 
   def __post_init__(self) -> None:
     positive("accumulation", self.accumulation)
-    if self.by_position and self.sizes.predicts.counts_correct:
+    if self.by_position and self.sizes.predicts.ahead == 0:
       raise ConfigError(
         f"eval_by_position=True is for the next token, but model.objective={self.sizes.objective!r}; set it to False"
       )
@@ -167,7 +167,8 @@ class Program:
 
   def no_sums(self, step: jax.Array | None) -> Sums:
     """The sums over an empty batch; `step` is None in evaluation."""
-    sums = {"loss": jnp.zeros(()), "correct": jnp.zeros((), jnp.int32), "count": jnp.zeros((), jnp.int32)}
+    sums = {"loss": jnp.zeros(()), "count": jnp.zeros((), jnp.int32)}
+    sums |= {name: jnp.zeros((), dtype) for name, dtype in self.sizes.predicts.sums.items()}
     sums |= routing.no_sums(self.sizes)
     if self.by_position and step is None:
       room = len(buckets(self.sizes.positions))
@@ -241,8 +242,7 @@ class Program:
     if experts and experts.has_bias and not self.sizes.lora:
       params = balanced(params, jnp.where(finite, sums["load"], 0), experts.router_bias_rate)
     metrics = {"loss": loss, "grad_norm": norm, "learning_rate": rate, "skipped": ~finite}
-    if self.sizes.predicts.counts_correct:
-      metrics["accuracy"] = sums["correct"] / sums["count"]
+    metrics |= {name: sums[summed] / sums["count"] for name, summed in self.sizes.predicts.measures.items()}
     if experts:
       metrics |= routing.metrics(sums, self.sizes)
     return TrainState(state.step + 1, params, opt_state), metrics

@@ -28,7 +28,8 @@ class Evaluator:
     self._shares = turns / turns.sum()
 
   def __call__(self, state: TrainState, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
-    """Returns `loss`; for a classifier also `accuracy` and `examples`, for a text model `bits_per_byte`.
+    """Returns `loss`; with one prediction for an example also what its objective measures, such as `accuracy`, and
+    `examples`; for a text model `bits_per_byte`.
 
     With `eval_by_position` also `loss_at/P` for P = 1, 2, 4, ...: the mean over the positions in their texts up to P,
     from 1, that no smaller P has.
@@ -43,11 +44,11 @@ class Evaluator:
       return {}
     losses = np.array([s["loss"] / s["count"] for s in sums])
     found = {"loss": losses}
-    if self.strategy.program.sizes.predicts.counts_correct:
-      found["accuracy"] = np.array([s["correct"] / s["count"] for s in sums])
+    predicts = self.strategy.program.sizes.predicts
+    found |= {name: np.array([s[summed] / s["count"] for s in sums]) for name, summed in predicts.measures.items()}
     values = {name: float(self._shares @ each) for name, each in found.items()}
-    if "accuracy" in values:
-      values["examples"] = sum(s["count"] for s in sums)
+    if predicts.measures:
+      values["examples"] = sum(s["count"] for s in sums) / predicts.numbers
     elif (per_token := self._bytes_per_token()) is not None:
       found["bits_per_byte"] = losses / math.log(2) / per_token
       values["bits_per_byte"] = values["loss"] / math.log(2) / float(self._shares @ per_token)
@@ -94,7 +95,7 @@ class Evaluator:
   def baseline(self) -> Baseline | None:
     """The loss of byte bigram models on the same examples, one for each part; None if the bytes are not known."""
     text, per_token = self.dataset.text, self._bytes_per_token()
-    if text is None or per_token is None or self.strategy.program.sizes.predicts.counts_correct:
+    if text is None or per_token is None or not self.strategy.program.sizes.predicts.causal:
       return None
 
     def windows(part: Part, batches: EvaluationBatches) -> Baseline | None:

@@ -8,6 +8,7 @@ from helpers import IMAGES, config, one_sentence
 
 import data
 from data.check import check_examples
+from models.inputs import Field
 from models.sizes import model_sizes
 
 SHAPES = model_sizes(
@@ -37,6 +38,16 @@ def test_what_jax_would_not_refuse_is_refused(changed: dict, said: tuple[str, ..
     check_examples(batch(**changed), SHAPES, "mine")
 
 
+def test_features_of_any_finite_numbers_are_taken_and_others_refused():
+  shapes = {"features": Field((4, 2), np.float32, None)}
+  values = np.linspace(-4, 4, 24, dtype=np.float32).reshape(3, 4, 2)
+  check_examples({"features": values}, shapes, "mine")
+  for wrong in (np.nan, np.inf):
+    values[1, 2, 0] = wrong
+    with one_sentence("data.name='mine'", "'features'", "not finite", "leave these examples out"):
+      check_examples({"features": values}, shapes, "mine")
+
+
 def test_a_missing_field_is_refused():
   fields = batch()
   del fields["label"]
@@ -59,6 +70,10 @@ def test_sizes_of_the_data_are_adopted_and_conflicts_refused():
     data.with_sizes(c, {"image_size": 32})
   with one_sentence("model.classes=10", "100"):
     data.with_sizes(c, {"classes": 100})
+  c = data.with_sizes(c, {"features": 8, "outputs": 2})
+  for name, other in (("features", 6), ("outputs", 1)):
+    with one_sentence(f"model.{name}={c.model[name]}", f"use {other}"):
+      data.with_sizes(c, {name: other})
 
 
 def test_a_loop_of_ones_own_gets_the_batches_of_a_run():
