@@ -161,7 +161,7 @@ class Attempt:
     self.signals.to = None
     self.kill()
     until = time.monotonic() + SECONDS_TO_READ
-    for reader in self._readers:  # ends with the last process that has the pipe, which may be a detached one
+    for reader in self._readers:  # it ends with the last process that has the pipe, which may be a detached one
       reader.join(max(0.0, until - time.monotonic()))
 
   def _start(self) -> None:
@@ -176,7 +176,7 @@ class Attempt:
       f"--config.distributed.processes={self.count}",
     ]
     for rank, place in enumerate(self.places):
-      if self.signals.received:  # those that have started wait for the rest and have nothing to save
+      if self.signals.received:  # the started processes wait for the rest and have nothing to save
         return
       own = [f"--config.distributed.process={rank}", *self.where.flags_of(place)]
       try:
@@ -197,7 +197,7 @@ class Attempt:
         thread.start()
         if work == self._read:
           self._readers.append(thread)
-    if self.signals.received and self._reached < self.count:  # one came while the last process was being started
+    if self.signals.received and self._reached < self.count:  # a signal came while the last process started
       self.where.send(self.jobs[self._reached :], self.signals.received[-1])
 
   @property

@@ -3,7 +3,7 @@
 The blocks' weights are stacked on a leading `layers` dimension and the blocks run in a scan. So compile time does not
 grow with depth, and a pipeline stage is a slice of that dimension. The body of the scan gathers the weights of one
 block. That one line is all that fully sharded data parallelism needs from a model. If the first blocks of a mixture are
-dense, these are a stack of their own, with a scan that runs before the other.
+dense, these are a stack of their own, with a scan that runs before the scan of the rest.
 
 A training step has three parts, each a method (`embed`, `run_blocks`, `head_loss_sums`), so that a pipeline can run
 them on different devices.

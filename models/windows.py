@@ -13,7 +13,7 @@ KINDS = ("local", "global")
 
 
 def local_layers(pattern: str, depth: int) -> tuple[bool, ...]:
-  """Whether each layer is local. A pattern such as "local:5,global:1" repeats from layer 0; with "" all layers are."""
+  """Whether each layer is local. A pattern such as "local:5,global:1" repeats from layer 0; with "" all are local."""
   period: list[bool] = []
   for part in pattern.split(",") if pattern else ["local:1"]:
     kind, _, count = part.partition(":")

@@ -143,7 +143,7 @@ def sums(routes: Routes, counted: Counted, experts: ExpertSizes, sharding: Shard
 def of_layers(found: Sums, numbers: jax.Array, sizes: "ModelSizes") -> Sums:
   """The sums of several blocks, from each block's [L', ...]: added up, but `load` stays by block [L, E].
 
-  L is the number of all blocks that have experts, and `numbers` are the numbers of these blocks.
+  L is the number of all blocks that have experts, and `numbers` are the blocks' numbers in the model.
   """
   if not found or not sizes.experts:
     return {}

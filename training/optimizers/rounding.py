@@ -67,7 +67,7 @@ def words_of_keys(weights: Tree, key: jax.Array) -> Tree:
 
 
 def rounded_as(old: jax.Array, new: jax.Array, words: jax.Array) -> jax.Array:
-  """The new weight, in float32, in the dtype of the old one: for bfloat16 rounded at random, by `words_of_keys`."""
+  """The new weight, given in float32, in the dtype of the old one: in bfloat16 rounded at random (`words_of_keys`)."""
   return _carried(new, _bits(new) + hashed(words, new.shape)) if old.dtype == jnp.bfloat16 else new
 
 
