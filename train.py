@@ -46,7 +46,7 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
   """Trains as `config` says, writes the results into `workdir`, and returns the values of the last evaluation.
 
   The workdir may be a folder of a bucket (gs://... or s3://...). Then `Run.workdir` is where this machine works.
-  SIGTERM and SIGINT end it early, with a checkpoint. Its time is counted from the beginning of `clock`.
+  SIGTERM and SIGINT end the run early, with a checkpoint. The run's time is counted from the beginning of `clock`.
 
   Raises:
     ConfigError: bad input, or another run has taken over the workdir in a bucket.
@@ -119,7 +119,7 @@ def set_up(
     strategy = strategies.create(config, program, devices)
     strategy.check_batch("batch_size", config.batch_size, config.accumulation)
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
-    summary.prompt(config, dataset, program.sizes)  # of the sample at the end: must fit
+    summary.prompt(config, dataset, program.sizes)  # fails if the prompt of the sample at the end does not fit
   processes.require_equal({f"the content of {part.name!r}": part.fingerprint for part in dataset.parts})
   with clock("initial state"):
     results, now = mirror.remote if mirror else workdir, record.make(config, dataset, strategy)
@@ -127,7 +127,7 @@ def set_up(
     start = restore.begin(results, config.init_from, strategy, now, warn, tier)
   history = start.record["data"]
   mixture = data.mixture(dataset, history["first"], tuple(history["given"]), tuple(history["streams"]))
-  keeper: Keeper  # made after the reporter, whose status shows its newest checkpoint
+  keeper: Keeper  # made after the reporter, whose status shows the keeper's newest checkpoint
   newest = lambda: keeper.checkpoints.newest
   with clock("set-up"), processes.raise_together(), folders.written_into(workdir, "workdir"):
     reporter = Reporter(config, workdir, plan, strategy, start.loop, clock, heartbeat, newest)

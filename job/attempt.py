@@ -23,8 +23,8 @@ from runtime.stderr import print_if_read
 from runtime.storage.bucket import Location, location
 
 TRAIN = Path(__file__).parents[1] / "train.py"
-KEPT = "\n\t"  # of the lines of processes; other control characters are shown
-# Lines that gloo prints, and that SLURM prints about an end of a process of which we know. They are dropped.
+KEPT = "\n\t"  # stay in the lines of processes; other control characters are shown as escapes
+# Lines of gloo, and lines of SLURM about the end of a process, which is known already. They are dropped.
 NOISE = re.compile(
   r"\[Gloo\] Rank |slurmstepd\S*: error: \*\*\*|"
   r"srun: (error: \S+: task 0: |Force Terminated|forcing job termination|Job step aborted)"
@@ -33,14 +33,14 @@ NOISE = re.compile(
 # PR_SET_PDEATHSIG. Then it becomes the process of the job. (Code between fork and exec could do the same, but JAX warns
 # of forks.)
 BECOME = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])"
-SECONDS_TO_END = 30.0  # that the processes of an attempt have, once they are ended at once
+SECONDS_TO_END = 30.0  # for the processes of an attempt to be gone, once they are killed
 SECONDS_TO_READ = 5.0  # and then for the rest of their output
 _printing = threading.Lock()
 Take = Callable[[int, str], None]  # gets the rank of a process and a line of its output
 
 
 class Forwarded:
-  """While entered, SIGINT and SIGTERM go to all processes of the attempt in `to`. `received` holds their numbers."""
+  """While entered, SIGINT and SIGTERM go to all processes of the attempt in `to`. `received`: the signals' numbers."""
 
   def __init__(self) -> None:
     self.to: Attempt | None = None
@@ -66,7 +66,7 @@ class Here:
   A place is a number from 0 on, for one process. A job with fewer processes leaves places out.
 
   Attributes:
-    unit: places that are lost together.
+    unit: how many places are lost together.
     ends: the signal that ends what `command` starts, at once and with all that it has started.
     sees_ends: whether the end of a process is seen at once, whatever ends it.
   """
@@ -85,14 +85,14 @@ class Here:
     return False
 
   def name(self, place: int) -> str:
-    """What is lost if the process at this place is."""
+    """The name of what is lost if the process at this place is lost."""
     return str(place)
 
   def host(self, place: int) -> str:
     return socket.gethostname()
 
   def address(self, place: int) -> str:
-    """That of the host, for the other processes of the job."""
+    """The host's address, for the other processes of the job."""
     return "127.0.0.1"
 
   def flags(self) -> list[str]:
@@ -104,7 +104,7 @@ class Here:
     return [f"--config.distributed.host={simulated_host(place)}"]
 
   def command(self, place: int) -> list[str]:
-    """What comes before the program, to run it there."""
+    """What comes before the program's own command, to run it at this place."""
     return [sys.executable, "-c", BECOME, str(int(self.ends))] if sys.platform == "linux" else []
 
   def environment(self, place: int) -> dict[str, str]:
@@ -117,7 +117,7 @@ class Here:
         os.killpg(job.pid, self.ends)
 
   def end_rest(self) -> None:
-    """Ends what `end` has not, and waits a while until it is gone. On this machine nothing is left."""
+    """Ends what `end` has not ended, and waits a while until it is gone. On this machine, `end` ends everything."""
 
   def send(self, jobs: Sequence[subprocess.Popen], number: int) -> None:
     """Sends a signal to the processes that run."""
@@ -131,9 +131,9 @@ class Attempt:
 
   Args:
     where: what runs processes.
-    places: of the processes, in the order of their ranks.
+    places: the places of the processes, in the order of their ranks.
     take: called with each line of output, in threads.
-    signals: where signals come from. If one comes before all processes are started, the rest is not started.
+    signals: where signals come from. If a signal comes before all processes are started, the rest is not started.
   """
 
   def __init__(
@@ -143,7 +143,7 @@ class Attempt:
     self.arguments, self.program = arguments, program
     self.take, self.signals = take, signals
     self.jobs: list[subprocess.Popen] = []
-    self._reached = 0  # by the last signal: those that were started before it came
+    self._reached = 0  # how many processes had been started when the last signal came
     self._readers: list[threading.Thread] = []
     self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -161,7 +161,7 @@ class Attempt:
     self.signals.to = None
     self.kill()
     until = time.monotonic() + SECONDS_TO_READ
-    for reader in self._readers:  # ends with the last process that has this output, which may be one that has left us
+    for reader in self._readers:  # it ends with the last process that has the pipe, which may be a detached one
       reader.join(max(0.0, until - time.monotonic()))
 
   def _start(self) -> None:
@@ -176,7 +176,7 @@ class Attempt:
       f"--config.distributed.processes={self.count}",
     ]
     for rank, place in enumerate(self.places):
-      if self.signals.received:  # those that have started wait for the rest and have nothing to save
+      if self.signals.received:  # the started processes wait for the rest and have nothing to save
         return
       own = [f"--config.distributed.process={rank}", *self.where.flags_of(place)]
       try:
@@ -197,7 +197,7 @@ class Attempt:
         thread.start()
         if work == self._read:
           self._readers.append(thread)
-    if self.signals.received and self._reached < self.count:  # one came while the last was being started
+    if self.signals.received and self._reached < self.count:  # a signal came while the last process started
       self.where.send(self.jobs[self._reached :], self.signals.received[-1])
 
   @property
@@ -218,7 +218,7 @@ class Attempt:
     for job in self.jobs:
       try:
         job.wait(max(0.0, until - time.monotonic()))
-      except subprocess.TimeoutExpired:  # what ends other processes has not, as on a host that is gone
+      except subprocess.TimeoutExpired:  # it could not be ended, as on a host that is gone
         left.append(job)
     if left:
       self.where.end_rest()
@@ -266,7 +266,7 @@ def workdir_of(arguments: Sequence[str]) -> Location:
 
 
 def free_port() -> int:
-  """A port that nobody has. It is none of those that Linux gives to connections, and so stays free for a while."""
+  """A free port. It is outside the range that Linux gives to connections, so it stays free for a while."""
   while True:
     port = random.randrange(20_000, 32_000)
     with contextlib.suppress(OSError), socket.create_server(("", port)):
@@ -274,7 +274,7 @@ def free_port() -> int:
 
 
 def simulated_host(place: int) -> str:
-  """The name of the host that a place for a process counts as. It keeps its memory until that is removed."""
+  """The name of the host that a place counts as. The host keeps what is in its memory until that is removed."""
   return f"host{place}"
 
 

@@ -1,6 +1,6 @@
 """Keeps a run: when its state is compared and saved, what is asked of it, and when it ends.
 
-All processes of a job decide the same after the same step. The order of what follows is written down here, once.
+All processes of a job decide the same after the same step. The order of what follows a step is written down here, once.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Due:
   """What follows a step, in this order. A save in storage makes one in memory superfluous."""
 
   step: int
-  compare: bool  # the copies of the state
+  compare: bool  # compare the copies of the state
   save_in_memory: bool
   save: bool
   evaluate: bool
@@ -48,7 +48,7 @@ class Keeper:
 
   Args:
     mirror: copies the workdir to a bucket; None: it stays on this machine.
-    tier: has restored the state, if it could.
+    tier: the checkpoints in the hosts' memory. It has restored the state, if it could.
   """
 
   def __init__(
@@ -70,11 +70,11 @@ class Keeper:
 
   @property
   def lines(self) -> list[str]:
-    """What a run says of its keeper at the start."""
+    """The lines that a run prints about its keeper at the start."""
     return [*self.tier.lines, *self.replicas.lines]
 
   def compared(self, state: TrainState, step: int) -> TrainState:
-    """The state, healed if a copy of it had other bits than most. Raises Corrupted if that cannot be."""
+    """The state, healed if a copy had other bits than most copies. Raises Corrupted if it cannot be healed."""
     with self.clock("check"):
       return self.replicas.check(state, step)
 

@@ -24,11 +24,11 @@ SECONDS_TO_ANSWER = 30.0  # that a command of SLURM has, before it counts as fai
 class Nodes(Here):
   """The nodes of the SLURM job in which this program runs.
 
-  Raises ConfigError outside of one, and Unavailable if SLURM does not name them.
+  Raises ConfigError outside of a SLURM job, and Unavailable if SLURM does not name them.
   """
 
   ends = signal.SIGTERM  # srun then kills its tasks
-  sees_ends = False  # not if a node fails: SLURM waits for it first
+  sees_ends = False  # if a node fails, SLURM first waits for it
 
   def __init__(self) -> None:
     environment = os.environ
@@ -46,7 +46,7 @@ class Nodes(Here):
   def places(self) -> list[int]:
     left = _hosts(self._squeue("%N"))
     up = [place for place in range(self.processes) if self.host(place) in left]
-    return up or list(range(self.processes))  # SLURM does not answer: the start will show which of them work
+    return up or list(range(self.processes))  # SLURM does not answer: the start will show which nodes work
 
   def ending(self) -> bool:
     return self._squeue("%T") not in ("", "RUNNING")
@@ -63,7 +63,7 @@ class Nodes(Here):
 
   def address(self, place: int) -> str:
     if len(self.nodes) == 1:
-      return super().address(place)  # of this machine alone
+      return super().address(place)  # the address for one machine
     node = self.host(place)
     found = re.search(r"\bNodeAddr=(\S+)", _answer("scontrol", "--oneliner", "show", "node", node))
     return found[1] if found else node
@@ -76,10 +76,10 @@ class Nodes(Here):
 
   def command(self, place: int) -> list[str]:
     step = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={self.host(place)}"]
-    return [*super().command(place), *step, "--overlap", "--input=none", f"--job-name={STEP}"]  # all share what it has
+    return [*super().command(place), *step, "--overlap", "--input=none", f"--job-name={STEP}"]  # steps share resources
 
   def environment(self, place: int) -> dict[str, str]:
-    """Each task of a node has an equal part of its GPUs. Without this, JAX would give each step the first one."""
+    """Each task of a node has an equal part of its GPUs. Without this, JAX would give each step the first GPU."""
     first = place % self.unit * self.devices
     ids = ",".join(str(number) for number in range(first, first + self.devices))
     return {"PYTHONUNBUFFERED": "1"} | ({"JAX_LOCAL_DEVICE_IDS": ids} if ids else {})
@@ -91,7 +91,7 @@ class Nodes(Here):
   def end_rest(self) -> None:
     """Ends the steps, and waits until SLURM has seen their ends.
 
-    A task that waits for a disk ends late, also after srun has. Until then it has its GPUs and the lock of the workdir.
+    A task that waits for a disk may end after srun has. Until then it has its GPUs and the lock of the workdir.
     """
     until = time.monotonic() + SECONDS_TO_KILL
     while (steps := self._steps()) and time.monotonic() < until:

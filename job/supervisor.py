@@ -2,9 +2,9 @@
 
     python -m tools.launch --processes=4 --restart -- --config=configs/fsdp.py --workdir=runs/a
 
-Its processes are on this machine, or on the nodes of a SLURM job (slurm.py). What it needs to know stands in
-WORKDIR/supervisor.json. So it may be killed, too: its processes end with it, and the same command goes on. The output
-of each start is kept whole in WORKDIR/attempts.
+The job's processes are on this machine, or on the nodes of a SLURM job (slurm.py). What the supervisor needs to know
+stands in WORKDIR/supervisor.json. So it may be killed, too: the processes end with it, and the same command goes on.
+The output of each start is kept whole in WORKDIR/attempts.
 
 If processes that fail count as lost, the next start has fewer, with another mesh or strategy if need be
 (`Policy.choose`); when they are back, the job is stopped in order and started with more. Any number of processes
@@ -44,11 +44,11 @@ class Policy:
   """How a job is kept going.
 
   Attributes:
-    restarts: in a row, without a new checkpoint, before it gives up.
+    restarts: how many restarts in a row, without a new checkpoint, before it gives up.
     patience: seconds without progress after which a process hangs, outside of steps: while it compiles, for example.
     shortest: seconds that are never too long for a step.
     lost_for: seconds for which a process that failed counts as lost; 0: it is started again with the others.
-    smaller: flags to add where fewer processes cannot run with the given ones; without any, `choose` gives some.
+    smaller: flags to add where fewer processes cannot run with the given flags; if empty, `choose` gives some.
     choose: called with the job's flags, its workdir, and how many processes and devices in each; returns flags to add,
       and why, or None.
   """
@@ -95,11 +95,11 @@ class Failure:
 def supervise(policy: Policy, arguments: Sequence[str], program: Path = TRAIN, where: Here | None = None) -> int:
   """Runs `program` with these arguments until it is finished. Returns the job's exit status.
 
-  It runs on this machine, unless `where` has other places.
+  The job runs on this machine, unless `where` has other places.
 
-  That is 0 if it is finished or was stopped by a signal; otherwise that of the last process that failed, if it makes no
-  sense to start again. Raises ConfigError if the arguments name no workdir or switch off heartbeats, or if nothing can
-  be written there.
+  The status is 0 if the job is finished or was stopped by a signal; otherwise that of the last process that failed, if
+  it makes no sense to start again. Raises ConfigError if the arguments name no workdir or switch off heartbeats, or if
+  nothing can be written into the workdir.
   """
   if any(re.fullmatch(r"-?-config\.runtime\.heartbeat=0*\.?0*", flag) for flag in arguments):
     raise ConfigError("--config.runtime.heartbeat=0 hides whether processes hang; leave it out, or use 1")
@@ -139,7 +139,7 @@ class Supervisor:
           yield count, extra
 
   def _flags(self, count: int) -> Iterator[tuple[str, ...]]:
-    """Flags to add for so many processes: none, and if these cannot run, the user's, or those that plan chooses."""
+    """Flags to add for so many processes: none; if that cannot run, the user's flags, or those that plan chooses."""
     yield ()
     if self.policy.smaller and count < self.policy.processes:
       yield self.policy.smaller
@@ -147,7 +147,7 @@ class Supervisor:
       yield planned
 
   def _plan(self, count: int) -> tuple[str, ...] | None:
-    """What plan chooses for so many processes."""
+    """The flags that plan chooses for so many processes."""
     if count not in self._planned:
       chosen = self.policy.choose(self.arguments, self.workdir, count, self.policy.devices_per_process)
       if chosen:
@@ -162,7 +162,7 @@ class Supervisor:
     return [place for place in self.up if self.where.name(place) not in self.state.lost]
 
   def _none_fits(self) -> int | None:
-    """Waits for the next place that returns. Returns the job's status if there is none, or if it is stopped."""
+    """Waits for the next place that returns. Returns the job's status if no place will return, or if it is stopped."""
     if not self.state.lost:
       why = next(iter(self.state.refused.values()), "there is no place for a process")
       self.output.say(f"gave up   no number of processes can run this: {why}")
@@ -202,7 +202,7 @@ class Supervisor:
     return self._fail(f"process {failure.rank} of {count} on {self.where.host(places[failure.rank])}", failure)
 
   def _refuse(self, count: int, extra: tuple[str, ...], failure: Failure) -> int | None:
-    """Notes that so many processes cannot run. With all of them, the input is at fault, and the job is over."""
+    """Notes that so many processes cannot run. With all processes, the input is at fault, and the job is over."""
     if count == self.policy.processes:
       self.output.release()
       return self._end(failure.status)
@@ -244,7 +244,7 @@ class Supervisor:
     return self._end(0) if self.signals.received else None
 
   def _watch(self, attempt: Attempt) -> tuple[Failure | None, bool]:
-    """Waits until a start has ended. Returns who failed, if anyone, and whether it was stopped to start with more."""
+    """Waits until a start has ended. Returns the failure, if any, and whether it was stopped to start with more."""
     began, running, grows = time.time(), set(range(len(attempt.jobs))), False
     while running:
       rank = attempt.ended(POLL)
@@ -261,7 +261,7 @@ class Supervisor:
     return None, grows
 
   def _can_grow(self, attempt: Attempt) -> bool:
-    """Whether more processes could run now. They are stopped after their first step, which saves what was done."""
+    """Whether more processes could run now. Those that run are stopped only after a first step, so that it is saved."""
     largest = next(self._choices(), (0, ()))[0]
     return largest > attempt.count and self._has_trained(attempt)
 
@@ -270,7 +270,7 @@ class Supervisor:
     return any(beat["step"] for beat in self._beats(attempt).values())
 
   def _culprit(self, attempt: Attempt, first: int) -> Failure:
-    """Who failed: the first that ended, or one that a signal killed at the same time, which made the first fail."""
+    """What failed: the first process that ended, or one that a signal killed at the same time and that made it fail."""
     ended = [first]
     until = time.monotonic() + HELD
     while (rank := attempt.ended(until - time.monotonic())) is not None:
@@ -299,7 +299,7 @@ class Supervisor:
     """The process that hangs, if one does."""
     found, now = self._beats(attempt), time.time()
     self._seen |= dict.fromkeys(found, now)
-    beats = {  # one that ends in order has none, either
+    beats = {  # a process that ends in order has no beat, either
       rank: found.get(rank) or heartbeat.starting(self._seen.get(rank, began)) for rank in running
     }
     rank = heartbeat.hanging(beats, now, self.policy.patience, self.policy.shortest, self._watcher.takes_beats)
@@ -309,7 +309,7 @@ class Supervisor:
     return Failure(rank, self._step(attempt), why, 128 + signal.SIGKILL)
 
   def _beats(self, attempt: Attempt) -> dict[int, heartbeat.Beat]:
-    """The last signs of life of an attempt's processes: those that were not there before it."""
+    """The last signs of life of an attempt's processes: those that were not there before the attempt."""
     beats = self._watcher.beats().items()
     mine = lambda rank, beat: rank < attempt.count and heartbeat.process(beat) not in self._before
     return {rank: beat for rank, beat in beats if mine(rank, beat)}

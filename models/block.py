@@ -25,10 +25,10 @@ class SideInputs(NamedTuple):
   """What every block reads beside the residual stream. `Transformer.side_inputs` makes it.
 
   Attributes:
-    angles: [T, H/2] or [B, T, H/2], of rotary embedding.
-    segments: [B, T], the document of each token, of all positions, also where the stream has a device's own; or None.
+    angles: [T, H/2] or [B, T, H/2], the angles of rotary embedding.
+    segments: [B, T], the document of each token, for all positions, even if a device has only some of them; or None.
     keys: [B], the dropout keys of the examples, or None.
-    counted: what counts for routers; without it nothing does, and there are no sums.
+    counted: the tokens and predictions that count in the sums of routers; None: there are no sums.
   """
 
   angles: jax.Array
@@ -37,7 +37,7 @@ class SideInputs(NamedTuple):
   counted: Counted | None = None
 
   def of_layer(self, number: jax.Array) -> "SideInputs":
-    """With the keys of one block."""
+    """The same inputs, with the dropout keys of one block."""
     return self._replace(keys=fold_in(self.keys, number))
 
 
@@ -59,7 +59,7 @@ class Block(nnx.Module):
     cache: Cache | None = None,
     start: jax.Array | int = 0,
   ) -> tuple[jax.Array, Cache | None, Sums]:
-    """Returns [B, T, D]; what `Attention` returns; and the sums of a router."""
+    """Returns the residual stream [B, T, D], the second result of `Attention`, and the sums of the block's router."""
     attended, new = self.attention(self.attention_norm(x), side, sharding, cache, start)
     # Pinned, so that a gradient that goes both to a sum and into a product is gathered for the product alone. XLA's GPU
     # compiler turns a gather that is sliced again into a permute without pairs, which returns zeros (jax 0.10.2).
@@ -68,7 +68,7 @@ class Block(nnx.Module):
     normed = self.mlp_norm(x)
     routed: Sums = {}
     if isinstance(self.mlp, Experts):
-      # Of a text that is written or scored, nothing is dropped: what came before may not be at hand.
+      # When a text is written or scored, no token is dropped: the tokens before it may not be at hand.
       out, routed = self.mlp(normed, side.counted, sharding, self.limit if cache is None else 0)
     else:
       out = self.mlp(normed, sharding)
@@ -104,7 +104,7 @@ class Attention(nnx.Module):
     cache: Cache | None = None,
     start: jax.Array | int = 0,
   ) -> tuple[jax.Array, Cache | None]:
-    """Returns [B, T, D] and, with a cache, the keys and values of these positions, which are not in it yet.
+    """Returns [B, T, D] and, with a cache, the keys and values of these positions, which are not in the cache yet.
 
     With a cache, x begins at position `start` (a number, or [B]: one for each row) and has no segments.
     """
@@ -132,7 +132,7 @@ class Attention(nnx.Module):
     return checkpoint_name(out, "attention_output"), cache
 
   def _join(self, arrays: tuple[jax.Array, ...]) -> jax.Array:
-    """Arrays [..., N, H], [..., K, H] and [..., K, H] → [..., K, (N/K + 2)·H]: for each key head what belongs to it."""
+    """[..., N, H], [..., K, H], [..., K, H] → [..., K, (N/K + 2)·H]: for each key head its queries, key and value."""
     groups = arrays[1].shape[-2]
     return jnp.concatenate([a.reshape(*a.shape[:-2], groups, -1) for a in arrays], axis=-1)
 

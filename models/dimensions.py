@@ -13,9 +13,9 @@ activations have separate names, so that `embed` (weights) can be split over the
     experts    weights: the experts of a block (ops/experts.py)
     vocab      weights and activations: the vocabulary of the embedding, the head and the logits
     layers     weights: the stacked blocks
-    dense_layers  weights: of a mixture the first blocks, if they are dense (`ModelSizes.stacks`)
+    dense_layers  weights: the first blocks of a mixture, if these are dense (`ModelSizes.stacks`)
 
-Strategies use `strategies.execution.constraints.Constraints`. Without one the model runs on a single device.
+Strategies use `strategies.execution.constraints.Constraints`. Without a strategy, the model runs on a single device.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ def resized(x: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 def map_dims(f: Callable[[Dims], Any], dims: Any) -> Any:
-  """The same tree, with a value for the dimensions of each array."""
+  """A tree like `dims`, with f(dimensions) for each array."""
   return jax.tree.map(f, dims, is_leaf=is_dims)
 
 
@@ -57,10 +57,10 @@ class Sharding:
   """
 
   def shards(self, dim: str, among: str | None = None) -> int:
-    """The number of pieces a dimension is split into, or of those that the devices that share `among` have.
+    """The number of pieces of a dimension; with `among`, of those on the devices that share the dimension `among`.
 
-    "gradients" are the pieces in which the compiler leaves the gradients of weights. If "positions" has several, a
-    device computes with its own positions only, in the order of `ops.positions.own`.
+    "gradients" stands for the pieces in which the compiler leaves the gradients of weights. If "positions" has several
+    pieces, a device computes with its own positions only, in the order of `ops.positions.own`.
     """
     return 1
 
@@ -73,11 +73,11 @@ class Sharding:
     return w
 
   def by_layer(self, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
-    """Calls `work` on stacked weights [layers, ...] whose layers are whole, and may be some of all layers.
+    """Calls `work` on whole layers of stacked weights [layers, ...]. One call may get only some of the layers.
 
     Args:
-      x: stored as the optimizer's state of a weight with these dimensions, and so is the result.
-      work: returns an array of the same shape. It must make zeros of zeros, in each layer apart.
+      x: the stacked array, stored like the optimizer's state of a weight with these dimensions. So is the result.
+      work: returns an array of the same shape. It must treat each layer apart, and make zeros of zeros.
     """
     return work(x)
 
@@ -99,11 +99,11 @@ class Sharding:
     return kernel(*arrays)
 
   def index(self, dim: str) -> jax.Array:
-    """In a kernel of `local`, and for "positions": the number of the piece that this device has of a dimension."""
+    """The number of the piece of a dimension that this device has. Works in a kernel of `local`, or for "positions"."""
     return jnp.zeros((), jnp.int32)
 
   def across(self, collective: Callable[..., jax.Array], x: jax.Array, dim: str) -> jax.Array:
-    """In a kernel of `local`, and for "positions": runs a collective of x over the devices that split `dim`.
+    """Runs a collective of x over the devices that split `dim`. Works in a kernel of `local`, or for "positions".
 
     Args:
       collective: (x, mesh axes) → the result, such as `jax.lax.psum`.
@@ -114,7 +114,7 @@ class Sharding:
     """Sums over the first dimension of an array [n, ...], which has an entry for each piece of the dimension `dim`.
 
     Args:
-      dims: names the dimensions of the result, which is or has the sharding of a gradient.
+      dims: names the dimensions of the result, which is a gradient, or is sharded like one.
     """
     return parts[0]
 

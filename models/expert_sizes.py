@@ -39,7 +39,7 @@ class ExpertSizes:
 
   @staticmethod
   def of(model: Mapping[str, Any]) -> "ExpertSizes | None":
-    """Those of a config's section `model`; None without experts. Raises ConfigError if they do not fit each other."""
+    """The sizes in a config's `model`; None without experts. Raises ConfigError if they do not fit each other."""
     one_of("model.router", model["router"], ROUTERS)
     one_of("model.expert_transport", model["expert_transport"], WAYS)
     counts = ("experts", "dense_layers", "expert_width", "shared_experts")
@@ -69,9 +69,9 @@ class ExpertSizes:
 
   @property
   def has_bias(self) -> bool:
-    """Whether a bias is added to choose experts."""
+    """Whether a bias is added to the scores to choose experts."""
     return self.router == "sigmoid_bias"
 
 
-# The name in the config of each attribute.
+# For each attribute, its name in the config.
 EXPERT_FIELDS = {field.name: CONFIG_NAMES.get(field.name, field.name) for field in dataclasses.fields(ExpertSizes)}

@@ -11,7 +11,7 @@ def train_flops_per_example(sizes: ModelSizes) -> float:
 
   They are 6 for each weight of a matrix product at each position, and 12 · heads · head_dim for each pair of a query
   and a key that attention needs, in each block. A weight that is not trained counts 4. An embedding of patches counts
-  4, or 2 if it is not trained, because pixels need no gradient. Of experts, those count that work on a token.
+  4, or 2 if it is not trained, because pixels need no gradient. Only the experts that work on a token count.
   Recomputation by remat is not counted: that would give hardware FLOPs utilization.
 
   With a causal mask, half of all pairs are needed, and the diagonal. Packed documents count as one text. They do not
@@ -22,15 +22,15 @@ def train_flops_per_example(sizes: ModelSizes) -> float:
 
 
 def palm_flops_per_example(sizes: ModelSizes) -> float:
-  """The same as PaLM counts (arXiv:2204.02311, appendix B): all pairs, causal or not, and 6 for patches, too.
+  """The operations as PaLM counts them (arXiv:2204.02311, appendix B): all pairs, causal or not, and 6 for patches.
 
-  Most published MFUs count so. It can exceed what a step does, because kernels skip what a causal mask hides.
+  Most published MFUs count so. The count can exceed what a step computes: kernels skip what a causal mask hides.
   """
   return _train_flops(sizes, sizes.positions**2, pixels=0)
 
 
 def _train_flops(sizes: ModelSizes, pairs: float, pixels: int) -> float:
-  """The count for this many pairs, with `pixels` added for each weight of an embedding of patches that is trained."""
+  """The FLOPs for this many pairs, with `pixels` added for each weight of an embedding of patches that is trained."""
   t = sizes.positions
   mlps = sum(stack.layers * _mlp_weights(stack.sizes) for stack in sizes.stacks)
   blocks = sizes.width * (sizes.depth * 2 * sizes.head_dim * (sizes.heads + sizes.kv_heads) + mlps)
@@ -42,6 +42,6 @@ def _train_flops(sizes: ModelSizes, pairs: float, pixels: int) -> float:
 
 
 def _mlp_weights(sizes: ModelSizes) -> int:
-  """Of an MLP and a router, the weights that work on a token, divided by the width."""
+  """How many weights of an MLP and a router work on a token, divided by the width."""
   experts = sizes.experts
   return 3 * sizes.dense_width + (3 * experts.per_token * experts.width + experts.count if experts else 0)

@@ -27,10 +27,10 @@ class Sampling(NamedTuple):
 
   Attributes:
     repetition_penalty: tokens that are in the text already become less likely: a positive logit is divided by it, and a
-      negative one multiplied (arXiv:1909.05858). 1: none.
+      negative one multiplied (arXiv:1909.05858). 1: no penalty.
     temperature: logits are divided by it; 0 picks the most likely token.
-    top_k: only so many of the most likely tokens; 0: all.
-    top_p: only the most likely tokens whose probabilities make this sum (arXiv:1904.09751); 1: all.
+    top_k: how many of the most likely tokens can be chosen; 0: all.
+    top_p: only the most likely tokens, whose probabilities make this sum, can be chosen (arXiv:1904.09751); 1: all.
   """
 
   repetition_penalty: float = 1.0
@@ -50,7 +50,7 @@ class Sampling(NamedTuple):
 
   @property
   def counts_tokens(self) -> bool:
-    """Whether it must be known which tokens a text holds."""
+    """Whether sampling needs to know which tokens a text holds."""
     return self.repetition_penalty != 1
 
 
@@ -58,7 +58,7 @@ class Texts(NamedTuple):
   """Texts that are being written.
 
   Attributes:
-    cache: keys and values of all tokens but the newest; None while it is passed apart, to be donated.
+    cache: keys and values of all tokens but the newest; None while the cache is passed apart, to be donated.
     newest: [B], the newest token of each text.
     lengths: [B], how many tokens each text has.
     seen: [B, V], whether a text holds a token; [B, 0] if sampling does not need it.
@@ -76,7 +76,7 @@ class TextWriter(NamedTuple):
   """Writes texts.
 
   Attributes:
-    run_blocks: replaces the model's, for a strategy that runs the blocks in its own way.
+    run_blocks: replaces the function `run_blocks`, for a strategy that runs the blocks in its own way.
   """
 
   model: Transformer
@@ -85,7 +85,7 @@ class TextWriter(NamedTuple):
   run_blocks: RunBlocks | None = None
 
   def begin(self, prompts: jax.Array, lengths: jax.Array, keys: jax.Array, *, size: int) -> Texts:
-    """Reads prompts [B, P] with these lengths [B], and writes the first token of each, in room for `size` tokens.
+    """Reads prompts [B, P] of lengths [B], and writes the first token of each. The cache has room for `size` tokens.
 
     Keys belong to texts, so a text does not depend on the others in its batch.
     """
@@ -102,7 +102,7 @@ class TextWriter(NamedTuple):
     return self._next(texts, texts.newest[:, None], texts.lengths - 1, jnp.zeros_like(texts.lengths))
 
   def log_likelihoods(self, tokens: jax.Array, counted: jax.Array) -> jax.Array:
-    """The log-likelihood of each text, float32 [B]: the sum over the counted tokens. The first is never scored.
+    """The log-likelihood of each text, float32 [B]: the sum over the counted tokens. The first token is never scored.
 
     Makes logits for some positions at a time, as the loss does.
 
@@ -124,7 +124,7 @@ class TextWriter(NamedTuple):
     size = min(length, max(1, LOGITS // (batch * self.model.sizes.vocab_size)))
     count = -(-length // size)
 
-    def split(array: jax.Array) -> jax.Array:  # [B, T, ...] → [pieces, B, c, ...], the last one padded
+    def split(array: jax.Array) -> jax.Array:  # [B, T, ...] → [pieces, B, c, ...], the last piece padded
       padded = jnp.pad(array, [(0, 0), (0, count * size - length), *((0, 0),) * (array.ndim - 2)])
       return jnp.moveaxis(padded.reshape(batch, count, size, *array.shape[2:]), 1, 0)
 
@@ -163,11 +163,11 @@ def run_blocks(
   sharding: Sharding = UNSHARDED,
   only: str | None = None,
 ) -> tuple[jax.Array, Cache]:
-  """Runs the blocks on positions that see those before them in the cache; and the cache with the new positions.
+  """Runs the blocks on positions that see earlier ones in the cache. Also returns the cache with the new positions.
 
   Args:
     start: the position of the first column of x; [B] if it differs between rows.
-    only: one of STACKS, to run only these blocks. The cache is then that of these blocks.
+    only: one of STACKS, to run only the blocks of this stack. The cache then holds only these blocks.
   """
   side = model.side_inputs(x.shape[1], start=start, sharding=sharding)
 
@@ -228,7 +228,7 @@ def choose_token(logits: jax.Array, sampling: Sampling, seen: jax.Array, keys: j
   if sampling.top_p < 1:
     ordered = jnp.sort(logits, axis=-1, descending=True)
     before = jnp.cumsum(jax.nn.softmax(ordered, axis=-1), axis=-1) - jax.nn.softmax(ordered, axis=-1)
-    likely = jnp.where(before < sampling.top_p, ordered, jnp.inf)  # the first is always kept
+    likely = jnp.where(before < sampling.top_p, ordered, jnp.inf)  # the most likely token is always kept
     logits = _at_least(logits, likely.min(axis=-1, keepdims=True))
   return jax.vmap(jax.random.categorical)(keys, logits)
 

@@ -130,7 +130,7 @@ class ImageSizes:
 
   @staticmethod
   def of(model: Mapping[str, Any]) -> "ImageSizes | None":
-    """Those of a config's section `model`; None if it reads no images."""
+    """The image sizes in a config's section `model`; None if the model reads no images."""
     positive("model.patch_size", model["patch_size"])
     if model["inputs"] != "images":
       return None
@@ -139,7 +139,7 @@ class ImageSizes:
     return ImageSizes(**fields)
 
   def check(self) -> None:
-    """Raises ConfigError unless the data has set them, and they fit each other."""
+    """Raises ConfigError unless the data has set the sizes, and they fit each other."""
     check_known("image_size", self.image_size)
     check_known("channels", self.channels)
     if self.image_size % self.patch_size:

@@ -42,7 +42,7 @@ class LoraSizes:
 
   @staticmethod
   def of(model: Mapping[str, Any]) -> "LoraSizes | None":
-    """Those of a config's section `model`; None without adapters."""
+    """The sizes in a config's section `model`; None without adapters."""
     rank = not_negative("model.lora_rank", model["lora_rank"], "use 0 to train all weights")
     targets = targets_of(model["lora_targets"])
     if rank and not targets:
@@ -52,7 +52,7 @@ class LoraSizes:
 
   @property
   def scale(self) -> float:
-    """What adapters add is multiplied by it."""
+    """The factor that multiplies what adapters add."""
     return self.alpha / self.rank
 
   @property
@@ -62,7 +62,7 @@ class LoraSizes:
 
 
 def targets_of(names: str) -> tuple[str, ...]:
-  """The weights in a list with commas. Raises ConfigError for one that has no adapters."""
+  """The weights in a list with commas. Raises ConfigError for a weight that cannot have an adapter."""
   found = {one_of("model.lora_targets", name.strip(), TARGETS) for name in names.split(",") if name.strip()}
   return tuple(name for name in TARGETS if name in found)
 
@@ -80,7 +80,7 @@ def adapter_weights(sizes: "ModelSizes") -> int:
 def groups(lora: LoraSizes, sides: Mapping[str, int]) -> list[tuple[str, list[str], list[str]]]:
   """For `heads` and for `mlp`, the targets that read the residual stream, and those that write to it.
 
-  Those of a mixture's experts are not among them. `sides` are those of `ModelSizes`.
+  The weights of a mixture's experts are not among them. `sides` is `ModelSizes.sides`.
   """
   names = [name for name in lora.targets if sides[name]]
   some = lambda *wanted: [name for name in wanted if name in names]
@@ -88,7 +88,7 @@ def groups(lora: LoraSizes, sides: Mapping[str, int]) -> list[tuple[str, list[st
 
 
 def names_of(weight: str) -> tuple[str, str]:
-  """The names of a and b of the adapter of a weight: "blocks/mlp/up" → "blocks/mlp/lora/up/a" and its b."""
+  """The names of a and b of the adapter of a weight: "blocks/mlp/up" → "blocks/mlp/lora/up/a" and ".../up/b"."""
   layer, _, target = weight.rpartition("/")
   return f"{layer}/{NAME}/{target}/a", f"{layer}/{NAME}/{target}/b"
 
@@ -104,7 +104,7 @@ def merged(w: np.ndarray, a: np.ndarray, b: np.ndarray, scale: float) -> np.ndar
 
 
 class Adapter(nnx.Module):
-  """The two small weights of one adapter; of a weight of experts, two for each expert.
+  """The two small weights of one adapter; for a weight of experts, two for each expert.
 
   `inputs` says how many dimensions of the large weight are contracted.
   """
@@ -123,8 +123,8 @@ class Adapters(nnx.Module):
   """The adapters of a layer's weights, each under the name of its weight.
 
   Attributes:
-    names: the weights of this layer that have one.
-    scale: what an adapter adds is multiplied by it.
+    names: the weights of this layer that have an adapter.
+    scale: the factor that multiplies what an adapter adds.
   """
 
   def __init__(self, sizes: "ModelSizes", rngs: nnx.Rngs, **weights: tuple[nnx.Param, int]):
@@ -140,15 +140,15 @@ class Adapters(nnx.Module):
     return {name: (own.a[...], self.scale * own.b[...]) for name, own in pairs.items()}
 
   def after_stream(self, products: dict[str, jax.Array], x: jax.Array, sharding: Sharding) -> tuple[jax.Array, ...]:
-    """Adds to products [B, T, O...] of the residual stream what their adapters make of it.
+    """Adds to products [B, T, O...] of the residual stream what their adapters make of the stream.
 
     Args:
-      products: by the name of the weight.
+      products: the products by the names of their weights.
       x: the stream [B, T, D], before `Sharding.whole_sequence`.
     """
     names = [name for name in products if name in self.names]
     if names:
-      low = sharding.whole_sequence(_joined(x, [getattr(self, name).a[...] for name in names]))  # sent as one
+      low = sharding.whole_sequence(_joined(x, [getattr(self, name).a[...] for name in names]))  # sent as one array
       for name, part in zip(names, jnp.split(low, len(names), axis=-1), strict=True):
         products = products | {name: products[name] + self.scale * _product(part, getattr(self, name).b[...])}
     return tuple(products.values())
@@ -158,7 +158,7 @@ class Adapters(nnx.Module):
 
     Args:
       name: the name of the weight.
-      product: after `Sharding.split_sequence`.
+      product: the result of `Sharding.split_sequence`.
       h: the input [B, T, I...].
       inputs: the number of dimensions of I.
     """

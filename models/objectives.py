@@ -57,8 +57,8 @@ class Objective(Protocol):
     """Whether each prediction counts, [B] or [B, T].
 
     Args:
-      mask: of the examples, [B].
-      segments, completions: of their tokens, [B, T + ahead], if the batch has them (`ModelSizes.example_shapes`).
+      mask: [B], false where an example is padding.
+      segments, completions: fields of the batch [B, T + ahead], or None (`ModelSizes.example_shapes`).
     """
     return mask
 
@@ -142,7 +142,7 @@ class OfExample(Objective):
       raise ConfigError("model.tied_embedding=True needs model.objective='next_token'; set it to False")
 
   def own(self, targets: Targets, sharding: Sharding) -> Targets:
-    """All devices of an example compute its prediction. It counts on the first."""
+    """All devices that share an example compute its prediction. It counts on the first device only."""
     return targets._replace(counted=targets.counted & (sharding.index("positions") == 0))
 
   def predictions(self) -> int:
@@ -158,7 +158,7 @@ class OfExample(Objective):
     summed = lambda x: sharding.across(jax.lax.psum, jnp.sum(x, axis=1, dtype=jnp.float32), "positions")
     if segments is None:
       return linear(summed(x) / (x.shape[1] * sharding.shards("positions")), head)
-    # Pinned as a whole and in parts. Otherwise the compiler might split what attention reads, and gather it there.
+    # Pins all segments and a device's own. Otherwise compilers might split what attention reads, and gather it there.
     is_text = sharding.activation(segments, "batch", None)[..., None] > 0  # [B, T, 1]
     is_own_text = sharding.activation(positions.own(segments, sharding), "batch", "sequence")[..., None] > 0
     total = summed(jnp.where(is_own_text, x, 0))

@@ -1,4 +1,4 @@
-"""How texts become examples: for what prepares them, and what learns from them. Needs no JAX, whose import is slow."""
+"""How texts become examples: for the code that prepares data, and for the model. Needs no JAX, whose import is slow."""
 
 from ml_collections import ConfigDict
 

@@ -45,12 +45,12 @@ def _of_each(sizes: ModelSizes, f: Callable[[str, nnx.Param], Any]) -> dict[str,
 
 
 def init_params(sizes: ModelSizes, key: jax.Array) -> dict[str, Any]:
-  """Initial parameters, as nested dicts of arrays. The same root key gives bitwise equal ones under every layout."""
+  """Initial parameters, as nested dicts of arrays. One root key gives bitwise equal parameters under every layout."""
   return nnx.to_pure_dict(nnx.state(Transformer(sizes, _streams(key)), nnx.Param))
 
 
 def _streams(root: jax.Array) -> nnx.Rngs:
-  """The keys of all weights, one after another."""
+  """Two streams of random keys: for weights and for adapters."""
   return nnx.Rngs(weights=Purpose.WEIGHTS.key(root), adapters=Purpose.ADAPTERS.key(root))
 
 
@@ -63,12 +63,12 @@ def trained(sizes: ModelSizes, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def frozen(sizes: ModelSizes, params: dict[str, Any]) -> dict[str, Any]:
-  """The parameters that are not trained, in the same form; {} if all are."""
+  """The parameters that are not trained, in the same form; {} if all are trained."""
   return {} if not sizes.lora else _chosen(params, False)
 
 
 def _chosen(params: Any, adapters: bool, inside: bool = False) -> Any:
-  """Only the adapters, or only what is not in them. `inside`: whether `params` are adapters."""
+  """Only the parameters of adapters, or only all others. `inside`: whether `params` belong to adapters."""
   if not isinstance(params, dict):
     return params if inside == adapters else {}
   found = {name: _chosen(x, adapters, inside or name == lora.NAME) for name, x in params.items()}

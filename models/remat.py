@@ -31,8 +31,8 @@ NAMES = {
   "mlp_hidden": "silu(gate) · up [T, F]",
 }
 
-# The gather of a weight, and views of the result. None may outlive the block, so the backward pass repeats them. If the
-# weight is not trained, its gather is still one call, with a derivative that nobody asks for.
+# Operations that gather a weight or make views of it. No result may outlive the block, so the backward pass repeats
+# them. If the weight is not trained, its gather is still one call, with a derivative that nobody asks for.
 VIEWS = frozenset({
   "sharding_constraint", "all_gather", "optimization_barrier", "reshape", "transpose", "convert_element_type",
   "custom_vjp_call",
@@ -43,7 +43,7 @@ ELEMENTWISE = frozenset({"mul", "div", "sub", "logistic"})
 
 Policy = Callable[..., Any]  # a policy of `jax.checkpoint`
 
-# Saved by name, once each device has kept only its own positions.
+# Values saved by name, once each device has kept only its own positions.
 _output = jax.checkpoint_policies.save_only_these_names("attention_output", ADAPTER)
 _results = jax.checkpoint_policies.save_only_these_names("attention_output", ADAPTER, KERNEL)
 
@@ -77,7 +77,7 @@ REMAT_POLICIES: dict[str, Policy] = {
 }
 
 
-# The named values that these policies save by themselves, or make of saved ones without a product.
+# The named values that these policies save by themselves, or compute from saved values without a product.
 _SAVED = {
   "minimal": frozenset(NAMES),
   "dots": frozenset({"block_input", "query", "key", "value", "attention_output", "mlp_gate", "mlp_up"}),
@@ -85,7 +85,7 @@ _SAVED = {
 
 
 def names_of(saved: str) -> frozenset[str]:
-  """The names in a list with commas. Raises ConfigError for one that does not exist."""
+  """The names in a list with commas. Raises ConfigError for a name that does not exist."""
   return frozenset(one_of("model.saved", name.strip(), NAMES) for name in saved.split(",") if name.strip())
 
 

@@ -22,7 +22,7 @@ from models.packings import PACKINGS, counts_parts
 from models.remat import names_of
 
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
-REMAT = ("minimal", "dots", "full", "offload")  # in the order of what they keep on the device
+REMAT = ("minimal", "dots", "full", "offload")  # from the one that keeps most on the device to the one that keeps least
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 # The entries of the parameters that hold blocks, in the order in which these run, and the dimension that counts them.
 STACKS = {"dense_blocks": "dense_layers", "blocks": "layers"}
@@ -32,8 +32,8 @@ class Stack(NamedTuple):
   """Equal blocks that follow one another."""
 
   name: str  # one of STACKS
-  sizes: "ModelSizes"  # those of a model that has only such blocks
-  layers: int  # how many there are
+  sizes: "ModelSizes"  # the sizes of a model that has only such blocks
+  layers: int  # the number of blocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +173,7 @@ class ModelSizes:
   def sides(self) -> dict[str, int]:
     """For each of a block's weights that may have an adapter, the size of the side that is not the stream's.
 
-    Of a mixture, the MLP's are those of the shared experts, and 0 without any.
+    In a mixture, the MLP's sizes are those of the shared experts, and 0 without shared experts.
     """
     queries, keys, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.dense_width
     return {"query": queries, "key": keys, "value": keys, "out": queries, "gate": hidden, "up": hidden, "down": hidden}
@@ -188,7 +188,7 @@ class ModelSizes:
 
     A row of `segments` says to which document each token belongs: its documents are numbered 1, 2, ... in order, and 0
     is padding. Tokens of different documents do not see each other. A row of `completions` says which tokens belong to
-    completions. Only their predictions count.
+    completions. Only the predictions of these tokens count.
     """
     shapes = self.reads.shapes(self.predicts.ahead) | self.predicts.shapes()
     length = self.positions + self.predicts.ahead
@@ -221,7 +221,7 @@ def replaced(config: ConfigDict, section: str, fields: dict[str, Any]) -> Config
 
 
 def with_sizes_made_up(config: ConfigDict) -> ConfigDict:
-  """The config with sizes in the place of those that only the data can say. It serves to check all other fields."""
+  """The config with made-up values for sizes that only the data can give. It serves to check all other fields."""
   model = config.model
   channels = len(model.pixel_mean or model.pixel_std) or 1
   sizes = {"image_size": model.patch_size, "channels": channels, "classes": 2, "vocab_size": 2}
@@ -230,7 +230,7 @@ def with_sizes_made_up(config: ConfigDict) -> ConfigDict:
 
 
 def sizes_of(model: Mapping[str, Any], **fields: Any) -> ModelSizes:
-  """The ModelSizes of a config's section `model`, with the given other fields."""
+  """The ModelSizes of a config's section `model`; `fields` are those that the section does not have."""
   groups: dict[str, Any] = {"experts": ExpertSizes, "lora": LoraSizes, "images": ImageSizes}
   plain = {field.name for field in dataclasses.fields(ModelSizes)} - groups.keys()
   made = {name: group.of(model) for name, group in groups.items()}
@@ -238,7 +238,7 @@ def sizes_of(model: Mapping[str, Any], **fields: Any) -> ModelSizes:
 
 
 def model_sizes(config: ConfigDict, platform: str = "cpu") -> ModelSizes:
-  """The ModelSizes of a config, but for `attention`, which is as in the config (`models.ops.attention.choose`).
+  """The ModelSizes of a config. `attention` stays as in the config, until `models.ops.attention.choose` decides it.
 
   Args:
     platform: "cpu", "gpu" or "tpu", for the dtype `auto`.

@@ -3,7 +3,7 @@
 The blocks' weights are stacked on a leading `layers` dimension and the blocks run in a scan. So compile time does not
 grow with depth, and a pipeline stage is a slice of that dimension. The body of the scan gathers the weights of one
 block. That one line is all that fully sharded data parallelism needs from a model. If the first blocks of a mixture are
-dense, these are a stack of their own, with a scan that runs before the other.
+dense, these are a stack of their own, with a scan that runs before the scan of the rest.
 
 A training step has three parts, each a method (`embed`, `run_blocks`, `head_loss_sums`), so that a pipeline can run
 them on different devices.
@@ -70,17 +70,17 @@ class Transformer(nnx.Module):
     keys: jax.Array | None = None,
     sharding: Sharding = UNSHARDED,
   ) -> tuple[jax.Array, Sums]:
-    """The forward pass, and the loss: that of `head_loss_sums` and of routers. The sums have `loss` without routers."""
+    """The forward pass. Returns the loss, with what routers add to it, and the sums, whose `loss` is without that."""
     x, table, routed = self._before_head(inputs, segments, keys, sharding, self.counted(targets, segments, sharding))
     loss, sums = self.head_loss_sums(x, targets, sharding, segments, table)
     return loss + penalty(routed, self.sizes.experts), sums | routed
 
   def counted(self, targets: Targets, segments: jax.Array | None, sharding: Sharding) -> Counted | None:
-    """What counts for routers; None without experts."""
+    """The tokens and predictions that count in the sums of routers; None without experts."""
     if not self.sizes.experts:
       return None
     predictions = jnp.sum(targets.counted.reshape(len(targets.counted), -1), axis=1)
-    predictions = sharding.across(jax.lax.psum, predictions, "positions")  # of devices that share an example
+    predictions = sharding.across(jax.lax.psum, predictions, "positions")  # over devices that share an example
     tokens = jnp.ones((len(predictions), self.sizes.positions), bool) if segments is None else segments != 0
     return Counted(own(tokens, sharding) & (predictions > 0)[:, None], predictions)
 
@@ -92,7 +92,7 @@ class Transformer(nnx.Module):
     sharding: Sharding,
     counted: Counted | None = None,
   ) -> tuple[jax.Array, jax.Array | None, Sums]:
-    """What the head reads; the gathered embedding if it is the head, too; and the sums of routers."""
+    """The stream that the head reads; the gathered embedding, if it is the head too; and the sums of routers."""
     table = self._cast_and_gathered(self.embedding, sharding)
     x = self.embed(inputs, sharding, table)
     length = x.shape[1] * sharding.shards("positions")
@@ -121,7 +121,7 @@ class Transformer(nnx.Module):
   ) -> SideInputs:
     """What every block reads beside the stream of `length` positions, which begin at `start`: a number, or [B].
 
-    With segments, the positions in each begin at 0. Where devices share positions, `length` counts those of all.
+    With segments, the positions in each segment begin at 0. If devices share positions, `length` counts all positions.
     """
     if segments is None:
       positions = jnp.expand_dims(start, -1) + own(jnp.arange(length)[None], sharding)[0]  # [T] or [B, T]
@@ -134,7 +134,7 @@ class Transformer(nnx.Module):
   def run_blocks(
     self, x: jax.Array, side: SideInputs, sharding: Sharding = UNSHARDED, policy: Policy | None = None
   ) -> tuple[jax.Array, Sums]:
-    """Runs all blocks on x [B, T, D]. Also returns the sums of their routers, those of `load` by layer."""
+    """Runs all blocks on x [B, T, D]. Also returns the sums of their routers, of which `load` is by layer."""
     routed = dict[str, jax.Array]()
     for stack in self.sizes.stacks:
       x, found = self.run_stack(stack.name, x, side, sharding, policy=policy)
@@ -156,7 +156,7 @@ class Transformer(nnx.Module):
 
     Args:
       name: one of STACKS.
-      first_layer: the number of the first block in the model; by default that of the stack's first block.
+      first_layer: the first block's number in the model; by default the number of the stack's first block.
       unroll: how many blocks one iteration of the scan runs.
       policy: what the backward pass may reuse; by default the policy of `model.remat` and `model.saved`.
     """
@@ -186,9 +186,9 @@ class Transformer(nnx.Module):
     return x, of_layers(routed, numbers, c)
 
   def scanned(self, name: str, sharding: Sharding) -> tuple[nnx.State, Callable[[nnx.State], Block]]:
-    """The weights of a stack, for a scan over its layers; and what makes a block of those of one layer, in its body.
+    """A stack's weights, to scan over its layers, and a function for the scan's body: one layer's weights → a block.
 
-    They are cast here. Cast in the body, all weights would exist twice: compilers keep what they cast for each pass.
+    Weights are cast here. If the body cast them, all would exist twice: compilers keep what they cast for each pass.
     """
     graph, weights = nnx.split(getattr(self, name))
     gathered = lambda w: self._gathered(w, sharding)

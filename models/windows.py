@@ -1,7 +1,7 @@
-"""Windows: how many positions a layer sees, itself included (`model.window`), and which layers have one.
+"""Windows: how many positions a position sees, itself included (`model.window`), and which layers have a window.
 
-A layer with a window is local, the others are global. No attention hides what a window does not show. So a model with
-local layers reads at most as many positions as they see, and computes what it would with windows.
+A layer with a window is local, the others are global. No implementation of attention hides what is outside a window. So
+a model with local layers reads at most as many positions as a window shows, and computes the same as with windows.
 """
 
 import itertools
@@ -13,7 +13,7 @@ KINDS = ("local", "global")
 
 
 def local_layers(pattern: str, depth: int) -> tuple[bool, ...]:
-  """Whether each layer is local. A pattern such as "local:5,global:1" repeats from layer 0; with "" all layers are."""
+  """Whether each layer is local. A pattern such as "local:5,global:1" repeats from layer 0; with "" all are local."""
   period: list[bool] = []
   for part in pattern.split(",") if pattern else ["local:1"]:
     kind, _, count = part.partition(":")
@@ -31,13 +31,13 @@ def local_layers(pattern: str, depth: int) -> tuple[bool, ...]:
 
 
 def pattern_of(local: Sequence[bool]) -> str:
-  """The pattern that says so of all layers; "" if all are local."""
+  """The pattern for which `local_layers` returns `local`; "" if all layers are local."""
   runs = [(KINDS[not is_local], len(list(run))) for is_local, run in itertools.groupby(local)]
   return "" if all(local) else ",".join(f"{kind}:{count}" for kind, count in runs)
 
 
 def check(window: int, pattern: str, depth: int, positions: int) -> None:
-  """Raises ConfigError for a window that is none, or that is shorter than what the model reads."""
+  """Raises ConfigError for an invalid window or pattern, or a window that is shorter than what the model reads."""
   if pattern and not window:
     raise ConfigError(f"model.layers_pattern={pattern!r} needs a window; set model.window, or leave the pattern empty")
   if not_negative("model.window", window, "use 0 for none") and not any(local_layers(pattern, depth)):

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-# The category of each activity of a clock. The activities without one are RESTORING's and UNNAMED's.
+# The category of each activity of a clock. `category` gives those of all other activities.
 OF_ACTIVITY = {
   "train": "training",
   "repeat": "repeating",
@@ -21,7 +21,7 @@ OF_ACTIVITY = {
 CATEGORIES = (
   "training",  # new steps
   "repeating",  # steps that an earlier attempt had done, and lost
-  "compiling",  # the first step, which it is part of
+  "compiling",  # the first step, of which compiling is a part
   "restoring",  # the state, from a checkpoint
   "saving",  # checkpoints, as far as training waits for them
   "waiting for data",
@@ -39,9 +39,9 @@ class Attempt(NamedTuple):
   """What one process 0 of a job did, from its start until it ended or was killed, as far as it is known.
 
   Attributes:
-    began: when, in seconds since 1970.
+    began: when it began, in seconds since 1970.
     spent: seconds by activity of its clock.
-    step: the one that it started from; None if it ended before it started to train.
+    step: the step that it started from; None if it ended before it started to train.
     ended: whether it made the last step of its job.
     stuck: seconds of `spent` after its last step was done, in a step that never ended, by activity.
     stopped: whether a signal ended it, in order.
@@ -103,7 +103,7 @@ def attempts(events: Iterable[Mapping[str, Any]]) -> list[Attempt]:
   """The attempts of a job in their order.
 
   Args:
-    events: of its journal. What a process that still runs, or was just killed, has done until now is an event, too.
+    events: the events of its journal. What a process that still runs, or was just killed, has done is an event, too.
   """
   found: dict[float, Attempt] = {}
   last = None
@@ -150,7 +150,7 @@ def account(found: Sequence[Attempt]) -> Account:
 
 
 def sentence(found: Account) -> str:
-  """The goodput, and the categories without new steps, largest first."""
+  """The goodput, and the seconds of all categories but training, largest first."""
   others = sorted(((value, name) for name, value in found.seconds.items() if name != "training"), reverse=True)
   rest = ", ".join(f"{name} {value:,.1f} s" for value, name in others if value >= SHOWN)
   times = f", with {found.restarts} restart{'s' if found.restarts > 1 else ''}," if found.restarts else ""

@@ -13,7 +13,7 @@ from errors import visible
 class Appender:
   """Appends lines to a file. On a full disk: warns once, buffers, and retries on the next write.
 
-  If a kill has left half a line there, the first one here begins a new line, so that it can be read.
+  If a kill has left half a line in the file, the first write begins a new line, so that its own lines can be read.
   """
 
   def __init__(self, path: Path):
@@ -45,5 +45,5 @@ class Appender:
 
 
 def warn(text: str) -> None:
-  """Prints an error that does not end the run on standard error. Every process may call it."""
+  """Prints an error, which does not end the run, on standard error. Every process may call it."""
   tqdm.write(f"error: {visible(text)}", file=sys.stderr)

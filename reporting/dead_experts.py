@@ -9,7 +9,7 @@ import numpy as np
 from models.sizes import ModelSizes
 
 STEPS = 100  # in a row
-NAMED = 8  # experts of a layer that a sentence names; of more, it says how many there are
+NAMED = 8  # experts of a layer that a sentence names; it only counts the others
 
 
 class DeadExperts:
@@ -23,7 +23,7 @@ class DeadExperts:
     self.sizes = sizes
     count = sizes.experts.count if sizes.experts else 1
     self.waiting = np.zeros((sizes.mixtures, count), np.int64)  # steps since the last token
-    self.named = np.zeros(self.waiting.shape, bool)  # a sentence has named them
+    self.named = np.zeros(self.waiting.shape, bool)  # whether a sentence has named the expert
 
   @property
   def dead(self) -> np.ndarray:

@@ -34,11 +34,11 @@ PATIENCE = 1800.0  # seconds without progress after which a process hangs outsid
 SHORTEST = 30.0  # seconds that are never too long for a step
 SILENT = 5.0  # seconds without a sign of life after which a process is silent
 SLOW = 10.0  # a step that takes so many times as long as the slowest one before hangs
-PROBE, PROBE_BYTES = ".probe", 1 << 16  # a file that shows whether beats can be written, which are smaller
+PROBE, PROBE_BYTES = ".probe", 1 << 16  # a file that shows whether beats, which are smaller, can be written
 AGAIN = 10.0  # seconds until the liveness probe looks again at a silent process
 HANGS = 4  # exit status of this file's program
 LAST = 100  # steps of which a beat gives the mean times
-MOST = 1 << 53  # of a number in a beat
+MOST = 1 << 53  # numbers in a beat are below this
 READ: dict[str, Any] = {"host": str, "doing": str, "wall_time": dict}  # what is read of a beat, and its type
 READ |= dict.fromkeys(("pid", "process", "step", "furthest"), int)
 READ |= dict.fromkeys(("time", "began", "since", "slowest"), int | float)
@@ -53,22 +53,22 @@ class Heartbeat:
   Args:
     rank: the number of the process in its job.
     clock: says what the process is doing, and for how long it has done what.
-    seconds: between two beats; 0: never.
+    seconds: the time between two beats; 0: no beats.
 
   Attributes:
     killed: the last beats of earlier processes, until the next run finds them in its journal. This journal may be lost
       with the machine, or be moved away by a run that begins at step 0.
-    furthest: the last step that any of them is known to have done. Up to it, this run repeats.
+    furthest: the last step that any of these processes is known to have done. Up to this step, the run repeats.
   """
 
   def __init__(self, workdir: Path, rank: int, clock: Clock, seconds: float):
     self.path, self.rank, self.clock, self.seconds = workdir / FOLDER / f"{rank}.json", rank, clock, seconds
-    self.step, self.slowest = 0, 0.0  # the last step that is done; seconds of the slowest one
-    self._doing = (time.time(), clock.current)  # since when, what
+    self.step, self.slowest = 0, 0.0  # the last step that is done; seconds of the slowest step
+    self._doing = (time.time(), clock.current)  # since when the process does this, and what it does
     self.killed: list[Beat] = []
     self.furthest = 0
-    self._spent: float | None = None  # in steps, when the last one was done
-    self._steps = collections.deque[tuple[float, float]](maxlen=LAST)  # seconds, and how many of them on the host
+    self._spent: float | None = None  # seconds spent in steps, when the last one was done
+    self._steps = collections.deque[tuple[float, float]](maxlen=LAST)  # seconds of a step, and those on the host
     self._done = threading.Event()
     self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -133,7 +133,7 @@ class Heartbeat:
       pages.write(self.path, json.dumps(found))
 
   def pace(self) -> Beat:
-    """This host, and seconds of a step and of its own work in a step, without waiting. Means of the last steps."""
+    """The host's name, and seconds of a step and of the host's work in it, without waiting: means of the last steps."""
     steps = list(self._steps)
     sums = [sum(times) / len(steps) for times in zip(*steps, strict=True)]
     return {"host": socket.gethostname(), **dict(zip(("step_time", "on_host"), sums, strict=False))}
@@ -153,7 +153,7 @@ def read(path: Location) -> dict[str, Any]:
 
 
 def is_whole(beat: Any) -> bool:
-  """Whether a beat has all that a program here reads of it, as it is written."""
+  """Whether a beat has all fields that are read (READ), in the form in which they are written."""
   if not (isinstance(beat, dict) and beat.keys() >= READ.keys()):
     return False
   return all(
@@ -194,7 +194,7 @@ def hanging(
   to blame. If none gives signs of life, the disk may be full, and that says nothing.
 
   Args:
-    beats: the last one of each process that runs, or `starting`.
+    beats: the last beat of each process that runs, or `starting`.
     patience, shortest: as for `late`.
     writable: whether beats can be written. Called if no process gives a sign of life.
   """
@@ -211,7 +211,7 @@ class Watcher:
   def __init__(self, workdir: Path):
     self.workdir = workdir
     self._found: dict[int, Beat] = {}
-    self._full = -math.inf  # when beats could not be written
+    self._full = -math.inf  # when beats last could not be written
 
   def beats(self) -> dict[int, Beat]:
     """The last beats of the job's processes; those of the last look, if the workdir cannot be read now."""
@@ -220,7 +220,7 @@ class Watcher:
     return self._found
 
   def takes_beats(self) -> bool:
-    """Whether beats can be written, and could a moment ago, so that one who is silent now has not tried."""
+    """Whether beats can be written, and could a moment ago, so that a silent process has not tried."""
     if not can_be_written(self.workdir):
       self._full = time.monotonic()
     return time.monotonic() - self._full > SILENT
@@ -239,7 +239,7 @@ def can_be_written(workdir: Path) -> bool:
 def main() -> None:
   """The liveness probe. A sign of life from before this container started is of an earlier start of the job.
 
-  One that is silent is looked at again a moment later: a full disk may have room for its beats only now.
+  A silent process is looked at again a moment later: a full disk may have room for its beats only now.
   """
   workdir, rank = here(location(sys.argv[1], "workdir")), int(sys.argv[2])
   began = process_start(1)

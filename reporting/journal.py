@@ -20,8 +20,8 @@ from reporting.heartbeat import Heartbeat
 from reporting.recorded import ENDINGS, JOURNAL, PAGE, load
 from reporting.speed import Clock
 
-KEPT = ("time", "began", "wall_time", "host", "process", "doing", "since")  # of the last beat of a killed process
-SHARE = 0.01  # of the time since the last page that an evaluation's page may take
+KEPT = ("time", "began", "wall_time", "host", "process", "doing", "since")  # kept of the last beat of a killed process
+SHARE = 0.01  # the share of the time since the last page that an evaluation's page may take
 
 
 class Journal:
@@ -48,7 +48,7 @@ class Journal:
       heartbeat.killed = [beat for beat in heartbeat.killed if beat["began"] not in ended]
       for beat in heartbeat.killed:
         self._write("killed", beat["step"], {name: beat.get(name) for name in KEPT})
-    self.before = attempts(recorded.events(workdir)) if enabled else []  # what ended before this attempt began
+    self.before = attempts(recorded.events(workdir)) if enabled else []  # the attempts before this one
 
   def __enter__(self) -> "Journal":
     return self
@@ -60,7 +60,7 @@ class Journal:
       self.file.close()
 
   def add(self, event: str, step: int, **values: Any) -> None:
-    """Writes an event, and the page: after an evaluation only if that takes less than SHARE of the time since."""
+    """Writes an event, and the page: after an evaluation only if the page takes little time (SHARE)."""
     self.step = step
     if event == "start":
       self.first, self.source = step, values.get("source", "")

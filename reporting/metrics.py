@@ -26,7 +26,7 @@ from runtime.stderr import print_if_read
 from runtime.storage.bucket import Location
 from training.loop import LoopState
 
-# How each measurement is shown in the terminal. Others go to the files only.
+# How each measurement is shown in the terminal. Other measurements go to the files only.
 FORMATS = {
   "loss": "loss {:.4f}",
   "bits_per_byte": "{:.3f} bits/byte",
@@ -150,7 +150,7 @@ class Writer:
 
 
 def _cut(path: Path, start: LoopState) -> None:
-  """Drops broken lines, the lines after the start, and its evaluation unless that was made before the checkpoint.
+  """Drops broken lines, lines after the start, and the start's evaluation unless it was made before the checkpoint.
 
   An evaluation is followed by a line of the job.
   """
@@ -168,7 +168,7 @@ def read(path: Path) -> list[dict]:
 
 
 def lines_of(path: Location) -> list[bytes]:
-  """The lines of a file; none if there is no file. A pipe or a device, which may never end, is none."""
+  """The lines of a file; none if there is no file. A pipe or a device, which may never end, has none."""
   return path.read_bytes().splitlines() if (path.is_file() if isinstance(path, Path) else path.exists()) else []
 
 

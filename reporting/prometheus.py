@@ -28,7 +28,7 @@ class Metric(NamedTuple):
 
 
 def exposition(metrics: Iterable[Metric], labels: Labels) -> str:
-  """The metrics that have samples as text. `labels` are added to those of each sample."""
+  """The metrics that have samples, as text. `labels` are added to the labels of each sample."""
   lines = []
   for metric in metrics:
     if metric.samples:

@@ -34,12 +34,12 @@ class Recorded(NamedTuple):
   """A run as its files show it. What is missing or damaged is empty.
 
   Attributes:
-    name: of its folder.
-    lines: of metrics.jsonl, by split ("train", "validation"): pairs of a step and its values, in order.
-    events: of journal.jsonl, in order.
+    name: the name of its folder.
+    lines: the lines of metrics.jsonl, by split ("train", "validation"): pairs of a step and its values, in order.
+    events: the events of journal.jsonl, in order.
     config: the fields of config.json by their dotted names.
     checkpoints: the steps that can be resumed now.
-    every: of very many lines of training, only every so many are here.
+    every: of very many lines of training, only one in so many is here.
     beat: the last sign of life of process 0, unless `events` says how it ended.
   """
 
@@ -57,7 +57,7 @@ class Recorded(NamedTuple):
     return attempts([*self.events, self.beat])
 
   def points(self, split: str, name: str) -> list[tuple[float, float | None]]:
-    """A value by step; None where it was not finite."""
+    """Pairs of a step and a value; the value is None where it was not finite."""
     return [(step, values[name]) for step, values in self.lines.get(split, []) if name in values]
 
   def event(self, *kinds: str) -> dict[str, Any]:

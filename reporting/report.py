@@ -17,8 +17,8 @@ from reporting.pages.lines import Line, lines, strip
 from reporting.pages.units import short
 from reporting.recorded import Recorded, moment
 
-# The charts in their order: the name of the measurement, the title, and the unit. A name before a slash is of a part
-# of a mixture, as in loss/NAME.
+# The charts in their order: the name of the measurement, the title, and the unit. Measurements of a part of a mixture
+# have the part's name after a slash, as in loss/NAME.
 CHARTS = (
   ("loss", "Loss", "nats"),
   ("bits_per_byte", "Bits per byte", "bits/byte"),
@@ -212,7 +212,7 @@ def _wall_time(runs: Sequence[Recorded]) -> str:
 
 
 def _largest(rows: Sequence[tuple[str, Mapping[str, float]]]) -> list[tuple[str, dict[str, float]]]:
-  """The rows, with only the parts that are largest over all rows. The others are added up as "other"."""
+  """The rows, with only the parts that are largest over all rows. The other parts are added up as "other"."""
   total = collections.Counter[str]()
   for _, parts in rows:
     total.update(parts)

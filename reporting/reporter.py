@@ -27,7 +27,7 @@ from training.loop import LoopState, StepPlan
 
 
 def meter_of(sizes: ModelSizes, batch_size: int, devices: Sequence[jax.Device], clock: Clock) -> Meter:
-  """The meter of steps of a model. `devices`: those of all processes."""
+  """The meter of steps of a model. `devices`: the devices of all processes."""
   unit, per_example = sizes.reads.unit()
   peak = peak_flops(devices[0], sizes.dtype)
   return Meter(
@@ -78,7 +78,7 @@ class Reporter:
       yield
 
   def after(self, step: int, metrics: dict[str, jax.Array]) -> None:
-    """Takes the metrics of a step that is dispatched, and reads those of the one before, while devices work on it.
+    """Takes the metrics of a step that is dispatched, and reads those of the step before, while devices work.
 
     Raises Diverged if too many updates in a row were not finite.
     """

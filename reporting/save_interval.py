@@ -23,8 +23,8 @@ class SaveInterval:
   """Chooses the interval again after each save. Only process 0's clock asks for saves, so only it needs the interval.
 
   Args:
-    minutes: checkpoint.minutes.
-    hosts: of the job.
+    minutes: the field checkpoint.minutes.
+    hosts: the number of hosts of the job.
     say: prints a line.
   """
 
@@ -34,7 +34,7 @@ class SaveInterval:
   ):  # fmt: skip
     self.automatic, self.hosts = minutes == AUTO and journal.file is not None, hosts
     self.requests, self.checkpoints, self.journal, self.say = requests, checkpoints, journal, say
-    self.step, self.said = -1, 0.0  # of the save that was last looked at; the interval that was last printed
+    self.step, self.said = -1, 0.0  # the step of the save last looked at; the interval last printed
 
   def update(self) -> None:
     """Chooses the interval if another save is complete. Costs nothing otherwise."""

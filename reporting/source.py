@@ -28,13 +28,13 @@ MODEL = (
   "model", "init_from", "data.packing", "data.form", "data.text_field", "data.label_field", "data.prompt_field",
   "data.completion_field", "data.messages_field",
 )  # fmt: skip
-# For the step of its training, also what that computes, on which mesh.
+# To make the run's training step again, also what the step computes, and on which mesh.
 STEP = (
   *MODEL, "strategy", "mesh", "gather", "sequence_parallel", "pipeline", "compiler_options", "optimizer", "steps",
   "batch_size", "accumulation", "seed", "data.augment", "eval_by_position",
 )  # fmt: skip
 MOST = 1 << 26  # of a whole number in a config; a model's largest one is its vocabulary, or the length of its texts
-SEQ_LEN = 1024  # tokens of a text that a model from a folder reads at a time; what it allows may not fit the memory
+SEQ_LEN = 1024  # tokens that a model from a folder reads at a time; the length that it allows may not fit the memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Model:
   """A trained model.
 
   Attributes:
-    config: with its sizes.
+    config: the config, with the model's sizes.
     tokenizer: None for a model of something else than text.
     load: returns its weights, in the layout of a strategy.
     seq_len: tokens of a text to read at a time, unless the user says otherwise.
@@ -74,7 +74,7 @@ def _of_folder(path: str) -> Model:
   file = folder.path / "tokenizer.json"
   load = lambda strategy: pretrained.load(folder, strategy.program.sizes, strategy.abstract_state().params)
   tokenizer = tokenizers.from_file(file) if file.exists() else None
-  limits = [length for length in (config.model.window, folder.shape.context) if length]  # 0: none, and unknown
+  limits = [length for length in (config.model.window, folder.shape.context) if length]  # 0: no window, or unknown
   return Model(config, tokenizer, load, min([SEQ_LEN, *limits]), folder.shape.context or None)
 
 
@@ -124,7 +124,7 @@ def config_of(given: Any, where: str, taken: tuple[str, ...] = MODEL) -> ConfigD
     (config[section] if section else config)[field] = found[name]
   newer, folder = config.model.to_dict().keys() - given["model"].keys(), config.init_from
   if newer and pretrained.is_folder(folder):
-    with contextlib.suppress(ConfigError):  # it may hold something else by now
+    with contextlib.suppress(ConfigError):  # the folder may hold something else by now
       config.model.update({name: x for name, x in pretrained.Folder(folder).fields.items() if name in newer})
   return config
 
@@ -153,7 +153,7 @@ def _fits(value: Any, default: Any) -> bool:
 
 
 def checkpoint_of(workdir: Location, step: int | None) -> tuple[Location, dict[str, Any]]:
-  """The newest checkpoint of a run, or that of a step, and its record."""
+  """The newest checkpoint of a run, or the one of a step, and the checkpoint's record."""
   steps = reading.steps(workdir / reading.FOLDER)
   if step is not None and step not in steps:
     raise ConfigError(f"step={step} has no checkpoint in {str(workdir)!r}; use one of {steps}")
@@ -183,7 +183,7 @@ def laid_out(model: Model, strategy: str, mesh: dict[str, int], length: int, dev
   config = model.config.copy_and_resolve_references()
   config.strategy, config.mesh = strategy, ConfigDict(dict.fromkeys(("replica", "stage", "data", "model")) | mesh)
   config.model.seq_len = length
-  # What only training needs.
+  # Turns off what only training needs.
   config.update_from_flattened_dict(
     {"accumulation": 1, "optimizer.on_host": False, "optimizer.name": "sgd", "model.dropout": 0.0}
   )

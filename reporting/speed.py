@@ -63,7 +63,7 @@ class Meter:
   Args:
     items: how many of `unit` ("tokens" or "images") a step processes.
     flops: floating-point operations that a step needs.
-    palm_flops: the same as PaLM counts them.
+    palm_flops: these operations as PaLM counts them.
     peak: FLOP/s that all devices together can reach; None if not known.
   """
 

@@ -24,8 +24,8 @@ class Status:
   def __init__(self, workdir: Path, writer: Writer, journal: Journal, newest: Callable[[], int]):
     self.path, self.writer, self.journal, self.newest = workdir / PROMETHEUS, writer, journal, newest
     self.labels = {"run": workdir.resolve().name}
-    self.measured: Mapping[str, float] = {}  # by the last line of training
-    self.slowest: Slowest | None = None  # of the processes, at the last evaluation
+    self.measured: Mapping[str, float] = {}  # values of the last line of training
+    self.slowest: Slowest | None = None  # the slowest process at the last evaluation
     self._failing = False
 
   def update(self, step: int, measured: Mapping[str, float] | None = None) -> Account:

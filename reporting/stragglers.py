@@ -13,8 +13,8 @@ from typing import NamedTuple
 from reporting.account import is_time
 from reporting.heartbeat import Beat
 
-TIMES = 1.5  # the median, from which a process counts as slow
-SHARE = 0.5  # of its steps: a host that works for less time is hidden by the devices, which work meanwhile
+TIMES = 1.5  # a process counts as slow if it takes this many times the median
+SHARE = 0.5  # of a step's time: a host that works for less is hidden by the devices, which work meanwhile
 
 
 class Slowest(NamedTuple):
@@ -23,9 +23,9 @@ class Slowest(NamedTuple):
   Attributes:
     process: its number.
     host: its name.
-    seconds: that it works on the host in a step, as a mean of its last steps.
-    median: the same of all processes.
-    step: seconds of its steps.
+    seconds: how many seconds it works on the host in a step, as a mean of its last steps.
+    median: the median of these seconds over all processes.
+    step: seconds of one of its steps, as a mean.
   """
 
   process: int
@@ -49,7 +49,7 @@ def slowest(paces: Sequence[Beat]) -> Slowest | None:
   """The slowest of a job's processes; None for a single one, or if they do not say how long they worked.
 
   Args:
-    paces: of all processes (Heartbeat.pace).
+    paces: the paces of all processes (Heartbeat.pace).
   """
   says = lambda pace: is_time(pace.get("on_host")) and is_time(pace.get("step_time"))
   known = {rank: pace for rank, pace in enumerate(paces) if says(pace)}

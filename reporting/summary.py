@@ -19,7 +19,7 @@ from runtime import device_memory
 from strategies import Strategy
 from training.program import TrainState
 
-TOKENIZER = "tokenizer"  # the folder in a workdir
+TOKENIZER = "tokenizer"  # the tokenizer's folder in a workdir
 
 
 def prompt(config: ConfigDict, dataset: Dataset, sizes: ModelSizes) -> np.ndarray | None:
@@ -37,7 +37,7 @@ def prompt(config: ConfigDict, dataset: Dataset, sizes: ModelSizes) -> np.ndarra
 
 def write_config(workdir: Path, config: ConfigDict, dataset: Dataset) -> None:
   """Writes config.json, and into TOKENIZER the files with which others can load the tokenizer."""
-  pages.write(workdir / "config.json", config.to_json(indent=2))  # at once: a full disk leaves the one before
+  pages.write(workdir / "config.json", config.to_json(indent=2))  # as a whole: a full disk leaves the file before
   if dataset.text:
     (workdir / TOKENIZER).mkdir(exist_ok=True)
     for name, text in dataset.text.files().items():
@@ -53,7 +53,7 @@ def epochs(dataset: Dataset, batches: Batches, step: int) -> dict[str, float]:
 
 
 def part_lines(dataset: Dataset, values: dict[str, float]) -> list[str]:
-  """A line for each part of a mixture, with its values of an evaluation."""
+  """A line for each part of a mixture, with the part's values of an evaluation."""
   if len(dataset.parts) == 1:
     return []
   forms = metrics.FORMATS | {"epochs": "{:.2f} epochs"}
@@ -94,7 +94,7 @@ def about(devices: list[jax.Device], described: str, strategy: Strategy, dataset
 
 
 def start_lines(described: dict[str, str]) -> list[str]:
-  """The lines of `about`."""
+  """The lines that show what `about` returns."""
   return [f"{name:<9} " + value.replace("\n", "\n" + 10 * " ") for name, value in described.items()]
 
 

@@ -1,4 +1,4 @@
-"""The optimizer's settings: what all optimizers share. They are in optimizers/, and learning rates in schedules.py."""
+"""The optimizer's settings, which all optimizers share. optimizers/ has the optimizers, schedules.py learning rates."""
 
 import dataclasses
 from typing import Any

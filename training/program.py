@@ -84,7 +84,7 @@ class Program:
 
   @functools.cache  # noqa: B019 - equal programs share it, and there are few
   def abstract_state(self) -> TrainState:
-    """The shapes and dtypes of `init`."""
+    """The shapes and dtypes of the state that `init` returns."""
     state: TrainState = jax.eval_shape(self.init, jax.random.key(0))
     return state
 
@@ -98,7 +98,7 @@ class Program:
     return trained(self.sizes, params)
 
   def frozen(self, params: Params) -> Params:
-    """The others; {} unless the model has adapters."""
+    """The parameters that are not trained; {} unless the model has adapters."""
     return frozen(self.sizes, params)
 
   def stored(self, params: Params) -> Params:
@@ -145,7 +145,7 @@ class Program:
   def targets(self, batch: Batch, sharding: Sharding = UNSHARDED, step: jax.Array | int | None = 0) -> Targets:
     """What is to be predicted: for each position the next token, or for each example a label.
 
-    `step` is None in evaluation. Only there can losses be wanted by position.
+    `step` is None in evaluation. Only an evaluation can sum losses by position.
     """
     values, position = self.sizes.predicts.targets(batch), None
     segments = batch["segments"] if self.sizes.segments else None
@@ -158,7 +158,7 @@ class Program:
     return self.sizes.predicts.own(Targets(values, jnp.broadcast_to(counted, values.shape), position), sharding)
 
   def segments(self, batch: Batch) -> jax.Array | None:
-    """The segments of the input's tokens [B, T]; None if the model has none."""
+    """The segments of the input's tokens [B, T]; None if the model has no segments."""
     return batch["segments"][:, : self.sizes.positions] if self.sizes.segments else None
 
   def dropout_keys(self, batch: Batch, step: jax.Array | None) -> jax.Array | None:
@@ -204,7 +204,7 @@ class Program:
   def part_gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
   ) -> tuple[Sums, Params]:
-    """The same for one accumulation part."""
+    """`gradient_sums` for one accumulation part."""
     others = self.frozen(params)
     loss = lambda params: self.loss_sums(joined(params, others), batch, step, sharding)
     grads, sums = jax.grad(loss, has_aux=True)(self.trained(params))
@@ -259,7 +259,7 @@ class Program:
 def split_batch(batch: Batch, parts: int, sharding: Sharding) -> Batch:
   """Splits a batch [B, ...] into parts [A, B/A, ...]. A part takes every A-th row, so that no row changes device.
 
-  Rows of zeros, whose `mask` is false, are added to each device's own if the parts do not divide them.
+  Rows of zeros, whose `mask` is false, are added to each device's rows if the parts do not divide these.
   """
   devices = sharding.shards("batch")
 

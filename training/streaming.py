@@ -14,7 +14,7 @@ import jax
 
 from models.sizes import STACKS
 
-State = Any  # the optimizer's. Dicts in it have an array for each weight, as the parameters; nothing else is in dicts.
+State = Any  # the optimizer's state. All dicts in it hold an array for each weight, like the parameters
 Parts = dict[str, Any]  # entries of the parameters or of their gradients, such as {"blocks": ...}
 Update = Callable[..., tuple[Parts, State]]  # parameters, state, gradients and more → new parameters and state
 
@@ -23,15 +23,15 @@ def streamed(update: Update, params: Parts, state: State, *given: Parts, pieces:
   """Calls `update` for each part, with the parameters, the state, the gradients and the rest of this part alone.
 
   Args:
-    state: with the arrays for weights in the host's memory.
-    given: the gradients; and what else has an array for each weight, and for each layer of stacked ones.
+    state: its arrays for weights are in the host's memory.
+    given: the gradients, and other trees with an array for each weight, stacked by layer as the weights are.
     pieces: the number of pieces into which devices split the layers. A part has one layer of each.
   """
   new, states = dict[str, Any](), []
   for name in sorted(params, key=lambda name: name not in STACKS):
     entry = lambda x, name=name: {name: x[name]}
     part = entry(params), _of_weights(entry, state), *map(entry, given)
-    part, new = jax.lax.optimization_barrier((part, new))  # not before the part before is updated
+    part, new = jax.lax.optimization_barrier((part, new))  # waits until the part before is updated
     count = pieces if name == "blocks" else 1  # dense blocks stay together (strategies/pipeline.py)
     run = functools.partial(_by_layer, pieces=count) if name in STACKS else _on_device
     weights, after = run(update, *part)
@@ -48,7 +48,7 @@ def _on_device(update: Update, params: Parts, state: State, *given: Parts) -> tu
 
 
 def _by_layer(update: Update, params: Parts, state: State, *given: Parts, pieces: int) -> tuple[Parts, State]:
-  """The update of the blocks. A loop changes the stacked arrays in place; a scan would make others beside them."""
+  """The update of the blocks. A loop changes the stacked arrays in place; a scan would make new ones beside them."""
   each = lambda f: lambda *trees: jax.tree.map(f, *trees)
   grouped, flat = each(lambda x: x.reshape(pieces, -1, *x.shape[1:])), each(lambda x: x.reshape(-1, *x.shape[2:]))
   given = grouped(given)
@@ -57,7 +57,7 @@ def _by_layer(update: Update, params: Parts, state: State, *given: Parts, pieces
     layer = each(lambda x: jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False))
     put = each(lambda x, new: jax.lax.dynamic_update_index_in_dim(x, new, i, axis=1))
     params, now = carry
-    before = _of_weights(lambda x, _: layer(x), now, state)  # every layer starts from the old count
+    before = _of_weights(lambda x, _: layer(x), now, state)  # every layer starts from the old count of steps
     new, after = _on_device(update, layer(params), before, *layer(given))
     return put(params, new), _of_weights(put, now, after)
 
@@ -67,6 +67,6 @@ def _by_layer(update: Update, params: Parts, state: State, *given: Parts, pieces
 
 
 def _of_weights(f: Callable[..., Any], *states: State) -> State:
-  """Applies f to what the states have for the weights. Everything else, such as a count, is the last state's."""
+  """Applies f to the states' dicts, which are for weights. Everything else, such as a count, is the last state's."""
   is_dict = lambda x: isinstance(x, dict)
   return jax.tree.map(lambda *x: f(*x) if is_dict(x[0]) else x[-1], *states, is_leaf=is_dict)

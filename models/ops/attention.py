@@ -1,6 +1,6 @@
 """Ways to compute attention's core: which values each query reads, and how much. Also rotary positions and the cache.
 
-All compute the same function. `plain` is the reference, and runs anywhere. `choose` picks the best one for a platform:
+All ways compute the same function. `plain` is the reference, and runs anywhere. `choose` picks the best for a platform:
 cuDNN's fused attention on NVIDIA GPUs, splash attention on TPUs, `blockwise` on CPUs. The fused ones never hold the
 scores of all pairs of positions in memory.
 """
@@ -39,7 +39,7 @@ CUDNN_HEAD = 128  # the largest head that cuDNN's backward pass supports on ever
 def choose(sizes: ModelSizes, platform: str) -> Choice:
   """The implementation for a platform ("cpu", "gpu" or "tpu"): the best one that fits for `auto`, else the one named.
 
-  Raises ConfigError if the one named does not fit.
+  Raises ConfigError if the named implementation does not fit.
   """
   if sizes.attention in ("plain", "blockwise"):
     return Choice(sizes.attention)
@@ -70,10 +70,10 @@ def attend(
   q: jax.Array,  # [B, T, N, H]
   k: jax.Array,  # [B, T, K, H]
   v: jax.Array,
-  segments: jax.Array | None,  # [B, T]; of all positions, where q, k and v have a device's own
+  segments: jax.Array | None,  # [B, T]; of all positions, even if q, k and v have only a device's own
   sharding: Sharding,
 ) -> jax.Array:
-  """What each head reads [B, T, N, H], by the model's implementation; a kernel on each device's own part."""
+  """What each head reads [B, T, N, H], by the model's implementation. A kernel runs on each device's own part."""
   name, causal = sizes.attention, sizes.predicts.causal
   core, splits = functools.partial(IMPLEMENTATIONS[name], causal=causal), sharding.shards("positions") > 1
   if name not in KERNELS and not splits:
@@ -157,7 +157,7 @@ class Cache(NamedTuple):
   v: jax.Array
 
   def of_layer(self, number: jax.Array) -> "Cache":
-    """The part of one block."""
+    """The cache of one block."""
     return Cache(*(jax.lax.dynamic_index_in_dim(x, number, keepdims=False) for x in self))
 
   def add(self, new: "Cache", start: jax.Array | int) -> "Cache":
@@ -185,7 +185,7 @@ def with_past(
   past_v: jax.Array,
   start: jax.Array | int,  # or [B]
 ) -> jax.Array:
-  """`plain` for positions from `start` on: each sees the first `start` of the past, and its own text up to itself."""
+  """`plain` for positions from `start` on: each sees the first `start` past positions, and new ones up to itself."""
   (b, t, n, h), (groups, s) = q.shape, past_k.shape[1:3]
   q = q.reshape(b, t, groups, n // groups, h)
   k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
@@ -258,17 +258,17 @@ def splash(
   ids = segment_ids(with_padding(_segments_twice(segments), q, k, more, more, causal))
   rows = lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))).swapaxes(1, 2)  # [B, N, T, H]
   kernel = splash_kernel(t + more, t + more, n, causal, residual_checkpoint_name=KERNEL, interpret=interpret)
-  with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (lab/analysis/calls.py)
+  with jax.named_scope("causal" if causal else "full"):  # the mask, for readers of the program (lab/analysis/calls.py)
     attended = jax.vmap(kernel)(rows((q / math.sqrt(h)).astype(q.dtype)), rows(k), rows(v), ids)
   return attended.swapaxes(1, 2)[:, :t]
 
 
 def _segments_twice(segments: jax.Array | None) -> Segments:
-  """The segments of the queries and of the keys of whole texts."""
+  """The segments of whole texts, for the queries and for the keys."""
   return None if segments is None else (segments, segments)
 
 
 IMPLEMENTATIONS = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn, "splash": splash}
-PIECES = {"plain": BLOCKWISE, "blockwise": BLOCKWISE, "cudnn": CUDNN, "splash": SPLASH}  # the same for pieces of texts
+PIECES = {"plain": BLOCKWISE, "blockwise": BLOCKWISE, "cudnn": CUDNN, "splash": SPLASH}  # for pieces of texts
 KERNELS = frozenset({"cudnn", "splash"})  # the compiler cannot split them
 BEST = {"cpu": "blockwise", "gpu": "cudnn", "tpu": "splash"}

@@ -3,8 +3,8 @@
 positions.py says which positions a device has. There are three ways:
 
     gather      keys and values are all-gathered, and their gradients reduce-scattered
-    exchange    an all-to-all turns own positions of all heads into all positions of own heads, another one turns what
-                was read back (arXiv:2309.14509)
+    exchange    an all-to-all turns a device's positions of all heads into all positions of its heads. Another one turns
+                the results back (arXiv:2309.14509)
     ring        keys and values go round; each device scores them while it passes them on, and merges what it reads
                 (arXiv:2310.01889). Their gradients go round with them in the backward pass
 
@@ -37,19 +37,19 @@ RING = 8192
 
 
 class Choice(NamedTuple):
-  """One of several ways to compute the same, and why it was chosen ("" if that needs no reason)."""
+  """One of several ways to compute the same result, and why it was chosen ("" if that needs no reason)."""
 
   name: str
   why: str = ""
 
 
 def choose(way: str, devices: int, positions: int, heads: int, kv_heads: int, permutes: bool = True) -> Choice:
-  """The way for so many devices that share the positions of a text, with these heads each.
+  """The way for so many devices that share the positions of a text. Each device has these heads.
 
   Args:
     permutes: whether devices can send to a neighbour at any time, as a ring needs.
 
-  Raises ConfigError if the one named does not fit.
+  Raises ConfigError if the named way does not fit.
   """
   groups, splits = heads // kv_heads, heads % devices == 0 and (kv_heads % devices == 0 or devices % kv_heads == 0)
   if way == "exchange" and not splits:
@@ -62,7 +62,7 @@ def choose(way: str, devices: int, positions: int, heads: int, kv_heads: int, pe
   own = positions // devices
   if permutes and own * groups >= RING:
     return Choice("ring", f"scores of {own} positions take longer than their keys need to arrive")
-  sent = (groups + max(1, devices / kv_heads)) / devices  # by exchange, of what gather sends
+  sent = (groups + max(1, devices / kv_heads)) / devices  # what exchange sends, relative to gather
   if splits and sent <= 1:
     return Choice("exchange", f"it sends {sent:.2g} times what 'gather' sends")
   why = f"'exchange' would send {sent:.2g} times as much" if splits else "the heads do not split over these devices"
@@ -73,7 +73,7 @@ def attend(
   way: str,
   core: Callable[..., jax.Array],
   kernel: Kernel,
-  q: jax.Array,  # [B, t, N, H], own positions
+  q: jax.Array,  # [B, t, N, H], a device's own positions
   k: jax.Array,  # [B, t, K, H]
   v: jax.Array,
   segments: jax.Array | None,  # [B, T], of all positions
@@ -83,8 +83,8 @@ def attend(
   """What each head reads [B, t, N, H]; called on a device's own heads.
 
   Args:
-    core: (q, k, v, segments of all) → what is read, of whole texts.
-    kernel: the same for pieces.
+    core: (q, k, v, segments), all of whole texts → what each head reads.
+    kernel: does the same for pieces of texts.
   """
   peers = PositionPeers(sharding)
   if way == "exchange":
@@ -99,7 +99,7 @@ class PositionPeers(Peers):
   DIM = "positions"
 
   def owner(self, i: jax.Array | int) -> jax.Array:
-    """The device whose keys this one reads in step i of a ring; 0 are its own."""
+    """The device whose keys this one reads in step i of a ring; in step 0 they are its own."""
     return (self.index - i) % self.count
 
   def pass_on(self, x: jax.Array) -> jax.Array:
@@ -114,19 +114,19 @@ class PositionPeers(Peers):
   def reduce_scatter(self, x: jax.Array) -> jax.Array:
     """[devices, ..., K, H], what each device has for every other → [..., K, H], the sum of what all have for this one.
 
-    As a matrix, which the TPU compiler scatters.
+    The array is sent as a matrix, which the TPU compiler scatters.
     """
     return self._scatter_rows(x.reshape(-1, x.shape[-2] * x.shape[-1])).reshape(x.shape[1:])
 
   def to_heads(self, x: jax.Array) -> jax.Array:
-    """Own positions of all heads [B, t, devices, M, H] → all positions, in order, of own heads [B, T, M, H]."""
+    """A device's positions of all heads [B, t, devices, M, H] → all positions, in order, of its heads [B, T, M, H]."""
     move = functools.partial(jax.lax.all_to_all, split_axis=2, concat_axis=1, tiled=True)
     x = self._send(move, x)[:, :, 0]
     chunks = x.reshape(len(x), self.count, 2, -1, *x.shape[2:])
     return join(chunks[:, :, 0], chunks[:, ::-1, 1]).reshape(x.shape)
 
   def to_positions(self, x: jax.Array) -> jax.Array:
-    """The way back: [B, T, M, H] → [B, t, devices · M, H]."""
+    """The way back from `to_heads`: [B, T, M, H] → [B, t, devices · M, H]."""
     early, late = halves(x.reshape(len(x), 2 * self.count, -1, *x.shape[2:]))
     chunks = jnp.stack([early, late[:, ::-1]], axis=2).reshape(x.shape)
     return self._send(functools.partial(jax.lax.all_to_all, split_axis=1, concat_axis=2, tiled=True), chunks)
@@ -146,7 +146,7 @@ def _exchange(
   by_device = lambda x: x.reshape(*x.shape[:2], n, -1, x.shape[-1])
   parts = [by_device(x) for x in (q, jnp.repeat(k, repeat, axis=2), jnp.repeat(v, repeat, axis=2))]
   queries, keys = parts[0].shape[3], parts[1].shape[3]
-  moved = peers.to_heads(jnp.concatenate(parts, axis=3))  # sent as one
+  moved = peers.to_heads(jnp.concatenate(parts, axis=3))  # sent as one array
   q, k, v = jnp.split(moved, (queries, queries + keys), axis=2)
   return peers.to_positions(core(q, k, v, segments=segments))
 
@@ -161,14 +161,14 @@ def _forward(
   v: jax.Array,
   segments: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
-  """`attend` by `gather` or `ring`. Returns what own queries read [B, t, N, H], and what `_backward` is given."""
+  """`attend` by `gather` or `ring`. Returns what a device's queries read [B, t, N, H], and what `_backward` gets."""
 
   def step(i: jax.Array | int, read: Read, kv: jax.Array) -> Read:
     pairs = Pairs(causal, peers.owner(i) < peers.index)
     found = kernel.forward(pairs.queries(q), *map(pairs.keys, kv), pairs.segments(segments, peers, i), False)
     return functools.reduce(merge, pairs.spread(found), read)
 
-  kv = jnp.stack([k, v])  # sent as one
+  kv = jnp.stack([k, v])  # sent as one array
   others = _start_sending(way, peers, kv)
   own = _segments_of_two_devices(segments, peers.index, peers.index, peers.count)
   out, logsumexp = kernel.forward(q, k, v, own, causal)
@@ -183,8 +183,8 @@ def _backward(
   """The gradients of q, k and v, in their shapes and dtypes, and None for the segments.
 
   Args:
-    given: what `_forward` has returned beside its result.
-    of_out: [B, t, N, H], the gradient of the loss with respect to that result.
+    given: the second result of `_forward`.
+    of_out: [B, t, N, H], the gradient of the loss with respect to the first result.
   """
   q, k, v, segments, read = given
 
@@ -208,15 +208,16 @@ def _backward(
   if way == "gather":
     of_kv = collect(0, jnp.zeros((peers.count, *kv.shape), kv.dtype), of_kv)
   of_q, of_kv = others(step, (of_q.astype(jnp.float32), of_kv))
-  of_kv = of_kv.astype(kv.dtype)  # summed up, so it goes home in fewer bytes
+  of_kv = of_kv.astype(kv.dtype)  # the sum is complete, so it goes home in fewer bytes
   of_k, of_v = peers.pass_on(of_kv) if way == "ring" else peers.reduce_scatter(of_kv)
   return *(g.astype(q.dtype) for g in (of_q, of_k, of_v)), None
 
 
 def _start_sending(way: str, peers: PositionPeers, kv: jax.Array) -> Callable[[Callable, Any], Any]:
-  """Starts sending keys and values [2, B, t, K, H]. Returns (step, carry) → carry, after a step for each other device.
+  """Starts sending keys and values [2, B, t, K, H]. Returns a function (step, carry) → carry.
 
-  A step is given its number, the carry, and the keys and values of the device `owner(number)`.
+  The function runs a step for each other device. A step gets its number, the carry, and the keys and values of the
+  device `owner(number)`.
   """
   if way == "gather":
     everyone = peers.all_gather(kv)
@@ -244,20 +245,20 @@ def _start_sending(way: str, peers: PositionPeers, kv: jax.Array) -> Callable[[C
 class Pairs(NamedTuple):
   """Which own queries and keys of another device see each other: without a causal mask all, else two pairs of chunks.
 
-  Late queries see early keys. Besides, early queries see early keys if the other device comes before this one, and
-  else late queries see late keys. The two pairs are stacked as examples, because all four chunks are equally long.
+  Late queries see early keys. In addition, early queries see early keys if the other device comes before this one;
+  otherwise late queries see late keys. The two pairs are stacked as examples, because all four chunks are equally long.
   """
 
   causal: bool
   before: jax.Array  # whether the other device comes before this one
 
   def queries(self, x: jax.Array) -> jax.Array:
-    """Values of own positions [B, t, ...] → of the queries [2·B, t/2, ...]."""
+    """Values of a device's own positions [B, t, ...] → those of the queries in the pairs [2·B, t/2, ...]."""
     early, late = halves(x)
     return jnp.concatenate([late, jnp.where(self.before, early, late)]) if self.causal else x
 
   def keys(self, x: jax.Array) -> jax.Array:
-    """Keys or values of the other device's positions [B, t, ...] → of the keys [2·B, t/2, ...]."""
+    """Keys or values of the other device's positions [B, t, ...] → those in the pairs [2·B, t/2, ...]."""
     early, late = halves(x)
     return jnp.concatenate([early, jnp.where(self.before, early, late)]) if self.causal else x
 
@@ -267,7 +268,7 @@ class Pairs(NamedTuple):
     return found and (self.queries(found[0]), self.keys(found[1]))
 
   def spread(self, found: Read) -> list[Read]:
-    """What the queries read [2·B, t/2, ...] → as two results of own positions, to merge."""
+    """What the queries read [2·B, t/2, ...] → two results for the device's own positions, to merge."""
     if not self.causal:
       return [found]
     (out, out_2), (logsumexp, logsumexp_2) = (jnp.split(x, 2) for x in found)
@@ -278,14 +279,14 @@ class Pairs(NamedTuple):
     ]
 
   def to_queries(self, x: jax.Array) -> jax.Array:
-    """Adds up gradients of the queries [2·B, t/2, ...] → of own positions [B, t, ...], in float32."""
+    """Adds up gradients of the queries [2·B, t/2, ...] → gradients of own positions [B, t, ...], in float32."""
     if not self.causal:
       return x.astype(jnp.float32)
     late, other = jnp.split(x.astype(jnp.float32), 2)
     return join(jnp.where(self.before, other, 0), late + jnp.where(self.before, 0, other))
 
   def to_keys(self, x: jax.Array) -> jax.Array:
-    """The same for gradients of the keys → of the other device's positions."""
+    """Adds up gradients of the keys → gradients of the other device's positions, in the same shapes and dtype."""
     if not self.causal:
       return x.astype(jnp.float32)
     early, other = jnp.split(x.astype(jnp.float32), 2)

@@ -20,7 +20,7 @@ ROUNDS = "rounds"  # the scope of the loop over rounds in a program
 
 
 def round_rows(tokens: int, chosen: int, devices: int, most: int = 0) -> int:
-  """The rows that a device sends to each other one in a round of `exchange`; `most`: in all rounds, or 0 for all."""
+  """The rows that a device sends to each other device in a round; `most`: the most in all rounds, 0: no limit."""
   return min(math.ceil(ROOM * tokens * chosen / devices), most or tokens * chosen)
 
 
@@ -28,14 +28,14 @@ class Exchange(NamedTuple):
   """How the rows of a device's tokens travel in rounds.
 
   Attributes:
-    size: how many rows a device sends to each other one in a round.
-    rounds: how many there are.
-    first, to: [m], where the rows for each device start among the sorted rows, and how many they are.
-    ends: [m, e], where the rows for each own expert end among those that come from each device.
-    device: [R], where each row goes.
+    size: how many rows a device sends to each other device in a round.
+    rounds: how many rounds there are.
+    first, to: [m], where the rows for each device start among the sorted rows, and how many these are.
+    ends: [m, e], where the rows for each of this device's experts end among those that come from each device.
+    device: [R], the device to which each row goes.
     number: [R], the index of a row among the rows for the same device. Rows that no expert takes have device m, for
       which indexing takes the last device, so they are counted after its rows. In `back` they read the last place of
-      that device. It is empty, so zero, in a round that has such rows.
+      that device. This place is empty, so zero, in a round that has such rows.
   """
 
   peers: ExpertPeers
@@ -49,7 +49,7 @@ class Exchange(NamedTuple):
 
   @staticmethod
   def of(order: Order, experts: int, peers: ExpertPeers) -> "Exchange":
-    """For sorted rows, if each device has so many experts."""
+    """The exchange of sorted rows, if each device has so many experts."""
     counts, rows, (tokens, k) = order.counts.reshape(-1, experts), len(order.token), order.place.shape
     size = round_rows(tokens, k, peers.count, experts * peers.limit)
     to = jnp.sum(counts, axis=1)
@@ -70,10 +70,10 @@ class Round(NamedTuple):
   """One round of an exchange.
 
   Attributes:
-    row: [m · size], the one that goes to each place; the number of all rows where there is none.
+    row: [m · size], the row that goes to each place; R, the number of all rows, where none goes.
     returned: [R], the place from which each row's result comes back.
     goes: [R], whether a row travels in this round.
-    experts: [m · size], the own expert that each arrived row is for; their number if there is no row.
+    experts: [m · size], which of this device's experts each arrived row is for; their number if there is no row.
   """
 
   exchange: Exchange
@@ -95,11 +95,11 @@ class Round(NamedTuple):
     )
 
   def there(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Sends rows of arrays [R, ...] → what arrives of each [S, ...]."""
+    """Sends the rows of arrays [R, ...]. Returns the rows that arrive, for each array [S, ...]."""
     return self.exchange.peers.all_to_all(*(x.at[self.row].get(mode="fill", fill_value=0) for x in arrays))
 
   def back(self, out: tuple[jax.Array, ...], found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Sends results [S, ...] back → arrays [R, ...], with the values that return in the rows that went."""
+    """Sends results [S, ...] back. Returns `out` [R, ...] with the values that return, in the rows that were sent."""
     live = lambda x: self.goes.reshape(-1, *(1,) * (x.ndim - 1))
     came = zip(out, self.exchange.peers.all_to_all(*found), strict=True)
     return tuple(jnp.where(live(x), new.at[self.returned].get(mode="clip"), x) for x, new in came)
@@ -131,7 +131,7 @@ def backward(
   peers: ExpertPeers,
   of_out: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Any]:
-  """The gradients of tokens, scales and what is trained."""
+  """The gradients of tokens, scales and `Weights.trained`."""
   e = len(weights.gate)
   order = Order.of(chosen, scales, peers.count * e)
 

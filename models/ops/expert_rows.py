@@ -17,7 +17,7 @@ from models.ops.workarounds import in_order, sum_in_dtype
 
 
 def most_rows(tokens: int, chosen: int, experts: int, limit: int) -> int:
-  """The rows of a device for so many experts, at most. An expert takes at most `limit` of its tokens; 0: all."""
+  """The most rows that a device's tokens make for so many experts. An expert takes at most `limit` tokens; 0: all."""
   return min(tokens * min(chosen, experts), experts * (limit or tokens))
 
 
@@ -53,13 +53,13 @@ class ExpertPeers(Peers):
     return self._send(lambda x, axes: sum_in_dtype(lambda x: jax.lax.psum(x, axes), x), x)
 
   def largest(self, x: jax.Array) -> jax.Array:
-    """The largest value that a device has, by element."""
+    """For each element, the largest value that any device has."""
     return self._send(jax.lax.pmax, x)
 
   def each(
     self, collective: Callable[..., jax.Array], *arrays: jax.Array, more: Sequence[tuple] | None = None
   ) -> tuple[jax.Array, ...]:
-    """The collective of each array. `more` are further arguments for each."""
+    """Runs a collective on each array. `more` holds further arguments for each array."""
     done: list[jax.Array] = []
     for x, given in zip(arrays, more or [()] * len(arrays), strict=True):
       x = in_order(done[-1], x) if done and self.count > 1 else x
@@ -71,8 +71,8 @@ class Order(NamedTuple):
   """The rows of some tokens, one for each of a token's experts, sorted by expert.
 
   Attributes:
-    token: [R], that of each row. There may be fewer rows than tokens × k.
-    scales: [R].
+    token: [R], the token of each row. There may be fewer rows than tokens × k.
+    scales: [R], the scale of each row.
     counts: how many rows each expert has.
     place: [N, k], where the rows of each token are.
   """
@@ -84,10 +84,10 @@ class Order(NamedTuple):
 
   @staticmethod
   def of(chosen: jax.Array, scales: jax.Array, experts: int, most: int | None = None) -> "Order":
-    """Sorts the rows of tokens. Those of the expert number `experts` come last: they belong to none.
+    """Sorts the rows of tokens. Rows of the expert number `experts` come last: they belong to no expert.
 
     Args:
-      most: how many rows belong to one, at most.
+      most: how many rows belong to an expert, at most.
     """
     keys, k = chosen.reshape(-1), chosen.shape[1]
     order = jnp.argsort(keys)
@@ -106,5 +106,5 @@ class Order(NamedTuple):
     return functools.reduce(jnp.add, (take(self.place[:, i]) for i in range(self.place.shape[1])))
 
   def unsorted(self, values: jax.Array) -> jax.Array:
-    """A value of each row [R] → [N, k]."""
+    """A value of each row [R] → the values by token [N, k]."""
     return values.at[self.place].get(mode="fill", fill_value=0)

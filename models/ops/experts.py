@@ -6,9 +6,9 @@ transports.py says how tokens get to the experts that work on them, and back:
                 reduce-scattered. It always sends m − 1 times a device's tokens
     exchange    an all-to-all of rows, one for each token and each of its experts. All pairs of devices send equally
                 many rows, so they do so in rounds, as many as the fullest pair needs
-    ragged      a ragged all-to-all, which sends what there is, into a buffer for the most that can come
+    ragged      a ragged all-to-all, which sends only existing rows, into a buffer for the most that can come
 
-Where all of them have the same tokens, as when texts are written, nothing has to get there: results are summed.
+Where all devices have the same tokens, as when texts are written, no token has to be sent: results are summed.
 
 No way drops a token by itself, and all give the same result. A model may have a capacity (routing.py): then experts get
 fewer rows, and devices need less room for those that may come. In the backward pass tokens are sent again, with the
@@ -35,7 +35,7 @@ SIDES = {"gate": ("embed", "mlp"), "up": ("embed", "mlp"), "down": ("mlp", "embe
 
 
 def choose(way: str, devices: int, chosen: int) -> str:
-  """The way for so many devices that share the experts, if a token has so many: by "auto", what sends less."""
+  """The way for so many devices that share the experts, if a token chooses so many. "auto" takes what sends less."""
   if way != "auto":
     return way
   return "exchange" if ROOM * chosen < devices else "gather"
@@ -53,13 +53,13 @@ def mix(
   """The sum of what the chosen experts make of each token, each times its scale [B, T, D].
 
   Args:
-    chosen: the numbers of experts, or how many there are where an expert does not take the token.
+    chosen: the numbers of the chosen experts; the number of all experts where an expert does not take the token.
     limit: how many tokens of an example an expert takes at most; 0: all.
   """
   own = _OwnTokens(sharding, way, limit)
   names = dims_of(weights)
   given_dims = (TOKENS, TOKENS, TOKENS, map_dims(_gathered, names))
-  piece = ("mlp", *TOKENS)  # of a sum over hidden units
+  piece = ("mlp", *TOKENS)  # a piece of a sum over hidden units
 
   def forward(*given: Any) -> tuple[jax.Array, Any]:
     out = _local(sharding, own.forward, given, given_dims, piece)
@@ -77,14 +77,14 @@ def mix(
 
 
 def _local(sharding: Sharding, kernel: Callable[..., Any], given: Any, dims: Any, results: Any) -> Any:
-  """`Sharding.local` of a kernel whose arguments are trees of arrays; `dims` and `results` are the same trees."""
+  """`Sharding.local` of a kernel whose arguments are trees of arrays; `dims` and `results` have the same trees."""
   arrays, tree = jax.tree.flatten(given)
   flat = lambda *arrays: kernel(*jax.tree.unflatten(tree, arrays))
   return sharding.local(flat, *arrays, dims=jax.tree.leaves(dims, is_leaf=is_dims), results=results)
 
 
 def dims_of(weights: Weights) -> Any:
-  """The names of the dimensions of each array, in the same tree."""
+  """The names of the dimensions of each array, in the tree of `weights`."""
   halves = lambda name: (("experts", SIDES[name][0], None), ("experts", None, SIDES[name][1]))
   adapters = None if weights.adapters is None else {name: halves(name) for name in weights.adapters}
   return Weights(*(("experts", *SIDES[name]) for name in NAMES), adapters=adapters)  # type: ignore
@@ -95,13 +95,13 @@ def _gathered(names: Dims) -> Dims:
 
 
 def _in_pieces(names: Dims) -> tuple[str, ...]:
-  """The dimensions along which devices have pieces of a gradient: those of what has no hidden units, too."""
+  """The dimensions along which devices have pieces of a gradient; "mlp" is one if the array has no hidden units."""
   return ("batch",) if "mlp" in names else ("mlp", "batch")
 
 
 def _summed(g: jax.Array, names: Dims, sharding: Sharding) -> jax.Array:
   """The gradient of an array with these dimensions, from its pieces [..., *names]."""
-  # Gradients are added up and split in an order in which `embed` is not the last.
+  # Gradients are added up and split in an order of dimensions in which `embed` is not the last.
   is_last = names[-1] == "embed"
   turned = lambda x: x.swapaxes(-1, -2) if is_last else x
   stored = (names[0], *reversed(names[1:])) if is_last else names
@@ -128,7 +128,7 @@ class _OwnTokens(NamedTuple):
   def backward(
     self, x: jax.Array, chosen: jax.Array, scales: jax.Array, weights: Weights, of_out: jax.Array
   ) -> tuple[jax.Array, jax.Array, Any]:
-    """The gradients of the tokens, of their scales, and of what is trained."""
+    """The gradients of the tokens, of their scales, and of `Weights.trained`."""
     given = *self._flat(x, chosen, scales), weights, self._peers(x), _rows(of_out)
     of_x, of_scales, of_trained = self._transport.backward(*given)
     piece = lambda dims, w, g: g.astype(w.dtype)[(None,) * len(_in_pieces(dims))]

@@ -2,7 +2,7 @@
 
 Each row belongs to one expert, and experts have different numbers of rows. A loop over blocks of rows computes only the
 needed products. All rows of a block belong to one expert. So an expert's last block has fewer rows than the others, and
-computes with zeros in their place.
+computes with zeros in place of the missing rows.
 
 `lax.ragged_dot` has the same purpose. But XLA multiplies every row with every expert on CPUs and GPUs, and for the
 gradients of weights also on TPUs (libtpu 0.0.42).
@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 
 BLOCKS = "blocks"  # the scope of the loop over blocks in a program
-OF_EXPERT = 8  # blocks, if all experts have equally many rows; so about a sixteenth of the products are with zeros
-LEAST, MOST = 8, 2048  # rows of a block; each reads all weights of its expert, and adds to their gradients
+OF_EXPERT = 8  # blocks of an expert at equal loads; so about a sixteenth of the products are with zeros
+LEAST, MOST = 8, 2048  # rows of a block; each block reads all weights of its expert, and adds to their gradients
 
 NAMES = ("gate", "up", "down")
 
@@ -28,8 +28,8 @@ class Weights(NamedTuple):
   Attributes:
     gate, up: [e, D, F].
     down: [e, F, D].
-    adapters: for some of them by name, the halves of an adapter (models/lora.py), [e, I, R] and [e, R, O]. Then only
-      these are trained. None: the weights are.
+    adapters: for some of these weights by name, the halves of an adapter (models/lora.py), [e, I, R] and [e, R, O].
+      Then only adapters are trained. None: the weights are trained.
   """
 
   gate: jax.Array
@@ -43,7 +43,7 @@ class Weights(NamedTuple):
     return self[:3] if self.adapters is None else self.adapters
 
   def with_trained(self, values: Any) -> "Weights":
-    """The same tree with these values for what is trained, and None for the others."""
+    """The same tree with these values for the trained arrays, and None for the others."""
     return Weights(*values) if self.adapters is None else Weights(None, None, None, values)  # type: ignore[arg-type]
 
   def product(self, name: str, x: jax.Array) -> jax.Array:
@@ -55,7 +55,7 @@ class Weights(NamedTuple):
     return product
 
   def transposed(self, name: str, g: jax.Array) -> jax.Array:
-    """The gradient of the rows of such a product from that of the product: [b, O] → [b, I]."""
+    """The gradient of the rows x of a `product`, from the gradient of its result: [b, O] → [b, I]."""
     product = g @ getattr(self, name).T
     if self.adapters and name in self.adapters:
       a, b = self.adapters[name]
@@ -64,7 +64,7 @@ class Weights(NamedTuple):
 
 
 class Rows(NamedTuple):
-  """Rows sorted by expert: first all of expert 0. Those after the last expert's belong to none."""
+  """Rows sorted by expert: first all of expert 0. Rows after the last expert's belong to no expert."""
 
   x: jax.Array  # [R, D]
   scales: jax.Array  # [R], what a row's hidden units are multiplied by, in the dtype of x
@@ -87,9 +87,9 @@ def forward(rows: Rows, weights: Weights, likely: int) -> jax.Array:
 
 
 def backward(rows: Rows, weights: Weights, of_out: jax.Array, likely: int) -> tuple[jax.Array, jax.Array, Any]:
-  """The gradients of rows [R, D]; in float32 those of scales [R] and of what is trained. Computes hidden units again.
+  """The gradients of rows [R, D] and, in float32, scales [R] and `Weights.trained`. Computes hidden units again.
 
-  Beside an adapter, no gradient of the large weight is made, which is a third of the backward pass.
+  With adapters, no gradient of a large weight is made, which would be a third of the backward pass.
   """
   product = functools.partial(jnp.dot, preferred_element_type=jnp.float32)
 
@@ -119,12 +119,12 @@ def backward(rows: Rows, weights: Weights, of_out: jax.Array, likely: int) -> tu
 
 
 def zeros_of(weights: Weights) -> Any:
-  """What gradients are added to: zeros in float32, in the tree of what is trained."""
+  """Zeros in float32, in the tree of `Weights.trained`: gradients are added to them."""
   return jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), weights.trained)
 
 
 def block_size(likely: int, experts: int, most: int) -> int:
-  """The rows of a block, if so many rows are likely to belong to so many experts, and there are `most`."""
+  """The rows of a block, if so many rows are likely to belong to so many experts, and there are `most` rows."""
   size = LEAST
   while size < MOST and 2 * size * OF_EXPERT * experts <= likely:
     size *= 2
@@ -132,14 +132,14 @@ def block_size(likely: int, experts: int, most: int) -> int:
 
 
 class RowBlock(NamedTuple):
-  """Some rows of one expert, and at the end of an expert's rows others, which are not `live`."""
+  """Some rows of one expert. At the end of its rows, the block also has other rows, which are not `live`."""
 
   expert: jax.Array
   start: jax.Array
   live: jax.Array  # [b], which of the rows from `start` on are in the block
 
   def of(self, x: jax.Array) -> jax.Array:
-    """The block's rows of x [R, ...]: [b, ...], with zeros in place of the others."""
+    """The block's rows of x [R, ...]: [b, ...], with zeros in place of rows that are not `live`."""
     return self._choose(self._slice(x), jnp.zeros((), x.dtype))
 
   def put(self, out: jax.Array, new: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ def weight(
   """A weight drawn from a normal distribution with the next of the keys; `dims` names its dimensions.
 
   Args:
-    dtype: in which it is stored.
+    dtype: the dtype in which the weight is stored.
     used: the dtype in which the model uses it; None: the compute dtype.
   """
   assert len(shape) == len(dims)
@@ -32,20 +32,20 @@ def weight(
 
 
 def with_gradient(forward: Callable, backward: Callable, *args: Any) -> Any:
-  """The first result of `forward(*args)`. `backward` is given its second and a cotangent, and returns the gradients."""
+  """The first result of `forward(*args)`. `backward` gets the second and a cotangent, and returns the gradients."""
   use = jax.custom_vjp(lambda *args: forward(*args)[0])
   use.defvjp(forward, backward)
   return use(*args)
 
 
-UNSPLIT = "unsplit"  # the name of such a call in a program
+UNSPLIT = "unsplit"  # the name of a call of `unsplit` in a program
 
 
 def unsplit(work: Callable[..., T]) -> Callable[..., T]:
   """`work`, which computes gradients of activations and of weights together, as in one loop.
 
-  A pipeline that wants those of weights later runs it twice (strategies/execution/stages/split.py). Compilers leave out
-  what only the other results need, and nothing inside is kept.
+  A pipeline that wants the gradients of weights later runs `work` twice (strategies/execution/stages/split.py). Each
+  time, compilers leave out what only the other results need. Nothing inside `work` is kept.
   """
 
   def call(*given: Any) -> T:
@@ -62,7 +62,7 @@ def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1, flat: bool = True) ->
   dimensions (batch and position) at half the speed of one over a single dimension.
 
   Args:
-    flat: whether the leading dimensions form one, too. They must not where devices sum the results and then split them
+    flat: whether the leading dimensions form one, too. Must be false where devices sum the results and then split them
       by position (`Sharding.split_sequence`): the GPU compiler would all-reduce a flat result. The same holds for the
       gradient of x, which is never flat.
   """
@@ -82,8 +82,8 @@ def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1, flat: bool = True) ->
 def linear_by_rows(x: jax.Array, table: jax.Array) -> jax.Array:
   """A few rows x [B, I] and the rows of a table [O, I] → [B, O]: x · tableᵀ, computed as (table · xᵀ)ᵀ.
 
-  XLA's CPU backend takes about a third less time for it, if B is from 2 to 64. The barrier keeps the order. With many
-  rows, x · tableᵀ is faster.
+  In this order XLA's CPU backend takes about a third less time, if B is from 2 to 64. The barrier keeps the order. With
+  many rows, x · tableᵀ is faster.
   """
   return jax.lax.optimization_barrier(table @ x.T).T
 

@@ -16,7 +16,7 @@ def lookup(table: jax.Array, ids: jax.Array, sharding: Sharding) -> jax.Array:
   """
   parts = sharding.shards("vocab")
   if parts == 1:
-    # Pinned, or the compiler splits the ids as the positions that are kept of the result, with permutes.
+    # The ids are pinned. Otherwise the compiler splits them like the result's positions, and sends them by permutes.
     return table[sharding.activation(ids, "batch", None)]
   rows = -(-table.shape[0] // parts)
   table = resized(table, (rows * parts, table.shape[1]))
@@ -38,9 +38,9 @@ def summed_in_float32(table: jax.Array, ids: jax.Array, sharding: Sharding) -> j
   vocab, width = table.shape
 
   def own_sums(ids: jax.Array, g: jax.Array, rows: jax.Array) -> jax.Array:
-    """A device's contribution to its part of the table [1, v, D], whose rows have these numbers [v]."""
+    """A device's contribution to the gradient of its part of the table [1, v, D], whose rows have these numbers [v]."""
     at = ids - rows[0]
-    at = jnp.where(at < 0, len(rows), at)  # rows of others; a negative index would count from the end
+    at = jnp.where(at < 0, len(rows), at)  # rows of other devices; a negative index would count from the end
     sums = jnp.zeros((len(rows), width), jnp.float32).at[at].add(g.astype(jnp.float32), mode="drop")
     return sums.astype(table.dtype)[None]
 

@@ -18,7 +18,7 @@ from models.dimensions import Sharding, resized
 class Targets(NamedTuple):
   """What is to be predicted: the correct tokens [B, T] or classes [B], and which of the predictions count.
 
-  `position` [B, T] is that of each prediction in its text, from 1, if losses are also wanted by position.
+  `position` [B, T] is each prediction's position in its text, from 1, if losses are also wanted by position.
   """
 
   values: jax.Array
@@ -27,14 +27,14 @@ class Targets(NamedTuple):
 
 
 Sums = dict[str, jax.Array]  # "loss", "correct" and "count", summed over predictions
-BY_POSITION = ("loss", "count")  # those that may also be summed by position, as NAME_by_position
+BY_POSITION = ("loss", "count")  # the sums that may also be made by position, as NAME_by_position
 
-LOGITS = 1 << 24  # how many a device has in one chunk: 64 MiB in float32
+LOGITS = 1 << 24  # logits that a device has in one chunk: 64 MiB in float32
 LEAST = 1024  # tokens in a chunk; with fewer, passes over the head's gradient would take longer than products with it
 
 
 def buckets(positions: int) -> list[int]:
-  """The last position, from 1, of each bucket of positions: 1, 2, 4, ..., until all have a bucket."""
+  """The last position, from 1, of each bucket of positions: 1, 2, 4, ..., until all positions have a bucket."""
   return [1 << number for number in range((positions - 1).bit_length() + 1)]
 
 
@@ -42,8 +42,8 @@ def chunk_count(tokens: int, width: int, vocab: int, chunk: int = 0) -> int:
   """The number of chunks in which a device processes its tokens; the last one may be padded.
 
   Args:
-    tokens, vocab: a device's own.
-    width: the model's. With fewer tokens than this, the head's gradient takes more memory than all logits.
+    tokens, vocab: a device's own tokens, and its part of the vocabulary.
+    width: the model's width. With fewer tokens than this, the head's gradient takes more memory than all logits.
     chunk: tokens in a chunk, at most; 0 chooses.
   """
   if not chunk and tokens < width:
@@ -73,9 +73,9 @@ def next_token(
 ) -> tuple[jax.Array, Sums]:
   """Cross-entropy of the logits x @ head, and all sums.
 
-  Devices with a part of the vocabulary each sum over it, chunk by chunk. The gradients of x and of the head are summed
-  over devices once, after the last chunk: until then a device keeps its own, as one entry of a leading dimension.
-  Differentiable once, and only backward.
+  Devices that each hold a part of the vocabulary sum over the parts, chunk by chunk. The gradients of x and of the
+  head are summed over devices once, after the last chunk: until then a device keeps its own gradients, as one entry of
+  a leading dimension. Differentiable once, and only backward.
   """
   vocab = head.shape[1]
   # Devices need equal parts of the vocabulary. The columns that are added predict nothing.
@@ -83,7 +83,7 @@ def next_token(
   ids = jnp.arange(head.shape[1])
 
   def run(x: jax.Array, head: jax.Array, differentiate: bool) -> list[jax.Array]:
-    """The sums of losses and of correct predictions, then the gradients of the first: each [devices, ...]."""
+    """The sums of losses and of correct predictions, then the gradients of the loss: each [devices, ...]."""
     results = [("batch",), ("batch",), ("vocab", "batch", None, None), ("batch", None, "vocab")]
     return sharding.local(
       functools.partial(_on_own_tokens, vocab=vocab, sharding=sharding, chunk=chunk, differentiate=differentiate),
@@ -113,7 +113,7 @@ def next_token(
 def by_position(
   score: Callable[[Targets], tuple[jax.Array, Sums]], targets: Targets, positions: int
 ) -> tuple[jax.Array, Sums]:
-  """What `score` gives, and "loss" and "count" of each bucket of positions: [buckets].
+  """What `score` returns, and in its sums also "loss" and "count" of each bucket of positions [buckets].
 
   The logits are computed once for all buckets, because only which predictions count differs between them.
   """

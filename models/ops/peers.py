@@ -12,7 +12,7 @@ from models.ops.workarounds import sum_in_dtype
 
 @dataclasses.dataclass(frozen=True)
 class Peers:
-  """The devices that share a dimension, as one of them sees them. Subclasses send."""
+  """The devices that share a dimension, as one of them sees them. Subclasses have the methods that send."""
 
   sharding: Sharding
   DIM: ClassVar[str]
@@ -31,7 +31,7 @@ class Peers:
   def _scatter_rows(self, x: jax.Array) -> jax.Array:
     """[devices · n, columns], what a device has for every other → [n, columns], the sum of what all have for this one.
 
-    Behind barriers: the TPU compiler all-reduces what it can join with other operations (libtpu 0.0.42).
+    It stands between barriers: the TPU compiler all-reduces what it can join with other operations (libtpu 0.0.42).
     """
     barrier = jax.lax.optimization_barrier
     scatter = lambda x, axes: sum_in_dtype(lambda x: jax.lax.psum_scatter(x, axes, tiled=True), barrier(x))

@@ -23,7 +23,7 @@ BLOCKS = (512, 384, 256, 128)  # positions that splash attention processes at a 
 HIDDEN = -1e30  # the score of a key that a query does not see. It is finite, for queries that see none in a piece
 PADDING = -1  # the segment of padding that a kernel adds
 
-Segments = tuple[jax.Array, jax.Array] | None  # those of the queries [B, T] and of the keys [B, S]; None: all are one
+Segments = tuple[jax.Array, jax.Array] | None  # of queries [B, T] and of keys [B, S]; None: all are one segment
 
 
 class Read(NamedTuple):
@@ -34,7 +34,7 @@ class Read(NamedTuple):
 
 
 class Kernel(NamedTuple):
-  """An implementation for a platform.
+  """An implementation of attention to a piece, for a platform.
 
   Attributes:
     forward: (q [B, T, N, H], k [B, S, K, H], v, segments, causal) → Read. If `causal`, queries and keys are the same
@@ -84,7 +84,7 @@ def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, cau
 def _blockwise_backward(
   q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, read: Read, of_out: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """`Kernel.backward`: the gradients of q, k and v in their shapes, float32. `of_out` [B, T, N, H] is that of `out`."""
+  """`Kernel.backward`: gradients of q, k, v in their shapes, float32. `of_out` [B, T, N, H]: the gradient of `out`."""
   keys, values, groups = k.swapaxes(1, 2), v.swapaxes(1, 2), k.shape[2]
   queries, of_read, logsumexp = (_heads_first(x, groups) for x in (q, of_out, read.logsumexp[..., None]))
   mean = _heads_first(jnp.sum(of_out * read.out, axis=-1, keepdims=True, dtype=jnp.float32), groups)
@@ -105,7 +105,7 @@ def _blockwise_backward(
 
 
 def _scores(q: jax.Array, keys: jax.Array, segments: Segments, causal: bool) -> Iterator[tuple[slice, jax.Array]]:
-  """For each block of queries, its rows, and its scores [B, K, G, t, s]; if causal, of the keys up to its last one."""
+  """For each block of queries, its rows and its scores [B, K, G, t, s]; if causal, of the keys up to its last query."""
   queries = _heads_first((q / math.sqrt(q.shape[-1])).astype(q.dtype), keys.shape[1])
   for start in range(0, q.shape[1], QUERY_BLOCK):
     rows, stop = slice(start, start + QUERY_BLOCK), start + QUERY_BLOCK if causal else keys.shape[2]
@@ -133,7 +133,7 @@ def _positions_first(x: jax.Array) -> jax.Array:
 def with_padding(segments: Segments, q: jax.Array, k: jax.Array, queries: int, keys: int, causal: bool) -> Segments:
   """The segments of queries and keys that are padded by so many positions: padding is a segment of its own.
 
-  None if that needs no segments: a causal mask hides the padding, which comes last.
+  None if the padding needs no segments: a causal mask hides the padding, which comes last.
   """
   if segments is None and (causal or not keys):
     return None
@@ -149,7 +149,7 @@ def splash_kernel(queries: int, keys: int, heads: int, causal: bool, **options: 
   shape, (q, k) = (queries, keys), map(splash_block, (queries, keys))
   return pallas.make_splash_mha(
     pallas.MultiHeadMask([(pallas.CausalMask if causal else pallas.FullMask)(shape)] * heads),
-    block_sizes=pallas.BlockSizes(q, k, k, q, k, k, q, k),  # forward; of keys; of queries
+    block_sizes=pallas.BlockSizes(q, k, k, q, k, k, q, k),  # forward pass; gradients of keys; gradients of queries
     head_shards=1,
     q_seq_shards=1,
     **options,
@@ -166,14 +166,14 @@ def segment_ids(segments: Segments) -> Any:
 def _splash(
   q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, *read: jax.Array, interpret: bool = False
 ) -> Any:
-  """One direction of splash attention. `read`: for the backward pass, `out`, the log-sum-exp, and the gradient."""
+  """One direction of splash attention. `read`: for the backward pass, `out`, the log-sum-exp, and `out`'s gradient."""
   (t, s), h = (x.shape[1] for x in (q, k)), q.shape[-1]
   queries, keys = -t % TILE, -s % TILE
   ids = segment_ids(with_padding(segments, q, k, queries, keys, causal))
   rows = lambda x, more: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))).swapaxes(1, 2)  # [B, N, T, ...]
   given = rows((q / math.sqrt(h)).astype(q.dtype), queries), rows(k, keys), rows(v, keys), ids
   kernel = splash_kernel(t + queries, s + keys, q.shape[2], causal, save_residuals=not read, interpret=interpret)
-  with jax.named_scope("causal" if causal else "full"):  # so that a reader of the program knows (lab/analysis/calls.py)
+  with jax.named_scope("causal" if causal else "full"):  # the mask, for readers of the program (lab/analysis/calls.py)
     if not read:
       out, (logsumexp,) = jax.vmap(kernel)(*given)
       return Read(out.swapaxes(1, 2)[:, :t], logsumexp.swapaxes(1, 2)[:, :t])
@@ -200,7 +200,7 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal:
   segments = with_padding(segments, q, k, queries, keys, causal)
   rows = lambda x, more: jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, -x.shape[-1] % 8)))
   none = jnp.zeros(0, q.dtype)
-  # As JAX itself does: a bias that is far below all scores.
+  # Pairs of different segments get a bias far below all scores, as in JAX itself.
   bias = none if segments is None else jnp.where(same_segment(*segments), 0, jnp.finfo(q.dtype).min / 2).astype(q.dtype)
   options: dict[str, Any] = {
     "scale": 1 / math.sqrt(h),
@@ -222,7 +222,7 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal:
 
 
 def _kernel(run: Callable[..., Any]) -> Kernel:
-  """The kernel of a function of both directions."""
+  """A kernel, from a function that runs both directions."""
   return Kernel(run, lambda q, k, v, segments, causal, read, of_out: run(q, k, v, segments, causal, *read, of_out))
 
 

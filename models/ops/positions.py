@@ -5,8 +5,9 @@ A text is cut into 2·n equal chunks. Each of n devices has an early and a late 
     device    0 | 1 | 2 | 3 | 3 | 2 | 1 | 0     positions →
 
 With a causal mask, each pair of devices then has two pairs of chunks that see each other, whichever devices they are.
-So all devices compute equally many scores (context.py). In order, the last device would compute 2·n - 1 times as many
-as the first. Positions, segments, targets and dropout follow this order; data, batches and checkpoints do not know it.
+So all devices compute equally many scores (context.py). With consecutive chunks, the last device would compute 2·n - 1
+times as many as the first. Positions, segments, targets and dropout follow this order; data, batches and checkpoints do
+not know it.
 """
 
 import jax
@@ -16,7 +17,7 @@ from models.dimensions import Sharding
 
 
 def own(x: jax.Array, sharding: Sharding) -> jax.Array:
-  """A device's own positions of x [B, T, ...], which it has as a whole: the early chunk, then the late one."""
+  """A device's own positions of x [B, T, ...], which has all positions: the early chunk, then the late one."""
   count = sharding.shards("positions")
   return x if count == 1 else of_device(x, sharding.index("positions"), count)
 
@@ -34,7 +35,7 @@ def chunks(count: int) -> int:
 
 
 def halves(x: jax.Array) -> list[jax.Array]:
-  """The early and the late positions of own ones [B, t, ...]."""
+  """The early and the late half of a device's own positions [B, t, ...]."""
   return jnp.split(x, 2, axis=1)
 
 

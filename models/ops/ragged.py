@@ -1,6 +1,6 @@
 """`ragged`: rows go to the devices of their experts by one ragged all-to-all, which sends what there is (experts.py).
 
-No choice of "auto" takes it, until it has been measured on GPUs.
+"auto" does not choose it until it has been measured on GPUs.
 """
 
 import functools
@@ -14,11 +14,11 @@ from models.ops.expert_rows import ExpertPeers, Order, most_rows
 
 
 class Ragged(NamedTuple):
-  """How the rows of a device's tokens travel at once, as `exchange.Exchange` and its only `Round`.
+  """How the rows of a device's tokens travel all at once. Has the methods of `exchange.Exchange` and its `Round`.
 
   Attributes:
     to: [m, m], how many rows each device sends to each other one.
-    experts: [room], the own expert that each arrived row is for; their number if there is no row.
+    experts: [room], which of this device's experts each arrived row is for; their number if there is no row.
   """
 
   peers: ExpertPeers
@@ -27,7 +27,7 @@ class Ragged(NamedTuple):
 
   @staticmethod
   def of(order: Order, experts: int, peers: ExpertPeers) -> "Ragged":
-    """For sorted rows, if each device has so many experts."""
+    """The exchange of sorted rows, if each device has so many experts."""
     (tokens, k), m, me = order.place.shape, peers.count, peers.index
     everyone = peers.all_gather(order.counts.reshape(1, m, experts))[0]  # [from, to, e]
     room = m * most_rows(tokens, k, experts, peers.limit)
@@ -38,23 +38,23 @@ class Ragged(NamedTuple):
     return one(self, carry)
 
   def there(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Sends rows of arrays [R, ...] → what arrives of each [room, ...]."""
+    """Sends the rows of arrays [R, ...]. Returns the rows that arrive, for each array [room, ...]."""
     me, (at_sender, at_receiver) = self.peers.index, self._starts()
     empty = [jnp.zeros((len(self.experts), *x.shape[1:]), x.dtype) for x in arrays]
     return self._send(arrays, empty, at_sender[me], self.to[me], at_receiver[me], self.to[:, me])
 
   def back(self, out: tuple[jax.Array, ...], found: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Sends results [room, ...] back → arrays as `out` [R, ...]."""
+    """Sends results [room, ...] back. Returns arrays with the shapes of `out` [R, ...]."""
     me, (at_sender, at_receiver) = self.peers.index, self._starts()
     empty = [jnp.zeros_like(x) for x in out]
     return self._send(found, empty, at_receiver[:, me], self.to[:, me], at_sender[:, me], self.to[me])
 
   def _starts(self) -> tuple[jax.Array, jax.Array]:
-    """[m, m]: where the rows from each device to each other start there, and where they end up."""
+    """[m, m] each: where the rows from each device to each other one start at the sender, and at the receiver."""
     return jnp.cumsum(self.to, axis=1) - self.to, jnp.cumsum(self.to, axis=0) - self.to
 
   def _send(self, arrays: Sequence[jax.Array], empty: Sequence[jax.Array], *moves: jax.Array) -> tuple[jax.Array, ...]:
-    """Writes rows of arrays to other devices' `empty` ones.
+    """Writes rows of arrays into the `empty` arrays of other devices.
 
     `moves` are the input offsets, send sizes, output offsets and receive sizes of `lax.ragged_all_to_all`. They say for
     each device: where its rows start here, how many they are, where they start there, and how many come from it.

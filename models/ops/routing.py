@@ -3,9 +3,9 @@
 A router scores all experts. The best of them work on the token, and its result is the sum of theirs, each times its
 scale (`model.router`):
 
-    softmax_topk    probabilities of the chosen ones among the chosen (Mixtral, arXiv:2401.04088)
-    topk_softmax    probabilities of the chosen ones among all, so their sum is below 1 (OLMoE, arXiv:2409.02060)
-    sigmoid_bias    sigmoids of the chosen ones, divided by their sum. A bias is added only to choose. After each
+    softmax_topk    probabilities of the chosen experts among the chosen (Mixtral, arXiv:2401.04088)
+    topk_softmax    probabilities of the chosen experts among all, so their sum is below 1 (OLMoE, arXiv:2409.02060)
+    sigmoid_bias    sigmoids of the chosen scores, divided by their sum. A bias is added only to choose. After each
                     step it grows for experts with a low load, without a gradient (arXiv:2408.15664)
 
 Two losses can be added. The balance loss (`router_aux`) is smallest at equal loads, and the z-loss (`router_z`) keeps
@@ -14,7 +14,7 @@ number on any devices and in any parts of a batch. The usual loss for a whole ba
 gradient it needs the loads of all parts, that is, one more forward pass.
 
 With a capacity (`ModelSizes.expert_limit`), an expert takes only the first so many tokens of a sequence that chose it.
-It adds nothing to the others: they are dropped there, and the scales of their other experts stay as they are. So which
+It adds nothing to the other tokens: it drops them, and the scales of their other experts stay as they are. So which
 tokens are dropped depends on their sequence alone, and a token does not depend on later ones. The losses and the loads
 count what routers choose, dropped or not.
 """
@@ -46,7 +46,7 @@ class Counted(NamedTuple):
 class Routes(NamedTuple):
   """The chosen experts of each token [B, T, k] and their scales in float32; then what the router's losses need.
 
-  `taken` [B, T, k] is false where the expert drops the token; None: it takes all.
+  `taken` [B, T, k] is false where the expert drops the token; None: experts take all tokens.
   """
 
   chosen: jax.Array
@@ -59,7 +59,7 @@ class Routes(NamedTuple):
 def route(
   scores: jax.Array, bias: jax.Array | None, experts: ExpertSizes, sharding: Sharding, limit: int = 0
 ) -> Routes:
-  """Chooses experts by scores [B, T, E] in float32. Of equal ones, the first is chosen, so that all devices agree.
+  """Chooses experts by scores [B, T, E] in float32. Of equal scores, the first is chosen, so that all devices agree.
 
   Args:
     bias: [E], for the router "sigmoid_bias".
@@ -68,7 +68,7 @@ def route(
   sigmoids = jax.nn.sigmoid(scores)
   by = scores if bias is None else sigmoids + bias
   best = lambda x: jax.lax.top_k(x, experts.per_token)[1]
-  # Each device for its own tokens: compilers do not split it, and gather all scores.
+  # Each device chooses for its own tokens: compilers do not split `top_k`, but gather all scores.
   chosen = sharding.local(best, jax.lax.stop_gradient(by), dims=[TOKENS], results=TOKENS)
   of_chosen = lambda x: jnp.sum(jnp.where(one_hot(chosen, experts.count), x[..., None, :], 0), axis=-1)
   share = lambda x: x / jnp.sum(x, axis=-1, keepdims=True)
@@ -92,7 +92,7 @@ def _first(chosen: jax.Array, experts: int, limit: int, sharding: Sharding) -> j
   Devices that share a text tell each other how often each expert was chosen in their chunks.
   """
   ones = jnp.any(one_hot(chosen, experts), axis=-2).astype(jnp.int32)  # [b, t, E]
-  before = lambda x: jnp.cumsum(x, axis=1) - x  # the tokens before each, in what the device has in order
+  before = lambda x: jnp.cumsum(x, axis=1) - x  # counts before each token, among positions in order
   count = sharding.shards("positions")
   if count == 1:
     number = before(ones)
@@ -115,9 +115,9 @@ def one_hot(chosen: jax.Array, experts: int) -> jax.Array:
 
 @jax.named_scope("router_sums")
 def sums(routes: Routes, counted: Counted, experts: ExpertSizes, sharding: Sharding) -> Sums:
-  """The router's losses, summed over sequences; the sum of the scores' entropies; and numbers of tokens.
+  """The router's losses, summed over sequences; the sum of the scores' entropies; and counts.
 
-  Those are `load`, of the tokens that chose each expert [E], and with a capacity `dropped`, of choices.
+  The counts are `load` [E], the tokens that chose each expert, and with a capacity `dropped`, the dropped choices.
   """
   tokens, k = counted.tokens[..., None], experts.per_token
   load = jnp.sum(tokens & jnp.any(one_hot(routes.chosen, experts.count), axis=-2), axis=1)  # [B, E], own positions
@@ -141,9 +141,9 @@ def sums(routes: Routes, counted: Counted, experts: ExpertSizes, sharding: Shard
 
 
 def of_layers(found: Sums, numbers: jax.Array, sizes: "ModelSizes") -> Sums:
-  """The sums of several blocks from those of each [L', ...]: added up, but loads [L, E] by the blocks' numbers.
+  """The sums of several blocks, from each block's [L', ...]: added up, but `load` stays by block [L, E].
 
-  L counts the blocks that have experts.
+  L is the number of all blocks that have experts, and `numbers` are the blocks' numbers in the model.
   """
   if not found or not sizes.experts:
     return {}
@@ -167,7 +167,7 @@ def no_sums(sizes: "ModelSizes") -> Sums:
 
 
 def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
-  """What a step reports of its routers, from the sums over its batch: means over blocks with experts, and the worst.
+  """What a step reports of its routers, from its batch's sums: means over blocks with experts, and the largest load.
 
   `load_max` is the load of the busiest expert of all blocks, relative to the mean load; `idle_experts` is the share of
   experts without a token; `router_entropy` is the mean entropy of a router's probabilities, at most log(experts).
@@ -190,7 +190,7 @@ def metrics(found: Sums, sizes: "ModelSizes") -> dict[str, jax.Array]:
 
 
 def balanced(bias: jax.Array, load: jax.Array, rate: float) -> jax.Array:
-  """The biases [L, E] of the router "sigmoid_bias" after a step with these loads [L, E]: up where they are too low."""
+  """The biases [L, E] of the router "sigmoid_bias" after a step with these loads [L, E]: up where loads are too low."""
   total, experts = jnp.sum(load, axis=1, keepdims=True), load.shape[1]
-  is_low, is_high = load < -(-total // experts), load > total // experts  # than the mean, which need not be whole
+  is_low, is_high = load < -(-total // experts), load > total // experts  # the mean need not be a whole number
   return bias + rate * (is_low.astype(bias.dtype) - is_high.astype(bias.dtype))

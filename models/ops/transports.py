@@ -1,4 +1,4 @@
-"""How tokens get to experts on other devices, and back (experts.py): all ways by name, and those without rows.
+"""How tokens get to experts on other devices, and back (experts.py): all ways by name, and `gather` and `replicated`.
 
 The code here runs on each device, for its own tokens and its own experts.
 """
@@ -19,11 +19,11 @@ from models.ops.workarounds import in_order
 
 
 class Transport(NamedTuple):
-  """A way, called with tokens [n, D], their experts and scales [n, k], the weights of own experts, and the peers.
+  """A way, called with tokens [n, D], their experts and scales [n, k], the weights of the device's experts, its peers.
 
   Attributes:
-    forward: → [n, D].
-    backward: with the gradient of that → the gradients of tokens, scales and what is trained (`Weights.trained`).
+    forward: returns the results [n, D].
+    backward: also gets the gradient of the results; returns the gradients of tokens, scales and `Weights.trained`.
   """
 
   forward: Callable[..., jax.Array]
@@ -34,9 +34,9 @@ class Transport(NamedTuple):
 
 
 def _own_rows(chosen: jax.Array, scales: jax.Array, experts: int, peers: ExpertPeers, devices: int) -> Order:
-  """The rows of the tokens of so many devices that are for the own experts.
+  """The rows of so many devices' tokens that are for this device's experts.
 
-  A token's experts differ, so no more than `experts` are.
+  A token's experts differ, so a token has at most `experts` of these rows.
   """
   own = chosen - experts * peers.index
   most = devices * most_rows(len(chosen) // devices, chosen.shape[1], experts, peers.limit)

@@ -37,7 +37,7 @@ class ByHand(Runner):
     return self.summed(sums, params, batch, None)[0]
 
   def arranged(self, blocks: Params, step: jax.Array | None) -> Params:
-    """The blocks' weights, moved between devices before they are gathered. It must be linear."""
+    """The blocks' weights, moved between devices before they are gathered. The move must be linear."""
     return blocks
 
   def summed(self, work: GradientSums, params: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
@@ -46,7 +46,7 @@ class ByHand(Runner):
     In evaluation `step` is None, and there are no gradients: {}.
 
     Weights and gradients travel in the dtype in which the model uses the weights. Weights that are gathered for each
-    part are gathered by `work`, with `Constraints.gather`; those that are gathered once, here.
+    part are gathered by `work`, with `Constraints.gather`; weights that are gathered once, here.
     """
     program, transfers = self.program, self.transfers
     width = program.sizes.width
@@ -70,7 +70,7 @@ class ByHand(Runner):
       return jax.ShapeDtypeStruct(tuple(shape), w.dtype)
 
     def own(w: jax.Array, whole: jax.Array, names: Dims) -> jax.Array:
-      """Without padding along what the compiler splits: its pieces in a `shard_map` need not be equal, but begin so."""
+      """Cuts padding along what the compiler splits: in a `shard_map` its pieces need not be equal, but begin equal."""
       pieces = lambda where, name: where.shards_in(names, name) if name else 1
       split = [pieces(inside.layout, name) > 1 and pieces(layout, name) == 1 for name in names]
       shape = [size if cuts else held for cuts, size, held in zip(split, whole.shape, w.shape, strict=True)]

@@ -37,9 +37,9 @@ def runner_of(
   """The runner of a program under a resolved layout.
 
   Args:
-    named: that of the strategy's file; None if it has none.
+    named: the kind of runner that the strategy's file names; None if it names none.
     fallbacks: the limits because of which the program is not quite the one that was asked for.
-    device: one of the mesh; None for a mesh without devices.
+    device: a device of the mesh; None for a mesh without devices.
     gather, pipeline: the fields of the config (configs/base.py).
   """
   asked = asked_kind(named, layout)

@@ -52,7 +52,7 @@ class Collectives:
     return self._along_embed(gather, cast_before_sending(w), dims) if "embed" in dims and axes else w
 
   def reduce_scatter(self, gradient: jax.Array, dims: Dims, axes: tuple[str, ...]) -> jax.Array:
-    """Sums the gradient of such a weight over devices, and leaves each device its piece along `embed`."""
+    """Sums the gradient of a gathered weight over devices, and leaves each device its piece along `embed`."""
     n = math.prod(self.layout.mesh[axis] for axis in axes)
 
     def scatter(gradient: jax.Array, dims: Dims) -> jax.Array:
@@ -63,14 +63,14 @@ class Collectives:
       return sum_in_dtype(lambda g: as_matrices(piece, g, one), gradient)
 
     def piece(x: jax.Array, at: int) -> jax.Array:
-      """Scatters matrices along their rows; pieces that do not fill tiles, as rows that do."""
+      """Scatters matrices along their rows. Pieces that do not fill tiles take the shape of rows that do."""
       rows = x.shape[at] // n
       whole = x if fills_tiles(rows, x.dtype) else x.reshape(*x.shape[:at], n, -1, math.gcd(rows * x.shape[-1], LANES))
       found = jax.lax.psum_scatter(whole, axes, scatter_dimension=at, tiled=True)
       return found.reshape(*x.shape[:at], rows, x.shape[-1])
 
     def added_up(x: jax.Array, at: int) -> jax.Array:
-      """The same of small matrices, which the TPU compiler would all-reduce: each device adds up what it is sent."""
+      """Scatters small matrices, which the TPU compiler would all-reduce: each device adds up what it is sent."""
       pieces = x.reshape(*x.shape[:at], n, -1, x.shape[-1])
       sent = jax.lax.all_to_all(pieces, axes, split_axis=at, concat_axis=at, tiled=True)
       return jnp.sum(sent, axis=at, dtype=jnp.float32).astype(x.dtype)
@@ -100,7 +100,7 @@ def fills_tiles(rows: int, dtype: Any) -> bool:
 
 
 def is_small(dims: Dims) -> bool:
-  """Whether only `embed` can split a weight's matrices: a router's, an adapter's, and those of patches and classes."""
+  """Whether only `embed` can split a weight's matrices, as for routers, adapters, patches and classes."""
   return {name for name in dims if name not in (None, *STACKED)} == {"embed"}
 
 
@@ -129,8 +129,8 @@ def on_own_parts(layout: Layout, kernel: Callable[..., T], *arrays: jax.Array, d
   In a pipeline, `stage` is manual already. There, axes of a single device must become manual too: cuDNN's attention
   cannot be partitioned beside manual axes.
 
-  Along an axis that splits none of the arrays, all devices compute the same. A `shard_map` of its own, which checks
-  this, says so: without it, the gradients would be summed along that axis.
+  Along an axis that splits none of the arrays, all devices compute the same. A second `shard_map`, which checks
+  this, declares it. Otherwise, the gradients would be summed along that axis.
   """
   mesh = jax.sharding.get_abstract_mesh()
   axes = frozenset(mesh.axis_names) - frozenset(mesh.manual_axes)
@@ -157,7 +157,7 @@ class Share(NamedTuple):
   Attributes:
     pieces: each dimension that is in pieces, by number, and the mesh axes along which devices exchange these pieces.
     copies: the mesh axes along which devices hold the same pieces, and divide the layers that they have whole.
-    layers: how many a device works on. If the devices that exchange pieces do not divide the layers, some get zeros.
+    layers: how many layers a device works on. If the devices that exchange pieces do not divide them, some get zeros.
   """
 
   pieces: list[tuple[int, tuple[str, ...]]]
@@ -181,7 +181,7 @@ def share(layout: Layout, dims: Dims, depth: int) -> Share:
 
 
 def by_layer(layout: Layout, work: Map, x: jax.Array, dims: Dims) -> jax.Array:
-  """Calls `work` on whole layers of a stacked weight that is stored as this layout says, and returns it stored so."""
+  """Calls `work` on whole layers of a stacked weight that is stored as this layout says. Stores the result so, too."""
   pieces, copies, layers = share(layout, dims, len(x))
   true = x.shape
   # Pieces that are exchanged make up whole matrices, without padding. Of the experts, a device keeps its own.

@@ -34,7 +34,8 @@ class Constraints(Sharding):
     layout: the places on the mesh axes that are left to the compiler. Inside a `shard_map` these are not all axes.
       `gradients` is where the compiler leaves gradients after each part of the batch.
     by_hand: the collectives by which weights are gathered; None if the compiler gathers them.
-    own: the places on the axes that are not left to the compiler. Outside a `shard_map`, every position is there.
+    own: the places on the axes that are not left to the compiler. Outside a `shard_map` there are none: a device has
+      every position.
   """
 
   layout: Layout
@@ -113,7 +114,7 @@ class Constraints(Sharding):
   def _between(self, before: str | None, after: str | None, x: jax.Array) -> jax.Array:
     """Moves the stream from one sharding of its positions to another; its gradient moves back.
 
-    Differentiating a constraint would constrain the gradient to the same sharding, so this does it by hand.
+    Differentiating a constraint would constrain the gradient to the same sharding, so this moves it by hand.
     """
     if self.layout.shards("sequence") == 1:
       return self.activation(x, "batch", None, None)
@@ -133,7 +134,7 @@ class Constraints(Sharding):
     return collective(x, self._of(dim).axes(dim)) if self.shards(dim) > 1 else x
 
   def sum_pieces(self, parts: jax.Array, dim: str, dims: Dims) -> jax.Array:
-    """Adds up over one mesh axis after the other, first those that split the result.
+    """Adds up over one mesh axis after the other, first the axes that split the result.
 
     With axes a and b, of which b splits the result:
 

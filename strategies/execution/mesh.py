@@ -116,7 +116,7 @@ class OnMesh:
     return held[held < batch_size]
 
   def filled(self, host_batch: dict[str, np.ndarray], batch_size: int) -> dict[str, np.ndarray]:
-    """These rows, and behind them the rows of zeros that this process's devices hold. Their `mask` is false."""
+    """The rows of `host_batch`, and behind them this process's rows of zeros, whose `mask` is false."""
     if self.padded(batch_size) == batch_size:
       return host_batch
     more = np.count_nonzero(self._held(batch_size) >= batch_size)
@@ -124,7 +124,7 @@ class OnMesh:
     return {name: fill(rows) for name, rows in host_batch.items()}
 
   def shard(self, host_batch: dict[str, np.ndarray], batch_size: int) -> dict[str, jax.Array]:
-    """Makes a global batch from these rows."""
+    """Makes a global batch from the rows that this process supplies."""
     return {
       name: jax.make_array_from_process_local_data(self.sharding, rows, (self.padded(batch_size), *rows.shape[1:]))
       for name, rows in self.filled(host_batch, batch_size).items()

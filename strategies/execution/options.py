@@ -12,7 +12,7 @@ First, options for the training step. docs/explain.md shows what remains exposed
   the recipes of github.com/AI-Hypercomputer/tpu-recipes. `SPARSE_CORES` moves collectives to cores of their own, which
   v5p, v6e and TPU7x have.
 
-They are passed with the program, not in XLA_FLAGS. So other options in the user's environment stay as they are.
+The options are passed with the program, not in XLA_FLAGS. So other options in the user's environment stay as they are.
 
 Second, whether gradients that are scattered are left to the compiler (`scatters`).
 """
@@ -71,7 +71,7 @@ SPARSE_CORES: Options = {
 _TORUS_2D: Options = {f"{_OFFLOAD}_2d_all_gather": True}
 _TORUS_3D: Options = {f"{_OFFLOAD}_3d_all_gather": True}
 
-# For layouts that share experts: rows travel beside kernels. In `long_context`, gathers waited longer than it saved.
+# For layouts that share experts: rows travel beside kernels. In `long_context`, gathers waited longer than this saved.
 EXPERTS: Options = {"xla_tpu_enable_async_all_to_all": True}
 
 # By the beginning of `jax.Device.device_kind`; the longest match counts.
@@ -86,8 +86,8 @@ TPUS: dict[str, Options] = {
 def options(choice: str, device: jax.Device, layout: Layout) -> Options:
   """The options of one of CHOICES for a device and a resolved layout.
 
-  TPUs have some for layouts that split the optimizer's state (as those do that split weights over the batch's axes),
-  products or experts. With others, such as data_parallel and pipeline, nothing was gained.
+  TPUs have some for layouts that split the optimizer's state (as all do that split weights over the batch's axes),
+  products or experts. With other layouts, such as data_parallel and pipeline, nothing was gained.
   """
   if choice == "recommended" and device.platform == "gpu":
     is_fsdp = layout.axes("embed") and layout.axes("embed") == layout.axes("batch") and not layout.axes("layers")

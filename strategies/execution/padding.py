@@ -28,7 +28,7 @@ class Stored:
 
   Attributes:
     dims: the names of the dimensions of each array, in the same tree.
-    shapes: their shapes without padding, and their dtypes, in the same tree.
+    shapes: the arrays' shapes without padding, and their dtypes, in the same tree.
     axes: pads only for the pieces along these mesh axes; None: along all.
   """
 
@@ -67,7 +67,7 @@ def pad(layout: Layout, x: jax.Array, dims: Dims) -> jax.Array:
 
 
 def cut(layout: Layout, x: jax.Array, dims: Dims, shape: Shape) -> jax.Array:
-  """An array of this shape, from one that is stored."""
+  """An array of this shape, cut from a stored array."""
   return _placed(layout, x, dims, shape)
 
 

@@ -29,7 +29,7 @@ class Pmapped(Runner):
     return [Limit("optimizer.on_host", True, why, "strategy='data_parallel'")] if optimizer.on_host else []
 
   def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
-    # Summed before they are rounded to the dtype of the weights, as under other strategies.
+    # Gradients are summed before they are rounded to the dtype of the weights, as under other strategies.
     wide = lambda w, used: w.astype(jnp.promote_types(w.dtype, used))
     weights = jax.tree.map(wide, params, used_dtypes(self.program.sizes))
     sums, gradients = jax.lax.psum(self.program.gradient_sums(weights, batch, step), "data")

@@ -56,7 +56,7 @@ class Runner:
 
   Attributes:
     fallbacks: the limits because of which the program is not quite the one that was asked for.
-    schedule: the pipeline's; None without one.
+    schedule: the pipeline's schedule; None without a pipeline.
     microbatches: the parts into which the runner itself splits an accumulation part.
     described: what the start-up line says of the runner; "" if nothing.
   """
@@ -71,16 +71,16 @@ class Runner:
 
   @staticmethod
   def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
-    """What this runner cannot do of such a program under a layout."""
+    """What this runner cannot do with such a model and optimizer under a layout."""
     return []
 
   @property
   def sharding(self) -> Constraints:
-    """Where arrays are outside a `shard_map`."""
+    """Says where arrays are outside a `shard_map`."""
     return Constraints.outside(self.layout, self.transfers)
 
   def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
-    """Sums over the global batch, and the gradient of the summed loss in what is trained, stored as the state is."""
+    """Sums over the global batch, and the summed loss's gradient in the trained parameters, stored as the state is."""
     raise NotImplementedError
 
   def eval_sums(self, params: Params, batch: Batch) -> Sums:
@@ -102,7 +102,7 @@ class Runner:
 def within_limits(sizes: ModelSizes, found: Sequence[Limit]) -> ModelSizes:
   """The model with the values that run in place of those that a runner cannot use.
 
-  Raises ConfigError if there is none for a value.
+  Raises ConfigError if no value can run in place of one of them.
   """
   for limit in found:
     if limit.instead is None:

@@ -33,8 +33,8 @@ class Strategy:
     shapes: the state's shapes without padding (padding.py). The states that methods take and return have padding.
     stored: how parameters are stored.
     transfers: what moves between devices in a step.
-    schedule: the pipeline's; None without one.
-    compiler_options: those of the training step (options.py).
+    schedule: the pipeline's schedule; None without a pipeline.
+    compiler_options: the compiler's options for the training step (options.py).
   """
 
   def __init__(self, runner: Runner, mesh: Mesh | AbstractMesh, compiler_options: dict[str, Any] | None = None):
@@ -143,7 +143,7 @@ class Strategy:
       return self._eval_step(state.params, batch)
 
   def gradients(self, state: TrainState, batch: Batch) -> tuple[Metrics, Params]:
-    """The mean loss and its gradient in what is trained, before clipping. It is sharded like the parameters."""
+    """The mean loss and its gradient in the trained parameters, before clipping, sharded like the parameters."""
     with on_mesh(self.mesh):
       return self._gradients(state, batch)
 
@@ -177,7 +177,7 @@ class Strategy:
   def check_batch(self, field: str, batch_size: int, accumulation: int = 1) -> None:
     """Raises ConfigError unless a global batch splits into its parts, and fills half of the rows that devices compute.
 
-    Devices need not divide it: rows that are no examples are added, which do not count.
+    Devices need not divide the batch: rows that are not examples are added, and do not count.
     """
     parts = {"accumulation": accumulation, "pipeline.microbatches": self.runner.microbatches}
     unit, devices = math.prod(parts.values()), self.layout.shards("batch")
@@ -195,7 +195,7 @@ class Strategy:
       )
 
   def rows_computed(self, batch_size: int, accumulation: int = 1) -> int:
-    """How many rows all devices compute for a batch; more than it has examples if they do not divide it."""
+    """How many rows all devices compute for a batch; more than its examples if the devices do not divide these."""
     parts, devices = accumulation * self.runner.microbatches, self.layout.shards("batch")
     return -(-batch_size // (devices * parts)) * devices * parts
 

@@ -31,7 +31,7 @@ class Transfers:
   parts: int  # accumulation parts × microbatches, which a device runs one after another
   gather: str  # the config's field, one of GATHER
   gathered_each_part: Annotated[Axes, "weights gathered for each part of the batch"]  # forward, and again backward
-  gathered_once: Annotated[Axes, "weights gathered once a step"]  # and kept whole until its end
+  gathered_once: Annotated[Axes, "weights gathered once a step"]  # and kept whole until the step ends
   scattered_each_part: Annotated[Axes, "gradients scattered after each part of the batch"]
   scattered_once: Annotated[Axes, "gradients scattered once a step"]
   reduced_each_part: Annotated[Axes, "gradients all-reduced after each part of the batch"]
@@ -48,9 +48,9 @@ class Transfers:
        the end of the step. They cannot wait if each part scatters its gradients over all axes of the batch. And by
        hand, no part can scatter the gradients of whole weights: JAX has no gradient that is smaller than its weight.
        Devices that share positions or experts always sum by hand: left to the compiler, attention would send far more
-       than it says (models/ops/context.py).
+       than models/ops/context.py says.
     3. What is gathered and scattered for each part, or once.
-    4. What is left to be all-reduced: the axes along which devices hold the same piece of the sum.
+    4. Along which axes gradients are left to be all-reduced: devices hold the same piece of the sum along these.
 
     An expert's gradients are summed over the axes of the batch that do not split experts; those of all other weights,
     over all axes of the batch.

@@ -29,11 +29,11 @@ def lion(settings: "Optimizer", dims: Tree, dtype: str) -> Rule:
 
 
 def sgd(settings: "Optimizer", dims: Tree, dtype: str) -> Rule:
-  """Gradient descent with momentum: each step adds the gradient to what is left of the sum before."""
+  """Gradient descent with momentum: the update is the gradient plus `momentum` times the update before."""
   return Rule(optax.trace(settings.momentum), optax.TraceState(dims))
 
 
 OPTIMIZERS: dict[str, Callable[["Optimizer", Tree, str], Rule]] = {
   optimizer.__name__: optimizer for optimizer in (adamw, muon, adafactor, lion, sgd)
 }
-ELEMENTWISE = ("adamw", "lion", "sgd")  # the update of a number needs no other: they can update a weight in parts
+ELEMENTWISE = ("adamw", "lion", "sgd")  # they update each number by itself, so a weight can be updated in parts

@@ -25,7 +25,7 @@ LARGEST = 1.0  # root mean square of an update
 
 
 class FactoredState(NamedTuple):
-  """The moments of each weight: for a matrix the means of its rows and columns, for a norm's scale all of them."""
+  """The moments of each weight: for a matrix the means of its rows and columns, for a norm's scale every number."""
 
   step: Any
   moments: Tree
@@ -56,7 +56,7 @@ def adafactor(settings: "Optimizer", dims: Tree, dtype: str) -> Rule:
 
 
 def _kept(dims: Dims) -> dict[str, tuple[int, ...]]:
-  """For each moment of a weight, the dimensions of the weight that it has."""
+  """For each moment of a weight, the dimensions of the weight that the moment keeps."""
   lead, found = _lead(dims), sides(dims)
   if found is None:
     return {"all": tuple(range(len(dims)))}

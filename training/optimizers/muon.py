@@ -26,7 +26,7 @@ TINY = 1e-8  # added to the size of a matrix
 
 
 class MuonState(NamedTuple):
-  """The momentum of the blocks' matrices, and Adam's moments of all other weights. The others are None in each."""
+  """The momentum of the blocks' matrices, and Adam's moments of all other weights. Each has None for the rest."""
 
   momentum: Any
   adam: Any
@@ -59,14 +59,14 @@ def is_orthogonal(dims: Dims) -> bool:
 
 
 def _chosen(dims: Tree, wanted: bool, tree: Tree) -> Tree:
-  """The tree without the weights that are not wanted: the blocks' matrices, or all others."""
+  """The tree with only the blocks' matrices, or if not `wanted`, all other weights; None in place of the rest."""
   return jax.tree.map(lambda names, x: x if is_orthogonal(names) is wanted else None, dims, tree, is_leaf=is_dims)
 
 
 def orthogonal(x: jax.Array, dims: Dims, dtype: str, sharding: Sharding) -> jax.Array:
   """Makes each matrix of a stacked weight orthogonal, and gives it the size of AdamW's updates.
 
-  Devices hold pieces of matrices. They exchange them, and compute, in `dtype`.
+  Devices hold pieces of matrices. They exchange these pieces, and compute, in `dtype`.
   """
   made = sharding.by_layer(functools.partial(_newton_schulz, dims=dims), x.astype(dtype), dims)
   return RMS * math.sqrt(max(_sizes(x, dims))) * made.astype(x.dtype)

@@ -49,7 +49,7 @@ def _rounded(tree: Tree, dtype: jnp.dtype, key: jax.Array) -> Tree:
 
 
 def rounded_at_random(x: jax.Array, key: jax.Array) -> jax.Array:
-  """Rounds float32 to one of the two nearest numbers of bfloat16. The nearer it is, the likelier."""
+  """Rounds float32 to one of the two nearest numbers of bfloat16. The nearer number is the likelier."""
   return _carried(x, _bits(x) + jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32))
 
 
@@ -67,7 +67,7 @@ def words_of_keys(weights: Tree, key: jax.Array) -> Tree:
 
 
 def rounded_as(old: jax.Array, new: jax.Array, words: jax.Array) -> jax.Array:
-  """The new weight in float32, as the old one is stored: in bfloat16 rounded at random, by `words_of_keys`."""
+  """The new weight, given in float32, in the dtype of the old one: in bfloat16 rounded at random (`words_of_keys`)."""
   return _carried(new, _bits(new) + hashed(words, new.shape)) if old.dtype == jnp.bfloat16 else new
 
 

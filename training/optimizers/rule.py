@@ -11,7 +11,7 @@ Tree = Any  # nested dicts as those of the parameters
 
 
 class Rule(NamedTuple):
-  """An optimizer, without what all have in common: clipping, weight decay and the learning rate.
+  """An optimizer, without what all optimizers have in common: clipping, weight decay and the learning rate.
 
   Attributes:
     transform: turns gradients into updates. Its `update` may take two more arguments by name: `key`, a random key of
@@ -20,8 +20,8 @@ class Rule(NamedTuple):
       optimizer's state; `()` is a number, which every device holds.
     by_layer: whether the update of a weight with these dimensions needs whole matrices (`Sharding.by_layer`).
     flops: FLOPs of this update, for one matrix of so many rows and columns.
-    sums: the sums over a weight with these dimensions that its update needs, and devices make together if it is in
-      pieces: the numbers of the dimensions that each sum keeps, and of those that it adds up.
+    sums: the sums over a weight with these dimensions that its update needs, and devices make together if the weight
+      is in pieces. For each sum, the numbers of the dimensions that it keeps, and of those that it adds up.
   """
 
   transform: optax.GradientTransformation

@@ -1,7 +1,7 @@
 """Pipeline schedules: the order in which each stage runs its units, and the tick at which each unit runs.
 
-In a tick, a stage runs at most one forward unit and then at most one backward unit, so neither has to wait for the
-other kind on another stage. A schedule is defined by the order in which each stage runs its units (`ORDERS`). `build`
+In a tick, a stage runs at most one forward unit and then at most one backward unit, so neither kind has to wait for the
+other on another stage. A schedule is defined by the order in which each stage runs its units (`ORDERS`). `build`
 simulates these orders tick by tick: units run as soon as their inputs have arrived. `schedule.write` makes a table of
 the result, stage.py runs it, and lab/analysis/timeline.py draws it. No JAX is used here.
 """
@@ -90,7 +90,7 @@ def build(order: Order, stages: int, microbatches: int, chunks: int = 1) -> Sche
 
 
 def with_weights(ticks: dict[tuple[int, Unit], int], stages: int, microbatches: int) -> dict[tuple[int, Unit], int]:
-  """Adds a weight unit for each backward unit, at its tick or later.
+  """Adds a weight unit for each backward unit, at the same tick or later.
 
   A stage may hold the residuals of as many microbatches as under 1f1b. So some weight units must run before the next
   forward unit. All must run by the last tick. A tick lasts as long as what must run in it on the busiest stage, if

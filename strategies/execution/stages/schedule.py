@@ -89,9 +89,8 @@ class Schedule:
   def idle_time(self, backward: float = 2.0) -> float:
     """The bubble: the share of time in which stages wait, if a backward unit takes `backward` times a forward unit.
 
-    With weight units, both they and the backward units take as long without the other's products: `backward` - 1. Each
-    repeats what remat repeats. Neighbours exchange in each tick, so a tick lasts as long as the work of its busiest
-    stage.
+    Weight units and backward units each leave out the other's products, and so take `backward` - 1. Each repeats what
+    remat repeats. Neighbours exchange in each tick, so a tick lasts as long as the work of its busiest stage.
     """
     each = (1.0, backward - 1, backward - 1) if self.splits else (1.0, backward, 0.0)
     work = np.sum([time * self.table[kind]["runs"] for kind, time in zip(KINDS, each, strict=True)], axis=0)
@@ -104,7 +103,7 @@ class Schedule:
 
   @functools.cached_property
   def phases(self) -> tuple[Phase, ...]:
-    """At most three: before the first backward unit, until the last forward unit, and after it."""
+    """At most three phases: before the first backward unit, until the last forward unit, and after it."""
     if not self.table[BACKWARD]["runs"].any():
       return (self._phase(0, self.ticks),)
     forward, backward = (np.flatnonzero(self.table[kind]["runs"].any(axis=1)) for kind in (FORWARD, BACKWARD))  # ticks
@@ -113,7 +112,7 @@ class Schedule:
     return tuple(self._phase(a, b) for a, b in zip(cuts, cuts[1:], strict=False))
 
   def _phase(self, first: int, end: int) -> Phase:
-    """The phase of these ticks. A route is in it if in one of the ticks a stage needs what arrives by it."""
+    """The phase of these ticks. It has a route if in one of the ticks a stage needs what arrives by the route."""
     units = tuple(kind for kind in KINDS if self.table[kind]["runs"][first:end].any())
     routes = {}
     for what, step in (("activation", 1), ("cotangent", -1)):
@@ -168,7 +167,7 @@ def write(ticks: dict[tuple[int, Unit], int], stages: int, chunks: int, microbat
 
 
 def _lives(uses: dict[tuple[int, Unit], _Use], stages: int, chunks: int) -> dict[tuple[str, int], list[list[_Use]]]:
-  """For each (what, stage), the uses of each of these values: the first one writes it."""
+  """For each kind of value and stage, the uses of each value: the first use writes it, the others read it."""
   lives: dict[tuple[str, int], list[list[_Use]]] = {}
   for (stage, unit), use in uses.items():
     if unit.kind == WEIGHTS:
@@ -192,7 +191,7 @@ def _lives(uses: dict[tuple[int, Unit], _Use], stages: int, chunks: int) -> dict
 def _give_slots(
   table: dict[str, dict[str, np.ndarray]], lives: dict[tuple[str, int], list[list[_Use]]]
 ) -> dict[str, int]:
-  """Writes slots into the table. A value has one from the moment it arrives to its last read. Returns their number."""
+  """Writes slots into the table. A value has a slot from its arrival to its last read. Returns the numbers of slots."""
   given: dict[str, list[tuple[_Use, int, int]]] = {what: [] for what in WAITS}  # (use, stage, slot)
   slots = dict.fromkeys(WAITS, 0)
   for (what, stage), values in lives.items():

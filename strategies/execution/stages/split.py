@@ -24,7 +24,7 @@ CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "cus
 VIEWS = {"reshape", "transpose", "squeeze"}  # they are as large as their operands, which are kept instead
 
 Env = dict[Var, Any]
-Kept = tuple[list[jax.Array], dict[int, Any]]  # values, and for each scan its own, stacked
+Kept = tuple[list[jax.Array], dict[int, Any]]  # the kept values, and for each scan those that it keeps, stacked
 
 
 def split_backward(
@@ -67,8 +67,8 @@ class _Plan:
 
   Attributes:
     moving: the values that depend on the cotangent.
-    delayed: those of them that are late.
-    kept: those that are early, and that late values are computed from.
+    delayed: the moving values that are late.
+    kept: the moving values that are early, and from which late values are computed.
     scans: the plans of the bodies of scans that are early and late in part, by the number of their equation.
   """
 
@@ -128,7 +128,7 @@ class _Plan:
     scan: Callable[[int, JaxprEqn, list[Any]], list[Any]],
     reads: Callable[[JaxprEqn], list[Any]],
   ) -> list[Any]:
-    """Computes the wanted values, and only what they need. `scan` runs a scan that is split; it reads `reads`."""
+    """Computes the wanted values, and only what they need. `scan` runs a scan that is split, which reads `reads`."""
     jaxpr = self.closed.jaxpr
     known = known | dict(zip(jaxpr.constvars, self.closed.consts, strict=True))
     needs, chosen = {v for v in variables(wanted) if v not in known}, []
@@ -164,7 +164,7 @@ def _plan(closed: ClosedJaxpr, moving: set[Var], first: list[Var], second: list[
     if not needs & set(equation.outvars):
       if delayed & set(variables(equation.invars)) or has_product(equation):
         delayed |= set(equation.outvars)
-    elif equation.primitive.name in CALLS:  # of `unsplit`: it runs again
+    elif equation.primitive.name in CALLS:  # a call of `unsplit`: it runs again
       delayed |= set(equation.outvars) - needs
     elif equation.primitive.name == "scan":
       body = equation.params["jaxpr"].jaxpr
@@ -191,7 +191,7 @@ def _plan(closed: ClosedJaxpr, moving: set[Var], first: list[Var], second: list[
 
 
 def flatten(closed: ClosedJaxpr) -> ClosedJaxpr:
-  """The same without calls inside, except those of `unsplit`; also in the bodies of scans."""
+  """The same jaxpr without calls inside, except those of `unsplit`; also in the bodies of scans."""
 
   def evaluate(jaxpr: Jaxpr, consts: Iterable[Any], args: Iterable[Any]) -> list[Any]:
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -220,7 +220,7 @@ def bind(equation: JaxprEqn, values: list[Any], **changed: Any) -> list[Any]:
 
 
 def scan_as(equation: JaxprEqn, step: Callable, carry: Any, xs: Any) -> Any:
-  """A scan of `step` that is as long as this one, in the same direction."""
+  """A scan of `step` with the length and the direction of the equation's scan."""
   names = ("length", "reverse", "unroll")
   return jax.lax.scan(step, carry, xs, **{name: equation.params[name] for name in names})
 
@@ -236,7 +236,7 @@ def scan_operands(equation: JaxprEqn, of: list[Any], outputs: bool = False) -> t
 
 
 def has_product(equation: JaxprEqn) -> bool:
-  """Whether it is a matrix product or contains one."""
+  """Whether an equation is a matrix product or contains one."""
   inside = (inner for jaxpr in jaxprs_in_params(equation.params) for inner in jaxpr.eqns)
   return equation.primitive.name in PRODUCTS or any(map(has_product, inside))
 

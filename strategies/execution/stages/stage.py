@@ -50,7 +50,7 @@ class Carry(NamedTuple):
   to_next: jax.Array  # the latest activation
   to_previous: jax.Array  # the latest cotangent
   sums: Sums
-  gradients: Params  # summed so far, of what is trained of `Stage.params`; {} in evaluation
+  gradients: Params  # of the trained `Stage.params`, summed so far; {} in evaluation
 
 
 class Pullback(NamedTuple):
@@ -58,7 +58,7 @@ class Pullback(NamedTuple):
 
   Attributes:
     whole: (fixed, cotangent) → the gradients of the trained weights, and the cotangent of the input.
-    early, late: the same in two halves (split.py), if the schedule has weight units. (fixed, cotangent) → the cotangent
+    early, late: `whole` in two halves (split.py), if the schedule has weight units. (fixed, cotangent) → the cotangent
       of the input, and what it keeps; (fixed, kept) → the gradients of the weights.
   """
 
@@ -75,7 +75,7 @@ class Stage:
   schedule: Schedule
   sharding: Constraints
   index: jax.Array  # the stage's number
-  params: Params  # "blocks" [chunks, layers of a chunk, ...]; the others are for the first and the last stage
+  params: Params  # "blocks" [chunks, layers of a chunk, ...]; other entries are for the first and the last stage
   batch: Batch  # [microbatches, b, ...]
   step: jax.Array | None
 
@@ -94,7 +94,7 @@ class Stage:
     return carry._replace(sums=sums, gradients=carry.gradients | edges)
 
   def tick(self, number: int, pullback: Pullback, carry: Carry, rows: Rows) -> tuple[Carry, None]:
-    """One tick of a phase. Cotangents travel while the forward unit runs, activations while the others do."""
+    """One tick of a phase. Cotangents travel while the forward unit runs, activations while other units do."""
     phase, arrivals = self.schedule.phases[number], rows["arrivals"]
     send = lambda what, x: jax.lax.ppermute(x, "stage", phase.routes[what]) if what in phase.routes else None
     run = lambda kind, work, carry: repeat(f"{kind}_{number}", rows[kind]["runs"], work, rows[kind], carry)
@@ -298,7 +298,7 @@ class Stage:
 
 
 def edges_of(params: Params) -> Params:
-  """The entries outside the blocks."""
+  """The entries of parameters outside the blocks."""
   return {name: entry for name, entry in params.items() if name != "blocks"}
 
 

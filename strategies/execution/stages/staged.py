@@ -85,7 +85,7 @@ class Staged(ByHand):
   @staticmethod
   def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
     found = []
-    if sizes.remat == "offload":  # the TPU compiler fails on such slots in the host's memory (libtpu 0.0.42)
+    if sizes.remat == "offload":  # the TPU compiler fails on slots in the host's memory (libtpu 0.0.42)
       why = "the stages of a pipeline keep what they save in slots on the device"
       found.append(Limit("model.remat", "offload", why, "'full'"))
     layers = sizes.stacks[-1].layers
@@ -180,7 +180,7 @@ def check_compiler(layout: Layout, sizes: ModelSizes, platform: str) -> None:
   """Raises ConfigError if the compiler of this platform is known to fail on such stages."""
   shared = shared_axes(layout)
   if platform == "tpu" and sizes.experts and shared and jax.__version_info__ < (0, 12):
-    # Its partitioner forgets, in a function that is called several times, which axes are manual around the call.
+    # In a function with several calls, the compiler's partitioner forgets which axes are manual around a call.
     axis = shared[0]
     raise ConfigError(
       f"model.experts={sizes.experts.count} is not possible in stages that mesh.{axis}={layout.mesh[axis]} splits, "
@@ -189,12 +189,12 @@ def check_compiler(layout: Layout, sizes: ModelSizes, platform: str) -> None:
 
 
 def each_has_layers(stages: int, depth: int) -> bool:
-  """Whether no stage is empty if each but the last has equally many layers, and the last what is left."""
+  """Whether no stage is empty if each but the last has equally many layers, and the last one the rest."""
   return -(-depth // -(-depth // stages)) == stages
 
 
 def check_depth(schedule: str, stages: int, chunks: int, named: str, depth: int, devices: int = 0) -> None:
-  """Raises ConfigError if a stage has no layer, or fewer than others under a schedule that needs as many.
+  """Raises ConfigError if a stage has no layer, or fewer than others under a schedule that needs equally many.
 
   Args:
     named: the field of the config that gives the depth.
