@@ -31,9 +31,9 @@ def lookup(table: jax.Array, ids: jax.Array, sharding: Sharding) -> jax.Array:
 def summed_in_float32(table: jax.Array, ids: jax.Array, sharding: Sharding) -> jax.Array:
   """`lookup` in a table in bfloat16.
 
-  An id's gradient is the sum over all places where it stands. Bfloat16 has 8 significant bits, so there a sum of 1,024
-  equal numbers stops at half of it. So each device adds up its own tokens in float32. Like the gradients of other
-  weights, its sum is rounded once, and then added to those of other devices.
+  An id's gradient is the sum over all places where it stands. Bfloat16 has 8 significant bits, so a sum of 1,024 equal
+  numbers stops at about a third of the result. So each device adds up its own tokens in float32. Like the gradients of
+  other weights, its sum is rounded once, and then added to those of other devices.
   """
   vocab, width = table.shape
 
