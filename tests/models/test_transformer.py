@@ -253,8 +253,7 @@ def test_every_layer_draws_its_own_dropout():
   same = jax.tree.map(lambda w: np.stack([w[0], w[0]]), jax.device_get(params["blocks"]))
   model = parameters.bind(sizes, params | {"blocks": same})
   x, keys = normal(1, 8, sizes.width), jax.random.key(2)[None]
-  side = model.side_inputs(8, keys=keys)
-  run = jax.jit(lambda first: model.run_stack("blocks", x, side, first_layer=first)[0])
+  run = jax.jit(lambda first: model.run_stack("blocks", x, model.side_inputs(8, keys=keys), first_layer=first)[0])
   both, later = (np.asarray(run(first)) for first in (0, 1))
   assert (both != later).any()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import model_folders
 import numpy as np
 import pytest
@@ -87,8 +86,8 @@ def test_log_likelihoods_need_no_logits_of_all_positions(monkeypatch: pytest.Mon
   runner, params = model_folders.loaded("llama")
   model, random = bind(runner.program.sizes, params), np.random.default_rng(0)
   tokens, counted = random.integers(0, 64, (2, 12)), random.integers(0, 2, (2, 12)).astype(bool)
-  found = jax.jit(generate.TextWriter(model).log_likelihoods)(jnp.asarray(tokens), jnp.asarray(counted))
-  logits = np.asarray(model(jnp.asarray(tokens[:, :-1])), np.float64)
+  found = jax.jit(generate.TextWriter(model).log_likelihoods)(tokens, counted)
+  logits = np.asarray(jax.jit(lambda tokens: model(tokens))(tokens[:, :-1]), np.float64)
   likelihoods = np.take_along_axis(logits, tokens[:, 1:, None], axis=2)[..., 0] - np.log(np.exp(logits).sum(axis=2))
   assert found == pytest.approx((likelihoods * counted[:, 1:]).sum(axis=1), rel=1e-5)
 
