@@ -76,7 +76,7 @@ class TextWriter(NamedTuple):
   """Writes texts.
 
   Attributes:
-    run_blocks: replaces the function `run_blocks`, for a strategy that runs the blocks in its own way.
+    run_blocks: replaces `run_cached`, for a strategy that runs the blocks in its own way.
   """
 
   model: Transformer
@@ -146,7 +146,7 @@ class TextWriter(NamedTuple):
   def _run(self, x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
     if self.run_blocks:
       return self.run_blocks(x, cache, start)
-    return run_blocks(self.model, x, cache, start, self.sharding)
+    return run_cached(self.model, x, cache, start, self.sharding)
 
 
 def empty_cache(sizes: ModelSizes, batch: int, length: int) -> Cache:
@@ -155,7 +155,7 @@ def empty_cache(sizes: ModelSizes, batch: int, length: int) -> Cache:
   return Cache(zeros, zeros)
 
 
-def run_blocks(
+def run_cached(
   model: Transformer,
   x: jax.Array,  # [B, T, D]
   cache: Cache,  # [L, B, K, S, H] each

@@ -45,8 +45,8 @@ class Input(Protocol):
   """
 
   sizes: "ModelSizes"
-  coordinates: int
-  is_image: bool
+  coordinates: int = 1
+  is_image: bool = False
 
   def __init__(self, sizes: "ModelSizes"):
     self.sizes = sizes
@@ -56,6 +56,7 @@ class Input(Protocol):
 
   def positions(self) -> int:
     """The length T of the sequence that the blocks process."""
+    return self.sizes.seq_len
 
   def unit(self) -> tuple[str, int]:
     """The unit of throughput ("tokens", "images" or "examples"), and how many units an example holds."""
@@ -78,6 +79,7 @@ class Input(Protocol):
 
   def locate(self, index: jax.Array) -> jax.Array:
     """The coordinates [..., C] of the positions numbered `index` [...]."""
+    return index[..., None]
 
   def embedding_products(self) -> int:
     """How many weights multiply each position in the embedding; 0 for a lookup."""
@@ -87,13 +89,8 @@ class Input(Protocol):
 class Tokens(Input):
   """Token ids [B, T]."""
 
-  coordinates, is_image = 1, False
-
   def check(self) -> None:
     check_known("vocab_size", self.sizes.vocab_size)
-
-  def positions(self) -> int:
-    return self.sizes.seq_len
 
   def unit(self) -> tuple[str, int]:
     return "tokens", self.sizes.seq_len
@@ -114,8 +111,29 @@ class Tokens(Input):
     rows_of = summed_in_float32 if table.dtype == "bfloat16" else lookup
     return sharding.split_sequence(rows_of(table, x, sharding))
 
-  def locate(self, index: jax.Array) -> jax.Array:
-    return index[..., None]
+
+class Vectors(Input):
+  """Vectors [B, T, F], each times the embedding [F, D]."""
+
+  @property
+  def columns(self) -> int:
+    """The length F of a vector."""
+    raise NotImplementedError
+
+  def vectors(self, x: jax.Array) -> jax.Array:
+    """The vectors of a prepared input."""
+    return x
+
+  def embedding(self) -> tuple[tuple[int, ...], Dims, float]:
+    return (self.columns, self.sizes.width), (None, "embed"), self.columns**-0.5
+
+  def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
+    # Each device embeds its own positions. So this is not a `linear`, which would join batch and positions.
+    flat = own(self.vectors(x), sharding).astype(table.dtype)
+    return sharding.activation(flat @ table, "batch", "sequence", None)
+
+  def embedding_products(self) -> int:
+    return self.columns * self.sizes.width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +172,7 @@ class ImageSizes:
       )
 
 
-class Images(Input):
+class Images(Vectors):
   """Square images with any number of channels, cut into patches."""
 
   coordinates, is_image = 2, True
@@ -189,30 +207,26 @@ class Images(Input):
     mean, std = self.images.pixel_mean or (0.0,) * channels, self.images.pixel_std or (1.0,) * channels
     return (x / 255.0 - jnp.array(mean)) / jnp.array(std)
 
-  def embedding(self) -> tuple[tuple[int, ...], Dims, float]:
-    patch = self.images.patch_size**2 * self.images.channels
-    return (patch, self.sizes.width), (None, "embed"), patch**-0.5
+  @property
+  def columns(self) -> int:
+    return self.images.patch_size**2 * self.images.channels
 
-  def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
-    return embedded(table, patches(x, self.images.patch_size), sharding)
+  def vectors(self, x: jax.Array) -> jax.Array:
+    return patches(x, self.images.patch_size)
 
   def locate(self, index: jax.Array) -> jax.Array:
     return jnp.stack([index // self.side, index % self.side], axis=-1)
 
-  def embedding_products(self) -> int:
-    return math.prod(self.embedding()[0])
 
-
-class Features(Input):
+class Features(Vectors):
   """Sequences of vectors of any numbers, such as the spectra of a sound: [B, T, F] in float32, as they are."""
-
-  coordinates, is_image = 1, False
 
   def check(self) -> None:
     check_known("features", self.sizes.features)
 
-  def positions(self) -> int:
-    return self.sizes.seq_len
+  @property
+  def columns(self) -> int:
+    return self.sizes.features
 
   def unit(self) -> tuple[str, int]:
     return "examples", 1
@@ -222,26 +236,6 @@ class Features(Input):
 
   def select(self, batch: dict[str, jax.Array]) -> jax.Array:
     return batch["features"]
-
-  def embedding(self) -> tuple[tuple[int, ...], Dims, float]:
-    return (self.sizes.features, self.sizes.width), (None, "embed"), self.sizes.features**-0.5
-
-  def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
-    return embedded(table, x, sharding)
-
-  def locate(self, index: jax.Array) -> jax.Array:
-    return index[..., None]
-
-  def embedding_products(self) -> int:
-    return math.prod(self.embedding()[0])
-
-
-def embedded(table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
-  """Vectors [B, T, F] times a table [F, D] → [B, T, D], the residual stream.
-
-  Each device embeds its own positions. So this is not a `linear`, which would join batch and positions.
-  """
-  return sharding.activation(own(x, sharding).astype(table.dtype) @ table, "batch", "sequence", None)
 
 
 def check_known(name: str, value: int) -> None:

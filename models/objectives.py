@@ -30,7 +30,7 @@ class Objective(Protocol):
     ahead: how many tokens past the input the targets reach.
     measures: what is reported beside the loss: a name, and the sum that is divided by the count of predictions.
     sums: the dtypes of the sums beside loss and count.
-    numbers: how many predictions of an example are counted, for an example that has one of a fixed size.
+    numbers: how many numbers of an example count as predictions. Not for causal objectives, where texts differ.
   """
 
   sizes: "ModelSizes"

@@ -66,7 +66,7 @@ class Program:
 
   def __post_init__(self) -> None:
     positive("accumulation", self.accumulation)
-    if self.by_position and self.sizes.predicts.ahead == 0:
+    if self.by_position and not self.sizes.predicts.causal:
       raise ConfigError(
         f"eval_by_position=True is for the next token, but model.objective={self.sizes.objective!r}; set it to False"
       )

@@ -26,7 +26,7 @@ class Targets(NamedTuple):
   position: jax.Array | None = None
 
 
-Sums = dict[str, jax.Array]  # "loss", "correct" and "count", summed over predictions
+Sums = dict[str, jax.Array]  # "loss" and "count", and what `Objective.sums` names, summed over predictions
 BY_POSITION = ("loss", "count")  # the sums that may also be made by position, as NAME_by_position
 
 LOGITS = 1 << 24  # logits that a device has in one chunk: 64 MiB in float32

@@ -28,8 +28,9 @@ class Evaluator:
     self._shares = turns / turns.sum()
 
   def __call__(self, state: TrainState, stop: Callable[[], bool] = lambda: False) -> dict[str, float]:
-    """Returns `loss`; with one prediction for an example also what its objective measures, such as `accuracy`, and
-    `examples`; for a text model `bits_per_byte`.
+    """Returns `loss` and what the objective measures, such as `accuracy`.
+
+    Also `examples`, if the model predicts something for each example, or `bits_per_byte` of a text model.
 
     With `eval_by_position` also `loss_at/P` for P = 1, 2, 4, ...: the mean over the positions in their texts up to P,
     from 1, that no smaller P has.
@@ -47,7 +48,7 @@ class Evaluator:
     predicts = self.strategy.program.sizes.predicts
     found |= {name: np.array([s[summed] / s["count"] for s in sums]) for name, summed in predicts.measures.items()}
     values = {name: float(self._shares @ each) for name, each in found.items()}
-    if predicts.measures:
+    if not predicts.causal:
       values["examples"] = sum(s["count"] for s in sums) / predicts.numbers
     elif (per_token := self._bytes_per_token()) is not None:
       found["bits_per_byte"] = losses / math.log(2) / per_token

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError, not_negative, one_of, positive
-from models.generate import Sampling, TextWriter, run_blocks
+from models.generate import Sampling, TextWriter, run_cached
 from models.ops.attention import Cache
 from models.ops.workarounds import sum_in_dtype
 from models.parameters import bind
@@ -136,7 +136,7 @@ class Staged(ByHand):
 
         def work(start: jax.Array, carry: tuple) -> tuple:
           x, cache = carry
-          return run_blocks(model, x, cache, start, sharding.place(layers=None), only="blocks")
+          return run_cached(model, x, cache, start, sharding.place(layers=None), only="blocks")
 
         def turn(i: jax.Array, carry: tuple) -> tuple:
           x, cache = once("turn", index == i, work, start, carry)
@@ -163,7 +163,7 @@ class Staged(ByHand):
     def run(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
       """All stages run the dense blocks with which a mixture may begin. This copies the cache for each token."""
       before, own = (Cache(*(array[part] for array in cache)) for part in (slice(first), slice(first, None)))
-      x, new = run_blocks(model, x, before, start, sharding, only="dense_blocks")
+      x, new = run_cached(model, x, before, start, sharding, only="dense_blocks")
       x, own = in_turn(x, own, start)
       return x, Cache(*map(lambda *parts: jnp.concatenate(parts), new, own))
 
