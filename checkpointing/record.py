@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
@@ -51,6 +52,7 @@ RUN = (
   "strategy", "mesh", "gather", "sequence_parallel", "pipeline", "optimizer", "steps", "accumulation", "model",
   "data.augment", "eval_examples", "init_from",
 )  # fmt: skip
+GROUP = 1 << 26  # bytes of arrays whose digests one program computes
 REPORTED_CHANGES = (*RUN, *DATA)  # beginnings of the names of fields
 
 
@@ -216,10 +218,13 @@ def arrays(state: Any, own: Shapes | None = None) -> dict[str, list]:
   Args:
     own: the shapes of some without their padding (strategies/execution/padding.py), which counts for nothing.
   """
+  leaves = named(state)
+  cut = {name: (own or {}).get(name, list(x.shape)) for name, x in leaves}
   found = {}
-  for name, x in named(state):
-    shape = (own or {}).get(name, list(x.shape))
-    found[name] = [shape, str(x.dtype), f"{int(jax.device_get(_digest(x, tuple(shape)))):08x}"]
+  for group in _groups(leaves):
+    digests = _digests([x for _, x in group], tuple(tuple(cut[name]) for name, _ in group))
+    for (name, x), value in zip(group, jax.device_get(digests), strict=True):
+      found[name] = [cut[name], str(x.dtype), f"{int(value):08x}"]
   return found
 
 
@@ -229,14 +234,31 @@ def damaged(state: Any, saved: Record) -> str | None:
   return next((name for name, entry in found.items() if saved["arrays"].get(name) != entry), None)
 
 
-def _digest(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """The digest of one array. One program per shape compiles little, and one array at a time needs little memory.
+def _groups(leaves: list[tuple[str, Any]]) -> list[list[tuple[str, Any]]]:
+  """The leaves in groups, in order. Small arrays share a group, so that few programs are compiled; large ones do not,
+  because a digest may need as much memory as its array."""
+  groups, size = list[list[tuple[str, Any]]](), GROUP
+  for leaf in leaves:
+    size += leaf[1].nbytes
+    if size > GROUP:
+      groups.append([])
+      size = leaf[1].nbytes
+    groups[-1].append(leaf)
+  return groups
 
-  Await each digest before the next. XLA's CPU backend may hang on many small programs with collectives.
+
+def _digests(arrays: list[jax.Array], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
+  """The digests of a group of arrays, each cut to its shape.
+
+  Await them before those of the next group. XLA's CPU backend may hang on many small programs with collectives.
   """
-  return _jitted(NamedSharding(x.sharding.mesh, P()) if isinstance(x.sharding, NamedSharding) else None)(x, shape)
+  mesh = next((x.sharding.mesh for x in arrays if isinstance(x.sharding, NamedSharding)), None)
+  return _jitted(NamedSharding(mesh, P()) if mesh else None)(arrays, shapes)
 
 
 @functools.cache
 def _jitted(replicated: NamedSharding | None) -> jax.stages.Wrapped:
-  return jax.jit(lambda x, shape: digest(resized(x, shape)), static_argnums=1, out_shardings=replicated)
+  def digests(arrays: list[jax.Array], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
+    return jnp.stack([digest(resized(x, shape)) for x, shape in zip(arrays, shapes, strict=True)])
+
+  return jax.jit(digests, static_argnums=1, out_shardings=replicated)

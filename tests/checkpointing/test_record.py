@@ -13,7 +13,7 @@ from checkpointing import form, record
 
 
 def digest(x: np.ndarray) -> int:
-  return int(record._digest(jnp.asarray(x), np.shape(x)))
+  return int(record._digests([jnp.asarray(x)], (np.shape(x),))[0])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
@@ -68,11 +68,20 @@ def test_padding_of_a_stored_array_is_in_neither_shape_nor_digest():
   assert record.damaged({"w": stored.at[4, 1].set(0.0)}, {"arrays": expected}) == "w"
 
 
+def test_small_arrays_share_a_program_and_large_ones_do_not(monkeypatch: pytest.MonkeyPatch):
+  arrays = {name: jnp.arange(size, dtype=jnp.float32) for name, size in (("a", 4), ("b", 4), ("c", 300), ("d", 4))}
+  expected = record.arrays(arrays)
+  monkeypatch.setattr(record, "GROUP", 1000)
+  names = [[name for name, _ in group] for group in record._groups(record.named(arrays))]
+  assert names == [["a", "b"], ["c"], ["d"]]
+  assert record.arrays(arrays) == expected
+
+
 def test_a_digest_moves_no_array():
   """Each device computes the digest of its shards. The only collectives are sums."""
   state = initial_state(strategy("two_d", program(model__depth=1)))
   x = state.params["embedding"]
-  text = record._jitted(jax.sharding.NamedSharding(x.sharding.mesh, jax.P())).lower(x, x.shape).compile().as_text()
+  text = record._jitted(jax.sharding.NamedSharding(x.sharding.mesh, jax.P())).lower([x], (x.shape,)).compile().as_text()
   assert "all-reduce" in text
   for kind in ("all-gather", "all-to-all", "collective-permute"):
     assert kind not in text
