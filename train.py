@@ -115,11 +115,11 @@ def set_up(
     dataset = data.load(config)
     config = data.with_sizes(config, dataset.model)
     program = settings.program(config, platform)
-    data.check(config, dataset, program.sizes.example_shapes())
+    data.check(config, dataset, program.fields())
     strategy = strategies.create(config, program, devices)
     strategy.check_batch("batch_size", config.batch_size, config.accumulation)
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
-    summary.prompt(config, dataset, program.sizes)  # fails if the prompt of the sample at the end does not fit
+    summary.prompt(config, dataset, program)  # fails if the prompt of the sample at the end does not fit
   processes.require_equal({f"the content of {part.name!r}": part.fingerprint for part in dataset.parts})
   with clock("initial state"):
     results, now = mirror.remote if mirror else workdir, record.make(config, dataset, strategy)

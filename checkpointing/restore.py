@@ -88,7 +88,7 @@ def begin(
   run = run | {"base": initial.base_of(init_from, given.params, program)} if others else run
   lines, length = [f"initial   parameters of {given.whose}"], run["context"]
   lines += [f"note      {note}" for note in given.notes]
-  if not program.sizes.reads.is_image and 0 < given.context < length:
+  if not program.traits.is_image and 0 < given.context < length:
     lines.append(f"note      model.seq_len={length} is more than the {given.context} tokens that they were made for")
   run = run | {"context": max(length, given.context)}
   state = dataclasses.replace(state, params=joined(own, given.params))

@@ -54,8 +54,12 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "microbatches": 8,  # parts of a batch; with 4 per stage, stages are idle in less than a fifth of the time
         "chunks": 0,  # for "interleaved": groups of layers in a stage; 0: two if the depth allows
       },
+      # A folder of projects/ whose code registers models, data and more of your own (docs/fork.md)
+      "project": "",  # "": none
+      "own": {},  # the fields of a project, which its config adds
       # What to train
       "model": {
+        "name": "transformer",  # or a model that a project registers, for which many fields below mean nothing
         "inputs": "tokens",  # what goes in: "tokens", "images" or "features" (sequences of vectors)
         "objective": "next_token",  # what is predicted: "next_token", "class" or "regression" (numbers)
         "width": 128,  # of the residual stream

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from ml_collections import ConfigDict
 
+from configs import project
 from data.batches import Batches, EvaluationBatches, Mixture
 from data.check import check_examples
 from data.dataset import Dataset, HostBatch, Part, Source
@@ -59,6 +60,7 @@ def load(config: ConfigDict) -> Dataset:
 
 def check_fields(config: ConfigDict) -> None:
   """Raises ConfigError for fields of `config.data` that no data can fit."""
+  project.load(config)
   name, model = one_of("data.name", config.data.name, DATASETS), config.model
   loader = DATASETS[name]
   inputs, objectives = loader.inputs or model.inputs, loader.objectives or (model.objective,)

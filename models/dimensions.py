@@ -49,6 +49,11 @@ def map_dims(f: Callable[[Dims], Any], dims: Any) -> Any:
   return jax.tree.map(f, dims, is_leaf=is_dims)
 
 
+def leaves_of(dims: Any) -> list[Dims]:
+  """The dimensions of each array of a tree like `dims`."""
+  return jax.tree.leaves(dims, is_leaf=is_dims)
+
+
 class Sharding:
   """What the model needs from whoever shards it.
 

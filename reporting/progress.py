@@ -27,7 +27,7 @@ class Progress:
 
   def __init__(
     self, clock: Clock, meter: Meter, writer: Writer, journal: Journal, plan: StepPlan, devices: Sequence[jax.Device],
-    loop: LoopState, heartbeat: Heartbeat, status: Status, experts: DeadExperts,
+    loop: LoopState, heartbeat: Heartbeat, status: Status, experts: DeadExperts | None,
   ):  # fmt: skip
     self.clock, self.meter, self.writer, self.journal, self.plan = clock, meter, writer, journal, plan
     self.devices, self.loop, self.heartbeat, self.work = list(devices), loop, heartbeat, heartbeat.work
@@ -66,7 +66,7 @@ class Progress:
 
   def _look_for_dead_experts(self, step: int, load: np.ndarray) -> None:
     """Warns of experts that died in this step. That is no measurement: a resumed run counts from its start."""
-    if sentences := self.experts.after(load):
+    if self.experts and (sentences := self.experts.after(load)):
       for sentence in sentences:
         self.writer.say(f"warning   {sentence}")
       self.journal.add("dead_experts", step, why=". ".join(sentences))

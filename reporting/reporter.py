@@ -7,8 +7,6 @@ from typing import Any
 
 import jax
 
-from models.flops import palm_flops_per_example, train_flops_per_example
-from models.sizes import ModelSizes
 from reporting import summary
 from reporting.account import sentence
 from reporting.appender import warn
@@ -24,18 +22,20 @@ from runtime.hardware import peak_flops
 from runtime.profiling import Profiler
 from strategies import Strategy
 from training.loop import LoopState, StepPlan
+from training.program import Program
+from training.transformer import TransformerProgram
 
 
-def meter_of(sizes: ModelSizes, batch_size: int, devices: Sequence[jax.Device], clock: Clock) -> Meter:
-  """The meter of steps of a model. `devices`: the devices of all processes."""
-  unit, per_example = sizes.reads.unit()
-  peak = peak_flops(devices[0], sizes.dtype)
+def meter_of(program: Program, batch_size: int, devices: Sequence[jax.Device], clock: Clock) -> Meter:
+  """The meter of a program's steps. `devices`: the devices of all processes."""
+  (unit, per_example), (flops, palm_flops) = program.traits.unit, program.flops()
+  peak = peak_flops(devices[0], program.traits.dtype)
   return Meter(
     clock,
     items=batch_size * per_example,
     unit=unit,
-    flops=batch_size * train_flops_per_example(sizes),
-    palm_flops=batch_size * palm_flops_per_example(sizes),
+    flops=batch_size * flops,
+    palm_flops=batch_size * palm_flops,
     peak=peak and peak * len(devices),
   )
 
@@ -52,16 +52,15 @@ class Reporter:
     self, config: Any, workdir: Path, plan: StepPlan, strategy: Strategy, loop: LoopState, clock: Clock,
     heartbeat: Heartbeat, newest: Callable[[], int],
   ):  # fmt: skip
-    used, sizes = list(strategy.mesh.devices.flat), strategy.program.sizes  # the devices of all processes
+    used, program = list(strategy.mesh.devices.flat), strategy.program  # the devices of all processes
     self.clock, self.heartbeat, self.workdir, self.first = clock, heartbeat, workdir, loop.step
     self.writer = writer = Writer(workdir, loop, plan.last, enabled=jax.process_index() == 0)
     self.journal = journal = Journal(workdir, clock, writer.enabled, warn, heartbeat)
     self.say = writer.say
-    self.meter = meter_of(sizes, config.batch_size, used, clock)
+    dead_experts = DeadExperts(program.sizes) if isinstance(program, TransformerProgram) else None
+    self.meter = meter_of(program, config.batch_size, used, clock)
     self.status = Status(workdir, writer, journal, newest)
-    self.progress = Progress(
-      clock, self.meter, writer, journal, plan, used, loop, heartbeat, self.status, DeadExperts(sizes)
-    )
+    self.progress = Progress(clock, self.meter, writer, journal, plan, used, loop, heartbeat, self.status, dead_experts)
     self.profiler = Profiler(workdir, config.profile, loop.step, self.say, warn)
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
 

@@ -9,23 +9,23 @@ from ml_collections import ConfigDict
 
 from data import Batches, Dataset
 from errors import ConfigError
-from models.parameters import trained
-from models.sizes import ModelSizes
 from reporting import metrics, pages
 from reporting.appender import warn
 from reporting.evaluation.bigram import Baseline
 from reporting.speed import Clock
 from runtime import device_memory
 from strategies import Strategy
-from training.program import TrainState
+from training.program import Program, TrainState
+from training.transformer import TransformerProgram
 
 TOKENIZER = "tokenizer"  # the tokenizer's folder in a workdir
 
 
-def prompt(config: ConfigDict, dataset: Dataset, sizes: ModelSizes) -> np.ndarray | None:
+def prompt(config: ConfigDict, dataset: Dataset, program: Program) -> np.ndarray | None:
   """The token ids [1, P] of the prompt for the sample at the end of a run; None if there is no sample."""
-  if dataset.text is None or config.sample_length < 1 or not sizes.predicts.causal:
+  if dataset.text is None or config.sample_length < 1 or not program.traits.causal:
     return None
+  sizes = program.sizes
   ids = np.array([dataset.text.encode(config.sample_prompt)], np.int32)
   if not 0 < ids.shape[1] < sizes.seq_len:
     raise ConfigError(
@@ -69,14 +69,15 @@ def part_lines(dataset: Dataset, values: dict[str, float]) -> list[str]:
 
 def parameter_table(strategy: Strategy) -> str:
   """Name, shape, dtype, size and sharding of every parameter; with adapters, also how many are trained."""
-  sizes, place = strategy.program.sizes, strategy.state_sharding.params
+  program, place = strategy.program, strategy.state_sharding.params
   without_padding = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   params = jax.tree.map(without_padding, strategy.shapes.params, place)
   table = parameter_overview.get_parameter_overview(params, include_stats="sharding")
-  if not sizes.lora:
+  if not program.frozen(params):
     return table
   count = lambda tree: sum(w.size for w in jax.tree.leaves(tree))
-  return f"{table}\ntrained   {count(trained(sizes, params)):,} of {count(params):,} parameters, in adapters"
+  what = "statistics are the others" if program.traits.keeps_statistics else "in adapters"
+  return f"{table}\ntrained   {count(program.trained(params)):,} of {count(params):,} parameters, {what}"
 
 
 def about(devices: list[jax.Device], described: str, strategy: Strategy, dataset: Dataset) -> dict[str, str]:
@@ -88,7 +89,7 @@ def about(devices: list[jax.Device], described: str, strategy: Strategy, dataset
   return {
     "devices": device_line(devices, jax.process_count()),
     "strategy": described,
-    "attention": attention_line(strategy),
+    **model_line(strategy),
     "data": dataset.description,
   } | ({"memory": shown} if (shown := device_memory.described(devices)) else {})
 
@@ -98,12 +99,14 @@ def start_lines(described: dict[str, str]) -> list[str]:
   return [f"{name:<9} " + value.replace("\n", "\n" + 10 * " ") for name, value in described.items()]
 
 
-def attention_line(strategy: Strategy) -> str:
-  """The implementation of attention, and why it is not the platform's best if it is not."""
+def model_line(strategy: Strategy) -> dict[str, str]:
+  """The implementation of attention, and why it is not the platform's best if it is not; of other models their name."""
+  if not isinstance(strategy.program, TransformerProgram):
+    return {"model": strategy.program.traits.name}
   sizes = strategy.program.sizes
   whys = [limit.why for limit in strategy.runner.fallbacks if limit.field == "model.attention"]
   why = whys[0] if whys else sizes.attention_why
-  return f"{sizes.attention}: {why}" if why else sizes.attention
+  return {"attention": f"{sizes.attention}: {why}" if why else sizes.attention}
 
 
 def device_line(devices: list[jax.Device], processes: int) -> str:
@@ -133,7 +136,7 @@ def wall_time_lines(clock: Clock) -> list[str]:
 
 def sample(config: ConfigDict, strategy: Strategy, dataset: Dataset, state: TrainState) -> str | None:
   """Text that the model writes after the prompt; None if there is no sample."""
-  begins = prompt(config, dataset, strategy.program.sizes)
+  begins = prompt(config, dataset, strategy.program)
   if begins is None or dataset.text is None:
     return None
   length = min(config.sample_length, strategy.program.sizes.seq_len - begins.shape[1])

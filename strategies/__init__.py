@@ -5,7 +5,6 @@ is a layout. Then pipeline.py and three_d.py. The package execution/ says how a 
 defines `LAYOUT` and is a strategy, under the file's name. Nothing else needs to be registered.
 """
 
-import dataclasses
 import importlib
 import pkgutil
 import warnings
@@ -17,16 +16,15 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from errors import ConfigError, one_of
-from models.sizes import ModelSizes
+from models.dimensions import leaves_of
 from strategies.execution.choice import asked_kind, runner_of, with_way
 from strategies.execution.mesh import OnMesh, make_mesh, resolve
 from strategies.execution.options import CHOICES, options
-from strategies.execution.runner import Limit, within_limits
+from strategies.execution.runner import Asked, Limit, check_limits, within_limits
 from strategies.execution.stages.staged import check_fields
 from strategies.execution.strategy import Strategy
 from strategies.execution.transfers import GATHER, Transfers
 from strategies.layout import Layout
-from training.optimizer import Optimizer
 from training.program import Program
 
 __all__ = [
@@ -71,14 +69,15 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
   name = config["strategy"]
   gather, pipeline = one_of("gather", config["gather"], GATHER), config["pipeline"]
   choice = one_of("compiler_options", config["compiler_options"], CHOICES)
-  layout = layout.for_positions(program.sizes.positions, config["sequence_parallel"])
-  layout.check_used()
-  layout.check_divides(program.sizes.shardable())
-  program = dataclasses.replace(program, sizes=with_way(program.sizes, layout))
+  layout = layout.for_positions(program.traits.positions, config["sequence_parallel"])
+  layout.check_used({*program.traits.activations, *(dim for dims in leaves_of(program.dims()) for dim in dims)})
+  layout.check_divides(program.shardable())
+  program = program.with_sizes(lambda sizes: with_way(sizes, layout))
   if layout.axes("layers"):
     check_fields(**pipeline)
-  found = limits(name, layout, program.sizes, program.optimizer)
-  program, fallbacks = dataclasses.replace(program, sizes=within_limits(program.sizes, found)), tuple(found)
+  found = limits(name, layout, program)
+  check_limits(found)
+  program, fallbacks = program.with_sizes(lambda sizes: within_limits(sizes, found)), tuple(found)
   for limit in fallbacks:
     warnings.warn(str(limit), stacklevel=2)
 
@@ -87,10 +86,10 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
   return _named(name, "STRATEGY", Strategy)(runner, mesh, options(choice, device, layout) if device else {})
 
 
-def limits(name: str, layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
+def limits(name: str, layout: Layout, program: Asked) -> list[Limit]:
   """What this strategy cannot do of such a program, under this layout."""
   asked = asked_kind(_named(name, "RUNNER", None), layout)
-  return asked.limits(layout, sizes, optimizer) if asked else []
+  return asked.limits(layout, program) if asked else []
 
 
 def _named(name: str, what: str, otherwise: Any) -> Any:

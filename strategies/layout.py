@@ -170,13 +170,16 @@ class Layout:
       raise ValueError(f"{tuple(dims)} would split two dimensions of one array over the same mesh axis: {places}")
     return P(*places)
 
-  def check_used(self) -> None:
-    """Raises ConfigError if an axis of several devices is unused."""
-    for axis in self._unused():
-      if self.mesh[axis] > 1:
+  def check_used(self, dims: Collection[str | None] = DIMENSIONS) -> None:
+    """Raises ConfigError if an axis of several devices splits none of these dimensions, which a program has."""
+    splits = {axis for dim in DIMENSIONS if dim in dims for axis in self.axes("state" if dim == "embed" else dim)}
+    if "positions" not in dims:  # whatever else an axis splits, its devices would all compute the same examples
+      splits -= {*self.axes("positions")}
+    for axis, size in self.mesh.items():
+      if size > 1 and axis not in splits:
         raise ConfigError(
-          f"mesh.{axis}={self.mesh[axis]} splits nothing under this strategy, so its devices would all do the same "
-          f"work; use mesh.{axis}=1, or another strategy"
+          f"mesh.{axis}={size} splits nothing that this model has, so its devices would all do the same work; use "
+          f"mesh.{axis}=1, or another strategy"
         )
 
   def check_divides(self, sizes: Iterable[tuple[str, str, int]]) -> None:

@@ -30,6 +30,7 @@ from strategies.execution.mesh import make_mesh, resolve
 from strategies.layout import Layout
 from training import settings
 from training.program import Params, Program, TrainState
+from training.transformer import TransformerProgram
 
 ROOT = Path(__file__).parents[1]
 
@@ -93,7 +94,7 @@ IMAGES = {
 }  # fmt: skip
 
 
-def program(**fields: Any) -> Program:
+def program(**fields: Any) -> TransformerProgram:
   return settings.program(config(**fields), "cpu")
 
 

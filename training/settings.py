@@ -1,14 +1,18 @@
-"""Makes the checked, frozen Program from a config (configs/base.py)."""
+"""Makes the checked, frozen Program from a config (configs/base.py), and registers the models that have one."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 from ml_collections import ConfigDict
 
-from errors import ConfigError
+from configs import project
+from errors import ConfigError, one_of
 from models.ops.attention import choose
 from models.sizes import model_sizes, with_sizes_made_up
 from training.optimizer import Optimizer
 from training.program import Program
+from training.transformer import TransformerProgram
 
 
 def check(config: ConfigDict, platform: str) -> None:
@@ -18,6 +22,18 @@ def check(config: ConfigDict, platform: str) -> None:
 
 def program(config: ConfigDict, platform: str) -> Program:
   """The Program of a config. Resolves `auto` fields for the platform: "cpu", "gpu" or "tpu"."""
+  project.load(config)
+  return PROGRAMS[one_of("model.name", config.model.name, PROGRAMS)](config, platform)
+
+
+def of_training(config: ConfigDict) -> dict[str, Any]:
+  """The arguments of every Program."""
+  optimizer = Optimizer(steps=config.steps, **config.optimizer)
+  return {"optimizer": optimizer, "seed": config.seed, "accumulation": config.accumulation}
+
+
+def transformer(config: ConfigDict, platform: str) -> TransformerProgram:
+  """The Program of a Transformer."""
   sizes = model_sizes(config, platform)
   attention = choose(sizes, platform)
   sizes = dataclasses.replace(sizes, attention=attention.name, attention_why=attention.why)
@@ -28,11 +44,10 @@ def program(config: ConfigDict, platform: str) -> Program:
       f"model.lora_rank={sizes.lora.rank} trains adapters of a model that is there already; name it with init_from, or "
       "train all weights with model.lora_rank=0"
     )
-  return Program(
-    sizes=sizes,
-    optimizer=Optimizer(steps=config.steps, **config.optimizer),
-    seed=config.seed,
-    accumulation=config.accumulation,
-    augment=config.data.augment,
-    by_position=config.eval_by_position,
+  return TransformerProgram(
+    sizes=sizes, augment=config.data.augment, by_position=config.eval_by_position, **of_training(config)
   )
+
+
+# By `model.name`: (config, platform) → its Program. A project adds its own.
+PROGRAMS: dict[str, Callable[[ConfigDict, str], Program]] = {"transformer": transformer}

@@ -36,7 +36,7 @@ def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
   possible = [
     (change, memory.of(changed).total)
     for strategy, change, changed in changes
-    if not strategies.limits(strategy, changed.layout, changed.sizes, changed.optimizer)
+    if not strategies.limits(strategy, changed.layout, changed)
   ]
   return [{"change": change, "total": total} for change, total in possible if total <= capacity]
 

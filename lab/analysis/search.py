@@ -130,7 +130,8 @@ def search(
   for name, layout in _layouts(names or strategies.names(), sizes, where.count, sequence_parallel):
     for asked in _variants(sizes, layout):
       try:
-        chosen = strategies.within_limits(asked, strategies.limits(name, layout, asked, optimizer))
+        case = Case(layout, asked, batch_size, optimizer=optimizer)
+        chosen = strategies.within_limits(asked, strategies.limits(name, layout, case))
         chosen = strategies.with_way(chosen, layout)
       except ConfigError:
         continue

@@ -45,11 +45,11 @@ class Evaluator:
       return {}
     losses = np.array([s["loss"] / s["count"] for s in sums])
     found = {"loss": losses}
-    predicts = self.strategy.program.sizes.predicts
-    found |= {name: np.array([s[summed] / s["count"] for s in sums]) for name, summed in predicts.measures.items()}
+    model = self.strategy.program.traits
+    found |= {name: np.array([s[summed] / s["count"] for s in sums]) for name, summed in model.measures.items()}
     values = {name: float(self._shares @ each) for name, each in found.items()}
-    if not predicts.causal:
-      values["examples"] = sum(s["count"] for s in sums) / predicts.numbers
+    if not model.causal:
+      values["examples"] = sum(s["count"] for s in sums) / model.numbers
     elif (per_token := self._bytes_per_token()) is not None:
       found["bits_per_byte"] = losses / math.log(2) / per_token
       values["bits_per_byte"] = values["loss"] / math.log(2) / float(self._shares @ per_token)
@@ -96,7 +96,7 @@ class Evaluator:
   def baseline(self) -> Baseline | None:
     """The loss of byte bigram models on the same examples, one for each part; None if the bytes are not known."""
     text, per_token = self.dataset.text, self._bytes_per_token()
-    if text is None or per_token is None or not self.strategy.program.sizes.predicts.causal:
+    if text is None or per_token is None or not self.strategy.program.traits.causal:
       return None
 
     def windows(part: Part, batches: EvaluationBatches) -> Baseline | None:

@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims
 from models.ops.workarounds import sum_in_dtype
-from models.parameters import used_dtypes
 from strategies.execution.collectives import Collectives
 from strategies.execution.constraints import Constraints
 from strategies.execution.padding import Stored, cut, pad
@@ -36,9 +35,9 @@ class ByHand(Runner):
 
     return self.summed(sums, params, batch, None)[0]
 
-  def arranged(self, blocks: Params, step: jax.Array | None) -> Params:
-    """The blocks' weights, moved between devices before they are gathered. The move must be linear."""
-    return blocks
+  def arranged(self, weights: Params, step: jax.Array | None) -> Params:
+    """The weights, moved between devices before they are gathered. The move must be linear."""
+    return weights
 
   def summed(self, work: GradientSums, params: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
     """Runs `work` on a device's own rows, and sums what it returns over the mesh axes `Transfers.by_hand`.
@@ -49,11 +48,11 @@ class ByHand(Runner):
     part are gathered by `work`, with `Constraints.gather`; weights that are gathered once, here.
     """
     program, transfers = self.program, self.transfers
-    width = program.sizes.width
+    width = program.traits.width
     axes, inside = transfers.by_hand, Constraints.inside(self.layout, transfers, width)
     layout, arrange = self.layout.restricted_to(axes), functools.partial(self.arranged, step=step)
     collectives, result = Collectives(layout, inside.layout, width), layout.stored_as("state")
-    dims, dtypes = program.dims(), used_dtypes(program.sizes)
+    dims, dtypes = program.dims(), program.used_dtypes()
     trained, trained_dims, trained_dtypes = map(program.trained, (params, dims, dtypes))
     specs = lambda layout, params, dims: jax.tree.map(lambda _, names: layout.spec(names), params, dims)
 
@@ -79,7 +78,7 @@ class ByHand(Runner):
     def on_own_rows(held: Params, batch: Batch, step: jax.Array | None) -> tuple[Sums, Params]:
       held = jax.tree.map(own, held, params, dims)
       sent = jax.tree.map(lambda w, dtype: w.astype(dtype), held, dtypes)
-      weights = sent | {"blocks": arrange(sent["blocks"])}
+      weights = arrange(sent)
       if transfers.gathered_once:
         weights = jax.tree.map(collectives.all_gather, weights, dims)
       sums, gradients = work(weights, batch, step, inside)
@@ -89,9 +88,8 @@ class ByHand(Runner):
     def stored(gradients: Params, held: Params, sent: Params) -> Params:
       """A device's gradients, summed and in the pieces in which the state stores them."""
       gradients = jax.tree.map(total, gradients, trained_dims, trained_dtypes)
-      pieces = jax.tree.map(piece, program.trained(sent)["blocks"], trained_dims["blocks"])
-      (blocks,) = jax.linear_transpose(arrange, pieces)(gradients["blocks"])
-      gradients = jax.tree.map(lambda g, w: g.astype(w.dtype), gradients | {"blocks": blocks}, program.trained(held))
+      (gradients,) = jax.linear_transpose(arrange, jax.tree.map(piece, program.trained(sent), trained_dims))(gradients)
+      gradients = jax.tree.map(lambda g, w: g.astype(w.dtype), gradients, program.trained(held))
       return jax.tree.map(functools.partial(pad, inside.layout), gradients, trained_dims)
 
     padded = Stored(self.layout, dims, params).pad(params)

@@ -46,7 +46,7 @@ def runner_of(
   if asked is Staged:
     check_compiler(layout, program.sizes, device.platform if device else "")
     return Staged.make(program, layout, fallbacks, **pipeline)
-  by_hand = asked is not None or not scatters(device, layout, program.sizes)
+  by_hand = asked is not None or not scatters(device, layout, program.traits)
   transfers = Transfers.of(layout, parts=program.accumulation, gather=gather, by_hand=by_hand)
   kind = asked or (ByHand if transfers.by_hand else Automatic)
   return kind(program, layout, transfers, fallbacks)

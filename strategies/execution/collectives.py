@@ -36,7 +36,7 @@ class Collectives:
 
   layout: Layout
   rest: Layout
-  width: int  # of the model: gathered weights are cut to it
+  width: int  # of the model: gathered weights are cut to it; 0: they have no padding
 
   def gathered(self, w: jax.Array, dims: Dims) -> jax.Array:
     """A weight gathered along `embed`. Its gradient is reduce-scattered to the pieces that devices hold."""
@@ -46,9 +46,11 @@ class Collectives:
   def all_gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """Gathers a weight along `embed`. `dims` names its last dimensions."""
     axes = self.layout.axes_in(dims, "embed")
-    gather = lambda w, dims: self._with_width(
-      jax.lax.all_gather(w, axes, axis=dims.index("embed"), tiled=True), dims, self.width
-    )
+
+    def gather(w: jax.Array, dims: Dims) -> jax.Array:
+      whole = jax.lax.all_gather(w, axes, axis=dims.index("embed"), tiled=True)
+      return self._with_width(whole, dims, self.width) if self.width else whole
+
     return self._along_embed(gather, cast_before_sending(w), dims) if "embed" in dims and axes else w
 
   def reduce_scatter(self, gradient: jax.Array, dims: Dims, axes: tuple[str, ...]) -> jax.Array:

@@ -19,9 +19,9 @@ Second, whether gradients that are scattered are left to the compiler (`scatters
 
 import jax
 
-from models.sizes import ModelSizes
 from strategies.execution.collectives import fills_tiles
 from strategies.layout import Layout
+from training.program import Traits
 
 CHOICES = ("recommended", "default")
 Options = dict[str, str | bool | int]
@@ -99,7 +99,7 @@ def options(choice: str, device: jax.Device, layout: Layout) -> Options:
   return TPUS[kind] | (EXPERTS if layout.shards("experts") > 1 else {}) if kind else {}
 
 
-def scatters(device: jax.Device | None, layout: Layout, sizes: ModelSizes) -> bool:
+def scatters(device: jax.Device | None, layout: Layout, model: Traits) -> bool:
   """Whether gradients that the layout scatters are left to the compiler. If not, the program scatters (by_hand.py).
 
   - libtpu all-reduces those whose pieces do not fill tiles, at twice the bytes: with 7 billion parameters on more than
@@ -109,14 +109,14 @@ def scatters(device: jax.Device | None, layout: Layout, sizes: ModelSizes) -> bo
     it. That takes long if the pieces are on several hosts. The program all-reduces once, after all blocks.
   """
   pieces = layout.shards("state")
-  if device is None or device.platform == "cpu" or pieces == 1:
+  if device is None or device.platform == "cpu" or pieces == 1 or not model.width:
     return True
-  if sizes.width % pieces:  # compilers all-reduce the gradients of pieces that are not equal, and slice
+  if model.width % pieces:  # compilers all-reduce the gradients of pieces that are not equal, and slice
     return False
   if device.platform == "gpu":
     return not reduces_late(layout)
   merges = has_copies(layout) and device.device_kind.startswith("TPU7x")
-  return not merges and fills_tiles(sizes.width // pieces, sizes.dtype)
+  return not merges and fills_tiles(model.width // pieces, model.dtype)
 
 
 def reduces_late(layout: Layout) -> bool:

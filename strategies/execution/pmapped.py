@@ -10,13 +10,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from errors import ConfigError
-from models.parameters import used_dtypes
-from models.sizes import ModelSizes
 from strategies.execution.mesh import OnMesh, from_local_copies
-from strategies.execution.runner import Limit, Runner
+from strategies.execution.runner import Asked, Limit, Runner
 from strategies.execution.strategy import Strategy
 from strategies.layout import Layout
-from training.optimizer import Optimizer
 from training.program import Batch, Metrics, Params, Sums, TrainState
 
 
@@ -24,14 +21,14 @@ class Pmapped(Runner):
   """Runs every function of a batch with pmap."""
 
   @staticmethod
-  def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
+  def limits(layout: Layout, program: Asked) -> list[Limit]:
     why = "pmap takes no arrays in the host's memory"
-    return [Limit("optimizer.on_host", True, why, "strategy='data_parallel'")] if optimizer.on_host else []
+    return [Limit("optimizer.on_host", True, why, "strategy='data_parallel'")] if program.optimizer.on_host else []
 
   def gradient_sums(self, params: Params, batch: Batch, step: jax.Array) -> tuple[Sums, Params]:
     # Gradients are summed before they are rounded to the dtype of the weights, as under other strategies.
     wide = lambda w, used: w.astype(jnp.promote_types(w.dtype, used))
-    weights = jax.tree.map(wide, params, used_dtypes(self.program.sizes))
+    weights = jax.tree.map(wide, params, self.program.used_dtypes())
     sums, gradients = jax.lax.psum(self.program.gradient_sums(weights, batch, step), "data")
     return sums, jax.tree.map(lambda g, w: g.astype(w.dtype), gradients, self.program.trained(params))
 

@@ -12,13 +12,12 @@ the search and the start-up line. Each runner is one file, and choice.py chooses
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 
 from errors import ConfigError
 from models.generate import Sampling, TextWriter
-from models.parameters import bind
 from models.sizes import ModelSizes
 from strategies.execution.constraints import Constraints
 from strategies.execution.transfers import Transfers
@@ -28,6 +27,15 @@ from training.program import Batch, Params, Program, Sums
 
 if TYPE_CHECKING:
   from strategies.execution.stages.schedule import Schedule
+
+
+class Asked(Protocol):
+  """What limits depend on. A Program has it."""
+
+  @property
+  def sizes(self) -> ModelSizes: ...
+  @property
+  def optimizer(self) -> Optimizer: ...
 
 
 class Limit(NamedTuple):
@@ -70,8 +78,8 @@ class Runner:
   described: str = ""
 
   @staticmethod
-  def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
-    """What this runner cannot do with such a model and optimizer under a layout."""
+  def limits(layout: Layout, program: Asked) -> list[Limit]:
+    """What this runner cannot do of such a program under a layout."""
     return []
 
   @property
@@ -89,7 +97,7 @@ class Runner:
 
   def text_writer(self, params: Params, sampling: Sampling, sharding: Constraints) -> TextWriter:
     """Writes texts with these parameters. `sharding` says where the texts are."""
-    return TextWriter(bind(self.program.sizes, params), sampling, sharding)
+    return self.program.text_writer(params, sampling, sharding)
 
   def jit(self, function: Callable[..., Any], **options: Any) -> Any:
     """Jits a function of a state or of parameters, and a batch: it compiles at its first call.
@@ -99,13 +107,19 @@ class Runner:
     return jax.jit(function, **options)
 
 
-def within_limits(sizes: ModelSizes, found: Sequence[Limit]) -> ModelSizes:
-  """The model with the values that run in place of those that a runner cannot use.
-
-  Raises ConfigError if no value can run in place of one of them.
-  """
+def check_limits(found: Sequence[Limit]) -> None:
+  """Raises ConfigError if no value can run in place of one that a runner cannot use."""
   for limit in found:
     if limit.instead is None:
       raise ConfigError(str(limit))
+
+
+def within_limits(sizes: ModelSizes, found: Sequence[Limit]) -> ModelSizes:
+  """The model with the values that run in place of those that a runner cannot use.
+
+  Raises ConfigError as `check_limits` does.
+  """
+  check_limits(found)
+  for limit in found:
     sizes = dataclasses.replace(sizes, **{limit.field.removeprefix("model."): limit.instead})
   return sizes

@@ -161,12 +161,7 @@ class Strategy:
     if self.layout.device_count == 1:
       return name if name == "single" else f"{name} on one device: nothing to split, so this is the single-device run"
     line = f"{name} on mesh {self.layout.mesh_in_words}; {', '.join(self.layout.compact.placed(' × '))}"
-    if self.layout.shards("positions") > 1:
-      sizes = self.program.sizes
-      line += f"; attention reads other positions by {sizes.attention_context}"
-      line += f", because {sizes.context_why}" if sizes.context_why else ""
-    if self.layout.shards("experts") > 1 and self.program.sizes.experts:
-      line += f"; tokens get to experts by {self.program.sizes.experts.transport}"
+    line += "".join(f"; {way}" for way in self.program.ways(self.layout.shards))
     if self.runner.described:
       line += f"; {self.runner.described}"
     rows = self.rows_computed(batch_size, self.program.accumulation) if batch_size else 0
@@ -188,6 +183,11 @@ class Strategy:
       fix = rows if 2 * fix < rows else fix
       raise ConfigError(f"{field}={batch_size} is not a multiple of {shown(parts) or 1}; use {fix}")
     rows = self.rows_computed(batch_size, accumulation)
+    if field == "batch_size" and rows > batch_size and self.program.traits.keeps_statistics:
+      raise ConfigError(
+        f"{field}={batch_size} is not a multiple of {shown(parts | {'devices': devices})}, and the rows that are added "
+        f"would count in the model's statistics of a batch; use {rows}"
+      )
     if 2 * batch_size < rows:
       all_parts = {"devices that split the batch": devices} | parts
       raise ConfigError(

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 import data
 import data.images
 from data.images import cifar10
-from training import program
+from training import augmentation
 
 ROOT = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 IS_THERE = pytest.mark.skipif(
@@ -166,7 +166,7 @@ def test_data_that_the_model_cannot_read_is_refused():
 @jax.jit
 def crop_and_flip(images: jax.Array, seed: int, order: jax.Array) -> jax.Array:
   """Of images that had this order when a seed gave each one its key."""
-  return program.crop_and_flip(images, jax.random.split(jax.random.key(seed), len(images))[order])
+  return augmentation.crop_and_flip(images, jax.random.split(jax.random.key(seed), len(images))[order])
 
 
 def test_crops_and_flips_are_keyed_by_example():

@@ -17,7 +17,7 @@ from models.keys import Purpose
 from strategies.execution.mesh import on_mesh
 from training.optimizers import OPTIMIZERS
 from training.optimizers.rounding import rounded_as, words_of_keys
-from training.program import Params, Program, TrainState, balanced
+from training.program import Params, Program, TrainState
 
 SIZES = {"width": 32, "depth": 4, "heads": 4, "kv_heads": 4, "mlp_width": 32, "seq_len": 16, "vocab_size": 64}
 SIZES = {f"model__{name}": size for name, size in SIZES.items()}
@@ -69,7 +69,7 @@ def test_each_element_is_rounded_by_a_number_of_its_own():
   @jax.jit
   def rounded(step: int) -> Params:
     key = Purpose.WEIGHT_ROUNDING.key(jax.random.key(0))
-    return jax.tree.map(rounded_as, old, half, words_of_keys(old, jax.random.fold_in(key, step)))
+    return jax.tree.map(rounded_as, old, half, words_of_keys(old, jax.random.fold_in(key, step), ["blocks"]))
 
   up = np.stack([np.asarray(x, np.float32) > 1 for step in (0, 1) for x in jax.tree.leaves(rounded(step))])
   sign = np.where(up, 1.0, -1.0)  # [2 steps × 2 weights, 3 layers, rows, columns]
@@ -119,9 +119,9 @@ def test_the_biases_of_routers_do_not_stop():
   load = np.tile(np.int32([4, 0, 2, 2]), (4, 1))
   params = {"blocks": {"mlp": {"bias": np.full(mlp["bias"].shape, 0.6, mlp["bias"].dtype)}}}
   after = jax.jit(
-    lambda params: jax.lax.scan(
-      lambda x, _: (balanced(x, load, p.sizes.experts.router_bias_rate), None), params, length=100
-    )[0]
+    lambda params: jax.lax.scan(lambda x, _: (p.updated(x, {"load": load}, jnp.bool_(True)), None), params, length=100)[
+      0
+    ]
   )(params)
   np.testing.assert_allclose(after["blocks"]["mlp"]["bias"], np.tile([0.5, 0.7, 0.6, 0.6], (4, 1)), atol=1e-5)
   assert mlp["router"].dtype == jnp.bfloat16

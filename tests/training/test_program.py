@@ -223,5 +223,5 @@ def test_a_streamed_update_sees_one_block_at_a_time():
     return part, state
 
   on_host = lambda tree: jax.device_put(tree, jax.memory.Space.Host)
-  jax.eval_shape(lambda params: streamed(update, params, on_host(params), params), params)
+  jax.eval_shape(lambda params: streamed(update, STACKS, params, on_host(params), params), params)
   assert set(seen) == {("blocks", 1), ("dense_blocks", 1), ("embedding", 0), ("head", 0), ("norm", 0)}

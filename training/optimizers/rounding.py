@@ -1,13 +1,13 @@
 """Stores weights, and an optimizer's state, in another precision between steps."""
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from models.sizes import STACKS
 from training.optimizers.rule import Tree
 
 
@@ -53,15 +53,15 @@ def rounded_at_random(x: jax.Array, key: jax.Array) -> jax.Array:
   return _carried(x, _bits(x) + jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32))
 
 
-def words_of_keys(weights: Tree, key: jax.Array) -> Tree:
-  """The two words of a random key for each weight [2], and for each layer of stacked weights [layers, 2].
+def words_of_keys(weights: Tree, key: jax.Array, stacks: Collection[str]) -> Tree:
+  """The two words of a random key for each weight [2], and for each layer of weights in `stacks` [layers, 2].
 
   A layer's key does not depend on other layers, because an update may see one layer at a time (streaming.py).
   """
   leaves, structure = jax.tree.flatten_with_path(weights)
   keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
   split = [
-    jax.random.split(k, len(w)) if path[0].key in STACKS else k for k, (path, w) in zip(keys, leaves, strict=True)
+    jax.random.split(k, len(w)) if path[0].key in stacks else k for k, (path, w) in zip(keys, leaves, strict=True)
   ]
   return jax.tree.unflatten(structure, map(jax.random.key_data, split))
 

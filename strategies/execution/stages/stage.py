@@ -24,7 +24,8 @@ from models.transformer import Transformer
 from strategies.execution.constraints import Constraints
 from strategies.execution.stages.schedule import BACKWARD, FORWARD, WEIGHTS, Schedule
 from strategies.execution.stages.split import split_backward
-from training.program import Batch, Params, Program, Sums
+from training.program import Batch, Params, Sums
+from training.transformer import TransformerProgram
 
 Row = dict[str, jax.Array]  # a unit in the schedule's table: column → scalar
 Rows = dict[str, Row]  # what a stage does at one tick: kind of unit → row
@@ -71,7 +72,7 @@ class Pullback(NamedTuple):
 class Stage:
   """What one stage holds, and how it runs its units. `step` is None in evaluation, which has no backward units."""
 
-  program: Program
+  program: TransformerProgram
   schedule: Schedule
   sharding: Constraints
   index: jax.Array  # the stage's number

@@ -18,14 +18,14 @@ from models.sizes import ModelSizes
 from strategies.execution.by_hand import ByHand
 from strategies.execution.constraints import Constraints
 from strategies.execution.padding import Stored
-from strategies.execution.runner import Limit
+from strategies.execution.runner import Asked, Limit
 from strategies.execution.stages import orders
 from strategies.execution.stages.schedule import Schedule
 from strategies.execution.stages.stage import Stage, once
 from strategies.execution.transfers import Transfers
 from strategies.layout import Layout, divisor_of, either
-from training.optimizer import Optimizer
 from training.program import Batch, Params, Program, Sums, split_batch
+from training.transformer import TransformerProgram
 
 UNEVEN = ("gpipe", "1f1b")  # the schedules under which the last stage may have fewer layers
 
@@ -37,6 +37,7 @@ class Staged(ByHand):
   A stage holds its own weights whole for the step, also those that `embed` splits over the devices of the batch.
   """
 
+  program: TransformerProgram
   schedule: Schedule = dataclasses.field(kw_only=True)
   evaluation: Schedule = dataclasses.field(kw_only=True)
 
@@ -45,8 +46,13 @@ class Staged(ByHand):
     program: Program, layout: Layout, fallbacks: tuple[Limit, ...], *, schedule: str, microbatches: int, chunks: int
   ) -> "Staged":
     """The runner for a config's section `pipeline` (configs/base.py)."""
+    if not isinstance(program, TransformerProgram):
+      raise ConfigError(
+        f"model.name={program.traits.name!r} has no equal blocks for the stages of a pipeline; use a strategy without "
+        "mesh.stage"
+      )
     stages = layout.shards("layers")
-    ((_, named, depth),) = [size for size in program.sizes.shardable() if size[0] == "layers"]
+    ((_, named, depth),) = [size for size in program.shardable() if size[0] == "layers"]
     if schedule != "interleaved":
       chunks = 1
     elif not chunks:
@@ -83,13 +89,13 @@ class Staged(ByHand):
     )
 
   @staticmethod
-  def limits(layout: Layout, sizes: ModelSizes, optimizer: Optimizer) -> list[Limit]:
-    found = []
+  def limits(layout: Layout, program: Asked) -> list[Limit]:
+    found, sizes = list[Limit](), program.sizes
     if sizes.remat == "offload":  # the TPU compiler fails on slots in the host's memory (libtpu 0.0.42)
       why = "the stages of a pipeline keep what they save in slots on the device"
       found.append(Limit("model.remat", "offload", why, "'full'"))
     layers = sizes.stacks[-1].layers
-    if optimizer.on_host and layers % layout.shards("layers"):
+    if program.optimizer.on_host and layers % layout.shards("layers"):
       why = f"stages then need equally many of the {layers} layers"
       fits = layout.sizes_in_words(layout.axes("layers"), divisor_of(layers))
       found.append(Limit("optimizer.on_host", True, why, f"False, or mesh.stage={fits}"))
@@ -111,9 +117,9 @@ class Staged(ByHand):
   def _schedule_of(self, step: jax.Array | None) -> Schedule:
     return self.evaluation if step is None else self.schedule
 
-  def arranged(self, blocks: Params, step: jax.Array | None) -> Params:
+  def arranged(self, weights: Params, step: jax.Array | None) -> Params:
     schedule = self._schedule_of(step)
-    return jax.tree.map(lambda w: regroup(w, schedule.stages, schedule.chunks), blocks)
+    return weights | {"blocks": jax.tree.map(lambda w: regroup(w, schedule.stages, schedule.chunks), weights["blocks"])}
 
   def _run(self, params: Params, batch: Batch, step: jax.Array | None, sharding: Constraints) -> tuple[Sums, Params]:
     """Sums over a stage's rows and, in training (`step` is given), the gradient of the summed loss."""

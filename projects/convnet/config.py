@@ -1,0 +1,14 @@
+"""The config: CIFAR-10 as configs/experiments/cifar10.py reads it, with the network in place of the Transformer."""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config(preset: str = "cifar10") -> ConfigDict:
+  config = base.get_config(preset, "data_parallel")
+  config.project = config.model.name = "convnet"
+  with config.unlocked():
+    config.own = ConfigDict({"widths": (64, 128, 256)})  # channels of each stage
+  config.optimizer.update(name="sgd", learning_rate=0.05, momentum=0.9, weight_decay=5e-4, warmup=100)
+  return config
