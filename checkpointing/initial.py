@@ -107,8 +107,8 @@ def read_params(folder: Location, saved: Record, abstract: Params, program: Prog
 
 def read_model(folder: Location, saved: Record, abstract: Params, program: Program) -> Params:
   """All parameters of the model in a checkpoint; those that were not trained are read from where they are."""
-  trained = read_params(folder, saved, program.trained(abstract), program, str(folder))
-  others = program.frozen(abstract)
+  trained = read_params(folder, saved, program.changing(abstract), program, str(folder))
+  others = program.of_base(abstract)
   return joined(trained, load_base(saved["base"]["path"], others, program, saved, saved["base"])) if others else trained
 
 

@@ -59,8 +59,8 @@ def begin(
     tier: saves in the hosts' memory, if there are any.
   """
   program, abstract = strategy.program, strategy.abstract_state()
-  others = program.frozen(abstract.params)
-  changing = dataclasses.replace(abstract, params=program.trained(abstract.params))
+  others = program.of_base(abstract.params)
+  changing = dataclasses.replace(abstract, params=program.changing(abstract.params))
   if tier and tier.every:
     in_memory = functools.partial(recovery.restore, tier, changing, run, warn=warn)
     found = restore(workdir / FOLDER, changing, run, warn, in_memory)
@@ -82,7 +82,7 @@ def begin(
   state = strategy.init(run["config"]["seed"])
   if not init_from:
     return Start(state, LoopState(), run, [])
-  own = program.trained(state.params) if others else {}
+  own = program.changing(state.params) if others else {}
   state = dataclasses.replace(state, params=own)  # makes room
   given = initial.load(init_from, others or abstract.params, program, run)
   run = run | {"base": initial.base_of(init_from, given.params, program)} if others else run

@@ -156,6 +156,14 @@ class Program:
     """The parameters that are not trained, in the same form; {} if all are trained."""
     return {}
 
+  def of_base(self, params: Params) -> Params:
+    """The parameters of another model that this one adds to: no step changes them, and checkpoints leave them out."""
+    return {}
+
+  def changing(self, params: Params) -> Params:
+    """All parameters but `of_base`, in the same form."""
+    return params
+
   def updated(self, params: Params, sums: Sums, finite: jax.Array) -> Params:
     """The parameters after an update, with what changes without a gradient. Nothing may, unless `finite`."""
     return params

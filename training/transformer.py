@@ -114,6 +114,12 @@ class TransformerProgram(Program):
   def frozen(self, params: Params) -> Params:
     return frozen(self.sizes, params)
 
+  def of_base(self, params: Params) -> Params:
+    return self.frozen(params)
+
+  def changing(self, params: Params) -> Params:
+    return self.trained(params)
+
   def updated(self, params: Params, sums: Sums, finite: jax.Array) -> Params:
     """The parameters with the biases of routers moved towards equal loads."""
     experts = self.sizes.experts

@@ -280,7 +280,7 @@ def test_memory_stays_if_storage_cannot_be_read(job: Job, monkeypatch: pytest.Mo
   (job.workdir / "checkpoints" / "10").mkdir(parents=True)
   monkeypatch.setattr(restore, "restore", lambda *_: (_ for _ in ()).throw(JobConfigError("storage does not answer")))
   runner = SimpleNamespace(
-    program=SimpleNamespace(frozen=dict, trained=dict), abstract_state=lambda: TrainState({}, {}, {})
+    program=SimpleNamespace(of_base=lambda _: {}, changing=dict), abstract_state=lambda: TrainState({}, {}, {})
   )
   with pytest.raises(JobConfigError):
     job.run(2, lambda tier: restore.begin(job.workdir, "", runner, RUN, pytest.fail, tier))
