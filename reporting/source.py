@@ -25,8 +25,8 @@ from training.program import Params
 
 # What is taken from the file of a run: what its model is, and which fields of a row are its text.
 MODEL = (
-  "model", "project", "own", "init_from", "data.packing", "data.form", "data.text_field", "data.label_field", "data.prompt_field",
-  "data.completion_field", "data.messages_field",
+  "model", "project", "own", "init_from", "data.packing", "data.form", "data.text_field", "data.label_field",
+  "data.prompt_field", "data.completion_field", "data.messages_field",
 )  # fmt: skip
 # To make the run's training step again, also what the step computes, and on which mesh.
 STEP = (

@@ -232,9 +232,9 @@ def random_batch(program: Program, size: int, seed: int = 0) -> HostBatch:
       if field.below is None
       else random.integers(0, field.below, (size, *field.shape)).astype(field.dtype)
     )
-    for name, field in program.sizes.example_shapes().items()
+    for name, field in program.fields().items()
   }
-  if program.sizes.segments:
+  if "segments" in batch:
     batch["segments"] = random_segments(random, *batch["segments"].shape)
   return batch | {"id": id_words(random.permutation(1000)[:size]), "mask": np.ones(size, np.bool_)}
 

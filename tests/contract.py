@@ -1,0 +1,59 @@
+"""What every program must keep under every strategy, whatever its model. A project's tests take it in one line each."""
+
+import functools
+from collections.abc import Callable, Collection
+
+import jax
+import numpy as np
+import pytest
+from helpers import PARITY, assert_trees_close, in_full, one_sentence, random_batch, strategy
+from ml_collections import ConfigDict
+
+import strategies
+from training import settings
+from training.program import Params, Sums
+
+BATCH = 16
+Found = tuple[float, Params, Params, Sums]
+
+
+def equals_a_single_device(
+  config: Callable[[], ConfigDict], in_each: Collection[str], refused: Collection[str] = ()
+) -> Callable[[str], None]:
+  """A test of each strategy: gradients, a step and an evaluation equal a single device's, or one sentence refuses it.
+
+  Args:
+    config: makes a small config of the program.
+    in_each: the strategies that `make test` runs; `make test-all` runs all.
+    refused: the strategies that cannot run it.
+  """
+
+  @functools.cache
+  def found(name: str, parts: int) -> Found:
+    changed = config()
+    changed.accumulation = parts
+    runner = strategy(name, settings.program(changed, "cpu"), devices=1 if name == "single" else 8)
+    batch = runner.shard(random_batch(runner.program, BATCH), BATCH)
+    state = runner.init(seed=1)
+    metrics, gradients = jax.device_get(runner.gradients(state, batch))
+    sums = jax.device_get(runner.eval_step(state, batch))
+    after = jax.device_get(runner.stored.cut(runner.train_step(state, batch)[0].params))
+    return float(metrics["loss"]), gradients, after, sums
+
+  cases = [name for name in strategies.names() if name != "single"]
+
+  @pytest.mark.parametrize("name", in_full(cases, *in_each))
+  def test(name: str) -> None:
+    if name in refused:
+      with one_sentence("mesh.", "use"):
+        found(name, 1)
+      return
+    for parts in (1, 2):
+      (loss, gradients, after, sums), expected = found(name, parts), found("single", parts)
+      assert loss == pytest.approx(expected[0], rel=PARITY)
+      assert_trees_close(gradients, expected[1], PARITY)
+      assert_trees_close(after, expected[2], PARITY)
+      for measure, value in sums.items():
+        np.testing.assert_allclose(value, expected[3][measure], rtol=PARITY, err_msg=measure)
+
+  return test
