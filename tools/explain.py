@@ -31,6 +31,7 @@ from runtime.devices import start_jax
 from runtime.hardware import chip
 from strategies.execution.strategy import Strategy
 from training import settings
+from training.transformer import TransformerProgram
 
 NETWORK = "Of a GPU cluster: the bandwidth between hosts for each GPU, such as 400Gb (default: its maker's systems)."
 
@@ -76,7 +77,7 @@ def placement(found: dict[str, Any]) -> str:
   more = [("activation (one part of the batch)", *head)] + [
     (f"{a['what']} ({a['dtype']})", *_placed(a)) for a in found["activations"]
   ]
-  return f"{table(rows)}\n\n{table(more)}"
+  return f"{table(rows)}\n\n{table(more)}" if found["activations"] else table(rows)
 
 
 def _placed(row: dict[str, Any]) -> tuple[str, ...]:
@@ -99,6 +100,8 @@ def _picture(strategy: Strategy) -> str:
   """A picture of one weight on the devices."""
   if strategy.layout.device_count == 1:
     return ""
+  if not isinstance(strategy.program, TransformerProgram):
+    return ""
   params = strategy.abstract_state().params
   weight = params["blocks"]["mlp"]["up"]
   return f"blocks/mlp/up on the devices:\n{picture(weight.sharding, weight.shape)}"
@@ -108,6 +111,7 @@ def _memory(memory: dict[str, Any]) -> str:
   p = memory["predicted"]
   size = lambda number: "" if number is None else amount(number)
   state = p["parameters"] + p["optimizer"]
+  temporary = None if p["total"] is None else p["total"] - state
   rows = [
     ("memory of a device", "predicted", "compiler"),
     ("parameters", size(p["parameters"]), ""),
@@ -116,7 +120,7 @@ def _memory(memory: dict[str, Any]) -> str:
     ("gradients", size(p["gradients"]), ""),
     ("activations for the backward pass", size(p["saved"]), ""),
     ("working memory", size(p["working"]), ""),
-    ("= temporary", size(p["total"] - state), size(memory["temporary"])),
+    ("= temporary", size(temporary), size(memory["temporary"])),
     ("total", size(p["total"]), size(memory["total"]) or "refused"),
   ]
   if p["host"]:
@@ -159,7 +163,7 @@ def _timeline(found: dict[str, Any]) -> str:
 def _time(found: dict[str, Any]) -> str:
   time = found["time"]
   if not time:
-    if found["memory"]["fits"] is False:
+    if found["memory"]["fits"] is False or not found["activations"]:
       return ""
     known = chip(found["device"])
     if known and not found["network_known"]:
@@ -202,6 +206,8 @@ def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
   if asked.html:
     folders.writable_file(Path(asked.html), "html")
   strategy = create(config, where)
+  if asked.html:
+    strategy.program.sizes  # noqa: B018 - a page shows a Transformer; for other models this is an error in a sentence
   if network and not where and strategy.mesh.devices.flat[0].platform != "gpu":
     raise ConfigError(f"network={asked.network!r} is for GPUs; add --topology=h100:16x8 or another cluster")
   also = {"in_hosts": True} if config.checkpoint.memory_every else {}

@@ -20,6 +20,7 @@ from runtime.device_memory import is_too_little
 from runtime.hardware import Chip
 from runtime.stderr import silenced
 from strategies.execution.strategy import Strategy
+from training.transformer import TransformerProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +103,16 @@ def compile_step(strategy: Strategy, batch_size: int) -> CompiledStep:
       raise DoesNotFit(str(error)) from error
     raise
   seconds = time.perf_counter() - start
-  sizes, case = planned(compiled), Case.of(strategy, batch_size, strategy.mesh.devices.flat[0].platform)
+  sizes, rounds = planned(compiled), unit_rounds(strategy)
+  if isinstance(strategy.program, TransformerProgram):
+    rounds |= experts.loops(Case.of(strategy, batch_size, strategy.mesh.devices.flat[0].platform))
   return CompiledStep(
     hlo.parse(text),
     arguments=sizes["argument"],
     temporary=sizes["total"] - sizes["argument"],
     seconds=seconds,
     mesh=strategy.layout.mesh,
-    rounds=unit_rounds(strategy) | experts.loops(case),
+    rounds=rounds,
     host=sizes["host"],
   )
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from lab.analysis import gpus, host, memory, predict, spans, theory
+from lab.analysis import any_program, gpus, host, memory, predict, spans, theory
 from lab.analysis.case import Case
 from lab.analysis.communication import Collective
 from lab.analysis.compiled import CompiledStep, DoesNotFit, compile_step
@@ -29,6 +29,7 @@ from runtime.hardware import Chip, chip, peak_flops, usable_memory
 from strategies.execution.options import options
 from strategies.execution.strategy import Strategy
 from strategies.layout import Layout, axes_of
+from training.transformer import TransformerProgram
 
 WHOLE_STREAM = ("batch", None, None)  # recorded where a layout splits it elsewhere
 
@@ -82,35 +83,41 @@ def explain(
   """
   device = strategy.mesh.devices.flat[0]
   figures = chip(device.device_kind)
-  case = Case.of(strategy, batch_size, device.platform)
   step, error = _compiled(strategy, batch_size) if compiled else (None, None)
   mesh = strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices, which a compiler needs
   links = figures and (where.links_of(mesh) if where else of_devices(figures, mesh, network))
-  sent, collectives = theory.sent(case), step.collectives() if step else []
-  timed = step.overlap(figures, links) if step and figures and links and peak_flops(device, case.sizes.dtype) else None
-  return {
+  collectives, dtype = step.collectives() if step else [], strategy.program.traits.dtype
+  timed = step.overlap(figures, links) if step and figures and links and peak_flops(device, dtype) else None
+  known = {
     "strategy": name,
     "about": strategy.describe(name),
     "mesh": dict(strategy.layout.mesh),
     "device": device.device_kind,
     "network": where.described if where else "",
     "batch_size": batch_size,
+    "transfers": _transfers(strategy),
+    "communication": _communication(collectives, timed) if step else None,
+    "network_known": figures is None or links is not None,
+    "compile_seconds": step.seconds if step else None,
+  }
+  capacity = usable_memory(list(mesh.devices.flat))
+  if not isinstance(strategy.program, TransformerProgram):
+    return known | any_program.facts(strategy, step, error, capacity)
+  case = Case.of(strategy, batch_size, device.platform)
+  sent = theory.sent(case)
+  return known | {
     "weights": _weights(strategy, case),
     "activations": _activations(strategy, case),
-    "memory": _memory(name, case, step, error, usable_memory(list(mesh.devices.flat)), device.platform == "tpu")
+    "memory": _memory(name, case, step, error, capacity, device.platform == "tpu")
     | ({"in_hosts": memory.in_hosts(case)} if in_hosts else {}),
-    "transfers": _transfers(case),
-    "communication": _communication(collectives, timed) if step else None,
     "theory": [row._asdict() for row in sent],
     "excess": excess(case, collectives, sent, _has_default_options(strategy)),
     "timeline": timeline(strategy.schedule) if strategy.schedule else None,
     "bubble": strategy.schedule.idle_time() if strategy.schedule else None,
     "time": _time(strategy, case, step, figures, timed) if step and figures and timed else None,
     "panels": spans.panels(timed) if timed else None,
-    "network_known": figures is None or links is not None,
     "not_known": gpus.NOT_KNOWN if isinstance(where, Cluster) else "",
-    "compile_seconds": step.seconds if step else None,
   }
 
 
@@ -208,9 +215,10 @@ def _memory(
   }
 
 
-def _transfers(case: Case) -> dict[str, Any]:
+def _transfers(strategy: Strategy) -> dict[str, Any]:
   """What the layout makes move, by field of `Transfers`, and in words."""
-  return dataclasses.asdict(case.transfers) | {"described": case.transfers.described(case.layout.mesh)}
+  transfers = strategy.transfers
+  return dataclasses.asdict(transfers) | {"described": transfers.described(strategy.layout.mesh)}
 
 
 def _communication(collectives: list[Collective], timed: Overlap | None) -> list[dict[str, Any]]:
