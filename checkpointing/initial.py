@@ -5,6 +5,7 @@ trains. A record's `base` says where the other weights are, and has a digest of 
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,17 +93,21 @@ def _check_window(theirs: dict[str, Any], ours: dict[str, Any], where: str) -> N
 
 
 def read_params(folder: Location, saved: Record, abstract: Params, program: Program, where: str) -> Params:
-  """Parameters of a checkpoint with record `saved`, in the layout of `abstract`.
+  """Parameters of a checkpoint with record `saved`, in the layout of `abstract`; their averages, if it has them.
 
   Raises ConfigError, naming `where`, if they have other shapes or are damaged.
   """
-  only = {"params": abstract}
+  wanted, own = dict(record.named(abstract)), _shapes(program)
+  held = {name: record.array_of(saved, name) for name in wanted}
+  as_held = lambda name, w: w if held[name].startswith("params/") else w.update(dtype=jnp.float32)
+  only = record.nested((held[name], as_held(name, w)) for name, w in wanted.items())
   with processes.raise_together():
-    record.check_arrays(saved, only, _shapes(program), where)
-  params, why = reading.read_tree(folder, only, saved)
-  if params is None:
+    record.check_arrays(saved, only, {held[name]: own[f"params/{name}"] for name in wanted}, where)
+  read, why = reading.read_tree(folder, only, saved)
+  if read is None:
     raise JobConfigError(f"{where} is damaged ({why}); use another checkpoint, as WORKDIR/{reading.FOLDER}/STEP")
-  return params["params"]
+  found = dict(record.named(read))
+  return jax.tree.map(lambda name, w: found[held[name]].astype(w.dtype), _names(abstract), abstract)
 
 
 def read_model(folder: Location, saved: Record, abstract: Params, program: Program) -> Params:
@@ -137,6 +142,12 @@ def check_base(source: str, found: dict[str, str], base: Base) -> None:
 def _shapes(program: Program) -> record.Shapes:
   """The shapes of parameters without padding, by their names in a checkpoint."""
   return record.shapes({"params": program.abstract_state().params})
+
+
+def _names(params: Params) -> Params:
+  """The name of each parameter, in the same tree."""
+  name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+  return jax.tree.map_with_path(lambda path, _: name(path), params)
 
 
 def _digests(params: Params, program: Program) -> dict[str, str]:

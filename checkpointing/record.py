@@ -41,6 +41,7 @@ FREE_TO_CHANGE = (
   "attention", "attention_context", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std",
   "expert_capacity",
 )  # fmt: skip
+EMA = "opt_state/ema/"  # the names of averages of weights begin so
 STATE = ("optimizer.name", "optimizer.moments")  # other fields that must agree, because the arrays follow them
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
@@ -100,6 +101,7 @@ def check_same_run(saved: Record, now: Record, where: str) -> None:
   # A field that the record lacks is newer than it, and says what the run has been since its beginning.
   names = [n for n in sorted(before) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
   names += [name for name in STATE if name in before]
+  names += ["optimizer.ema"] if bool(before.get("optimizer.ema")) != bool(after.get("optimizer.ema")) else []
   wrong = [_change(name, before, after) for name in names if before.get(name) != after.get(name)]
   # The step alone gives the position in the data, so everything that determines a batch must be equal.
   wrong += [_change(name, saved["data"], now["data"]) for name in ("seed", "batch_size") if _differs(name, saved, now)]
@@ -180,6 +182,11 @@ def named(tree: Any) -> list[tuple[str, Any]]:
   """The leaves of a tree, with names such as "params/blocks/mlp/up"."""
   name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
   return [(name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree)]
+
+
+def array_of(saved: Record, name: str) -> str:
+  """The array of a checkpoint with a weight of the model: the average over steps (`optimizer.ema`), if there is one."""
+  return f"{EMA}{name}" if f"{EMA}{name}" in saved["arrays"] else f"params/{name}"
 
 
 def nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -133,6 +133,8 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "moments": "float32",  # what is stored of all these between steps: "float32" or "bfloat16"
         "weight_decay": 0.1,
         "clip_norm": 1.0,  # of the global gradient norm; 0: no clipping
+        # Average the weights over steps, with this decay, such as 0.999: evaluation, samples and export use the mean.
+        "ema": 0.0,  # 0: no average
         "on_host": False,  # keep the state in the host's memory, and bring it to the device for the update
       },
       "data": {

@@ -141,7 +141,7 @@ def sample(config: ConfigDict, strategy: Strategy, dataset: Dataset, state: Trai
     return None
   length = min(config.sample_length, strategy.program.sizes.seq_len - begins.shape[1])
   how = {"length": length, "seed": config.seed, "temperature": config.sample_temperature}
-  tokens = strategy.writing.generate(state.params, begins, **how)
+  tokens = strategy.writing.generate(strategy.averaged(state).params, begins, **how)
   return dataset.text.decode(np.asarray(tokens)[0].tolist())
 
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import limits
-from checkpointing import initial, pretrained, reading
+from checkpointing import initial, pretrained, reading, record
 from checkpointing.pretrained.export import DTYPES, export, export_adapters
 from checkpointing.storage_logs import shorten_storage_logs
 from data.text import tokenizer_files
@@ -70,7 +70,7 @@ def reader(folder: Location, saved: dict[str, Any]) -> Callable[[str], np.ndarra
   """A function that reads a weight of a checkpoint by its name."""
 
   def read(name: str) -> np.ndarray:
-    found, why = reading.read_array(folder, saved, f"params/{name}")
+    found, why = reading.read_array(folder, saved, record.array_of(saved, name))
     if found is None:
       raise ConfigError(f"workdir={str(folder)!r} is damaged: {why}; use another checkpoint")
     return np.asarray(found)

@@ -9,6 +9,7 @@ import optax
 
 from errors import ConfigError, above_zero, not_negative, one_of, positive
 from training.optimizers import ELEMENTWISE, OPTIMIZERS, Rule
+from training.optimizers.average import Averaged, averaged
 from training.optimizers.rounding import stored
 from training.schedules import SCHEDULES
 
@@ -38,6 +39,7 @@ class Optimizer:
   momentum: float
   moments: str
   on_host: bool
+  ema: float
 
   def __post_init__(self) -> None:
     one_of("optimizer.name", self.name, OPTIMIZERS)
@@ -55,7 +57,7 @@ class Optimizer:
     for name in ("final_fraction", "decay_fraction"):
       if not 0 <= getattr(self, name) <= 1:
         raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be from 0 to 1")
-    for name in ("b1", "b2", "momentum"):
+    for name in ("b1", "b2", "momentum", "ema"):
       if not 0 <= getattr(self, name) < 1:
         raise ConfigError(f"optimizer.{name}={getattr(self, name)} must be at least 0 and below 1")
     for name in ("clip_norm", "weight_decay"):
@@ -76,7 +78,10 @@ class Optimizer:
       stored(own.transform, self.moments),
       optax.add_decayed_weights(self.weight_decay, mask=is_decayed),
     )
-    return own._replace(transform=transform, dims=(own.dims, optax.MaskedState(optax.EmptyState())))
+    names: Any = (own.dims, optax.MaskedState(optax.EmptyState()))
+    if self.ema:
+      return own._replace(transform=averaged(transform, self.ema), dims=Averaged(names, dims))
+    return own._replace(transform=transform, dims=names)
 
   def clipped(self, gradients: Any, norm: jax.Array) -> Any:
     """Gradients with this global norm, scaled down if it is above `clip_norm`."""

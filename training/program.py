@@ -164,6 +164,11 @@ class Program:
     """All parameters but `of_base`, in the same form."""
     return params
 
+  def averaged(self, state: TrainState) -> Params:
+    """The parameters with the average of those that are trained, which the optimizer keeps (`optimizer.ema`)."""
+    mean = jax.tree.map(lambda mean, w: mean.astype(w.dtype), state.opt_state.ema, self.trained(state.params))
+    return joined(mean, self.frozen(state.params))
+
   def updated(self, params: Params, sums: Sums, finite: jax.Array) -> Params:
     """The parameters after an update, with what changes without a gradient. Nothing may, unless `finite`."""
     return params
@@ -273,7 +278,8 @@ class Program:
 
     def update(params: Params, opt_state: Any, grads: Params, *words: Params) -> tuple[Params, Any]:
       exact = jax.tree.map(lambda p: p.astype(jnp.float32), params)
-      changes, new_state = self.rule.transform.update(grads, opt_state, exact, key=key, sharding=sharding)
+      more = {"rate": rate, "step": state.step} if self.optimizer.ema else {}
+      changes, new_state = self.rule.transform.update(grads, opt_state, exact, key=key, sharding=sharding, **more)
       new = jax.tree.map(lambda p, u: p - rate * u, exact, changes)
       new = jax.tree.map(rounded_as, params, new, *words) if words else new
       return jax.tree.map(lambda new, old: jnp.where(finite, new, old), (new, new_state), (params, opt_state))

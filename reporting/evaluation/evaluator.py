@@ -63,6 +63,7 @@ class Evaluator:
 
     Results are read two batches late, so that the device does not wait.
     """
+    state = self.strategy.averaged(state)
     totals: list[dict[str, Any]] = [collections.defaultdict(float) for _ in self._batches]
     waiting: collections.deque[tuple[int, Sums]] = collections.deque()
 

@@ -4,6 +4,7 @@ training/program.py holds the mathematics, without devices, and a runner (runner
 function of a step becomes a jitted program over the mesh. The layout gives the shardings of inputs and outputs.
 """
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -82,7 +83,12 @@ class Strategy:
     def eval_step(params: Params, batch: Batch) -> Sums:
       return runner.eval_sums(stored.cut(params), batch)
 
+    def averaged(state: TrainState) -> Params:
+      state = TrainState(state.step, stored.cut(state.params), stored_state.cut(state.opt_state))
+      return stored.pad(program.averaged(jax.device_put(state, jax.memory.Space.Device)))
+
     self._init = jax.jit(init, out_shardings=self.state_sharding)
+    self._averaged = jax.jit(averaged, in_shardings=(self.state_sharding,), out_shardings=params)
     self._train_step = runner.jit(
       train_step,
       in_shardings=(self.state_sharding, self.batch_sharding),
@@ -141,6 +147,13 @@ class Strategy:
     """Sums of loss, correct predictions and count over the batch. Padding does not count."""
     with on_mesh(self.mesh):
       return self._eval_step(state.params, batch)
+
+  def averaged(self, state: TrainState) -> TrainState:
+    """The state with the average of the weights, if the optimizer keeps it, in place of the weights; else the same."""
+    if not self.program.optimizer.ema:
+      return state
+    with on_mesh(self.mesh):
+      return dataclasses.replace(state, params=self._averaged(state))
 
   def gradients(self, state: TrainState, batch: Batch) -> tuple[Metrics, Params]:
     """The mean loss and its gradient in the trained parameters, before clipping, sharded like the parameters."""
