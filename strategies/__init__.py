@@ -2,9 +2,11 @@
 
 Read layout.py first, then data_parallel.py, zero1.py, zero2.py, fsdp.py, hsdp.py, tensor_parallel.py and two_d.py: each
 is a layout. Then pipeline.py and three_d.py. The package execution/ says how a layout runs. Every other file here
-defines `LAYOUT` and is a strategy, under the file's name. Nothing else needs to be registered.
+defines `LAYOUT` and is a strategy, under the file's name. Nothing else needs to be registered. A file of a project is a
+strategy under its full name, such as `projects.sounds.pairs`.
 """
 
+import contextlib
 import importlib
 import pkgutil
 import warnings
@@ -38,6 +40,15 @@ def _modules() -> dict[str, ModuleType]:
   return {name: module for name, module in modules.items() if hasattr(module, "LAYOUT")}
 
 
+def _module(name: str) -> ModuleType:
+  """The file of a strategy. Raises ConfigError for an unknown name."""
+  if name.startswith("projects.") and all(part.isidentifier() for part in name.split(".")):
+    with contextlib.suppress(ModuleNotFoundError):
+      if hasattr(module := importlib.import_module(name), "LAYOUT"):
+        return module
+  return _modules()[one_of("strategy", name, names())]
+
+
 def names() -> list[str]:
   """The names of all strategies, sorted."""
   return sorted(_modules())
@@ -45,7 +56,8 @@ def names() -> list[str]:
 
 def layout_of(name: str) -> Layout:
   """The Layout of a strategy, with unresolved mesh sizes. Raises ConfigError for an unknown name."""
-  return _modules()[one_of("strategy", name, names())].LAYOUT
+  layout: Layout = _module(name).LAYOUT
+  return layout
 
 
 def create(config: Mapping[str, Any], program: Program, devices: Sequence[jax.Device]) -> Strategy:
@@ -94,4 +106,4 @@ def limits(name: str, layout: Layout, program: Asked) -> list[Limit]:
 
 def _named(name: str, what: str, otherwise: Any) -> Any:
   """What a strategy's file defines under this name."""
-  return getattr(_modules()[name], what, otherwise)
+  return getattr(_module(name), what, otherwise)

@@ -18,7 +18,7 @@ Found = tuple[float, Params, Params, Sums]
 
 
 def equals_a_single_device(
-  config: Callable[[], ConfigDict], in_each: Collection[str], refused: Collection[str] = ()
+  config: Callable[[], ConfigDict], in_each: Collection[str], refused: Collection[str] = (), own: Collection[str] = ()
 ) -> Callable[[str], None]:
   """A test of each strategy: gradients, a step and an evaluation equal a single device's, or one sentence refuses it.
 
@@ -26,6 +26,7 @@ def equals_a_single_device(
     config: makes a small config of the program.
     in_each: the strategies that `make test` runs; `make test-all` runs all.
     refused: the strategies that cannot run it.
+    own: strategies of the project.
   """
 
   @functools.cache
@@ -40,7 +41,7 @@ def equals_a_single_device(
     after = jax.device_get(runner.stored.cut(runner.train_step(state, batch)[0].params))
     return float(metrics["loss"]), gradients, after, sums
 
-  cases = [name for name in strategies.names() if name != "single"]
+  cases = [name for name in (*strategies.names(), *own) if name != "single"]
 
   @pytest.mark.parametrize("name", in_full(cases, *in_each))
   def test(name: str) -> None:
