@@ -14,6 +14,7 @@ from flax import nnx
 from errors import ConfigError, not_negative
 from models.dimensions import UNSHARDED, Sharding
 from models.keys import Purpose
+from models.mixers import check_writes
 from models.ops.attention import Cache
 from models.ops.loss import LOGITS
 from models.sizes import ModelSizes
@@ -150,7 +151,8 @@ class TextWriter(NamedTuple):
 
 
 def empty_cache(sizes: ModelSizes, batch: int, length: int) -> Cache:
-  """A cache for `length` positions of `batch` texts."""
+  """A cache for `length` positions of `batch` texts. Raises ConfigError if the model has none."""
+  check_writes(sizes)
   zeros = jnp.zeros((sizes.depth, batch, sizes.kv_heads, length, sizes.head_dim), sizes.dtype)
   return Cache(zeros, zeros)
 
