@@ -40,6 +40,8 @@ FREE_TO_CHANGE = (
   "attention", "attention_context", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std",
   "expert_capacity",
 )  # fmt: skip
+# Fields of a model that are newer than some records, with what those runs had. Of others, it is what is empty or 0.
+BEFORE = {"model.mixer": "attention", "model.mlp": "swiglu"}
 STATE = ("optimizer.name", "optimizer.moments")  # other fields that must agree, because the arrays follow them
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
@@ -94,7 +96,7 @@ def check_same_run(saved: Record, now: Record, where: str) -> None:
 
   Both must have the same version (`check_version`).
   """
-  before, after = (flat(record["config"]) for record in (saved, now))
+  before, after = (BEFORE | flat(record["config"]) for record in (saved, now))
   # A field that the record lacks is newer than it, and says what the run has been since its beginning.
   names = [n for n in sorted(before) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
   names += [name for name in STATE if name in before]
@@ -133,7 +135,7 @@ def check_arrays(saved: Record, abstract: Any, own: Shapes, where: str) -> None:
 
 def changes(saved: Record, now: Record) -> list[str]:
   """Config differences to report when resuming."""
-  before, after = (flat(record["config"]) for record in (saved, now))
+  before, after = (BEFORE | flat(record["config"]) for record in (saved, now))
   reported = [name for name in after if name.startswith(REPORTED_CHANGES) and name in before]
   found = [_change(name, before, after) for name in reported if before[name] != after[name]]
   newer = [name for name in after if name.startswith("model.") and name not in before and after[name]]

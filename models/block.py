@@ -3,7 +3,7 @@
 The kinds of both are in mixers.py and mlps.py. How their products and cores are computed is in ops/.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -13,7 +13,6 @@ from models.dimensions import Sharding
 from models.experts import Experts
 from models.mixers import MIXERS
 from models.mlps import MLPS
-from models.ops.attention import Cache
 from models.ops.layers import RMSNorm, dropout, fold_in
 from models.ops.loss import Sums
 from models.ops.routing import Counted
@@ -56,9 +55,9 @@ class Block(nnx.Module):
     x: jax.Array,  # [B, T, D]
     side: SideInputs,  # with the keys of this block
     sharding: Sharding,
-    cache: Cache | None = None,
+    cache: Any = None,
     start: jax.Array | int = 0,
-  ) -> tuple[jax.Array, Cache | None, Sums]:
+  ) -> tuple[jax.Array, Any, Sums]:
     """Returns the residual stream [B, T, D], the second result of the mixer, and the sums of the block's router."""
     mix, norm = getattr(self, self.mixer), getattr(self, f"{self.mixer}_norm")
     mixed, new = mix(norm(x), side, sharding, cache, start)

@@ -5,7 +5,7 @@ What only some models have is a group of its own: experts, adapters, images.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from errors import ConfigError, above_zero, not_negative, one_of, positive
 from models import windows
 from models.expert_sizes import ExpertSizes
 from models.inputs import INPUTS, Field, ImageSizes, Input, Shapes
-from models.lora import TARGETS, LoraSizes
+from models.lora import LoraSizes, check_targets
 from models.mixers import MIXERS, Mixer
 from models.mlps import MLPS
 from models.objectives import OBJECTIVES, Objective
@@ -26,6 +26,11 @@ from models.remat import names_of
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # from the one that keeps most on the device to the one that keeps least
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
+# The fields that name one of several things.
+KNOWN: dict[str, Collection[str]] = {
+  "inputs": INPUTS, "objective": OBJECTIVES, "mixer": MIXERS, "mlp": MLPS, "attention": ATTENTION, "dtype": DTYPES,
+  "attention_context": WAYS, "remat": REMAT, "param_dtype": DTYPES,
+}  # fmt: skip
 # The entries of the parameters that hold blocks, in the order in which these run, and the dimension that counts them.
 STACKS = {"dense_blocks": "dense_layers", "blocks": "layers"}
 
@@ -83,16 +88,9 @@ class ModelSizes:
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON makes a list of it
-    one_of("model.inputs", self.inputs, INPUTS)
-    one_of("model.objective", self.objective, OBJECTIVES)
-    one_of("model.mixer", self.mixer, MIXERS)
-    one_of("model.mlp", self.mlp, MLPS)
-    one_of("model.attention", self.attention, ATTENTION)
-    one_of("model.attention_context", self.attention_context, WAYS)
-    one_of("model.remat", self.remat, REMAT)
+    for name, known in KNOWN.items():
+      one_of(f"model.{name}", getattr(self, name), known)
     names_of(self.saved)
-    one_of("model.dtype", self.dtype, DTYPES)
-    one_of("model.param_dtype", self.param_dtype, DTYPES)
     for name in ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len"):
       positive(f"model.{name}", getattr(self, name))
     above_zero("model.rope_base", self.rope_base, "10000")
@@ -105,15 +103,13 @@ class ModelSizes:
       )
     if not self.head_dim:
       if self.width % self.heads:
-        raise ConfigError(
-          f"model.heads={self.heads} does not divide model.width={self.width}; use heads that divide it, or set "
-          "model.head_dim"
-        )
+        raise ConfigError(f"model.heads={self.heads} does not divide model.width={self.width}; set model.head_dim too")
       object.__setattr__(self, "head_dim", self.width // self.heads)
     if not 0 <= self.dropout < 1:
       raise ConfigError(f"model.dropout={self.dropout} must be at least 0 and below 1; use 0 for no dropout")
     positive("model.head_dim", self.head_dim)
     self.mixes.check(self)
+    check_targets(self)
     self.reads.check()
     windows.check(self.window, self.layers_pattern, self.depth, self.positions)
     self.predicts.check()
@@ -177,8 +173,9 @@ class ModelSizes:
 
     In a mixture, the MLP's sizes are those of the shared experts, and 0 without shared experts.
     """
-    hidden = dict.fromkeys(MLPS[self.mlp].adapted, self.dense_width)
-    return dict.fromkeys(TARGETS, 0) | self.mixes.sides(self) | hidden
+    mixing, mlp = self.mixes.products(self), MLPS[self.mlp]
+    sides = {name: mixing[name] // self.width for name in self.mixes.adapted}
+    return sides | dict.fromkeys(mlp.adapted, self.dense_width)
 
   @property
   def positions(self) -> int:

@@ -30,6 +30,7 @@ ADAPTED = "adapters, accumulated, remat"
 MUON = "tied, saved by name, blocks, muon"
 ADAFACTOR = "images, adafactor"
 NUMBERS = "features, regression"
+RECURRENT = "recurrence, documents, saved by name"
 # What Qwen's and Llama 3's models add. The rotations of 2 pairs: one that stays, and one that is slowed down in part.
 FAMILIES = {"model__qkv_bias": True, "model__qk_norm": True, "model__rope_scaling": (8.0, 0.01, 1.0, 16)}
 ACCUMULATED = {"accumulation": 2, "model__remat": "full"}
@@ -68,6 +69,13 @@ VARIANTS = {
     "model__outputs": 3,
     "model__dropout": 0.1,
   },
+  RECURRENT: {
+    "model__mixer": "recurrence",
+    "data__packing": "documents",
+    "model__dropout": 0.1,
+    "model__remat": "full",
+    "model__saved": "attended,mlp_up",
+  },
   MUON: {
     "model__tied_embedding": True,
     "model__remat": "full",
@@ -87,7 +95,7 @@ SHARED = each_once(
   ("zero2", ACCUMULATION), ("two_d", ACCUMULATION), ("pipeline", ACCUMULATION), ("three_d", DOCUMENTS),
   ("hsdp", DOCUMENTS), ("fsdp", DOCUMENTS), ("zero1", "images"), ("data_parallel", ACCUMULATION),
   ("tensor_parallel", ADAPTED), ("pmap_ddp", ADAPTED), ("context", NUMBERS), ("expert", MIXTURE),
-  ("expert_fsdp", MIXTURE),
+  ("expert_fsdp", MIXTURE), ("long_context", RECURRENT),
 )  # fmt: skip
 
 

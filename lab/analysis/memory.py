@@ -128,7 +128,7 @@ def cotangents(case: Case) -> float:
   """
   sizes, layout = case.sizes, case.layout
   products = sizes.mixes.products(sizes)
-  heads = (sum(products.values()) - products["attention_output"]) / sizes.width / layout.shards("heads")
+  heads = (sum(products.values()) - products["out"]) / sizes.width / layout.shards("heads")
   mlp = (len(MLPS[sizes.mlp].products) - 1) * sizes.dense_width / layout.shards("mlp")
   scores = 4 * (sizes.experts.count if sizes.experts else 0)
   return sizes.positions * (case.item * (heads + mlp + 2 * sizes.width / layout.shards("sequence")) + scores)

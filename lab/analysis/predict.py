@@ -142,6 +142,7 @@ def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[f
     for joined in ({"query", "key", "value"}, {"mlp_gate", "mlp_up"}):
       names -= set() if joined <= names else joined
   shares, of_mlp = sizes.mixes.products(sizes), MLPS[sizes.mlp].products
+  names |= {"out"} if "attention_output" in names else set()
   share = sum(n for name, n in shares.items() if name not in names) / sum(shares.values())
   read = set(of_mlp[:-1])  # not the last product, which makes the block's output
   if (sizes.attention in KERNELS or _saves_logsumexp(case)) and case.saves_attended:

@@ -98,11 +98,8 @@ def bytes_per_example(
     return others(sizes.mixtures) + dense(rest + 1) - dense(1)  # what exists once is the same for both
   traced_here = lambda **shards: traced(sizes, remat or sizes.remat, **shards, sharers=sharers)[host]
   own = sizes.positions // sharers
-  splits = {
-    "heads": (min(getattr(sizes, name) for name in sizes.mixes.heads), heads),
-    "mlp": (sizes.hidden_width, mlp),
-    "sequence": (own, sequence),
-  }
+  own_heads = min(getattr(sizes, name) for name in sizes.mixes.heads)
+  splits = {"heads": (own_heads, heads), "mlp": (sizes.hidden_width, mlp), "sequence": (own, sequence)}
   whole = found = traced_here().of(layers)
   for part, (size, shards) in splits.items():
     if shards > 1:

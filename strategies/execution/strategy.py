@@ -162,7 +162,10 @@ class Strategy:
       return name if name == "single" else f"{name} on one device: nothing to split, so this is the single-device run"
     line = f"{name} on mesh {self.layout.mesh_in_words}; {', '.join(self.layout.compact.placed(' × '))}"
     if self.layout.shards("positions") > 1:
-      line += f"; {self.program.sizes.mixes.reading(self.program.sizes)}"
+      sizes = self.program.sizes
+      line += f"; {sizes.mixer} reads other positions"
+      line += f" by {sizes.attention_context}" if sizes.mixes.per_pair(sizes) else ""
+      line += f", because {sizes.context_why}" if sizes.context_why else ""
     if self.layout.shards("experts") > 1 and self.program.sizes.experts:
       line += f"; tokens get to experts by {self.program.sizes.experts.transport}"
     if self.runner.described:
