@@ -146,7 +146,7 @@ def search(
 def _variants(sizes: ModelSizes, layout: Layout) -> Iterator[ModelSizes]:
   """The model with every remat policy, and every way to reach the positions and experts of other devices."""
   ask = lambda way, ways, dim: ways[1:] if way == "auto" and layout.shards(dim) > 1 else [way]
-  contexts = ask(sizes.attention_context, WAYS, "positions")
+  contexts = ask(sizes.attention_context, WAYS, "positions") if sizes.mixes.per_pair(sizes) else ["auto"]
   transports = ask(sizes.experts.transport, TRANSPORTS, "experts") if sizes.experts else [""]
   for remat, context, transport in itertools.product(REMAT, contexts, transports):
     experts = sizes.experts and dataclasses.replace(sizes.experts, transport=transport)

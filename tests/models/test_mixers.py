@@ -1,5 +1,7 @@
 """Mixers and MLPs by name: the recurrence against a loop, its cache, one of a user's own, and what is refused."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -32,22 +34,8 @@ from models.ops.layers import linear, weight
 from models.ops.recurrence import states
 
 RECURRENT = {"mixer": "recurrence"}
-OWN = {"model__mixer": "shift", "model__mlp": "relu"}
-
-
-class Shift(mixers.Mixer):
-  """Reads the position before: a mixer that says nothing of itself but its products."""
-
-  def __init__(self, sizes: Any, rngs: nnx.Rngs):
-    self.out = weight(rngs.weights, (sizes.width, sizes.width), ("embed", None), std=0.1, dtype=sizes.param_dtype)
-
-  def __call__(self, x: jax.Array, side: Any, sharding: Any, cache: Any = None, start: Any = 0) -> tuple:
-    before = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-    return linear(before, self.out[...]), None
-
-  @staticmethod
-  def products(sizes: Any) -> dict[str, int]:
-    return {"out": sizes.width**2}
+OWN = {"model__mixer": "shift", "model__mlp": "relu", "data__packing": "documents"}
+FORK = Path(__file__).parents[2] / "docs/fork.md"
 
 
 class Relu(nnx.Module):
@@ -67,7 +55,10 @@ class Relu(nnx.Module):
 
 @pytest.fixture(autouse=True)
 def own_kinds(monkeypatch: pytest.MonkeyPatch):
-  monkeypatch.setitem(mixers.MIXERS, "shift", Shift)
+  """The mixer of docs/fork.md, and an MLP."""
+  (code,) = re.findall(r"```python\n(class Shift.*?)```", FORK.read_text(), re.DOTALL)
+  monkeypatch.setitem(mixers.MIXERS, "shift", mixers.Mixer)  # so that it is removed again
+  exec(code, vars(mixers) | {"__name__": "own"})
   monkeypatch.setitem(mlps.MLPS, "relu", Relu)
 
 
@@ -96,7 +87,8 @@ def test_texts_that_go_on_from_the_state_have_the_same_logits():
   """Read in three parts; and after prompts of different lengths, whose padding leaves the state as it is."""
   sizes = model_sizes(**RECURRENT)
   model, tokens = parameters.bind(sizes, params_of(sizes)), np.random.default_rng(0).integers(0, 256, (2, 24))
-  logits = lambda tokens, apply=jax.jit(lambda tokens: model(tokens)): np.asarray(apply(tokens))
+  apply = jax.jit(lambda tokens: model(tokens))
+  logits = lambda tokens: np.asarray(apply(tokens))
   assert relative_difference(np.asarray(logits_in_parts(model, tokens)), logits(tokens)) < 1e-5
 
   lengths, writer = np.array([5, 9], np.int32), TextWriter(model, Sampling(temperature=0))
@@ -124,7 +116,7 @@ def test_flops_of_a_recurrence_count_its_products_and_no_pairs():
 
 def test_a_mixer_and_an_mlp_of_ones_own_equal_a_single_device_and_compute_what_is_predicted():
   made = program(**OWN)
-  runners = [strategy("single", made), strategy("fsdp", made)]
+  runners = [strategy("single", made), strategy("two_d", made)]
   assert compile_step(runners[1], 16).flops() == predict.flops(Case.of(runners[1], 16, "cpu"))
   batch = random_batch(made, 16)
   of = lambda runner: jax.device_get(runner.gradients(initial_state(runner), runner.shard(batch, 16))[1])
