@@ -24,10 +24,7 @@ TOKENIZER = "tokenizer"  # the tokenizer's folder in a workdir
 
 def prompt(config: ConfigDict, dataset: Dataset, sizes: ModelSizes) -> np.ndarray | None:
   """The token ids [1, P] of the prompt for the sample at the end of a run; None if there is no sample."""
-  if dataset.text is None or config.sample_length < 1 or not sizes.predicts.causal:
-    return None
-  if not sizes.mixes.has_cache:
-    warn(f"no sample, because model.mixer={sizes.mixer!r} has no cache; set sample_length=0")
+  if dataset.text is None or config.sample_length < 1 or not sizes.predicts.causal or not sizes.mixes.has_cache:
     return None
   ids = np.array([dataset.text.encode(config.sample_prompt)], np.int32)
   if not 0 < ids.shape[1] < sizes.seq_len:
@@ -102,10 +99,11 @@ def start_lines(described: dict[str, str]) -> list[str]:
 
 
 def attention_line(strategy: Strategy) -> str:
-  """The implementation of attention, and why it is not the platform's best if it is not."""
+  """The implementation of attention, and why it is not the platform's best if it is not; or the mixer in its place."""
   sizes = strategy.program.sizes
   if not sizes.mixes.per_pair(sizes):
-    return f"none: the mixer is {sizes.mixer}"
+    without = "" if sizes.mixes.has_cache else ", which has no cache, so the run writes no sample"
+    return f"none: the mixer is {sizes.mixer}{without}"
   whys = [limit.why for limit in strategy.runner.fallbacks if limit.field == "model.attention"]
   why = whys[0] if whys else sizes.attention_why
   return f"{sizes.attention}: {why}" if why else sizes.attention

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from flax import nnx
 from helpers import (
   assert_trees_close,
+  config,
   initial_state,
   logits_in_parts,
   model_sizes,
@@ -32,6 +34,7 @@ from models.flops import palm_flops_per_example, train_flops_per_example
 from models.generate import Sampling, TextWriter
 from models.ops.layers import linear, weight
 from models.ops.recurrence import states
+from reporting import summary
 
 RECURRENT = {"mixer": "recurrence"}
 OWN = {"model__mixer": "shift", "model__mlp": "relu", "data__packing": "documents"}
@@ -129,6 +132,12 @@ def test_a_mixer_and_an_mlp_of_ones_own_equal_a_single_device_and_compute_what_i
 def test_a_mixer_that_does_not_say_that_positions_may_split_is_refused(name: str):
   with one_sentence("model.mixer='shift'", "mesh.context=", "context and long_context", "another mixer"):
     strategy(name, program(**OWN))
+
+
+def test_a_run_with_a_mixer_without_a_cache_makes_no_sample_and_says_so():
+  runner, dataset = strategy("single", program(**OWN)), SimpleNamespace(text="a text")
+  assert summary.sample(config(**OWN, sample_length=5), runner, dataset, None) is None
+  assert summary.attention_line(runner) == ("none: the mixer is shift, which has no cache, so the run writes no sample")
 
 
 def test_a_mixer_without_a_cache_writes_and_scores_nothing():
