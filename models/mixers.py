@@ -43,8 +43,7 @@ class Mixer(nnx.Module):
   heads: tuple[str, ...] = ("heads",)
   adapted: tuple[str, ...] = ()
 
-  def __init__(self, sizes: "ModelSizes", rngs: nnx.Rngs):
-    """Makes the weights of one block."""
+  def __init__(self, sizes: "ModelSizes", rngs: nnx.Rngs): ...  # makes the weights of one block
 
   def __call__(
     self, x: jax.Array, side: "SideInputs", sharding: Sharding, cache: Any = None, start: jax.Array | int = 0
@@ -238,12 +237,3 @@ class Recurrence(Heads):
 
 
 MIXERS: dict[str, type[Mixer]] = {"attention": Attention, "recurrence": Recurrence}
-
-
-def check_splits(sizes: "ModelSizes", fields: str) -> None:
-  """Raises ConfigError unless devices may split the positions of a text, as these fields of the mesh ask."""
-  if not MIXERS[sizes.mixer].splits_positions:
-    raise ConfigError(
-      f"model.mixer={sizes.mixer!r} does not say that devices may split the positions of a text, as this strategy does "
-      f"with {fields}; use a strategy other than context and long_context, or another mixer"
-    )

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 from errors import ConfigError
-from models.mixers import check_splits
 from models.ops import experts
 from models.ops.context import choose
 from models.ops.positions import chunks
@@ -65,7 +64,11 @@ def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:
   if count == 1:
     return sizes
   fields = " × ".join(f"mesh.{axis}={layout.mesh[axis]}" for axis in layout.axes("positions"))
-  check_splits(sizes, fields)
+  if not sizes.mixes.splits_positions:
+    raise ConfigError(
+      f"model.mixer={sizes.mixer!r} does not say that devices may split the positions of a text, as this strategy does "
+      f"with {fields}; use a strategy other than context and long_context, or another mixer"
+    )
   unit = chunks(count)
   if sizes.positions % unit:
     better = -(-sizes.positions // unit) * unit
