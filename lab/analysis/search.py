@@ -245,7 +245,7 @@ def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, 
   """A case with its predictions."""
   fields: dict[str, object] = {f"mesh.{axis}": size for axis, size in case.layout.mesh.items()}
   fields |= {"model.remat": case.sizes.remat}
-  if case.sharers > 1:
+  if case.sharers > 1 and case.sizes.mixes.per_pair(case.sizes):
     fields["model.attention_context"] = case.sizes.attention_context
   if case.sizes.experts and case.layout.shards("experts") > 1:
     fields["model.expert_transport"] = case.sizes.experts.transport
