@@ -42,6 +42,8 @@ FREE_TO_CHANGE = (
   "expert_capacity",
 )  # fmt: skip
 EMA = "opt_state/ema/"  # the names of averages of weights begin so
+# Fields of a model that are newer than some records, with what those runs had. Of others, it is what is empty or 0.
+BEFORE = {"model.mixer": "attention", "model.mlp": "swiglu"}
 STATE = ("optimizer.name", "optimizer.moments")  # other fields that must agree, because the arrays follow them
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
@@ -97,7 +99,7 @@ def check_same_run(saved: Record, now: Record, where: str) -> None:
 
   Both must have the same version (`check_version`).
   """
-  before, after = (flat(record["config"]) for record in (saved, now))
+  before, after = (BEFORE | flat(record["config"]) for record in (saved, now))
   # A field that the record lacks is newer than it, and says what the run has been since its beginning.
   names = [n for n in sorted(before) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
   names += [name for name in STATE if name in before]
@@ -137,7 +139,7 @@ def check_arrays(saved: Record, abstract: Any, own: Shapes, where: str) -> None:
 
 def changes(saved: Record, now: Record) -> list[str]:
   """Config differences to report when resuming."""
-  before, after = (flat(record["config"]) for record in (saved, now))
+  before, after = (BEFORE | flat(record["config"]) for record in (saved, now))
   reported = [name for name in after if name.startswith(REPORTED_CHANGES) and name in before]
   found = [_change(name, before, after) for name in reported if before[name] != after[name]]
   newer = [name for name in after if name.startswith("model.") and name not in before and after[name]]

@@ -64,6 +64,8 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "objective": "next_token",  # what is predicted: "next_token", "class" or "regression" (numbers)
         "width": 128,  # of the residual stream
         "depth": 4,  # blocks
+        "mixer": "attention",  # how a block's positions read each other: "attention" or "recurrence"
+        "mlp": "swiglu",  # what a block does with each position; with experts, that of dense blocks
         "heads": 8,  # query heads
         "kv_heads": 8,  # key-value heads, each shared by heads / kv_heads query heads
         "head_dim": 0,  # size of a head; 0: width / heads

@@ -3,14 +3,13 @@
 ops/routing.py says how experts are chosen, and ops/experts.py how devices share them.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from models.dimensions import Sharding
 from models.lora import Adapters
+from models.mlps import MLPS
 from models.ops.experts import mix
 from models.ops.grouped import Weights
 from models.ops.layers import weight
@@ -22,8 +21,7 @@ from models.sizes import ModelSizes
 class Experts(nnx.Module):
   """Each token's output: the sum of its chosen experts' outputs, each times its scale, plus the shared experts'."""
 
-  def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs, mlp: Callable[..., nnx.Module]):
-    """`mlp` makes the MLP of the shared experts, which has the hidden units of all of them."""
+  def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
     assert sizes.experts is not None
     e, d, f, dtype = sizes.experts.count, sizes.width, sizes.experts.width, sizes.param_dtype
     out_std = (2 * sizes.depth * f) ** -0.5
@@ -36,7 +34,7 @@ class Experts(nnx.Module):
     if sizes.experts.has_bias:
       self.bias = nnx.Param(jnp.zeros(e, jnp.float32), dims=(None,))  # steps of `router_bias_rate` are small
     if sizes.experts.shared:
-      self.shared = mlp(sizes, rngs, sizes.dense_width)
+      self.shared = MLPS[sizes.mlp](sizes, rngs, sizes.dense_width)  # one MLP with the hidden units of all of them
     self.sizes, self.has_adapters = sizes.experts, sizes.lora is not None
 
   @jax.named_scope("experts")

@@ -3,6 +3,7 @@
 import math
 
 from models.lora import adapter_weights
+from models.mlps import MLPS
 from models.sizes import ModelSizes
 
 
@@ -32,16 +33,16 @@ def palm_flops_per_example(sizes: ModelSizes) -> float:
 def _train_flops(sizes: ModelSizes, pairs: float, pixels: int) -> float:
   """The FLOPs for this many pairs, with `pixels` added for each weight of an embedding of patches that is trained."""
   t = sizes.positions
-  mlps = sum(stack.layers * _mlp_weights(stack.sizes) for stack in sizes.stacks)
-  blocks = sizes.width * (sizes.depth * 2 * sizes.head_dim * (sizes.heads + sizes.kv_heads) + mlps)
+  mlps = sizes.width * sum(stack.layers * _mlp_weights(stack.sizes) for stack in sizes.stacks)
+  blocks = sizes.depth * sum(sizes.mixes.products(sizes).values()) + mlps
   head = math.prod(sizes.predicts.head()[0]) * sizes.predicts.predictions() / t
   each, patches = (4, 2) if sizes.lora else (6, 6 + pixels)
   weights = each * (blocks + head) + patches * sizes.reads.embedding_products()
-  attention = 12 * pairs * sizes.heads * sizes.head_dim
+  attention = 6 * pairs * sizes.mixes.per_pair(sizes)
   return t * (weights + sizes.depth * 6 * adapter_weights(sizes)) + sizes.depth * attention
 
 
 def _mlp_weights(sizes: ModelSizes) -> int:
   """How many weights of an MLP and a router work on a token, divided by the width."""
-  experts = sizes.experts
-  return 3 * sizes.dense_width + (3 * experts.per_token * experts.width + experts.count if experts else 0)
+  experts, products = sizes.experts, len(MLPS[sizes.mlp].products)
+  return products * sizes.dense_width + (3 * experts.per_token * experts.width + experts.count if experts else 0)

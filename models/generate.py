@@ -16,7 +16,6 @@ from models.dimensions import UNSHARDED, Sharding
 from models.keys import Purpose
 from models.ops.attention import Cache
 from models.ops.loss import LOGITS
-from models.sizes import ModelSizes
 from models.transformer import Transformer
 
 RunBlocks = Callable[[jax.Array, Cache, jax.Array | int], tuple[jax.Array, Cache]]  # (x, cache, start)
@@ -58,7 +57,8 @@ class Texts(NamedTuple):
   """Texts that are being written.
 
   Attributes:
-    cache: keys and values of all tokens but the newest; None while the cache is passed apart, to be donated.
+    cache: what the mixer keeps of all tokens but the newest (`Mixer.empty_cache`); None while it is passed apart, to be
+      donated.
     newest: [B], the newest token of each text.
     lengths: [B], how many tokens each text has.
     seen: [B, V], whether a text holds a token; [B, 0] if sampling does not need it.
@@ -94,7 +94,9 @@ class TextWriter(NamedTuple):
     if self.sampling.counts_tokens:
       is_text = jnp.arange(width) < lengths[:, None]
       seen = jax.vmap(lambda row, tokens, held: row.at[tokens].max(held))(seen, prompts, is_text)
-    texts = Texts(empty_cache(self.model.sizes, batch, size), prompts[:, 0], lengths, seen, keys)
+    texts = Texts(
+      self.model.sizes.mixes.empty_cache(self.model.sizes, lengths, size), prompts[:, 0], lengths, seen, keys
+    )
     return self._next(texts, prompts, 0, lengths - 1)
 
   def extend(self, texts: Texts) -> Texts:
@@ -112,7 +114,8 @@ class TextWriter(NamedTuple):
     sharding = self.sharding
     tokens, counted = (sharding.activation(x, "batch", None) for x in (tokens, counted))
     batch, length = tokens[:, 1:].shape
-    x, _ = self._run(self.model.embed(tokens[:, :-1], sharding), empty_cache(self.model.sizes, batch, length), 0)
+    cache = self.model.sizes.mixes.empty_cache(self.model.sizes, jnp.full(batch, length), length)
+    x, _ = self._run(self.model.embed(tokens[:, :-1], sharding), cache, 0)
 
     def some(piece: tuple[jax.Array, ...]) -> jax.Array:
       x, targets, counted = piece
@@ -149,16 +152,10 @@ class TextWriter(NamedTuple):
     return run_cached(self.model, x, cache, start, self.sharding)
 
 
-def empty_cache(sizes: ModelSizes, batch: int, length: int) -> Cache:
-  """A cache for `length` positions of `batch` texts."""
-  zeros = jnp.zeros((sizes.depth, batch, sizes.kv_heads, length, sizes.head_dim), sizes.dtype)
-  return Cache(zeros, zeros)
-
-
 def run_cached(
   model: Transformer,
   x: jax.Array,  # [B, T, D]
-  cache: Cache,  # [L, B, K, S, H] each
+  cache: Cache,  # of all layers, or of those of `only`
   start: jax.Array | int,
   sharding: Sharding = UNSHARDED,
   only: str | None = None,
@@ -185,7 +182,7 @@ def run_cached(
 
   news = list[Cache]()
   for name in [only] if only else [stack.name for stack in model.sizes.stacks]:
-    x, new = run(name, x, sum(len(cache.k) for cache in news))
+    x, new = run(name, x, sum(len(cache[0]) for cache in news))
     news.append(new)
   # Written once for all blocks: a scan that returned the cache would copy it.
   return x, cache.add(jax.tree.map(lambda *parts: jnp.concatenate(parts), *news), start)

@@ -61,6 +61,15 @@ class LoraSizes:
     return sum(name in NAMES for name in self.targets)
 
 
+def check_targets(sizes: "ModelSizes") -> None:
+  """Raises ConfigError if neither the mixer nor the MLP of a block has one of the weights that are to have adapters."""
+  if lacking := [name for name in (sizes.lora.targets if sizes.lora else ()) if name not in sizes.sides]:
+    raise ConfigError(
+      f"model.lora_targets names {', '.join(lacking)}, which model.mixer={sizes.mixer!r} with model.mlp={sizes.mlp!r} "
+      f"cannot adapt; use {','.join(sizes.sides)!r}, or train all weights with model.lora_rank=0"
+    )
+
+
 def targets_of(names: str) -> tuple[str, ...]:
   """The weights in a list with commas. Raises ConfigError for a weight that cannot have an adapter."""
   found = {one_of("model.lora_targets", name.strip(), TARGETS) for name in names.split(",") if name.strip()}

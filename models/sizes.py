@@ -5,7 +5,7 @@ What only some models have is a group of its own: experts, adapters, images.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +15,9 @@ from errors import ConfigError, above_zero, not_negative, one_of, positive
 from models import windows
 from models.expert_sizes import ExpertSizes
 from models.inputs import INPUTS, Field, ImageSizes, Input, Shapes
-from models.lora import LoraSizes
+from models.lora import LoraSizes, check_targets
+from models.mixers import MIXERS, Mixer
+from models.mlps import MLPS
 from models.objectives import OBJECTIVES, Objective
 from models.ops.context import WAYS
 from models.packings import PACKINGS, counts_parts
@@ -24,6 +26,11 @@ from models.remat import names_of
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # from the one that keeps most on the device to the one that keeps least
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
+# The fields that name one of several things.
+KNOWN: dict[str, Collection[str]] = {
+  "inputs": INPUTS, "objective": OBJECTIVES, "mixer": MIXERS, "mlp": MLPS, "attention": ATTENTION, "dtype": DTYPES,
+  "attention_context": WAYS, "remat": REMAT, "param_dtype": DTYPES,
+}  # fmt: skip
 # The entries of the parameters that hold blocks, in the order in which these run, and the dimension that counts them.
 STACKS = {"dense_blocks": "dense_layers", "blocks": "layers"}
 
@@ -44,6 +51,8 @@ class ModelSizes:
   objective: str
   width: int
   depth: int
+  mixer: str  # one of mixers.MIXERS
+  mlp: str  # one of mlps.MLPS
   heads: int
   kv_heads: int
   head_dim: int  # 0 becomes width / heads
@@ -79,14 +88,9 @@ class ModelSizes:
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON makes a list of it
-    one_of("model.inputs", self.inputs, INPUTS)
-    one_of("model.objective", self.objective, OBJECTIVES)
-    one_of("model.attention", self.attention, ATTENTION)
-    one_of("model.attention_context", self.attention_context, WAYS)
-    one_of("model.remat", self.remat, REMAT)
+    for name, known in KNOWN.items():
+      one_of(f"model.{name}", getattr(self, name), known)
     names_of(self.saved)
-    one_of("model.dtype", self.dtype, DTYPES)
-    one_of("model.param_dtype", self.param_dtype, DTYPES)
     for name in ("width", "depth", "heads", "kv_heads", "mlp_width", "seq_len"):
       positive(f"model.{name}", getattr(self, name))
     above_zero("model.rope_base", self.rope_base, "10000")
@@ -99,24 +103,13 @@ class ModelSizes:
       )
     if not self.head_dim:
       if self.width % self.heads:
-        raise ConfigError(
-          f"model.heads={self.heads} does not divide model.width={self.width}; use heads that divide it, or set "
-          "model.head_dim"
-        )
+        raise ConfigError(f"model.heads={self.heads} does not divide model.width={self.width}; set model.head_dim too")
       object.__setattr__(self, "head_dim", self.width // self.heads)
-    if self.heads % self.kv_heads:
-      raise ConfigError(
-        f"model.kv_heads={self.kv_heads} does not divide model.heads={self.heads}; "
-        f"use {' or '.join(str(k) for k in range(1, self.heads + 1) if self.heads % k == 0)}"
-      )
     if not 0 <= self.dropout < 1:
       raise ConfigError(f"model.dropout={self.dropout} must be at least 0 and below 1; use 0 for no dropout")
-    even = 2 * self.reads.coordinates  # rotary embedding rotates pairs, an equal number for each coordinate
-    if positive("model.head_dim", self.head_dim) % even:
-      raise ConfigError(
-        f"model.head_dim={self.head_dim} (model.width={self.width} / model.heads={self.heads} if not set) must be a "
-        f"multiple of {even}, as rotary embedding of {self.inputs} needs; use other sizes"
-      )
+    positive("model.head_dim", self.head_dim)
+    self.mixes.check(self)
+    check_targets(self)
     self.reads.check()
     windows.check(self.window, self.layers_pattern, self.depth, self.positions)
     self.predicts.check()
@@ -170,13 +163,19 @@ class ModelSizes:
     return OBJECTIVES[self.objective](self)
 
   @property
+  def mixes(self) -> type[Mixer]:
+    """The `Mixer` that `model.mixer` names (mixers.py)."""
+    return MIXERS[self.mixer]
+
+  @property
   def sides(self) -> dict[str, int]:
     """For each of a block's weights that may have an adapter, the size of the side that is not the stream's.
 
     In a mixture, the MLP's sizes are those of the shared experts, and 0 without shared experts.
     """
-    queries, keys, hidden = self.heads * self.head_dim, self.kv_heads * self.head_dim, self.dense_width
-    return {"query": queries, "key": keys, "value": keys, "out": queries, "gate": hidden, "up": hidden, "down": hidden}
+    mixing, mlp = self.mixes.products(self), MLPS[self.mlp]
+    sides = {name: mixing[name] // self.width for name in self.mixes.adapted}
+    return sides | dict.fromkeys(mlp.adapted, self.dense_width)
 
   @property
   def positions(self) -> int:
@@ -200,8 +199,7 @@ class ModelSizes:
     """(logical dimension, config field, size) for every size that a layout may split."""
     found = [
       ("embed", "model.width", self.width),
-      ("heads", "model.heads", self.heads),
-      ("heads", "model.kv_heads", self.kv_heads),
+      *(("heads", f"model.{name}", getattr(self, name)) for name in self.mixes.heads),
       *(("mlp", f"model.{'expert' if c.experts else 'mlp'}_width", c.hidden_width) for _, c, _ in self.stacks),
       ("layers", "model.depth" + " - model.dense_layers" * bool(self.dense_layers), self.stacks[-1].layers),
     ]

@@ -26,6 +26,8 @@ def prompt(config: ConfigDict, dataset: Dataset, program: Program) -> np.ndarray
   if dataset.text is None or config.sample_length < 1 or not program.traits.causal:
     return None
   sizes = program.sizes
+  if not sizes.mixes.has_cache:
+    return None
   ids = np.array([dataset.text.encode(config.sample_prompt)], np.int32)
   if not 0 < ids.shape[1] < sizes.seq_len:
     raise ConfigError(
@@ -100,10 +102,13 @@ def start_lines(described: dict[str, str]) -> list[str]:
 
 
 def model_line(strategy: Strategy) -> dict[str, str]:
-  """The implementation of attention, and why it is not the platform's best if it is not; of other models their name."""
+  """The implementation of attention, and why it is not the best of the platform; or what the model has in its place."""
   if not isinstance(strategy.program, TransformerProgram):
     return {"model": strategy.program.traits.name}
   sizes = strategy.program.sizes
+  if not sizes.mixes.per_pair(sizes):
+    without = "" if sizes.mixes.has_cache else ", which has no cache, so the run writes no sample"
+    return {"attention": f"none: the mixer is {sizes.mixer}{without}"}
   whys = [limit.why for limit in strategy.runner.fallbacks if limit.field == "model.attention"]
   why = whys[0] if whys else sizes.attention_why
   return {"attention": f"{sizes.attention}: {why}" if why else sizes.attention}

@@ -20,7 +20,7 @@ import strategies
 from configs import base
 from data.batches import HostBatch, id_words
 from errors import ConfigError
-from models.generate import empty_cache, run_cached
+from models.generate import run_cached
 from models.ops import attention
 from models.sizes import ModelSizes
 from models.transformer import Transformer
@@ -214,7 +214,7 @@ def logits_in_parts(model: Transformer, tokens: np.ndarray) -> jax.Array:
 
   @jax.jit
   def in_parts(tokens: jax.Array) -> jax.Array:
-    cache, parts = empty_cache(model.sizes, *tokens.shape), []
+    cache, parts = model.sizes.mixes.empty_cache(model.sizes, jnp.full(*tokens.shape), tokens.shape[1]), []
     for start, stop in ((0, 10), (10, 11), (11, 24)):
       x, cache = run_cached(model, model.embed(tokens[:, start:stop]), cache, start)
       parts.append(model.logits(x))

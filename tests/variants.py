@@ -30,6 +30,7 @@ ADAPTED = "adapters, accumulated, remat"
 MUON = "tied, saved by name, blocks, muon"
 ADAFACTOR = "images, adafactor"
 NUMBERS = "features, regression"
+RECURRENT = "recurrence, documents, saved by name"
 # What Qwen's and Llama 3's models add. The rotations of 2 pairs: one that stays, and one that is slowed down in part.
 FAMILIES = {"model__qkv_bias": True, "model__qk_norm": True, "model__rope_scaling": (8.0, 0.01, 1.0, 16)}
 ACCUMULATED = {"accumulation": 2, "model__remat": "full"}
@@ -68,6 +69,15 @@ VARIANTS = {
     "model__outputs": 3,
     "model__dropout": 0.1,
   },
+  # A gate times a state: with a learning rate of 3e-3, rounding errors of 20 steps grow to 5e-5 of the gradient's norm.
+  RECURRENT: {
+    "model__mixer": "recurrence",
+    "data__packing": "documents",
+    "model__dropout": 0.1,
+    "model__remat": "full",
+    "model__saved": "attended,value",
+    "optimizer__learning_rate": 5e-4,
+  },
   MUON: {
     "model__tied_embedding": True,
     "model__remat": "full",
@@ -87,7 +97,7 @@ SHARED = each_once(
   ("zero2", ACCUMULATION), ("two_d", ACCUMULATION), ("pipeline", ACCUMULATION), ("three_d", DOCUMENTS),
   ("hsdp", DOCUMENTS), ("fsdp", DOCUMENTS), ("zero1", "images"), ("data_parallel", ACCUMULATION),
   ("tensor_parallel", ADAPTED), ("pmap_ddp", ADAPTED), ("context", NUMBERS), ("expert", MIXTURE),
-  ("expert_fsdp", MIXTURE),
+  ("expert_fsdp", MIXTURE), ("long_context", RECURRENT),
 )  # fmt: skip
 
 

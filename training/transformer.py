@@ -138,7 +138,8 @@ class TransformerProgram(Program):
   def ways(self, shards: Callable[[str], int]) -> list[str]:
     found, sizes = list[str](), self.sizes
     if shards("positions") > 1:
-      found.append(f"attention reads other positions by {sizes.attention_context}")
+      way = f" by {sizes.attention_context}" if sizes.mixes.per_pair(sizes) else ""
+      found.append(f"{sizes.mixer} reads other positions{way}")
       found[-1] += f", because {sizes.context_why}" if sizes.context_why else ""
     if shards("experts") > 1 and sizes.experts:
       found.append(f"tokens get to experts by {sizes.experts.transport}")

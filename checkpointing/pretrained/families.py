@@ -186,6 +186,8 @@ def read(given: dict[str, Any], where: str) -> Shape:
     **{ours: given[theirs] for theirs, ours in REQUIRED.items()},
     "inputs": "tokens",
     "objective": "next_token",
+    "mixer": "attention",
+    "mlp": "swiglu",
     "kv_heads": get("num_key_value_heads") or given["num_attention_heads"],
     "head_dim": get("head_dim") or 0,
     "tied_embedding": bool(get("tie_word_embeddings")),
@@ -234,6 +236,11 @@ def _scaling(rope: dict[str, Any], where: str) -> tuple[float, ...]:
 
 def of(sizes: ModelSizes) -> str:
   """The family of a model. Raises ConfigError for one of none."""
+  if (sizes.mixer, sizes.mlp) != ("attention", "swiglu"):
+    raise ConfigError(
+      f"model.mixer={sizes.mixer!r} with model.mlp={sizes.mlp!r} is no known family; use "
+      "model.mixer='attention' and model.mlp='swiglu'"
+    )
   if sizes.qkv_bias and sizes.qk_norm:
     raise ConfigError("model.qkv_bias=True with model.qk_norm=True is no known family; use one of them")
   norms_and_biases, experts = (sizes.qkv_bias, sizes.qk_norm), sizes.experts

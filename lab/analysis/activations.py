@@ -7,6 +7,9 @@ from lab.analysis.compilers import COMPILERS
 from lab.analysis.sent import Sent
 from lab.analysis.weights import weights
 from models import lora
+from models.ops.positions import chunks
+
+STATE_ITEM = 4  # bytes of a number of a state, in float32
 
 
 def activations(case: Case) -> list[Sent]:
@@ -51,8 +54,31 @@ def activations(case: Case) -> list[Sent]:
     _waits(case, "all-gather", "sequence", gathers * stream, "activations: positions for products"),
     _waits(case, "all-reduce", "vocab", loss, "loss"),
     _waits(case, "all-reduce", "sequence", mean, "mean over positions"),
-    *_positions(case),
+    *_mean_over_positions(case),
+    *(_handed_on(case) if case.sizes.mixes.state(case.sizes) else _positions(case)),
   ]
+
+
+def _handed_on(case: Case) -> list[Sent]:
+  """What a recurrence sends if devices share the positions of an example (models/ops/recurrence.py).
+
+  It gathers the total decay and the state of every chunk in the forward pass, in the backward pass, and again if remat
+  repeats the forward pass.
+  """
+  sizes, n = case.sizes, case.sharers
+  of_device = chunks(1) * 2 * case.rows * sizes.mixes.state(sizes) / case.layout.shards("heads") * STATE_ITEM
+  passes = (2 if case.saves_attended else 3) * case.layers + 3 * case.first
+  size = passes * of_device * (n - 1) * case.batch_parts
+  return [Sent("all-gather", case.axes("positions"), size, f"{sizes.mixer}: the states of chunks", waits=True)]
+
+
+def _mean_over_positions(case: Case) -> list[Sent]:
+  """The all-reduces of the sum over the positions and of its gradient, for what is predicted of an example."""
+  sizes, n = case.sizes, case.sharers
+  if sizes.predicts.predictions() > 1:
+    return []
+  mean = 2 * case.examples * n * sizes.width * 4 * case.batch_parts
+  return [Sent("all-reduce", case.axes("positions"), 2 * ring_share(n) * mean, "mean over positions")]
 
 
 def _positions(case: Case) -> list[Sent]:
@@ -62,10 +88,9 @@ def _positions(case: Case) -> list[Sent]:
   adds these up in float32 on their way, and then sends them home. If remat repeats the forward pass, then it all but
   the first and the last permute, which the backward pass needs anyway. `exchange` moves queries and what was read, too,
   and moves them again unless everything is saved.
-  For a class, the sum over the positions and its gradient are all-reduced.
   """
   sizes, n, axes = case.sizes, case.sharers, case.axes("positions")
-  if n == 1:
+  if n == 1 or not sizes.mixes.per_pair(sizes):
     return []
   layers, first, heads = case.layers, case.first, case.layout.shards("heads")
   numbers = case.examples * sizes.positions * sizes.head_dim * case.batch_parts  # of one head
@@ -85,9 +110,6 @@ def _positions(case: Case) -> list[Sent]:
     size = 2 * keys * case.item * (n - 1)
     rows.append(sent("all-gather", (2 * layers + 3 * first) * size, "attention: keys and values"))
     rows.append(sent("reduce-scatter", (layers + first) * size, "attention: gradients of keys and values"))
-  if sizes.predicts.predictions() == 1:
-    mean = 2 * case.examples * n * sizes.width * 4 * case.batch_parts
-    rows.append(sent("all-reduce", 2 * ring_share(n) * mean, "mean over positions"))
   return rows
 
 

@@ -15,6 +15,7 @@ from lab.analysis.compilers import COMPILERS
 from lab.analysis.host import IN_FLIGHT, offloaded, to_host
 from lab.analysis.saved import block_values, bytes_per_example
 from lab.analysis.weights import trained, weights
+from models.mlps import MLPS
 from models.ops.loss import chunk_count
 from models.sizes import STACKS, Stack
 from strategies.execution.stages.stage import REMAT_OF_FIRST, UNROLL
@@ -126,8 +127,9 @@ def cotangents(case: Case) -> float:
   Experts keep that of their result, as the last product of a dense block, and that of the router's scores in float32.
   """
   sizes, layout = case.sizes, case.layout
-  heads = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim / layout.shards("heads")
-  mlp = 2 * sizes.dense_width / layout.shards("mlp")
+  products = sizes.mixes.products(sizes)
+  heads = (sum(products.values()) - products["out"]) / sizes.width / layout.shards("heads")
+  mlp = (len(MLPS[sizes.mlp].products) - 1) * sizes.dense_width / layout.shards("mlp")
   scores = 4 * (sizes.experts.count if sizes.experts else 0)
   return sizes.positions * (case.item * (heads + mlp + 2 * sizes.width / layout.shards("sequence")) + scores)
 

@@ -18,6 +18,7 @@ from lab.analysis.roofline import Roofline
 from lab.analysis.saved import block_values
 from lab.analysis.weights import trained, weights
 from models import lora
+from models.mlps import MLPS
 from models.ops.attention import KERNELS
 from models.ops.pieces import QUERY_BLOCK
 from models.sizes import STACKS, ModelSizes
@@ -53,15 +54,15 @@ def _products(case: Case) -> list[Product]:
   The backward pass has two for each of the forward pass, or one for that of a weight that is not trained.
   """
   sizes, layout = case.sizes, case.layout
-  t, d = sizes.positions, sizes.width
+  t = sizes.positions
   layers, first, mixtures = case.layers, case.first, case.mixtures
   each = 2 if sizes.lora else 3
-  projections = 2 * d * sizes.head_dim * (2 * sizes.heads + 2 * sizes.kv_heads) / layout.shards("heads")
-  per_pair = 4 * sizes.heads * sizes.head_dim / layout.shards("heads") / t
+  projections = 2 * sum(sizes.mixes.products(sizes).values()) / layout.shards("heads")
+  per_pair = 2 * sizes.mixes.per_pair(sizes) / layout.shards("heads") / t
   scores, of_others = per_pair * computed(case), per_pair * computed_of_others(case)
   stacks = sizes.stacks[-1:] if first else sizes.stacks
   hidden = sum(stack.layers * stack.sizes.dense_width for stack in stacks) / sum(stack.layers for stack in stacks)
-  mlp = 6 * d * hidden / layout.shards("mlp")  # the mean of these blocks
+  mlp = 2 * len(MLPS[sizes.mlp].products) * sizes.width * hidden / layout.shards("mlp")  # the mean of these blocks
   attention_again, mlp_again = _again(case, projections, scores, mlp)
   if case.splits:  # backward and weight units both compute again what they read
     attention_again += attention_again if case.repeats else attention_again / 2
@@ -103,7 +104,8 @@ def _first(case: Case, each: int, projections: float, scores: float) -> list[Pro
     return []
   of_kernels = {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(case.sizes.attention, 0.0)
   of_kernels += scores / 2 if _saves_logsumexp(case) else 0.0
-  mlp = 6 * case.sizes.width * case.sizes.mlp_width / case.layout.shards("mlp")
+  products = len(MLPS[case.sizes.mlp].products)
+  mlp = 2 * products * case.sizes.width * case.sizes.mlp_width / case.layout.shards("mlp")
   return [
     Product(case.first * ((each + 1) * projections + 4 * scores + of_kernels), ("heads",)),
     Product(case.first * (each + 1) * mlp, ("mlp",)),
@@ -139,13 +141,15 @@ def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[f
   if case.layout.shards("heads") > 1 or case.layout.shards("mlp") > 1:
     for joined in ({"query", "key", "value"}, {"mlp_gate", "mlp_up"}):
       names -= set() if joined <= names else joined
-  shares = {"query": sizes.heads, "key": sizes.kv_heads, "value": sizes.kv_heads, "attention_output": sizes.heads}
+  shares, of_mlp = sizes.mixes.products(sizes), MLPS[sizes.mlp].products
+  names |= {"out"} if "attention_output" in names else set()
   share = sum(n for name, n in shares.items() if name not in names) / sum(shares.values())
+  read = set(of_mlp[:-1])  # not the last product, which makes the block's output
   if (sizes.attention in KERNELS or _saves_logsumexp(case)) and case.saves_attended:
     scores = 0
   elif "attended" in names:
     scores /= 2  # the product with the values is not repeated
-  return share * projections + scores, mlp / 3 * len({"mlp_gate", "mlp_up"} - names)  # not the product with `down`
+  return share * projections + scores, mlp / len(of_mlp) * len(read - names)
 
 
 def _saves_logsumexp(case: Case) -> bool:
@@ -157,7 +161,8 @@ def _saves_logsumexp(case: Case) -> bool:
 
 def in_pieces(case: Case) -> bool:
   """Whether attention reads a text in pieces, those of each device in turn (models/ops/context.py)."""
-  return case.sharers > 1 and case.sizes.attention_context != "exchange"
+  is_attention = case.sizes.mixes.per_pair(case.sizes) > 0
+  return is_attention and case.sharers > 1 and case.sizes.attention_context != "exchange"
 
 
 def computed(case: Case) -> float:
@@ -297,7 +302,7 @@ def _longer_than_products(case: Case, chip: Chip, links: Links) -> float:
       for one, product, own in zip(gathers, beside, products, strict=True)
     )
     if scattered:
-      last = [product(weight) for weight in matrices if "attention/" in weight.name]
+      last = [product(weight) for weight in matrices if f"{case.sizes.mixer}/" in weight.name]
       mean = sum(last) / len(last)
       longer += sum(max(0.0, send(weight, "reduce-scatter", scattered) - mean) for weight in matrices)
   return case.batch_parts * longer

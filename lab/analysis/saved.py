@@ -98,7 +98,8 @@ def bytes_per_example(
     return others(sizes.mixtures) + dense(rest + 1) - dense(1)  # what exists once is the same for both
   traced_here = lambda **shards: traced(sizes, remat or sizes.remat, **shards, sharers=sharers)[host]
   own = sizes.positions // sharers
-  splits = {"heads": (sizes.kv_heads, heads), "mlp": (sizes.hidden_width, mlp), "sequence": (own, sequence)}
+  own_heads = min(getattr(sizes, name) for name in sizes.mixes.heads)
+  splits = {"heads": (own_heads, heads), "mlp": (sizes.hidden_width, mlp), "sequence": (own, sequence)}
   whole = found = traced_here().of(layers)
   for part, (size, shards) in splits.items():
     if shards > 1:
@@ -127,7 +128,7 @@ def traced(
   part = dataclasses.replace(
     sizes,
     heads=sizes.heads // heads,
-    kv_heads=sizes.kv_heads // heads,
+    kv_heads=max(1, sizes.kv_heads // heads),
     mlp_width=sizes.mlp_width // mlp,
     experts=sizes.experts and dataclasses.replace(sizes.experts, width=sizes.experts.width // mlp),
     depth=layers,

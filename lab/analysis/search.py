@@ -147,7 +147,7 @@ def search(
 def _variants(sizes: ModelSizes, layout: Layout) -> Iterator[ModelSizes]:
   """The model with every remat policy, and every way to reach the positions and experts of other devices."""
   ask = lambda way, ways, dim: ways[1:] if way == "auto" and layout.shards(dim) > 1 else [way]
-  contexts = ask(sizes.attention_context, WAYS, "positions")
+  contexts = ask(sizes.attention_context, WAYS, "positions") if sizes.mixes.per_pair(sizes) else ["auto"]
   transports = ask(sizes.experts.transport, TRANSPORTS, "experts") if sizes.experts else [""]
   for remat, context, transport in itertools.product(REMAT, contexts, transports):
     experts = sizes.experts and dataclasses.replace(sizes.experts, transport=transport)
@@ -246,7 +246,7 @@ def _candidate(name: str, case: Case, where: Machine, pipeline: tuple[str, int, 
   """A case with its predictions."""
   fields: dict[str, object] = {f"mesh.{axis}": size for axis, size in case.layout.mesh.items()}
   fields |= {"model.remat": case.sizes.remat}
-  if case.sharers > 1:
+  if case.sharers > 1 and case.sizes.mixes.per_pair(case.sizes):
     fields["model.attention_context"] = case.sizes.attention_context
   if case.sizes.experts and case.layout.shards("experts") > 1:
     fields["model.expert_transport"] = case.sizes.experts.transport

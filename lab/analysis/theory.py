@@ -127,7 +127,8 @@ def _over_positions(case: Case) -> list[Sent]:
       # Of patches, and of adapters on the side of the stream: summed over the batch, then over positions.
       is_whole = case.transfers.by_hand or compiler.sums_positions_first(case, weight)
       sizes[positions] += case.item * (case.used if is_whole else case.summed)(weight)
-  what = "gradients of the norms' scales" + (" and of biases" if case.sizes.qkv_bias else "")
+  has_biases = any(weight.name.endswith("_bias") for weight in trained(case.sizes))
+  what = "gradients of the norms' scales" + (" and of biases" if has_biases else "")
   what += ", and sums over positions" if positions else ""
   sent = lambda axes, size: case.batch_parts * 2 * size * ring_share(case.devices(axes))
   return [Sent("all-reduce", axes, sent(axes, size), what) for axes, size in sizes.items()]

@@ -9,6 +9,7 @@ from flax import nnx
 
 from models import lora
 from models.dimensions import Dims, is_dims
+from models.mixers import MIXERS
 from models.parameters import definition, logical_dims, stored_dtypes, used_dtypes
 from models.sizes import STACKS, ModelSizes
 
@@ -76,7 +77,7 @@ class Weight(NamedTuple):
     """The dimension, besides the batch, along which devices compute parts of the gradient of what is no matrix."""
     if {"heads", "mlp"} & set(self.dims):
       return None  # a device has all of the gradient for its heads or hidden units
-    return "heads" if "attention/" in self.name else "sequence"  # of queries and keys, or of the stream
+    return "heads" if self.name.split("/")[1] in MIXERS else "sequence"  # such as of queries and keys, or of the stream
 
 
 @functools.cache

@@ -7,7 +7,7 @@ scores of all pairs of positions in memory.
 
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,17 +31,19 @@ from models.ops.pieces import (
   with_padding,
 )  # fmt: skip
 from models.remat import KERNEL
-from models.sizes import ModelSizes
+
+if TYPE_CHECKING:
+  from models.sizes import ModelSizes
 
 CUDNN_HEAD = 128  # the largest head that cuDNN's backward pass supports on every GPU since A100
 
 
-def choose(sizes: ModelSizes, platform: str) -> Choice:
+def choose(sizes: "ModelSizes", platform: str) -> Choice:
   """The implementation for a platform ("cpu", "gpu" or "tpu"): the best one that fits for `auto`, else the one named.
 
   Raises ConfigError if the named implementation does not fit.
   """
-  if sizes.attention in ("plain", "blockwise"):
+  if sizes.attention in ("plain", "blockwise") or not sizes.mixes.per_pair(sizes):
     return Choice(sizes.attention)
   wanted = BEST.get(platform, "plain") if sizes.attention == "auto" else sizes.attention
   obstacle = _obstacle(wanted, sizes, platform)
@@ -50,7 +52,7 @@ def choose(sizes: ModelSizes, platform: str) -> Choice:
   return Choice("plain", f"{wanted} {obstacle}") if obstacle else Choice(wanted)
 
 
-def _obstacle(name: str, sizes: ModelSizes, platform: str) -> str:
+def _obstacle(name: str, sizes: "ModelSizes", platform: str) -> str:
   """Why an implementation does not fit; "" if it does."""
   if name == "cudnn" and platform != "gpu":
     return f"needs an NVIDIA GPU, and this run has platform {platform!r}"
@@ -66,7 +68,7 @@ def _obstacle(name: str, sizes: ModelSizes, platform: str) -> str:
 
 
 def attend(
-  sizes: ModelSizes,
+  sizes: "ModelSizes",
   q: jax.Array,  # [B, T, N, H]
   k: jax.Array,  # [B, T, K, H]
   v: jax.Array,
@@ -119,7 +121,7 @@ def plain(
   return checkpoint_name(jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(b, t, n, h), "attended")
 
 
-def rope_angles(coordinates: jax.Array, sizes: ModelSizes) -> jax.Array:
+def rope_angles(coordinates: jax.Array, sizes: "ModelSizes") -> jax.Array:
   """The angles of rotary embedding (arXiv:2104.09864): coordinates [..., C] → [..., head_dim / 2].
 
   C is the number of coordinates of a position: 1 in a text, 2 (row and column) in an image. Each coordinate sets the

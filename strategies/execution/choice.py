@@ -55,7 +55,7 @@ def runner_of(
 def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:
   """The model with the ways in which it reads positions and experts of other devices (models/ops/).
 
-  Raises ConfigError if its positions or heads do not split as this layout asks.
+  Raises ConfigError if its mixer, positions or heads do not split as this layout asks.
   """
   if mixture := sizes.experts:
     transport = experts.choose(mixture.transport, layout.shards("experts"), mixture.per_token)
@@ -63,9 +63,14 @@ def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:
   count = layout.shards("positions")
   if count == 1:
     return sizes
+  fields = " × ".join(f"mesh.{axis}={layout.mesh[axis]}" for axis in layout.axes("positions"))
+  if not sizes.mixes.splits_positions:
+    raise ConfigError(
+      f"model.mixer={sizes.mixer!r} does not say that devices may split the positions of a text, as this strategy does "
+      f"with {fields}; use a strategy other than context and long_context, or another mixer"
+    )
   unit = chunks(count)
   if sizes.positions % unit:
-    fields = " × ".join(f"mesh.{axis}={layout.mesh[axis]}" for axis in layout.axes("positions"))
     better = -(-sizes.positions // unit) * unit
     fits = layout.sizes_in_words(
       layout.axes("positions"), lambda size: size == 1 or sizes.positions % chunks(size) == 0
@@ -75,6 +80,8 @@ def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:
       f"{fields} gives each device two equal pieces of an example, but its {sizes.positions} positions are not a "
       f"multiple of {unit}; use {fix}"
     )
+  if not sizes.mixes.per_pair(sizes):
+    return sizes
   heads = layout.shards("heads")
   own_heads, in_stages = (sizes.heads // heads, sizes.kv_heads // heads), layout.shards("layers") > 1
   chosen = choose(sizes.attention_context, count, sizes.positions, *own_heads, permutes=not in_stages)

@@ -100,6 +100,16 @@ def test_a_resumed_run_may_change_how_the_model_is_computed_but_not_what_it_is(f
     record.check_same_run(run(fields), run(fields | {field: value}), "runs/a")
 
 
+def test_a_run_from_before_mixers_had_names_had_attention():
+  """It resumes without a note, and with another mixer it is refused by the field's name."""
+  old, same, other = run({"depth": 4}), *(run({"depth": 4, "mixer": x}) for x in ("attention", "recurrence"))
+  places = {"devices": 1, "processes": 1}
+  record.check_same_run(old, same, "runs/a")
+  assert record.changes(old | places, same | places) == []
+  with one_sentence("model.mixer was 'attention' and is now 'recurrence'"):
+    record.check_same_run(old, other, "runs/a")
+
+
 @pytest.mark.parametrize("field, value", [("moments", "bfloat16"), ("name", "lion")])
 def test_a_field_that_changes_the_arrays_of_the_optimizer_is_named(field: str, value: str):
   before, now = ({**run({}), "config": {**run({})["config"], "optimizer": {field: x}}} for x in ("before", value))

@@ -24,7 +24,7 @@ from helpers import (
 )
 
 import strategies
-from models import block
+from models import mixers
 from models.ops import attention
 from strategies import Strategy, layout_of
 from strategies.execution.mesh import abstract_mesh, on_mesh
@@ -127,7 +127,7 @@ def test_training_and_evaluation_compute_with_own_positions(monkeypatch: pytest.
     lengths.append(x.shape[1])
     return rotate(x, angles)
 
-  monkeypatch.setattr(block, "rotate", rotated)
+  monkeypatch.setattr(mixers, "rotate", rotated)
   runner = build(LAYOUTS["context-8"], program_of("ring", "documents"))
   params, batch = runner.abstract_state().params, runner.shard(random_batch(runner.program, BATCH), BATCH)
   with on_mesh(runner.mesh):

@@ -168,10 +168,10 @@ class Staged(ByHand):
 
     def run(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
       """All stages run the dense blocks with which a mixture may begin. This copies the cache for each token."""
-      before, own = (Cache(*(array[part] for array in cache)) for part in (slice(first), slice(first, None)))
+      before, own = (jax.tree.map(lambda x, part=part: x[part], cache) for part in (slice(first), slice(first, None)))
       x, new = run_cached(model, x, before, start, sharding, only="dense_blocks")
       x, own = in_turn(x, own, start)
-      return x, Cache(*map(lambda *parts: jnp.concatenate(parts), new, own))
+      return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), new, own)
 
     return TextWriter(model, sampling, sharding, run if first else in_turn)
 

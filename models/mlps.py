@@ -1,0 +1,54 @@
+"""MLPs: what a block does with each position by itself. `model.mlp` names one; experts.py has mixtures of them.
+
+To add one, write a class with the attributes and methods of `SwiGLU`, and add it to `MLPS`.
+"""
+
+import functools
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from models.dimensions import Sharding
+from models.lora import Adapters
+from models.ops.layers import linear, linears, weight
+
+if TYPE_CHECKING:
+  from models.sizes import ModelSizes
+
+
+class SwiGLU(nnx.Module):
+  """The gated MLP: down(silu(gate(x)) · up(x)) (arXiv:2002.05202).
+
+  Attributes:
+    products: a name for the result of each product of the width and the hidden units (remat.NAMES, if it has one); the
+      last one makes what is added to the residual stream.
+    adapted: the weights that may have adapters.
+  """
+
+  products = ("mlp_gate", "mlp_up", "mlp_output")
+  adapted = ("gate", "up", "down")
+
+  def __init__(self, sizes: "ModelSizes", rngs: nnx.Rngs, hidden: int = 0):
+    """`hidden` is the number of hidden units; 0: `sizes.mlp_width`."""
+    d, f, dtype = sizes.width, hidden or sizes.mlp_width, sizes.param_dtype
+    self.gate = weight(rngs.weights, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.up = weight(rngs.weights, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
+    self.down = weight(rngs.weights, (f, d), ("mlp", "embed"), std=(2 * sizes.depth * f) ** -0.5, dtype=dtype)
+    self.lora = Adapters(sizes, rngs, gate=(self.gate, 1), up=(self.up, 1), down=(self.down, 1))
+
+  @jax.named_scope("mlp")
+  def __call__(self, x: jax.Array, sharding: Sharding) -> jax.Array:  # [B, T, D] → [B, T, D]
+    whole = sharding.whole_sequence(x)
+    gate, up = linears(whole, (self.gate[...], self.up[...]), functools.partial(jnp.stack, axis=-2), sharding)
+    gate, up = self.lora.after_stream({"gate": gate, "up": up}, x, sharding)
+    gate, up = checkpoint_name(gate, "mlp_gate"), checkpoint_name(up, "mlp_up")
+    h = jax.nn.silu(gate) * up
+    h = checkpoint_name(sharding.activation(h, "batch", None, "mlp"), "mlp_hidden")  # [B, T, F]
+    out = sharding.split_sequence(linear(h, self.down[...], flat=False))
+    return self.lora.into_stream("down", out, h, sharding)
+
+
+MLPS: dict[str, type[SwiGLU]] = {"swiglu": SwiGLU}
