@@ -2,17 +2,26 @@
 
 import importlib
 import importlib.util
+from types import ModuleType
 
 from ml_collections import ConfigDict
 
 from errors import ConfigError
 
 
-def load(config: ConfigDict) -> None:
+def use(config: ConfigDict, name: str) -> None:
+  """Makes this the config of a project: sets `project`, and adds the fields of its `OWN` as the section `own`."""
+  config.project = name
+  module = load(config)
+  with config.unlocked():
+    config.own = ConfigDict(getattr(module, "OWN", {}))
+
+
+def load(config: ConfigDict) -> ModuleType | None:
   """Imports `projects.NAME` for the config's field `project`; nothing if that is empty."""
   name = config.project
   if not name:
-    return
+    return None
   if not name.isidentifier() or importlib.util.find_spec(f"projects.{name}") is None:
     raise ConfigError(f"project={name!r} is not a folder of projects/; use the name of one, or '' for none")
-  importlib.import_module(f"projects.{name}")
+  return importlib.import_module(f"projects.{name}")

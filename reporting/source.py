@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 import strategies
 from checkpointing import form, initial, pretrained, reading, record
-from configs import base
+from configs import base, project
 from data.text import tokenizers
 from data.text.tokenizers import Tokenizer
 from errors import ConfigError, shown
@@ -114,6 +114,8 @@ def config_of(given: Any, where: str, taken: tuple[str, ...] = MODEL) -> ConfigD
   if why := form.config_fault(given) or ("no model" if "model" not in given else ""):
     raise ConfigError(f"{where} has {why}, which no run has written; use the workdir of a run")
   config, found = base.get_config(), record.flat(given)
+  if found.get("project"):
+    project.use(config, str(found["project"]))
   for name in [name for name in found if name in taken or name.partition(".")[0] in taken]:
     section, _, field = name.rpartition(".")
     default = _section(config, section)

@@ -8,4 +8,5 @@ model.py has the network and its program, config.py the config, test_convnet.py 
 from projects.convnet.model import ConvNet
 from training.settings import PROGRAMS
 
+OWN = {"widths": (64, 128, 256)}  # channels of each stage
 PROGRAMS["convnet"] = ConvNet.of

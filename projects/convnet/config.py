@@ -2,13 +2,12 @@
 
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import base, project
 
 
 def get_config(preset: str = "cifar10") -> ConfigDict:
   config = base.get_config(preset, "data_parallel")
-  config.project = config.model.name = "convnet"
-  with config.unlocked():
-    config.own = ConfigDict({"widths": (64, 128, 256)})  # channels of each stage
+  project.use(config, "convnet")
+  config.model.name = "convnet"
   config.optimizer.update(name="sgd", learning_rate=0.05, momentum=0.9, weight_decay=5e-4, warmup=100)
   return config

@@ -13,6 +13,10 @@ from models.objectives import OBJECTIVES
 from projects.sounds.objective import LikelyClass
 from reporting.metrics import FORMATS
 
+OWN = {
+  "examples": 4000,  # to make, if data.path names no file
+  "validate": 10,  # every so many-th example is to validate on
+}
 data.DATASETS["sounds"] = data.Loader("projects.sounds.data", inputs="features", objectives=("likely", "regression"))
 OBJECTIVES["likely"] = LikelyClass
 FORMATS["top_2"] = "top 2 {:.2%}"  # how a line of metrics shows it

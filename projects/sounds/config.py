@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import base, project
 from errors import one_of
 from projects.sounds import make
 
@@ -11,9 +11,8 @@ OBJECTIVES = {"wave": "likely", "pitch": "regression"}
 
 def get_config(preset: str = "wave") -> ConfigDict:
   config = base.get_config("tiny", "fsdp")
-  config.project = config.data.name = "sounds"
-  with config.unlocked():
-    config.own = ConfigDict({"examples": 4000, "validate": 10})
+  project.use(config, "sounds")
+  config.data.name = "sounds"
   config.model.update(
     inputs="features", objective=OBJECTIVES[one_of("preset", preset, OBJECTIVES)], seq_len=make.FRAMES, vocab_size=0
   )

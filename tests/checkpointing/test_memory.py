@@ -261,7 +261,7 @@ def test_a_damaged_checkpoint_is_replaced_by_the_newest_state_wherever_it_is(
   read = lambda place, abstract, _: (abstract, "") if int(place.name) == whole else (None, "the weights are torn")
   monkeypatch.setattr(restore, "read_tree", read)
   monkeypatch.setattr(restore.record, "jump", lambda *_: [])  # RUN has no learning rate
-  as_it_is = SimpleNamespace(frozen=lambda _: {}, trained=lambda params: params, optimizer=None)
+  as_it_is = SimpleNamespace(of_base=lambda _: {}, changing=lambda params: params, optimizer=None)
 
   def begin(tier: Tier) -> tuple[int, str, set[int]]:
     abstract = TrainState(**job.state(), opt_state={})

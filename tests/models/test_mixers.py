@@ -137,7 +137,8 @@ def test_a_mixer_that_does_not_say_that_positions_may_split_is_refused(name: str
 def test_a_run_with_a_mixer_without_a_cache_makes_no_sample_and_says_so():
   runner, dataset = strategy("single", program(**OWN)), SimpleNamespace(text="a text")
   assert summary.sample(config(**OWN, sample_length=5), runner, dataset, None) is None
-  assert summary.attention_line(runner) == ("none: the mixer is shift, which has no cache, so the run writes no sample")
+  shown = "none: the mixer is shift, which has no cache, so the run writes no sample"
+  assert summary.model_line(runner) == {"attention": shown}
 
 
 def test_a_mixer_without_a_cache_writes_and_scores_nothing():
