@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 import jax
 import numpy as np
 import pytest
-from helpers import PARITY, assert_trees_close, in_full, one_sentence, random_batch, strategy
+from helpers import PARITY, assert_trees_close, in_full, one_sentence, random_batch, strategy, unpadded
 from ml_collections import ConfigDict
 
 import strategies
@@ -36,9 +36,10 @@ def equals_a_single_device(
     runner = strategy(name, settings.program(changed, "cpu"), devices=1 if name == "single" else 8)
     batch = runner.shard(random_batch(runner.program, BATCH), BATCH)
     state = runner.init(seed=1)
-    metrics, gradients = jax.device_get(runner.gradients(state, batch))
+    metrics, gradients = runner.gradients(state, batch)
+    gradients = unpadded(gradients, runner.program.trained(runner.shapes.params))
     sums = jax.device_get(runner.eval_step(state, batch))
-    after = jax.device_get(runner.stored.cut(runner.train_step(state, batch)[0].params))
+    after = unpadded(runner.train_step(state, batch)[0].params, runner.shapes.params)
     return float(metrics["loss"]), gradients, after, sums
 
   cases = [name for name in (*strategies.names(), *own) if name != "single"]
