@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from helpers import config, one_sentence
+from helpers import config, one_sentence, program, strategy
 
 import train
 from lab.analysis import gpus
@@ -289,8 +289,7 @@ def test_other_errors_are_not_about_memory():
 
 def test_a_run_says_at_its_start_how_much_memory_it_may_use(clean: pytest.MonkeyPatch):
   """Only on GPUs: elsewhere nothing is said, because nothing was asked for."""
-  sizes = types.SimpleNamespace(attention="cudnn", attention_why="")
-  runner = types.SimpleNamespace(runner=types.SimpleNamespace(fallbacks=()), program=types.SimpleNamespace(sizes=sizes))
+  runner = strategy("single", program(), devices=1)
   about = lambda devices: summary.about(devices, "single", runner, types.SimpleNamespace(description="text"))
   clean.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
   assert "memory    42.51 GB of each GPU, as XLA_CLIENT_MEM_FRACTION=0.5 says" in summary.start_lines(

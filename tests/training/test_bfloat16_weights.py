@@ -87,7 +87,7 @@ def test_rounding_keeps_the_mean_and_what_bfloat16_can_hold():
   third = np.full(30000, 1 + 1 / 384, np.float32)  # between 1 and 1 + 1/128
   given = {"a": exact, "b": third}
   old = jax.tree.map(lambda x: x.astype(jnp.bfloat16), given)
-  found = jax.jit(lambda new: jax.tree.map(rounded_as, old, new, words_of_keys(old, jax.random.key(0))))(given)
+  found = jax.jit(lambda new: jax.tree.map(rounded_as, old, new, words_of_keys(old, jax.random.key(0), [])))(given)
   np.testing.assert_array_equal(np.asarray(found["a"], np.float32), exact)
   b = np.asarray(found["b"], np.float32)
   assert set(np.unique(b)) == {1.0, 1 + 1 / 128}
