@@ -55,7 +55,7 @@ def muon(settings: "Optimizer", dims: Tree, dtype: str) -> Rule:
 
 def is_orthogonal(dims: Dims) -> bool:
   """Whether the updates of a weight with these dimensions are made orthogonal: those of the blocks' matrices."""
-  return dims[0] in STACKED and sides(dims) is not None
+  return bool(dims) and dims[0] in STACKED and sides(dims) is not None
 
 
 def _chosen(dims: Tree, wanted: bool, tree: Tree) -> Tree:
