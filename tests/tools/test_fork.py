@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import one_sentence
+from helpers import in_full, one_sentence
 
 from tools import fork
-from tools.forking import naming, packaging, tree
+from tools.forking import features, naming, packaging, slimming, tree
+from tools.forking.standins import StandIn
+from tools.forking.trimming import Tests
 
 PROJECT = b"""[project]
 name = "meshwright"
@@ -36,7 +38,7 @@ SMALL = {
   "configs/fsdp.py": b'"""A config."""\n',
   "docs/data.md": b"# Meshwright\n\n`python -m data.text` is [data/text.py](../data/text.py)"
   b"; MESHWRIGHT_SHARE=1, \xc3\x97\n",
-  "docs/report.png": b"\x89PNG\x00meshwright",
+  "docs/report.png": b"\x89PNG\x00 meshwright",
   "Makefile": b"TRAIN := train.py --config=configs/fsdp.py\n",
 }
 
@@ -194,3 +196,126 @@ def test_importing_this_repository_as_a_library_says_what_to_do():
   done = subprocess.run([sys.executable, "-c", "import meshwright"], cwd=tree.ROOT, capture_output=True, text=True)
   assert done.stderr.splitlines()[-1].startswith("ImportError: Meshwright is a template of programs, not a library: ")
   assert "tools.fork" in done.stderr.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def every() -> tree.Files:
+  return {path: content for path, content in tree.read().items() if path not in fork.OWN}
+
+
+def test_an_unknown_feature_is_one_sentence(every: tree.Files):
+  with one_sentence("--keep has 'txt'", "did you mean 'text'?", "tensor_parallel"):
+    features.chosen(["txt"], every)
+
+
+def test_what_a_feature_needs_is_kept_with_it(every: tree.Files):
+  assert features.chosen(["pipeline"], every) == {"pipeline", "stages"}
+  assert {"rows", "tokenizers", "text"} <= features.chosen(["commands"], every)
+
+
+def test_every_file_of_code_belongs_to_a_feature_or_the_core(every: tree.Files):
+  """With all features and strategies, nothing is left out."""
+  code = {path for path in every if path.endswith(".py") and path.partition("/")[0] not in ("tests", "findings")}
+  kept = {*features.FEATURES, *features.strategies_of(every)}
+  assert code - slimming.Slim(every, kept).here == {"meshwright.py"}
+  for name, feature in features.FEATURES.items():
+    assert features.left_out(kept - {name}, every), f"{name} has no files"
+    assert set(feature.needs.split()) <= features.FEATURES.keys(), name
+
+
+@pytest.mark.parametrize("keep", in_full(["text,fsdp,tensor_parallel", "images,pipeline"], "text,fsdp,tensor_parallel"))
+def test_all_that_a_slim_fork_imports_is_there(keep: str, every: tree.Files):
+  """Every module and every name; of other packages, those that it still depends on."""
+  found = slimming.slim(every, keep.split(","))
+  modules = {"jax": "jax", **{slimming.MODULE_OF.get(p, p.replace("-", "_")): p for p in slimming.packages(found)}}
+  theirs = {slimming.MODULE_OF.get(p, p.replace("-", "_")) for p in slimming.packages(every)} - modules.keys()
+  for path, content in found.items():
+    if path.endswith(".py"):
+      source = content.decode()
+      assert not slimming.imported(source) & theirs, path
+      for module, names in slimming.imports(source, every):
+        assert module in found, f"{path} imports {module}"
+        bound = set(StandIn(found[module].decode(), "", (), ()).defined) | {"__path__", "__file__", "__name__"}
+        lazy = {each for each in names if slimming.file_of(f"{module[:-12].replace('/', '.')}.{each}", found)}
+        assert names <= bound | lazy, f"{path} imports {names - bound - lazy} from {module}"
+
+
+WING = '''"""A wing."""
+
+import jax
+import numpy as np
+
+from errors import ConfigError
+
+WAYS = ("a", "b")
+UNUSED = 1
+
+
+class Lost(ConfigError):
+  """An error."""
+
+
+class Tier:
+  """Does much."""
+
+  size = 3
+
+  def __init__(self, on):
+    self.on = on
+
+  def save(self):
+    return jax.numpy.zeros(self.size)
+
+
+def choose(on):
+  """Says what to do."""
+  return compute(on) if on else None
+
+
+def compute(on):
+  return np.zeros(on)
+'''
+
+
+def test_a_stand_in_has_what_is_needed_while_a_feature_is_off():
+  source = StandIn(WING, "wing", ["WAYS", "Lost", "Tier", "choose"], ["choose", "Tier.__init__"]).text()
+  found: dict = {}
+  exec(source, found)
+  assert found["WAYS"] == ("a", "b")
+  assert issubclass(found["Lost"], ValueError | Exception)
+  assert found["Tier"](True).on
+  assert not hasattr(found["Tier"], "save")
+  assert found["choose"](0) is None
+  with one_sentence("leaves out wing", "--keep=...,wing"):
+    found["choose"](1)
+  assert "UNUSED" not in source
+  assert "numpy" not in source  # nor what only others need
+
+
+def test_tests_of_what_is_left_out_go_and_the_others_stay():
+  every = {
+    "data/text.py": b"",
+    "tests/helpers.py": b"from models import x\n\nGONE = x()\nHERE = 1\n",
+    "tests/data/test_a.py": (
+      b"import pytest\nfrom helpers import GONE, HERE\n\n\ndef test_gone():\n  assert GONE\n\n\n"
+      b"@pytest.mark.parametrize('x', [1])\ndef test_here(x):\n  assert HERE\n\n\ndef test_lora():\n  assert 'lora'\n"
+    ),
+    "tests/models/test_b.py": b"from helpers import HERE\n\n\ndef test_of_a_folder_that_is_gone():\n  assert HERE\n",
+  }
+  found = Tests(every, lambda module, name: module != "models", {"data"}, "lora").files()
+  assert found.keys() == {"tests/helpers.py", "tests/data/test_a.py"}
+  text = found["tests/data/test_a.py"].decode()
+  assert "def test_here" in text
+  assert "GONE" not in text
+  assert "lora" not in text
+  assert found["tests/helpers.py"].decode().split() == ["HERE", "=", "1"]
+
+
+def test_a_lock_loses_what_nothing_asks_for():
+  lock = (
+    "a==1 \\\n    --hash=sha256:0\n    # via meshwright (pyproject.toml)\n"
+    "b==1 \\\n    --hash=sha256:0\n    # via\n    #   a\n    #   d\n"
+    "c==1 \\\n    --hash=sha256:0\n    # via a\n"
+    "d==1 \\\n    --hash=sha256:0\n    # via\n    #   meshwright (pyproject.toml)\n"
+  )
+  assert [line[0] for line in slimming.unlocked(lock, {"a"}, "meshwright").splitlines() if "==" in line] == ["b", "d"]

@@ -3,8 +3,10 @@
 import importlib.metadata
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,34 @@ def test_the_quick_tests_of_a_package_pass(tmp_path: Path):
   chosen = ("tests/test_house.py", "tests/strategies/test_layout.py", "tests/runtime/test_command_line.py")
   python(tmp_path / "acme", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not full", *chosen)
   python(tmp_path / "acme", "-m", "ruff", "check", ".")
+
+
+@pytest.mark.full
+def test_a_slim_fork_trains_is_killed_resumes_and_passes_the_tests_that_are_left(tmp_path: Path):
+  fork = tmp_path / "acme"
+  python(ROOT, "-m", "tools.fork", str(fork), "--keep=text,fsdp,tensor_parallel")
+  texts = tmp_path / "texts"
+  texts.mkdir()
+  for name in ("README.md", "WORKSPACE.md", "SECURITY.md"):
+    (texts / name).with_suffix(".txt").write_bytes((ROOT / name).read_bytes())
+  fields = (*SMALL, f"--config.data.path={texts}", "--config.checkpoint.every=5", "--config.batch_size=4")
+  run = ("train.py", "--config=configs/fsdp.py:tiny", f"--workdir={tmp_path / 'run'}", *fields)
+  process = subprocess.Popen([sys.executable, *run], cwd=fork, stdout=subprocess.DEVNULL)
+  while not (tmp_path / "run/checkpoints/10/commit_success.txt").exists() and process.poll() is None:
+    time.sleep(0.02)
+  process.kill()
+  process.wait()
+  assert process.returncode in (-signal.SIGKILL, 0)
+  other = [flag.replace("fsdp.py", "tensor_parallel.py") for flag in run]
+  said = python(fork, *other).stdout
+  assert "resum" in said
+  assert sorted(losses(tmp_path / "run")) == [5, 10, 15, 20]
+  # What was left out says so in one sentence.
+  refused = subprocess.run(
+    [sys.executable, *run, "--config.init_from=runs/other", f"--workdir={tmp_path / 'other'}"],
+    cwd=fork, capture_output=True, text=True,
+  )  # fmt: skip
+  assert "this fork leaves out init_from" in refused.stderr.splitlines()[-1]
+  python(fork, "-m", "ruff", "check", "--no-cache", ".")
+  left = ("tests/test_smallest.py", "tests/strategies/test_layout.py", "tests/data/test_text.py")
+  python(fork, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not full", *left)

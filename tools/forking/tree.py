@@ -56,7 +56,10 @@ def tidy(folder: Path) -> bool:
   ruff = [sys.executable, "-m", "ruff"]
   if subprocess.run([*ruff, "--version"], capture_output=True, check=False).returncode:
     return False
-  for command in (["check", "--fix", "--quiet", "--select=I,F401", "."], ["format", "--quiet", "."]):
+  for command in (
+    ["check", "--fix", "--no-cache", "--quiet", "--select=I,F401", "."],
+    ["format", "--no-cache", "--quiet", "."],
+  ):
     subprocess.run([*ruff, *command], cwd=folder, capture_output=True, check=False)
   return True
 
