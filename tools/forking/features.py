@@ -41,6 +41,7 @@ FEATURES = {
   "text": Feature(
     "texts, as bytes",
     files="data/text/*",
+    words=r"\.txt",
   ),
   "tokenizers": Feature(
     "BPE and other tokenizers",
@@ -56,7 +57,7 @@ FEATURES = {
       "data/text/sandbox.py data/text/named_tokens.py data/text/packing.py data/text/missing.py data/records.py "
       "data/text/spans.py"
     ),
-    needs="text",
+    needs="text tfds",
     used="Fields Fields.__post_init__ Fields.key Fields.in_spans of_bytes",
     words="prompt|packing|jsonl|documents|completion|messages|csv|parquet|segments|label_field|saved_dict|data_set",
   ),
@@ -180,7 +181,7 @@ FEATURES = {
   "commands": Feature(
     "commands that use a run: prepare, report, checkpoint, generate, evaluate, export",
     files=("tools/prepare.py tools/report.py tools/checkpoint.py tools/generate.py tools/evaluate.py tools/export.py"),
-    needs="rows tokens tokenizers pretrained",
+    needs="rows tokens tokenizers pretrained init_from",
     words="python -m tools",
   ),
   "launch": Feature(
