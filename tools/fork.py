@@ -18,8 +18,8 @@ from runtime import command_line
 from tools.forking import naming, packaging, slimming, tree
 from tools.forking.tree import Files
 
-# What only this repository can use: the history of its versions, and what its commands were called before.
-OWN = ("CHANGELOG.md", "benchmarks.py", "tests/test_old_names.py")
+# What only this repository can use: what its commands were called before.
+OWN = ("benchmarks.py", "tests/test_old_names.py")
 OF_MOVING = ("tests/tools/test_fork.py", "tests/tools/test_fork_run.py")  # a package does not move again
 
 
