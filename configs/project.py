@@ -1,5 +1,6 @@
 """Loads a project: a folder of projects/ with code of its own, which registers its models, data and whatever else."""
 
+import contextlib
 import importlib
 import importlib.util
 from types import ModuleType
@@ -22,6 +23,9 @@ def load(config: ConfigDict) -> ModuleType | None:
   name = config.project
   if not name:
     return None
-  if not name.isidentifier() or importlib.util.find_spec(f"projects.{name}") is None:
+  found = None
+  with contextlib.suppress(ModuleNotFoundError):  # there is no folder projects/
+    found = importlib.util.find_spec(f"projects.{name}") if name.isidentifier() else None
+  if found is None:
     raise ConfigError(f"project={name!r} is not a folder of projects/; use the name of one, or '' for none")
   return importlib.import_module(f"projects.{name}")

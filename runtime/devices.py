@@ -26,8 +26,7 @@ def start_jax(config: Any) -> list[jax.Device]:
   count = positive("simulated_devices", config.simulated_devices)
   if count > MOST_SIMULATED:
     raise ConfigError(f"simulated_devices={count} is more than one machine can run; use at most {MOST_SIMULATED}")
-  if jax.config.jax_num_cpu_devices != count:  # type: ignore[attr-defined]  # jax adds its options at run time
-    jax.config.update("jax_num_cpu_devices", count)
+  _simulate(count)
   give_threads(count)
   processes.join(config.distributed)
   if has_gpu_compiler() and _has_gpus() and not will_use_cpus(jax.config.jax_platforms):  # type: ignore[attr-defined]
@@ -40,6 +39,21 @@ def start_jax(config: Any) -> list[jax.Device]:
     owners.read_also(config.cache_owner)
     _keep_programs(config.compilation_cache_dir, config.profile.steps > 0)
   return devices
+
+
+def _simulate(count: int) -> None:
+  """Makes so many devices from the CPU. ConfigError: JAX runs already, as in a notebook, with another number."""
+  if jax.config.jax_num_cpu_devices == count:  # type: ignore[attr-defined]  # jax adds its options at run time
+    return
+  try:
+    jax.config.update("jax_num_cpu_devices", count)
+  except RuntimeError as error:
+    there = jax.local_devices()
+    if there[0].platform == "cpu" and len(there) != count:
+      raise ConfigError(
+        f"simulated_devices={count} comes too late, because JAX runs already, with {len(there)} CPU devices; set it to "
+        f"{len(there)}, or restart and first run `import jax; jax.config.update('jax_num_cpu_devices', {count})`"
+      ) from error
 
 
 def _keep_programs(given: str, profiled: bool) -> None:

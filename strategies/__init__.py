@@ -42,9 +42,10 @@ def _modules() -> dict[str, ModuleType]:
 
 def _module(name: str) -> ModuleType:
   """The file of a strategy. Raises ConfigError for an unknown name."""
-  if name.startswith("projects.") and all(part.isidentifier() for part in name.split(".")):
+  _, is_of_project, file = name.rpartition("projects.")
+  if is_of_project and all(part.isidentifier() for part in file.split(".")):
     with contextlib.suppress(ModuleNotFoundError):
-      if hasattr(module := importlib.import_module(name), "LAYOUT"):
+      if hasattr(module := importlib.import_module(f"projects.{file}"), "LAYOUT"):
         return module
   return _modules()[one_of("strategy", name, names())]
 

@@ -35,6 +35,7 @@ from models.remat import NAMES
 from strategies.execution.stages.orders import ORDERS
 from tools.benchmark import measurements
 
+CODE = Path(strategies.__file__).parents[1]  # the root, or the package of a fork that is one package
 README, COMMANDS = ROOT / "README.md", ROOT / "docs/commands.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -188,7 +189,7 @@ def test_a_step_of_fsdp_is_followed_in_ten_files():
   @functools.cache
   def ours(file: str) -> str:
     path = Path(file)
-    return str(path.relative_to(ROOT)) if any(path.is_relative_to(ROOT / name) for name in layers) else ""
+    return str(path.relative_to(ROOT)) if any(path.is_relative_to(CODE / name) for name in layers) else ""
 
   def record(frame: types.FrameType, event: str, _: object) -> None:
     if event == "call" and (callee := ours(frame.f_code.co_filename)):
@@ -205,7 +206,7 @@ def test_a_step_of_fsdp_is_followed_in_ten_files():
     sys.setprofile(None)
   assert listed[0] == "train.py"
   assert {*listed[1:], *skipped} == {callee for _, callee in called}
-  layer = lambda file: layers.index(file.split("/")[0])
+  layer = lambda file: layers.index(file.removeprefix(f"{CODE.name}/").split("/")[0])
   up = {(a, b) for a, b in called if a and layer(b) < layer(a)}
   assert {b for _, b in up} <= {
     "strategies/execution/constraints.py",

@@ -8,6 +8,7 @@ from pathlib import Path
 import strategies
 
 ROOT = Path(__file__).parents[1]
+CODE = Path(strategies.__file__).parents[1]  # the root, or the package of a fork that is one package
 # The rooms that a room may import, in addition to itself. All are in rows above its own, so imports go one way. A room
 # inside another has a row of its own if others may import it without the one around it, or it must not import that.
 MAY_IMPORT = {
@@ -32,18 +33,19 @@ MAY_IMPORT["train"] = TRAINER
 MAY_IMPORT["lab"] = TRAINER | {"train"}
 MAY_IMPORT["tools"] = TRAINER | {"lab"}
 MAY_IMPORT["benchmarks"] = set()  # a file that says what its commands are called now
-PACKAGES = [name for name in MAY_IMPORT if (ROOT / name).is_dir()]  # at the top
-FILES = sorted(f for f in [*ROOT.glob("*.py"), *(f for p in PACKAGES for f in (ROOT / p).rglob("*.py"))])
+MAY_IMPORT["meshwright"] = MAY_IMPORT["__init__"] = set()  # what `import meshwright` says; the same of a package
+PACKAGES = [name for name in MAY_IMPORT if (CODE / name).is_dir()]  # at the top
+FILES = sorted(f for f in [*CODE.glob("*.py"), *(f for p in PACKAGES for f in (CODE / p).rglob("*.py"))])
 
 
 def room(module: str) -> str:
   """The smallest room of a module that has a row; its package at the top, if none has."""
-  parts = module.split(".")
+  parts = module.removeprefix(f"{CODE.name}.").split(".")
   return next((name for n in (2, 1) if (name := ".".join(parts[:n])) in MAY_IMPORT), parts[0])
 
 
 def package(file: Path) -> str:
-  return room(".".join(file.relative_to(ROOT).with_suffix("").parts))
+  return room(".".join(file.relative_to(CODE).with_suffix("").parts))
 
 
 @functools.cache
@@ -70,9 +72,9 @@ def test_imports_go_one_way():
 
 def test_each_file_beside_the_layout_is_a_strategy():
   """`ls strategies` is the README's table, the value that they are made of, and the package that runs it."""
-  files = {path.stem for path in (ROOT / "strategies").glob("*.py")} - {"__init__", "layout"}
+  files = {path.stem for path in (CODE / "strategies").glob("*.py")} - {"__init__", "layout"}
   assert files == set(strategies.names())
-  assert [path.parent.name for path in (ROOT / "strategies").glob("*/__init__.py")] == ["execution"]
+  assert [path.parent.name for path in (CODE / "strategies").glob("*/__init__.py")] == ["execution"]
   listed = re.findall(r"^\| \[`(\w+)`\]\(strategies/(\w+)\.py\)", (ROOT / "README.md").read_text(), re.MULTILINE)
   assert sorted(name for name, file in listed if name == file) == strategies.names()
 
@@ -86,7 +88,7 @@ def test_only_strategies_compare_a_strategys_name():
 
 def test_files_are_short():
   for file in FILES:
-    is_strategy = file.parent == ROOT / "strategies" and re.search("^LAYOUT = ", file.read_text(), re.MULTILINE)
+    is_strategy = file.parent == CODE / "strategies" and re.search("^LAYOUT = ", file.read_text(), re.MULTILINE)
     lines, limit = len(file.read_text().splitlines()), 60 if is_strategy else 350
     assert lines <= limit, f"{file} has {lines} lines, more than {limit}"
 

@@ -78,7 +78,7 @@ def test_a_run_writes_the_page_that_its_files_give(finished: tuple[Path, str]):
   assert [event["event"] for event in run.events] == ["start", "evaluation", "evaluation", "end"]
   assert run.events[-1]["sample"].startswith("def ")
   assert run.checkpoints
-  for expected in ("Finished at", "fsdp on mesh data=8", "step 30 of 30", "attention", "python train.py"):
+  for expected in ("Finished at", "fsdp on mesh data=8", "step 30 of 30", "attention", "train.py --config="):
     assert expected in html.unescape(page)
   assert "report.html" in printed
 

@@ -24,7 +24,7 @@ def measurements() -> dict[str, tuple[str, str]]:
   found = {}
   for file in sorted([*FOLDER.glob("*.py"), *FOLDER.glob("*/command.py")]):
     about = ast.get_docstring(ast.parse(file.read_text())) or ""
-    module = ".".join(file.relative_to(FOLDER.parents[1]).with_suffix("").parts)
+    module = ".".join((benchmarks.__name__, *file.relative_to(FOLDER).with_suffix("").parts))
     name = module.removesuffix(".command").rpartition(".")[2]
     if f"python -m tools.benchmark {name}" in about:
       found[name] = module, about.partition("\n")[0]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import command_line_of, one_sentence
+from helpers import ROOT, command_line_of, one_sentence
 
 from errors import ConfigError, Unavailable
 from runtime import command_line
@@ -70,7 +70,7 @@ def test_text_is_utf8_whatever_the_locale(tmp_path):
   program = tmp_path / "program.py"
   program.write_text(
     "import pathlib, sys\n"
-    f"sys.path.insert(0, {str(command_line.__file__.removesuffix('/runtime/command_line.py'))!r})\n"
+    f"sys.path.insert(0, {str(ROOT)!r})\n"
     "from runtime import command_line\n"
     "with command_line.bad_input_ends_the_program():\n"
     "  pathlib.Path(sys.argv[1]).write_text('data=2 × model=4')\n"
@@ -89,7 +89,7 @@ def test_what_is_printed_to_a_closed_stream_gets_into_no_file(stream: int, tmp_p
   program, file = tmp_path / "program.py", tmp_path / "metrics"
   program.write_text(
     "import os, sys\n"
-    f"sys.path.insert(0, {str(command_line.__file__.removesuffix('/runtime/command_line.py'))!r})\n"
+    f"sys.path.insert(0, {str(ROOT)!r})\n"
     "from runtime import command_line\n"
     "with command_line.bad_input_ends_the_program():\n"
     "  kept = open(sys.argv[1], 'w')\n"
@@ -103,9 +103,8 @@ def test_what_is_printed_to_a_closed_stream_gets_into_no_file(stream: int, tmp_p
 
 def test_a_refused_utf8_mode_starts_the_program_only_once():
   """`-X utf8=0` wins over PYTHONUTF8, so starting again would never end."""
-  root = command_line.__file__.removesuffix("/runtime/command_line.py")
   code = "from runtime import command_line\nwith command_line.bad_input_ends_the_program():\n  print('ran')"
   ascii_locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
   command = [sys.executable, "-X", "utf8=0", "-c", code]
-  ran = subprocess.run(command, cwd=root, env=os.environ | ascii_locale, capture_output=True, check=False, timeout=60)
+  ran = subprocess.run(command, cwd=ROOT, env=os.environ | ascii_locale, capture_output=True, check=False, timeout=60)
   assert (ran.returncode, ran.stdout) == (0, b"ran\n")

@@ -1,8 +1,12 @@
-"""How a run starts JAX: the memory settings of CPUs and of GPUs."""
+"""How a run starts JAX: the memory settings of CPUs and of GPUs, and where JAX runs already."""
+
+import os
+import subprocess
+import sys
 
 import jax
 import pytest
-from helpers import config
+from helpers import ROOT, config, one_sentence
 
 from runtime import devices
 
@@ -41,3 +45,20 @@ def test_only_cpus_keep_freed_memory_and_only_gpus_get_a_larger_share(
     jax.config.update("jax_platforms", before)
   assert kept == [True] * expected
   assert order == (["join", "ask", "start"] if kind == "gpu" and not expected else ["join", "start"])
+
+
+def test_too_late_to_simulate_another_number_of_devices_is_one_sentence():
+  """As in a notebook that has used JAX: here with the eight devices of the tests."""
+  with one_sentence("simulated_devices=4", "runs already", "set it to 8", "jax_num_cpu_devices"):
+    devices.start_jax(config(simulated_devices=4))
+
+
+def test_as_many_devices_as_jax_runs_with_already_are_used():
+  """Whatever gave them: here JAX starts with three by a flag of XLA."""
+  program = (
+    "import jax; there = jax.devices(); from configs import base; from runtime import devices\n"
+    "config = base.get_config('tiny'); config.simulated_devices = 3; config.compilation_cache_dir = ''\n"
+    "assert devices.start_jax(config) == there and len(there) == 3"
+  )
+  flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=3", "JAX_PLATFORMS": "cpu"}
+  subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=os.environ | flags, check=True)

@@ -1,11 +1,9 @@
-"""`tools.benchmark` finds every measurement, and its old name says what it is called now."""
+"""`tools.benchmark` finds every measurement."""
 
 import importlib
-import subprocess
 import sys
 
 import pytest
-from helpers import ROOT
 
 from tools import benchmark
 
@@ -24,12 +22,3 @@ def test_an_unknown_measurement_is_named(monkeypatch: pytest.MonkeyPatch, capsys
     benchmark.main()
   assert ended.value.code == 2
   assert "measurement='thruput'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["throughput", "accelerator"])
-def test_the_old_name_says_the_new_one(name: str):
-  done = subprocess.run(
-    [sys.executable, "-m", f"benchmarks.{name}", "--rounds=2"], cwd=ROOT, capture_output=True, text=True
-  )
-  assert done.returncode == 2
-  assert done.stderr == f"error: benchmarks is lab/benchmarks now; run python -m tools.benchmark {name}\n"
