@@ -178,8 +178,8 @@ FEATURES = {
     "the laboratory, and the commands that predict, measure and teach",
     files="lab/* tools/[a-z]*",
     needs=(
-      "modules commands launch pretrained rows tokens tokenizers stages experts positions adapters optimizers buckets memory "
-      "healing profile images synthetic pmap init_from interval"
+      "commands launch modules pretrained rows tokens tokenizers stages experts positions adapters optimizers buckets "
+      "memory healing profile images synthetic pmap init_from interval"
     ),
     words="explain|lab/",
   ),
