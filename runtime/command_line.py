@@ -1,5 +1,6 @@
 """`--config=FILE[:PRESET] --config.FIELD=VALUE`: ml_collections' flags, with errors that a user can act on."""
 
+import atexit
 import codecs
 import contextlib
 import functools
@@ -7,6 +8,7 @@ import importlib.util
 import locale
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,8 @@ from runtime.storage.answers import StorageError
 
 # Exit statuses: docs/cluster.md says what they mean. After the last two, another start would fail in the same way.
 FAILED, BAD_INPUT, DIVERGED = 1, 2, 3
+INTERRUPTED = 130  # by SIGINT, as shells count
+SECONDS_TO_END = 3.0  # for the threads of libraries, after the program's own end
 
 
 def define_config(into: flags.FlagValues = flags.FLAGS) -> flags.FlagHolder:
@@ -89,7 +93,36 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
   use_utf8()
   open_streams()
   logging.set_verbosity(logging.WARNING)  # hides libraries' notes, such as which accelerators were not found
-  app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
+  status = FAILED
+  try:
+    app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
+  except KeyboardInterrupt:
+    status = INTERRUPTED
+    raise
+  except SystemExit as ended:
+    status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    raise
+  finally:
+    end_in_time(status)
+
+
+def end_in_time(status: int) -> None:
+  """Lets the program end with this status even if threads of libraries do not end, as Python would wait for them.
+
+  After a save that has failed, threads of orbax wait 300 s for signals that never come.
+  """
+  ended = threading.Event()
+  atexit.register(ended.set)  # which Python calls when the threads have ended
+
+  def watch() -> None:
+    if not ended.wait(SECONDS_TO_END):
+      atexit._run_exitfuncs()  # of JAX, too: the processes of a job end together
+      with contextlib.suppress(OSError, ValueError):  # nobody may read them any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+      os._exit(status)
+
+  threading.Thread(target=watch, daemon=True).start()
 
 
 def fail(error: Exception, status: int) -> NoReturn:
