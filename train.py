@@ -21,7 +21,7 @@ from checkpointing.memory.tier import Tier
 from checkpointing.save import NotSaved
 from job.keeper import Keeper
 from reporting import summary
-from reporting.appender import warn
+from reporting.appender import extra, warn
 from reporting.evaluation.evaluator import Evaluator
 from reporting.heartbeat import Heartbeat
 from reporting.metrics import NotWritten, read
@@ -210,17 +210,20 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
     return ended.result
   result = ended.result
   if first >= run.plan.last and not result:
-    lines = [line for line in read(reporter.writer.path) if line["split"] == "validation"]
-    result = lines[-1] if lines else evaluate(run, ended.state, first)
-    if (run.workdir / "loss.png").exists():
+    evaluated = lambda: [line for line in read(reporter.writer.path) if line["split"] == "validation"][-1:]
+    lines = processes.on_process_zero(evaluated)
+    result = lines[0] if lines else evaluate(run, ended.state, first)
+    if reporter.has_ended(first):
       reporter.say(f"finished  at step {first}: all {run.plan.last} steps are done")
       reporter.journal.add("end", first)
       return result
 
-  baseline = run.evaluator.baseline() if jax.process_index() == 0 else None
+  baseline = sample = None
+  with extra("the baseline"):
+    baseline = run.evaluator.baseline() if jax.process_index() == 0 else None
   if baseline and result.get("bits_per_byte") is not None:
     reporter.say(summary.baseline_line(baseline, result["bits_per_byte"]))
-  with reporter.clock("sample"):
+  with reporter.clock("sample"), extra("the sample", together=True):
     sample = summary.sample(run.config, run.strategy, run.dataset, ended.state)
   reporter.ended(ended.step, sample, baseline, [*filter(None, [keeper.tier.summary])])
   files = "report.html, metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/"

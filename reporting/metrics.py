@@ -20,7 +20,7 @@ from tensorboardX.record_writer import masked_crc32c
 from tqdm import tqdm
 
 from errors import JobError, visible
-from reporting.appender import Appender
+from reporting.appender import Appender, extra
 from runtime import folders
 from runtime.stderr import print_if_read
 from runtime.storage.bucket import Location
@@ -97,12 +97,14 @@ class Writer:
       for result in earlier:
         result.rename(workdir / f"previous-{number}" / result.name)
     self.file = Appender(self.path)
-    board = workdir / "tensorboard"
-    board.mkdir(exist_ok=True)
-    self.board = Appender(board / f"events.out.tfevents.{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}")
-    self.board.write(event_record(file_version="brain.Event:2"))
-    if start.step:  # makes TensorBoard drop the steps after the checkpoint
-      self.board.write(event_record(step=start.step + 1, session_log=SessionLog(status=SessionLog.START)))
+    self.board: Appender | None = None
+    with extra(str(board := workdir / "tensorboard")):
+      board.mkdir(exist_ok=True)
+      name = f"events.out.tfevents.{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}"
+      self.board = Appender(board / name)
+      self.board.write(event_record(file_version="brain.Event:2"))
+      if start.step:  # makes TensorBoard drop the steps after the checkpoint
+        self.board.write(event_record(step=start.step + 1, session_log=SessionLog(status=SessionLog.START)))
     if sys.stderr.isatty():
       self.bar = tqdm(initial=start.step, total=last_step, unit="step", dynamic_ncols=True)
 
@@ -113,7 +115,8 @@ class Writer:
     """Raises NotWritten if measurements could not be written, unless the run has failed anyway."""
     if self.enabled:
       self.file.close()
-      self.board.close()
+      if self.board:
+        self.board.close()
       if self.bar is not None:
         self.bar.close()
       if self.file.waiting and kind is None:
@@ -127,7 +130,8 @@ class Writer:
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
     self.file.write(json.dumps({"step": step, "split": split, **finite}).encode() + b"\n")
     scalars = [Summary.Value(tag=f"{split}/{name}", simple_value=value) for name, value in values.items()]
-    self.board.write(event_record(step=step, summary=Summary(value=scalars)))
+    if self.board:
+      self.board.write(event_record(step=step, summary=Summary(value=scalars)))
     if shown := [form.format(values[name]) for name, form in FORMATS.items() if name in values]:
       self.say(f"{split:<10} {step:>{len(str(self.last_step))}}/{self.last_step}  " + "  ".join(shown))
 

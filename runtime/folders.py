@@ -36,19 +36,26 @@ def writable(folder: Path, field: str) -> Path:
   return folder
 
 
-def write(file: Path, text: str, sync: bool = False) -> None:
+def write(file: Path, content: str | bytes, sync: bool = False) -> None:
   """Writes a file as a whole: readers find the old one or the new one, also after a kill. Raises OSError.
+
+  A full disk leaves the old one, and nothing beside it.
 
   Args:
     sync: whether the new one must survive a power failure.
   """
   part = file.with_suffix(".part")
-  with open(part, "w", opener=no_links) as out:
-    out.write(text)
-    if sync:
-      out.flush()
-      os.fsync(out.fileno())
-  part.replace(file)
+  try:
+    with open(part, "wb", opener=no_links) as out:
+      out.write(content.encode() if isinstance(content, str) else content)
+      if sync:
+        out.flush()
+        os.fsync(out.fileno())
+    part.replace(file)
+  except OSError:
+    with contextlib.suppress(OSError):
+      part.unlink()
+    raise
 
 
 @contextlib.contextmanager
