@@ -19,7 +19,7 @@ from runtime.storage.bucket import Folder, Location, here
 from runtime.storage.lease import Lease
 from runtime.storage.mirror import Mirror
 from runtime.storage.owners import no_links
-from runtime.workdir import HOLDS, of_process
+from runtime.workdir import HOLDS, check, of_process
 
 
 def writable(folder: Path, field: str) -> Path:
@@ -91,6 +91,7 @@ def owned(results: Location) -> Iterator[Mirror | None]:
   with contextlib.ExitStack() as held:
 
     def lock() -> str:
+      check(results)
       writable(workdir, "workdir")
       file = held.enter_context(_opened_lock(workdir / "lock"))
       try:

@@ -1,0 +1,73 @@
+"""What is taken for a workdir, and what is not: the places within a run, folders with models, and what is not seen."""
+
+from pathlib import Path
+
+import pytest
+from helpers import config, one_sentence
+
+import train
+from runtime import folders, workdir
+from runtime.storage.bucket import Folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+  """A workdir, as far as its names."""
+  found = tmp_path / "run"
+  (found / "checkpoints" / "8" / "run").mkdir(parents=True)
+  (found / "checkpoints" / "8" / "run" / "metadata").touch()
+  (found / "config.json").touch()
+  return found
+
+
+@pytest.mark.parametrize(
+  "inner",
+  ["checkpoints", "checkpoints/8", "checkpoints/8/new", "checkpoints-1", "tensorboard/x", "previous-1", "profile"],
+)
+def test_what_lies_within_a_run_is_no_workdir(inner: str, run: Path, tmp_path: Path):
+  source = run / "checkpoints/8" if "8" in inner else run
+  parts = [f"workdir={str(run / inner)!r} lies within the run {str(run)!r}", f"--workdir={run},", f"init_from={source}"]
+  with one_sentence(*parts), folders.owned(run / inner):
+    pass
+  (tmp_path / "link").symlink_to(run / inner)
+  with one_sentence(f"lies within the run {str(run)!r}"), folders.owned(tmp_path / "link"):
+    pass
+  assert not (run / inner / "lock").exists()
+
+
+def test_train_says_so_before_it_loads_data(run: Path):
+  with one_sentence("lies within the run", "init_from="):
+    train.train(config("single", simulated_devices=8), run / "checkpoints" / "8")
+
+
+def test_folders_of_other_kinds_are_no_workdirs(run: Path, tmp_path: Path):
+  (run / "checkpoints" / "8").rename(tmp_path / "alone")
+  with one_sentence("is a checkpoint", f"--config.init_from={tmp_path}/alone"):
+    workdir.check(tmp_path / "alone")
+  (tmp_path / "model").mkdir()
+  (tmp_path / "model" / "model.safetensors").touch()
+  with one_sentence("holds a model", f"--config.init_from={tmp_path}/model"):
+    workdir.check(tmp_path / "model")
+  with one_sentence("lies where runs save in memory"):
+    workdir.check(Path("/dev/shm/meshwright-4711/key/host"))
+
+
+def test_a_users_own_folders_are_workdirs(run: Path, tmp_path: Path):
+  """In and beside a run, and with names like those of a run's parts."""
+  for place in (
+    run,
+    run / "second",
+    tmp_path / "checkpoints" / "first",
+    tmp_path / "previous-1",
+    tmp_path / "new" / "x",
+  ):
+    workdir.check(place)
+
+
+def test_the_same_holds_in_a_bucket(in_memory: Folder):
+  (in_memory / "config.json").write(b"{}")
+  (in_memory / "checkpoints/8/run/metadata").write(b"{}")
+  with one_sentence(f"lies within the run '{in_memory}'", f"init_from={in_memory}/checkpoints/8"):
+    workdir.check(in_memory / "checkpoints" / "8")
+  workdir.check(in_memory)
+  workdir.check(in_memory / "second")
