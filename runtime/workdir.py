@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from errors import ConfigError
 from runtime.storage.bucket import Folder, Location
@@ -33,17 +34,18 @@ RUNS = ("config.json", "journal.jsonl", "metrics.jsonl", "lock")  # a folder wit
 # The folders that a run makes in its workdir, and may move or remove.
 PARTS = re.compile(rf"{CHECKPOINTS}(-\d+)?|{BEATS}|tensorboard|profile|tokenizer|attempts|previous-\d+")
 MODEL = ("model.safetensors", "model.safetensors.index.json", "adapter_config.json")  # in a folder with a model
+Kind = TypeVar("Kind", bound=Location)
 IN_MEMORY = re.compile(r"/dev/shm/meshwright-\d+(/.*)?")  # checkpointing/memory/tier.py
 
 
-def check(results: Location) -> None:
-  """Raises ConfigError if this path cannot be a workdir, because a run or a model is there already.
+def check(results: Kind) -> Kind:
+  """Returns this path. Raises ConfigError if it cannot be a workdir, because a run or a model is there already.
 
   A run within another one's checkpoint would be removed with it. A link to such a place is the place.
   """
-  place = results if isinstance(results, Folder) else Path(os.path.realpath(results))
+  place: Location = results if isinstance(results, Folder) else Path(os.path.realpath(results))
   given = f"workdir={str(results)!r}"
-  inner = place
+  inner: Location = place
   for outer in _above(place):
     if PARTS.fullmatch(inner.name) and any((outer / name).exists() for name in (*RUNS, CHECKPOINTS)):
       checkpoint = next((path for path in (place, *_above(place)) if (path / RECORD).exists()), outer)
@@ -58,6 +60,7 @@ def check(results: Location) -> None:
     raise ConfigError(f"{given} lies where runs save in memory, which the next one removes; name another folder")
   if any((place / name).exists() for name in MODEL):
     raise ConfigError(f"{given} holds a model; begin a run in a folder of its own with --config.init_from={place}")
+  return results
 
 
 def _above(place: Location) -> Iterator[Location]:

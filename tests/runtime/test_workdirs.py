@@ -6,6 +6,7 @@ import pytest
 from helpers import config, one_sentence
 
 import train
+from job import supervisor
 from runtime import folders, workdir
 from runtime.storage.bucket import Folder
 
@@ -71,3 +72,10 @@ def test_the_same_holds_in_a_bucket(in_memory: Folder):
     workdir.check(in_memory / "checkpoints" / "8")
   workdir.check(in_memory)
   workdir.check(in_memory / "second")
+
+
+def test_a_supervisor_writes_nothing_there_either(run: Path):
+  policy = supervisor.Policy(1, 1, 0, 1.0, 1.0, 0.0, (), lambda *_: None)
+  with one_sentence("lies within the run"):
+    supervisor.supervise(policy, [f"--workdir={run / 'checkpoints' / '8'}"])
+  assert [file.name for file in (run / "checkpoints" / "8").iterdir()] == ["run"]
