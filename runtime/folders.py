@@ -13,7 +13,7 @@ from typing import IO
 
 import jax
 
-from errors import ConfigError, Unavailable, of_system, visible
+from errors import ConfigError, Unavailable, dangling, of_system, visible
 from runtime import processes
 from runtime.storage.bucket import Folder, Location, here
 from runtime.storage.lease import Lease
@@ -24,6 +24,8 @@ from runtime.workdir import HOLDS, check, of_process
 
 def writable(folder: Path, field: str) -> Path:
   """Returns the folder, created if needed. Raises ConfigError or Unavailable, naming `field`, if that cannot be."""
+  if why := dangling(folder):
+    raise Unavailable(f"{field}={str(folder)!r}: {why}")
   try:
     folder.mkdir(parents=True, exist_ok=True)
     probe = folder / f".write-test-{os.getpid()}"

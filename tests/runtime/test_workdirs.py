@@ -6,6 +6,7 @@ import pytest
 from helpers import config, one_sentence
 
 import train
+from errors import Unavailable
 from job import supervisor
 from runtime import folders, workdir
 from runtime.storage.bucket import Folder
@@ -79,3 +80,10 @@ def test_a_supervisor_writes_nothing_there_either(run: Path):
   with one_sentence("lies within the run"):
     supervisor.supervise(policy, [f"--workdir={run / 'checkpoints' / '8'}"])
   assert [file.name for file in (run / "checkpoints" / "8").iterdir()] == ["run"]
+
+
+def test_a_workdir_on_a_disk_that_is_not_mounted_is_waited_for(tmp_path: Path):
+  (tmp_path / "runs").symlink_to(tmp_path / "disk")
+  says = f"'{tmp_path}/runs' is a link to '{tmp_path}/disk', which is not there"
+  with one_sentence("workdir=", says, kind=Unavailable):
+    folders.writable(tmp_path / "runs" / "a", "workdir")
