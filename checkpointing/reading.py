@@ -99,6 +99,18 @@ def fault(folder: Location) -> str:
     return ""
 
 
+def is_place(folder: Location) -> bool:
+  """Whether this is where a run has a checkpoint, which may be damaged."""
+  named = folder.name.isdecimal() and folder.parent.name == FOLDER
+  return named and int(folder.name) in steps(folder.parent)
+
+
+def instead(folder: Location) -> str:
+  """What to use in place of a damaged checkpoint: another one of the run, if it has any."""
+  found = [step for step in steps(folder.parent) if str(step) != folder.name] if is_place(folder) else []
+  return f"use another checkpoint, as {folder.parent / str(found[-1])}" if found else "restore it from a copy"
+
+
 def read_tree(folder: Location, abstract: Tree, saved: Record) -> tuple[Tree | None, str]:
   """Reads the arrays of a checkpoint into a tree like `abstract`, in its layout; or returns None and the reason.
 
@@ -227,6 +239,8 @@ def read_array(folder: Location, saved: Record, name: str) -> tuple[jax.Array | 
 
   Raises StorageError if storage does not answer, which says nothing of the checkpoint.
   """
+  if name not in saved["arrays"]:
+    return None, f"its record lacks {name}"
   shape, dtype, _ = saved["arrays"][name]
   here = SingleDeviceSharding(jax.devices("cpu")[0])
   try:
