@@ -7,7 +7,6 @@ command continues from its newest checkpoint. configs/base.py documents every fi
 """
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +58,8 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
   clock, config = clock or Clock(), pretrained.adopt(config)
   with clock("set-up"):
     devices = start_jax(config)
-    default = f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
-    results = location(processes.on_process_zero(lambda: str(location(str(workdir or default), "workdir"))), "workdir")
+    named = lambda: str(location(str(workdir or folders.fresh(config.strategy)), "workdir"))
+    results = location(processes.on_process_zero(named), "workdir")
     folder = here(results)
     fields = record.flat(config.to_dict())
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})

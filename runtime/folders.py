@@ -38,6 +38,21 @@ def writable(folder: Path, field: str) -> Path:
   return folder
 
 
+def fresh(name: str) -> Path:
+  """Makes a folder for a run that has none, runs/NAME-TIME. Each of several runs in the same second gets its own."""
+  base = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+  for number in range(1, 1000):
+    folder = Path(base if number == 1 else f"{base}-{number}")
+    try:
+      folder.mkdir(parents=True)
+    except FileExistsError:
+      continue
+    except OSError:
+      pass  # `writable` says why
+    return folder
+  return Path(base)
+
+
 def write(file: Path, content: str | bytes, sync: bool = False) -> None:
   """Writes a file as a whole: readers find the old one or the new one, also after a kill. Raises OSError.
 

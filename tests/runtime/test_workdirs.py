@@ -1,12 +1,13 @@
 """What is taken for a workdir, and what is not: the places within a run, folders with models, and what is not seen."""
 
+import concurrent.futures
 from pathlib import Path
 
 import pytest
 from helpers import config, one_sentence
 
 import train
-from errors import Unavailable
+from errors import ConfigError, Unavailable
 from job import supervisor
 from runtime import folders, workdir
 from runtime.storage.bucket import Folder
@@ -87,3 +88,28 @@ def test_a_workdir_on_a_disk_that_is_not_mounted_is_waited_for(tmp_path: Path):
   says = f"'{tmp_path}/runs' is a link to '{tmp_path}/disk', which is not there"
   with one_sentence("workdir=", says, kind=Unavailable):
     folders.writable(tmp_path / "runs" / "a", "workdir")
+
+
+def test_three_runs_that_start_in_one_second_have_three_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(folders.time, "strftime", lambda form: "20261128-190000")
+  with concurrent.futures.ThreadPoolExecutor(3) as pool:
+    made = list(pool.map(folders.fresh, 3 * ["fsdp"]))
+  assert sorted(map(str, made)) == [f"runs/fsdp-20261128-190000{end}" for end in ("", "-2", "-3")]
+  taken: list[Path] = []
+  monkeypatch.setattr(folders, "owned", taken.append)
+  for _ in range(2):
+    with pytest.raises((AttributeError, TypeError)):  # `owned` gives nothing to enter
+      train.train(config("single", simulated_devices=8), None)
+  assert len({*taken, *made}) == 5
+
+
+def test_a_place_that_cannot_be_written_is_named_for_a_run_without_a_name(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+  monkeypatch.chdir(tmp_path)
+  for make, why in ((Path.touch, "Not a directory"), (lambda path: path.symlink_to("disk"), "is not there")):
+    make(Path("runs"))
+    with pytest.raises((ConfigError, Unavailable), match=why):
+      folders.writable(folders.fresh("fsdp"), "workdir")
+    Path("runs").unlink()
