@@ -18,6 +18,7 @@ from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
 from errors import ConfigError, Unavailable, did_you_mean, first_line, may_pass, visible
+from runtime.first_process import leave_to_a_child
 from runtime.stderr import visible_streams
 from runtime.storage.answers import StorageError
 
@@ -94,6 +95,7 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
   open_streams()
   logging.set_verbosity(logging.WARNING)  # hides libraries' notes, such as which accelerators were not found
   status = FAILED
+  leave_to_a_child()
   try:
     app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
   except KeyboardInterrupt:

@@ -1,0 +1,40 @@
+"""The first process of a container, PID 1, which the kernel spares: signals that it does not handle do nothing to it.
+
+A run handles signals only in its loop, and even there lets the second SIGINT do what it does by default. So as PID 1
+the program goes on in a child, and the first process forwards what it is sent. Starting the container with `--init`
+makes this unnecessary.
+"""
+
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def leave_to_a_child() -> None:
+  """As PID 1, returns in a child only. Its end ends this process, with its status; 128 + N if signal N ended it."""
+  if os.getpid() != 1:
+    return
+  signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until somebody takes them
+  child = os.fork()
+  if child:
+    _forward(child)
+  os.setpgid(0, 0)  # a terminal's SIGINT then comes once, from the first process
+  signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+
+
+def _forward(child: int) -> NoReturn:
+  def send(number: int, _: FrameType | None) -> None:
+    os.kill(child, number)
+
+  for number in FORWARDED:
+    if signal.getsignal(number) != signal.SIG_IGN:
+      signal.signal(number, send)
+  signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+  while True:
+    ended, status = os.wait()  # others, too, whose parents have ended
+    if ended == child:
+      code = os.waitstatus_to_exitcode(status)
+      os._exit(code if code >= 0 else 128 - code)
