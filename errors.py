@@ -88,18 +88,28 @@ def of_file(error: OSError, path: str | os.PathLike[str], doing: str = "read", o
     other: what else helps, such as "name another folder".
   """
   path = error.filename if isinstance(error.filename, str) else os.fspath(path)
+  named = repr(path) if path else "a file"
   whose = _whose(path) if error.errno in (errno.EACCES, errno.EPERM) else ""
   fix = " or ".join(filter(None, [FIXES.get(error.errno or 0, ""), other])) or "check that it is what it should be"
-  return f"{path!r} cannot be {doing} ({error.strerror or first_line(error)}{whose}); {fix}"
+  return f"{named} cannot be {doing} ({error.strerror or first_line(error)}{whose}); {fix}"
+
+
+def unwritable(error: OSError, field: str, folder: str | os.PathLike[str]) -> ConfigError | Unavailable:
+  """The error to raise if a folder that a field names, or a file in it, cannot be written."""
+  given, told = f"{field}={os.fspath(folder)!r}", of_file(error, folder, "written", "name another folder")
+  own = told.removeprefix(repr(os.fspath(folder)))
+  return of_system(error, f"{given}: {told}" if own == told else given + own)
 
 
 def _whose(path: str) -> str:
   """Whose a file is, or the innermost folder above it that can be seen."""
+  it = "it"
   while path not in ("", os.path.dirname(path)):
     with contextlib.suppress(OSError):
       owner, me = os.stat(path).st_uid, os.geteuid()
-      return f"; it belongs to {user(owner)}, and this user is {user(me)}" if owner != me else "; it is this user's own"
+      return f"; {it} belongs to {'this user' if owner == me else f'{user(owner)}, and this user is {user(me)}'}"
     path = os.path.dirname(path)
+    it = repr(path)
   return ""
 
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from errors import ConfigError, Unavailable, did_you_mean, first_line, may_pass, visible
+from errors import FIXES, ConfigError, Unavailable, did_you_mean, first_line, may_pass, of_file, visible
 from runtime.first_process import leave_to_a_child
 from runtime.stderr import visible_streams
 from runtime.storage.answers import StorageError
@@ -59,7 +59,7 @@ def open_streams() -> None:
 
 @contextlib.contextmanager
 def bad_input_ends_the_program() -> Iterator[None]:
-  """Ends the program with one line if the body raises ConfigError, or an error of storage or of what else may pass.
+  """Ends the program with one line if the body raises ConfigError, or an error of storage or of the machine's files.
 
   What the body prints is shown as text, whoever has written it (errors.visible).
   """
@@ -70,6 +70,10 @@ def bad_input_ends_the_program() -> Iterator[None]:
       yield
     except (ConfigError, Unavailable, StorageError) as error:
       fail(error, status=FAILED if may_pass(error) else BAD_INPUT)
+    except OSError as error:
+      if error.errno not in FIXES:
+        raise  # a mistake of the program, which its traceback shows
+      fail(type(error)(of_file(error, "", "used")), status=FAILED if may_pass(error) else BAD_INPUT)
 
 
 def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
@@ -117,6 +121,7 @@ def end_in_time(status: int) -> None:
   atexit.register(ended.set)  # which Python calls when the threads have ended
 
   def watch() -> None:
+    threading.main_thread().join()  # whoever has called `run` may go on, as a test does
     if not ended.wait(SECONDS_TO_END):
       atexit._run_exitfuncs()  # of JAX, too: the processes of a job end together
       with contextlib.suppress(OSError, ValueError):  # nobody may read them any more

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from errors import ConfigError, of_system, positive
+from errors import ConfigError, positive, unwritable
 from runtime import device_memory, processes
 from runtime.stderr import silenced
 from runtime.storage import owners
@@ -70,9 +70,7 @@ def _keep_programs(given: str, profiled: bool) -> None:
     try:
       place = owners.place(folder, field)
     except OSError as error:
-      raise of_system(
-        error, f"{field}={str(folder)!r} cannot be written ({error.strerror}); name another folder"
-      ) from error
+      raise unwritable(error, field, folder) from error
     foreign = [shelf.folder for shelf in place.read if shelf.foreign]
     path = str(foreign[0] if foreign else place.write or place.read[0].folder)
     if foreign or not os.access(path, os.W_OK):  # nothing takes so long to compile, so nothing is written

@@ -7,7 +7,6 @@ makes this unnecessary.
 
 import os
 import signal
-from types import FrameType
 from typing import NoReturn
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -17,24 +16,24 @@ def leave_to_a_child() -> None:
   """As PID 1, returns in a child only. Its end ends this process, with its status; 128 + N if signal N ended it."""
   if os.getpid() != 1:
     return
-  signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # until somebody takes them
+  taken = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGCHLD}
+  signal.pthread_sigmask(signal.SIG_BLOCK, taken)  # they wait for `sigwait`, which misses none
   child = os.fork()
   if child:
-    _forward(child)
+    _forward(child, taken)
   os.setpgid(0, 0)  # a terminal's SIGINT then comes once, from the first process
-  signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+  signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
 
 
-def _forward(child: int) -> NoReturn:
-  def send(number: int, _: FrameType | None) -> None:
-    os.kill(child, number)
-
-  for number in FORWARDED:
-    if signal.getsignal(number) != signal.SIG_IGN:
-      signal.signal(number, send)
-  signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+def _forward(child: int, taken: set[signal.Signals]) -> NoReturn:
   while True:
-    ended, status = os.wait()  # others, too, whose parents have ended
-    if ended == child:
-      code = os.waitstatus_to_exitcode(status)
-      os._exit(code if code >= 0 else 128 - code)
+    number = signal.sigwait(taken)
+    if number != signal.SIGCHLD:
+      os.kill(child, number)
+      continue
+    ended = 1
+    while ended:  # others, too, whose parents have ended
+      ended, status = os.waitpid(-1, os.WNOHANG)
+      if ended == child:
+        code = os.waitstatus_to_exitcode(status)
+        os._exit(code if code >= 0 else 128 - code)

@@ -13,7 +13,7 @@ from typing import IO
 
 import jax
 
-from errors import ConfigError, Unavailable, dangling, of_system, visible
+from errors import ConfigError, Unavailable, dangling, unwritable, visible
 from runtime import processes
 from runtime.storage.bucket import Folder, Location, here
 from runtime.storage.lease import Lease
@@ -26,15 +26,15 @@ def writable(folder: Path, field: str) -> Path:
   """Returns the folder, created if needed. Raises ConfigError or Unavailable, naming `field`, if that cannot be."""
   if why := dangling(folder):
     raise Unavailable(f"{field}={str(folder)!r}: {why}")
+  probe = folder / f".write-test-{os.getpid()}"
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f".write-test-{os.getpid()}"
     probe.touch()
     probe.unlink()
   except OSError as error:
-    raise of_system(
-      error, f"{field}={str(folder)!r} cannot be written ({error.strerror}); name another folder"
-    ) from error
+    if error.filename == str(probe):
+      error.filename = str(folder)
+    raise unwritable(error, field, folder) from error
   return folder
 
 
@@ -81,9 +81,7 @@ def written_into(folder: Path, field: str) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    raise of_system(
-      error, f"{field}={str(folder)!r} cannot be written ({error.strerror}); free some space, or name another folder"
-    ) from error
+    raise unwritable(error, field, folder) from error
 
 
 def writable_file(file: Path, field: str) -> Path:
@@ -153,9 +151,7 @@ def _opened_lock(path: Path) -> IO[str]:
   try:
     return open(path, "a+", opener=no_links)
   except OSError as error:
-    raise of_system(
-      error, f"workdir={str(path.parent)!r} has a lock that cannot be opened ({error.strerror}); name another folder"
-    ) from error
+    raise unwritable(error, "workdir", path.parent) from error
 
 
 def _leased(workdir: Path, remote: Folder, owner: str) -> Lease:

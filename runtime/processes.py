@@ -21,6 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from errors import (
+  FIXES,
   ConfigError,
   JobConfigError,
   JobError,
@@ -28,9 +29,11 @@ from errors import (
   Unavailable,
   first_line,
   may_pass,
+  of_file,
   positive,
   visible,
 )
+from runtime.storage.answers import StorageError
 
 LOOPBACK = "127.0.0.1"
 
@@ -215,7 +218,9 @@ def raise_together() -> Iterator[None]:
   try:
     yield
   except (ConfigError, Unavailable, OSError) as error:
-    mine = [may_pass(error), str(error) or type(error).__name__]
+    of_machine = isinstance(error, OSError) and error.errno in FIXES and not isinstance(error, StorageError)
+    told = of_file(error, "", "used") if isinstance(error, OSError) and of_machine else str(error)
+    mine = [may_pass(error), told or type(error).__name__]
   failed = [(rank, *found) for rank, found in enumerate(all_gather(mine)) if found]
   if failed:
     rank, passes, text = next((one for one in failed if one[1]), failed[0])

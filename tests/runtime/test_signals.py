@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +92,8 @@ def test_the_first_process_of_a_container_ends_as_any_other(looping: bool, sent:
   command = [*UNSHARE, sys.executable, "-c", FIRST.format(looping=looping)]
   environment = os.environ | {"JAX_PLATFORMS": "cpu"}
   with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as outer:
+    watch = threading.Timer(60, outer.kill)
+    watch.start()
     assert outer.stdout.readline() == b"ready\n"
     first = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
     os.kill(first, sent[0])
@@ -101,4 +104,5 @@ def test_the_first_process_of_a_container_ends_as_any_other(looping: bool, sent:
     try:
       assert outer.wait(20) == status
     finally:
+      watch.cancel()
       outer.kill()
