@@ -13,6 +13,7 @@ import os
 import pwd
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -94,9 +95,11 @@ def of_file(error: OSError, path: str | os.PathLike[str], doing: str = "read", o
   return f"{named} cannot be {doing} ({error.strerror or first_line(error)}{whose}); {fix}"
 
 
-def unwritable(error: OSError, field: str, folder: str | os.PathLike[str]) -> ConfigError | Unavailable:
-  """The error to raise if a folder that a field names, or a file in it, cannot be written."""
-  given, told = f"{field}={os.fspath(folder)!r}", of_file(error, folder, "written", "name another folder")
+def unwritable(
+  error: OSError, field: str, folder: str | os.PathLike[str], other: str = "name another folder"
+) -> ConfigError | Unavailable:
+  """The error to raise if a folder that a field names, or a file in it, cannot be written. `other`: what else helps."""
+  given, told = f"{field}={os.fspath(folder)!r}", of_file(error, folder, "written", other)
   own = told.removeprefix(repr(os.fspath(folder)))
   return of_system(error, f"{given}: {told}" if own == told else given + own)
 
@@ -111,6 +114,17 @@ def _whose(path: str) -> str:
     path = os.path.dirname(path)
     it = repr(path)
   return ""
+
+
+def expanded(path: str | os.PathLike[str], field: str) -> Path:
+  """The path with `~` replaced. Raises ConfigError, naming `field`, if there is no such user, or no home is known."""
+  try:
+    return Path(path).expanduser()
+  except RuntimeError as error:
+    raise ConfigError(
+      f"{field}={os.fspath(path)!r} begins with the home of a user that this machine does not know; write the whole "
+      "path, or set HOME"
+    ) from error
 
 
 def user(uid: int) -> str:

@@ -7,7 +7,9 @@ import functools
 import importlib.util
 import locale
 import os
+import stat
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -48,6 +50,23 @@ def use_utf8() -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
 
 
+def use_a_home() -> None:
+  """Gives a user without a home a private one for caches: in a container, a user may have neither an entry nor HOME."""
+  if os.path.expanduser("~") != "~":
+    return
+  made = ""
+  with contextlib.suppress(OSError):  # nothing can be written: what needs a cache says so
+    made = os.path.join(tempfile.gettempdir(), f"meshwright-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+      os.mkdir(made, 0o700)
+    found = os.lstat(made)
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+      made = tempfile.mkdtemp(prefix="meshwright-")  # the other is a stranger's
+  if made:
+    os.environ["HOME"] = made
+    print(f"note: this user has no home, so caches are in {made}; set HOME to keep them", file=sys.stderr, flush=True)
+
+
 def open_streams() -> None:
   """Opens closed standard streams (`2>&-`). The next file opened would take their number, and get what is printed."""
   while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -65,6 +84,7 @@ def bad_input_ends_the_program() -> Iterator[None]:
   """
   use_utf8()
   open_streams()
+  use_a_home()
   with visible_streams():
     try:
       yield
@@ -97,6 +117,7 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
 
   use_utf8()
   open_streams()
+  use_a_home()
   logging.set_verbosity(logging.WARNING)  # hides libraries' notes, such as which accelerators were not found
   status = FAILED
   leave_to_a_child()

@@ -7,6 +7,7 @@ once.
 """
 
 import contextlib
+import functools
 import ipaddress
 import json
 import os
@@ -79,9 +80,31 @@ def join(config: Any) -> None:
       # Without an address there is no cluster, or JAX is already running, as in a notebook or a test.
       alone = ("coordinator_address should be defined", "before any JAX")
       if given or not any(reason in str(error) for reason in alone):
+        if left := "" if given else os.environ.get("JAX_COORDINATOR_ADDRESS", ""):
+          raise ConfigError(
+            f"JAX_COORDINATOR_ADDRESS={left!r} is set, but no cluster says which process of how many this is "
+            f"({first_line(error).rstrip('.')}); unset it to run alone, or set distributed.coordinator, processes and "
+            "process"
+          ) from error
         if isinstance(error, RuntimeError) and alone[1] not in str(error):
           _give_up(f"{where}: {first_line(error)}")
         raise ConfigError(f"{where}: {error}") from error
+  if address.startswith((LOOPBACK, "localhost:")) and not has_address():
+    _meet_on_the_loopback()
+
+
+def has_address() -> bool:
+  """Whether the name of this machine leads to an address, as the processes' connections (gloo) need it."""
+  with contextlib.suppress(OSError):
+    return bool(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM))
+  return False
+
+
+def _meet_on_the_loopback() -> None:
+  """Gives gloo the loopback in place of this machine's name. A job on one machine needs no name."""
+  from jaxlib import _jax  # it has no public name
+
+  _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=LOOPBACK)
 
 
 def _asked() -> str:

@@ -32,7 +32,7 @@ from checkpointing.memory.exchange import Peer, Server, own_address
 from checkpointing.memory.store import RUN, Entry, Growing, Portion, Save, Store, layout, make_private, tail
 from checkpointing.record import Record
 from checkpointing.save import NotSaved
-from errors import ConfigError, JobError, Unavailable, first_line, unseen
+from errors import ConfigError, JobError, Unavailable, expanded, first_line, unseen
 from runtime import folders, processes
 from runtime.replicas import Corrupted
 from runtime.workdir import MEMORY
@@ -89,7 +89,7 @@ class Tier:
     given = config.checkpoint.memory_dir
     self.run, self.attempt, secret = processes.on_process_zero(self._names)
     self.secret = secret.encode()
-    base = Path(given or f"{TMPFS}/meshwright-{os.getuid()}").expanduser()
+    base = expanded(given or f"{TMPFS}/meshwright-{os.getuid()}", "checkpoint.memory_dir")
     host = base / key(self.workdir) / (config.distributed.host or "host")
     with processes.raise_together(), folders.written_into(base, "checkpoint.memory_dir"):
       for folder in (host.parent,) if given else (base, host.parent):
