@@ -153,7 +153,9 @@ def test_a_record_of_before_windows_still_resumes_and_says_what_is_new(tmp_path:
     "newer than the checkpoint, with their defaults: model.layers_pattern=''",
   ]
   record.check_same_run(of_old_version(saved_of(adopted("llama"))), saved_of(adopted("llama")), "runs/a")
-  assert record.changes(of_old_version(saved_of(adopted("llama"))), saved_of(adopted("llama"))) == []
+  assert record.changes(of_old_version(saved_of(adopted("llama"))), saved_of(adopted("llama"))) == [
+    "newer than the checkpoint, with their defaults: model.layers_pattern='', model.window=0"
+  ]
   assert (config_of(old["config"], "runs/a").model.window, config_of(old["config"], "runs/a").model.width) == (
     48,
     32,
