@@ -15,6 +15,7 @@ import train
 from checkpointing import form, reading
 from checkpointing.finished import is_finished
 from checkpointing.memory import tier
+from checkpointing.save import Checkpoints
 from errors import Unavailable, unseen
 from reporting.source import checkpoint_of
 from runtime.storage.answers import Unreadable, unreadable
@@ -154,3 +155,12 @@ def test_an_unreadable_file_has_a_sentence_by_its_error(tmp_path: Path):
     assert str(found).startswith(f"{str(tmp_path)!r} cannot be read ({os.strerror(number)}); ")
     assert fix in str(found)
     assert isinstance(found, Unavailable)
+
+
+@AS_ROOT
+def test_checkpoints_that_cannot_be_written_are_named_at_the_start(tmp_path: Path):
+  """Not when the first one is due, which may be after hours of training."""
+  (tmp_path / "checkpoints").mkdir()
+  with one_sentence(f"workdir='{tmp_path}/checkpoints' cannot be written (Permission denied; it belongs to root"):
+    with another_user(tmp_path / "checkpoints"):
+      Checkpoints(tmp_path / "checkpoints", 1, 0, print, print)
