@@ -5,12 +5,15 @@ Every check on user input raises `ConfigError` with one sentence that names the 
 `Unavailable`: status 1, and another start may succeed. docs/cluster.md lists the exit statuses.
 """
 
+import contextlib
 import difflib
 import errno
 import math
 import os
+import pwd
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -39,12 +42,114 @@ LASTING = {
   errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG,
   errno.ELOOP, errno.EINVAL,
 }  # fmt: skip
+# Errors while reading that say something of the files. All others say only that they cannot be seen now.
+OF_FILES = {
+  None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP,
+}  # fmt: skip
+# What to do about an error of a file system.
+FIXES = {
+  errno.EACCES: "give this user the right to do so (chown, chmod)",
+  errno.EPERM: "give this user the right to do so (chown, chmod)",
+  errno.EROFS: "make its file system writable",
+  errno.ENOSPC: "free some space, or inodes (df, df -i)",
+  errno.EDQUOT: "free some space, or ask for a larger quota",
+  errno.EMFILE: "allow more open files (ulimit -n)",
+  errno.ENFILE: "allow this machine more open files (fs.file-max)",
+  errno.EIO: "check its disk",
+  errno.ESTALE: "mount its file system again",
+  errno.ENOTCONN: "mount its file system again",
+  errno.ENODEV: "mount its file system again",
+  errno.EHOSTDOWN: "wait for its file server",
+  errno.ETIMEDOUT: "wait for its file server",
+  errno.ELOOP: "remove the link, which is not followed",
+}
+
+
+def unseen(error: BaseException) -> int:
+  """The number of the error for which files cannot be read now, which says nothing of them; 0 if it is none of these.
+
+  Libraries raise errors of their own, with the text of the system's.
+  """
+  cause: BaseException | None = error
+  while cause is not None:
+    if isinstance(cause, OSError) and cause.errno not in OF_FILES:
+      return cause.errno or 0
+    if found := [number for number in FIXES.keys() - OF_FILES if os.strerror(number) in str(cause)]:
+      return found[0]
+    cause = cause.__cause__ or cause.__context__
+  return 0
+
+
+def of_file(error: OSError, path: str | os.PathLike[str], doing: str = "read", other: str = "") -> str:
+  """What is wrong with a file that an error of the operating system names, and what to do, by the error's number.
+
+  Args:
+    path: the file, if the error names none.
+    doing: what cannot be done: "read", "written".
+    other: what else helps, such as "name another folder".
+  """
+  path = error.filename if isinstance(error.filename, str) else os.fspath(path)
+  named = repr(path) if path else "a file"
+  whose = _whose(path) if error.errno in (errno.EACCES, errno.EPERM) else ""
+  fix = " or ".join(filter(None, [FIXES.get(error.errno or 0, ""), other])) or "check that it is what it should be"
+  return f"{named} cannot be {doing} ({error.strerror or first_line(error)}{whose}); {fix}"
+
+
+def unwritable(
+  error: OSError, field: str, folder: str | os.PathLike[str], other: str = "name another folder"
+) -> ConfigError | Unavailable:
+  """The error to raise if a folder that a field names, or a file in it, cannot be written. `other`: what else helps."""
+  given, told = f"{field}={os.fspath(folder)!r}", of_file(error, folder, "written", other)
+  own = told.removeprefix(repr(os.fspath(folder)))
+  return of_system(error, f"{given}: {told}" if own == told else given + own)
+
+
+def _whose(path: str) -> str:
+  """Whose a file is, or the innermost folder above it that can be seen."""
+  it = "it"
+  while path not in ("", os.path.dirname(path)):
+    with contextlib.suppress(OSError):
+      owner, me = os.stat(path).st_uid, os.geteuid()
+      return f"; {it} belongs to {'this user' if owner == me else f'{user(owner)}, and this user is {user(me)}'}"
+    path = os.path.dirname(path)
+    it = repr(path)
+  return ""
+
+
+def expanded(path: str | os.PathLike[str], field: str) -> Path:
+  """The path with `~` replaced. Raises ConfigError, naming `field`, if there is no such user, or no home is known."""
+  try:
+    return Path(path).expanduser()
+  except RuntimeError as error:
+    raise ConfigError(
+      f"{field}={os.fspath(path)!r} begins with the home of a user that this machine does not know; write the whole "
+      "path, or set HOME"
+    ) from error
+
+
+def user(uid: int) -> str:
+  """The name of a user, or the number if the machine knows none, as in many containers."""
+  with contextlib.suppress(KeyError, OverflowError):
+    return pwd.getpwuid(uid).pw_name
+  return str(uid)
+
+
+def dangling(path: str | os.PathLike[str]) -> str:
+  """Why something may be missing only for now: the link in a path that leads nowhere; "" if there is none."""
+  path = os.path.abspath(path)
+  while path != os.path.dirname(path):
+    if os.path.islink(path) and not os.path.exists(path):
+      return f"{path!r} is a link to {os.readlink(path)!r}, which is not there; mount that disk, or remove the link"
+    path = os.path.dirname(path)
+  return ""
 
 
 def may_pass(error: BaseException) -> bool:
   """Whether another start may succeed: storage may answer again, and a full disk may have room."""
+  if isinstance(error, Unavailable):
+    return True
   lasts = isinstance(error, FileNotFoundError) or (isinstance(error, OSError) and error.errno in LASTING)
-  return isinstance(error, Unavailable | OSError) and not lasts
+  return isinstance(error, OSError) and not lasts
 
 
 def of_system(error: OSError, message: str) -> ConfigError | Unavailable:

@@ -7,7 +7,6 @@ command continues from its newest checkpoint. configs/base.py documents every fi
 """
 
 import dataclasses
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from checkpointing.memory.tier import Tier
 from checkpointing.save import NotSaved
 from job.keeper import Keeper
 from reporting import summary
-from reporting.appender import warn
+from reporting.appender import extra, warn
 from reporting.evaluation.evaluator import Evaluator
 from reporting.heartbeat import Heartbeat
 from reporting.metrics import NotWritten, read
@@ -59,8 +58,8 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
   clock, config = clock or Clock(), pretrained.adopt(config)
   with clock("set-up"):
     devices = start_jax(config)
-    default = f"runs/{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
-    results = location(processes.on_process_zero(lambda: str(location(str(workdir or default), "workdir"))), "workdir")
+    named = lambda: str(location(str(workdir or folders.fresh(config.strategy)), "workdir"))
+    results = location(processes.on_process_zero(named), "workdir")
     folder = here(results)
     fields = record.flat(config.to_dict())
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
@@ -210,17 +209,20 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
     return ended.result
   result = ended.result
   if first >= run.plan.last and not result:
-    lines = [line for line in read(reporter.writer.path) if line["split"] == "validation"]
-    result = lines[-1] if lines else evaluate(run, ended.state, first)
-    if (run.workdir / "loss.png").exists():
+    evaluated = lambda: [line for line in read(reporter.writer.path) if line["split"] == "validation"][-1:]
+    lines = processes.on_process_zero(evaluated)
+    result = lines[0] if lines else evaluate(run, ended.state, first)
+    if reporter.has_ended(first):
       reporter.say(f"finished  at step {first}: all {run.plan.last} steps are done")
       reporter.journal.add("end", first)
       return result
 
-  baseline = run.evaluator.baseline() if jax.process_index() == 0 else None
+  baseline = sample = None
+  with extra("the baseline"):
+    baseline = run.evaluator.baseline() if jax.process_index() == 0 else None
   if baseline and result.get("bits_per_byte") is not None:
     reporter.say(summary.baseline_line(baseline, result["bits_per_byte"]))
-  with reporter.clock("sample"):
+  with reporter.clock("sample"), extra("the sample", together=True):
     sample = summary.sample(run.config, run.strategy, run.dataset, ended.state)
   reporter.ended(ended.step, sample, baseline, [*filter(None, [keeper.tier.summary])])
   files = "report.html, metrics.jsonl, loss.png, tensorboard/, config.json, checkpoints/"

@@ -9,6 +9,7 @@ import sys
 
 from checkpointing import form
 from checkpointing.reading import FOLDER, read_record, steps
+from runtime import command_line
 from runtime.storage.bucket import Location, location
 
 
@@ -26,4 +27,5 @@ def is_finished(workdir: Location) -> bool:
 
 
 if __name__ == "__main__":
-  sys.exit(not is_finished(location(sys.argv[1], "workdir")))
+  with command_line.bad_input_ends_the_program():
+    sys.exit(not is_finished(location(sys.argv[1], "workdir")))

@@ -89,7 +89,7 @@ STATE: dict[str, Check] = {  # of what a supervisor knows of its job
 FORM: dict[str, Any] = {  # of a record of this version: what it must hold, and below what it may
   "arrays": lambda x: bool(x) and dict_of(array, array_name)(x), "strategy": text,
   "devices": whole(1), "processes": whole(1), "context": whole(),
-  "loop": {field.name: whole() for field in dataclasses.fields(LoopState)},
+  "loop": {"step": whole()},
   "data": {
     "names": list_of(text), "fingerprints": list_of(text), "turns": list_of(whole(1)), "streams": list_of(whole()),
     "given": list_of(whole(0, 1 << 62)), "left": dict_of(list_of(whole(0, 1 << 62))), "first": whole(0, 1 << 62),
@@ -113,8 +113,9 @@ def fault(found: Any) -> str:
   ):
     return why
   data = found["data"]
-  if found["loop"].keys() != FORM["loop"].keys():
-    return f"loop={shown(found['loop'])}"
+  known = {field.name: whole() for field in dataclasses.fields(LoopState)}  # one that is newer has its default
+  if why := _wrong(found["loop"], {name: known.get(name, lambda _: False) for name in found["loop"]}, "loop."):
+    return why
   if len({len(data[name]) for name in ("names", "fingerprints", "turns", "streams", "given")}) > 1 or not data["names"]:
     return "data has lists of different lengths"
   if any(len(one) != 2 for one in data["left"].values()):

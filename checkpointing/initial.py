@@ -57,6 +57,8 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> Initial:
   saved = processes.on_process_zero(lambda: reading.read_record(at))
   where = f"init_from={source!r}"
   with processes.raise_together():
+    if saved is None and reading.is_place(at):
+      raise ConfigError(f"{where} is damaged: the record of {at} cannot be read; {reading.instead(at)}")
     if saved is None:
       raise ConfigError(
         f"{where} names no workdir with a checkpoint, no checkpoint and no folder with a model's safetensors; "
@@ -105,7 +107,7 @@ def read_params(folder: Location, saved: Record, abstract: Params, program: Prog
     record.check_arrays(saved, only, {held[name]: own[f"params/{name}"] for name in wanted}, where)
   read, why = reading.read_tree(folder, only, saved)
   if read is None:
-    raise JobConfigError(f"{where} is damaged ({why}); use another checkpoint, as WORKDIR/{reading.FOLDER}/STEP")
+    raise JobConfigError(f"{where} is damaged ({why}); {reading.instead(folder)}")
   found = dict(record.named(read))
   return jax.tree.map(lambda name, w: found[held[name]].astype(w.dtype), _names(abstract), abstract)
 

@@ -6,6 +6,7 @@ record. restore.py and initial.py decide what is read.
 
 import contextlib
 import dataclasses
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,9 @@ from jax.sharding import SingleDeviceSharding
 
 from checkpointing import form, record
 from checkpointing.record import Record
-from errors import JobUnavailable, first_line
+from errors import JobUnavailable, dangling, first_line, unseen
 from runtime import processes
-from runtime.storage.answers import StorageError, explained, of_storage
+from runtime.storage.answers import StorageError, Unreadable, explained, of_storage, unreadable
 from runtime.storage.bucket import Folder, Location, context
 from runtime.workdir import CHECKPOINTS
 
@@ -46,23 +47,47 @@ def steps(folder: Location) -> list[int]:
   A folder in a bucket may have no index: before its first checkpoint is complete, or if it was copied there by hand.
   Then a checkpoint is finished if it has a record, which is sent last.
   """
-  with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, OverflowError):
+  with contextlib.suppress(
+    FileNotFoundError, NotADirectoryError, PermissionError, ValueError, KeyError, TypeError, OverflowError
+  ):  # `names` explains what may not be read
     listed = folder / (INDEX if isinstance(folder, Folder) else SENT)
     found = form.read(listed)
     return sorted(int(step) for step in (found["steps"] if isinstance(found, dict) else found))
-  found = sorted(int(f.name) for f in folder.glob("[0-9]*") if f.name.isdecimal()) if folder.is_dir() else []
+  found = sorted(int(name) for name in names(folder) if name.isdecimal())
   if isinstance(folder, Folder):
     records = folder.generations(f"{step}/{RECORD}" for step in found)
     found = [step for step, generation in zip(found, records, strict=True) if generation is not None]
   return found
 
 
+def names(folder: Location) -> list[str]:
+  """The names of what is in a folder; none if there is no folder.
+
+  Raises StorageError if that cannot be seen: because storage does not answer, its disk is not mounted, or this user may
+  not list it. Whoever took it for empty would begin a new run in the place of an old one.
+  """
+  if isinstance(folder, Folder):
+    return [found.name for found in folder.iterdir()]
+  try:
+    return os.listdir(folder)
+  except FileNotFoundError as error:
+    if why := dangling(folder):
+      raise Unreadable(errno.ENOENT, why) from error
+    return []
+  except OSError as error:
+    raise unreadable(error, folder) from error
+
+
 def read_record(folder: Location) -> Record | None:
-  """The record of a checkpoint; None if it is missing or damaged. Raises OSError if storage does not respond."""
+  """The record of a checkpoint; None if it is missing or damaged. Raises StorageError if it cannot be read now."""
   try:
     found = form.read(folder / RECORD)
   except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
     return None
+  except StorageError:
+    raise
+  except OSError as error:
+    raise unreadable(error, str(folder / RECORD)) from error
   return None if form.fault(found) else found
 
 
@@ -72,6 +97,18 @@ def fault(folder: Location) -> str:
     return form.fault(form.read(folder / RECORD))
   except (OSError, ValueError):
     return ""
+
+
+def is_place(folder: Location) -> bool:
+  """Whether this is where a run has a checkpoint, which may be damaged."""
+  named = folder.name.isdecimal() and folder.parent.name == FOLDER
+  return named and int(folder.name) in steps(folder.parent)
+
+
+def instead(folder: Location) -> str:
+  """What to use in place of a damaged checkpoint: another one of the run, if it has any."""
+  found = [step for step in steps(folder.parent) if str(step) != folder.name] if is_place(folder) else []
+  return f"use another checkpoint, as {folder.parent / str(found[-1])}" if found else "restore it from a copy"
 
 
 def read_tree(folder: Location, abstract: Tree, saved: Record) -> tuple[Tree | None, str]:
@@ -101,8 +138,20 @@ def read_tree(folder: Location, abstract: Tree, saved: Record) -> tuple[Tree | N
 def read_arrays(folder: Location, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> list[jax.Array]:
   """Reads the named arrays of a checkpoint, in their layouts, about READ_BYTES at a time to limit memory.
 
-  Each process reads its shards without waiting for the others, so that an error of one can be reported to all.
+  Each process reads its shards without waiting for the others, so that an error of one can be reported to all. Raises
+  StorageError if files cannot be read now, which says nothing of them; any other error is about what is in them.
   """
+  try:
+    return _read_arrays(folder, wanted)
+  except (MemoryError, StorageError):
+    raise
+  except Exception as error:  # of orbax and tensorstore, with the words of the system's error
+    if number := unseen(error):
+      raise unreadable(OSError(number, os.strerror(number)), str(folder)) from error
+    raise
+
+
+def _read_arrays(folder: Location, wanted: list[tuple[str, jax.ShapeDtypeStruct]]) -> list[jax.Array]:
   out: list[jax.Array] = []
   if isinstance(folder, Path):
     for item in {item_of(name) for name, _ in wanted}:
@@ -190,6 +239,8 @@ def read_array(folder: Location, saved: Record, name: str) -> tuple[jax.Array | 
 
   Raises StorageError if storage does not answer, which says nothing of the checkpoint.
   """
+  if name not in saved["arrays"]:
+    return None, f"its record lacks {name}"
   shape, dtype, _ = saved["arrays"][name]
   here = SingleDeviceSharding(jax.devices("cpu")[0])
   try:

@@ -43,7 +43,7 @@ FREE_TO_CHANGE = (
 )  # fmt: skip
 EMA = "opt_state/ema/"  # the names of averages of weights begin so
 # Fields of a model that are newer than some records, with what those runs had. Of others, it is what is empty or 0.
-BEFORE = {"model.mixer": "attention", "model.mlp": "swiglu"}
+BEFORE = {"model.name": "transformer", "model.mixer": "attention", "model.mlp": "swiglu"}
 STATE = ("optimizer.name", "optimizer.moments")  # other fields that must agree, because the arrays follow them
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (
@@ -94,16 +94,28 @@ def check_version(saved: Record, now: Record, where: str) -> None:
     )
 
 
+def fields_of(saved: Record, now: Record) -> tuple[dict[str, Any], dict[str, Any], list[str], list[str]]:
+  """The fields of both configs by their dotted names, and those that only the newer and only the saved one has.
+
+  This is the rule for all who read a record (`reporting.source.config_of` has it, too). A field that a record lacks is
+  newer than it, and says what the run has been since its beginning: its default means what runs did before. A field
+  that only the record has is refused if it says what the arrays are: nobody here knows what it means.
+  """
+  before, after = BEFORE | flat(saved["config"]), flat(now["config"])
+  return before, after, [name for name in after if name not in before], [name for name in before if name not in after]
+
+
 def check_same_run(saved: Record, now: Record, where: str) -> None:
   """Raises ConfigError if a run with record `now` may not resume from the checkpoint `where` with record `saved`.
 
   Both must have the same version (`check_version`).
   """
-  before, after = (BEFORE | flat(record["config"]) for record in (saved, now))
-  # A field that the record lacks is newer than it, and says what the run has been since its beginning.
+  before, after, _, unknown = fields_of(saved, now)
   names = [n for n in sorted(before) if n.startswith("model.") and n[6:] not in FREE_TO_CHANGE]
   names += [name for name in STATE if name in before]
   names += ["optimizer.ema"] if bool(before.get("optimizer.ema")) != bool(after.get("optimizer.ema")) else []
+  if lost := [f"{name}={shown(before[name])}" for name in names if name in unknown]:
+    raise ConfigError(f"{where} has {', '.join(lost)}, which is not a field here; use the program that wrote it")
   wrong = [_change(name, before, after) for name in names if before.get(name) != after.get(name)]
   # The step alone gives the position in the data, so everything that determines a batch must be equal.
   wrong += [_change(name, saved["data"], now["data"]) for name in ("seed", "batch_size") if _differs(name, saved, now)]
@@ -139,11 +151,14 @@ def check_arrays(saved: Record, abstract: Any, own: Shapes, where: str) -> None:
 
 def changes(saved: Record, now: Record) -> list[str]:
   """Config differences to report when resuming."""
-  before, after = (BEFORE | flat(record["config"]) for record in (saved, now))
+  before, after, newer, _ = fields_of(saved, now)
   reported = [name for name in after if name.startswith(REPORTED_CHANGES) and name in before]
   found = [_change(name, before, after) for name in reported if before[name] != after[name]]
-  newer = [name for name in after if name.startswith("model.") and name not in before and after[name]]
-  found += [f"{name} is now {after[name]!r}; the checkpoint was saved before it was recorded" for name in newer]
+  filled = [name for name in newer if name.startswith(("model.", *STATE))]
+  told = "the checkpoint was saved before it was recorded"
+  found += [f"{name} is now {after[name]!r}; {told}" for name in filled if after[name]]
+  if off := [f"{name}={after[name]!r}" for name in filled if not after[name]]:
+    found.append(f"newer than the checkpoint, with their defaults: {', '.join(off)}")
   if not history.same(saved["data"], now["data"]):
     found.append(history.change(saved["data"], now["data"]))
   return found + [_change(name, saved, now) for name in ("devices", "processes") if saved[name] != now[name]]

@@ -89,6 +89,7 @@ class Checkpoints:
       min_slice_bytes_for_replica_parallel=SLICE_BYTES, primary_host=shipping.primary if shipping else 0
     )
     ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
+    processes.on_process_zero(lambda: str(folders.writable(self.folder, "workdir")))  # now, not after days of training
     self._open()
     self._place = processes.on_process_zero(self._found_place)
 

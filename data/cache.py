@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from data import sealed
-from errors import ConfigError, of_system
+from errors import ConfigError, expanded, of_system
 from runtime.storage import owners
 from runtime.storage.answers import StorageError
 
@@ -38,7 +38,7 @@ def prepared(root: str, name: str, key: Any, write: Callable[[Path], None], same
   ConfigError or Unavailable if `root` cannot be written, if its disk is full, or if what it has is not what was
   prepared.
   """
-  whole, folder = _digest(key), Path(root).expanduser()
+  whole, folder = _digest(key), expanded(root, "data.cache_dir")
   begun, name = f".{name}-{_digest(key if same is None else same)[:16]}", f"{name}-{whole[:16]}"
   try:
     place = owners.place(folder, "data.cache_dir")

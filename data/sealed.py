@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import limits
 from data import growing
-from errors import ConfigError, shown
+from errors import ConfigError, shown, user
 from limits import dict_of, whole
 from runtime.storage import owners
 from runtime.storage.owners import Shelf
@@ -80,7 +80,7 @@ def _fault(folder: Path, key: str, shelf: Shelf, verify: bool) -> str:
     if not (stat.S_ISDIR(seen.st_mode) or stat.S_ISREG(seen.st_mode)):
       return f"{what} is a link"
     if shelf.has_modes and seen.st_uid not in shelf.owners:
-      return f"{what} belongs to {owners.name_of(seen.st_uid)}"
+      return f"{what} belongs to {user(seen.st_uid)}"
     if shelf.has_modes and seen.st_mode & 0o022 and not owners.is_closed(folder / name, seen):
       return f"{what} {WRITABLE}"
   sealed = _sealed(folder, shelf)

@@ -40,14 +40,18 @@ Take = Callable[[int, str], None]  # gets the rank of a process and a line of it
 
 
 class Forwarded:
-  """While entered, SIGINT and SIGTERM go to all processes of the attempt in `to`. `received`: the signals' numbers."""
+  """While entered, SIGINT and SIGTERM go to all processes of the attempt in `to`, unless this program ignores them.
+
+  `received`: the signals' numbers.
+  """
 
   def __init__(self) -> None:
     self.to: Attempt | None = None
     self.received: list[int] = []
 
   def __enter__(self) -> "Forwarded":
-    self._before = {number: signal.signal(number, self._forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    taken = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    self._before = {number: signal.signal(number, self._forward) for number in taken}
     return self
 
   def __exit__(self, *_: object) -> None:

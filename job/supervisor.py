@@ -28,6 +28,7 @@ from reporting import heartbeat, pages
 from runtime.command_line import BAD_INPUT, DIVERGED
 from runtime.folders import writable
 from runtime.storage.bucket import here
+from runtime.workdir import check
 
 STATE, LOGS = "supervisor.json", "attempts"  # in a workdir
 POLL = 0.25  # seconds between two looks at the processes
@@ -98,12 +99,11 @@ def supervise(policy: Policy, arguments: Sequence[str], program: Path = TRAIN, w
   The job runs on this machine, unless `where` has other places.
 
   The status is 0 if the job is finished or was stopped by a signal; otherwise that of the last process that failed, if
-  it makes no sense to start again. Raises ConfigError if the arguments name no workdir or switch off heartbeats, or if
-  nothing can be written into the workdir.
+  it makes no sense to start again. Raises ConfigError for no workdir, one that cannot be used, and no heartbeats.
   """
   if any(re.fullmatch(r"-?-config\.runtime\.heartbeat=0*\.?0*", flag) for flag in arguments):
     raise ConfigError("--config.runtime.heartbeat=0 hides whether processes hang; leave it out, or use 1")
-  workdir = writable(here(workdir_of(arguments)), "workdir")
+  workdir = writable(check(here(workdir_of(arguments))), "workdir")
   with Forwarded() as signals:
     where = where or Here(policy.processes, policy.devices_per_process)
     return Supervisor(policy, arguments, workdir, program, signals, where).run()

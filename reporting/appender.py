@@ -3,11 +3,13 @@
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from tqdm import tqdm
 
-from errors import visible
+from errors import JobError, first_line, visible
+from runtime import processes
 
 
 class Appender:
@@ -42,6 +44,22 @@ class Appender:
     self.write(b"")
     with contextlib.suppress(OSError):  # NFS may find out only now that the disk is full
       os.close(self.descriptor)
+
+
+@contextlib.contextmanager
+def extra(what: str, together: bool = False) -> Iterator[None]:
+  """Around what a run can do without, such as a picture: if it fails, that is one warning.
+
+  Args:
+    together: whether all processes of the job do it together. Then they all fail, or the one that fails ends the job.
+  """
+  try:
+    yield
+  except Exception as error:  # whatever a library may raise
+    if isinstance(error, JobError) or (together and processes.failed_alone(error)):
+      raise
+    why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+    warn(f"{what} is left out ({why}); the run is not affected")
 
 
 def warn(text: str) -> None:

@@ -48,7 +48,9 @@ class Journal:
       heartbeat.killed = [beat for beat in heartbeat.killed if beat["began"] not in ended]
       for beat in heartbeat.killed:
         self._write("killed", beat["step"], {name: beat.get(name) for name in KEPT})
-    self.before = attempts(recorded.events(workdir)) if enabled else []  # the attempts before this one
+    events = recorded.events(workdir) if enabled else []
+    self.before = attempts(events)  # the attempts before this one
+    self.ended = {event["step"] for event in events if event["event"] == "end"}  # the steps at which they were finished
 
   def __enter__(self) -> "Journal":
     return self

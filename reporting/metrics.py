@@ -5,22 +5,16 @@ import functools
 import itertools
 import json
 import math
-import os
-import socket
-import struct
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import masked_crc32c
 from tqdm import tqdm
 
 from errors import JobError, visible
-from reporting.appender import Appender
+from reporting.appender import Appender, extra
+from reporting.tensorboard import FOLDER, Board
 from runtime import folders
 from runtime.stderr import print_if_read
 from runtime.storage.bucket import Location
@@ -56,7 +50,7 @@ RESULTS = (
   PROMETHEUS,
   "journal.jsonl",
   "report.html",
-  "tensorboard",
+  FOLDER,
   "loss.png",
   "config.json",
 )  # the results in a workdir
@@ -64,14 +58,6 @@ RESULTS = (
 
 class NotWritten(JobError):
   """A run has ended, but some of its measurements could not be written."""
-
-
-def event_record(**fields: Any) -> bytes:
-  """An event in TensorBoard's format: a TFRecord (length, checksum, content, checksum) of a protocol buffer."""
-  content = Event(wall_time=time.time(), **fields).SerializeToString()
-  length = struct.pack("<Q", len(content))
-  crcs = (struct.pack("<I", masked_crc32c(part)) for part in (length, content))
-  return length + next(crcs) + content + next(crcs)
 
 
 class Writer:
@@ -97,12 +83,10 @@ class Writer:
       for result in earlier:
         result.rename(workdir / f"previous-{number}" / result.name)
     self.file = Appender(self.path)
-    board = workdir / "tensorboard"
-    board.mkdir(exist_ok=True)
-    self.board = Appender(board / f"events.out.tfevents.{time.time_ns() // 10**9}.{socket.gethostname()}.{os.getpid()}")
-    self.board.write(event_record(file_version="brain.Event:2"))
-    if start.step:  # makes TensorBoard drop the steps after the checkpoint
-      self.board.write(event_record(step=start.step + 1, session_log=SessionLog(status=SessionLog.START)))
+    self.board: Board | None = None
+    with extra(str(folder := workdir / FOLDER)):
+      again = [line for line in read(self.path) if line["step"] == start.step] if not start.evaluated else []
+      self.board = Board(folder, start, [(line.pop("split"), _numbers(line)) for line in again])
     if sys.stderr.isatty():
       self.bar = tqdm(initial=start.step, total=last_step, unit="step", dynamic_ncols=True)
 
@@ -113,7 +97,8 @@ class Writer:
     """Raises NotWritten if measurements could not be written, unless the run has failed anyway."""
     if self.enabled:
       self.file.close()
-      self.board.close()
+      if self.board:
+        self.board.close()
       if self.bar is not None:
         self.bar.close()
       if self.file.waiting and kind is None:
@@ -126,8 +111,8 @@ class Writer:
     # JSON has no NaN or infinity; null keeps the line readable by every parser.
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
     self.file.write(json.dumps({"step": step, "split": split, **finite}).encode() + b"\n")
-    scalars = [Summary.Value(tag=f"{split}/{name}", simple_value=value) for name, value in values.items()]
-    self.board.write(event_record(step=step, summary=Summary(value=scalars)))
+    if self.board:
+      self.board.write(step, split, values)
     if shown := [form.format(values[name]) for name, form in FORMATS.items() if name in values]:
       self.say(f"{split:<10} {step:>{len(str(self.last_step))}}/{self.last_step}  " + "  ".join(shown))
 
@@ -147,6 +132,11 @@ class Writer:
       return
     write = functools.partial(print, flush=True) if self.bar is None else tqdm.write
     print_if_read(lambda: write(visible(text, "\n\t")), f"training continues, and writes to {self.path} only")
+
+
+def _numbers(line: dict[str, Any]) -> dict[str, float]:
+  """The values of a line; what was not finite is null there."""
+  return {name: math.nan if value is None else value for name, value in line.items() if name != "step"}
 
 
 def _cut(path: Path, start: LoopState) -> None:

@@ -9,7 +9,7 @@ import jax
 
 from reporting import summary
 from reporting.account import sentence
-from reporting.appender import warn
+from reporting.appender import extra, warn
 from reporting.dead_experts import DeadExperts
 from reporting.evaluation.bigram import Baseline
 from reporting.heartbeat import Heartbeat
@@ -18,6 +18,7 @@ from reporting.metrics import Writer, read
 from reporting.progress import Progress
 from reporting.speed import Clock, Meter
 from reporting.status import Status
+from runtime import processes
 from runtime.hardware import peak_flops
 from runtime.profiling import Profiler
 from strategies import Strategy
@@ -38,6 +39,9 @@ def meter_of(program: Program, batch_size: int, devices: Sequence[jax.Device], c
     palm_flops=batch_size * palm_flops,
     peak=peak and peak * len(devices),
   )
+
+
+PICTURE = "loss.png"  # in a workdir
 
 
 class Reporter:
@@ -111,6 +115,10 @@ class Reporter:
       self.status.evaluated(step, self.heartbeat.pace())
       self.writer.sync()
 
+  def has_ended(self, step: int) -> bool:
+    """Whether an earlier start has shown the end of the run, at this step. All processes must call it."""
+    return bool(processes.on_process_zero(lambda: step in self.journal.ended))
+
   def stopped(self, step: int, by: str, saved: bool) -> None:
     """Says that a request has ended the run after this step."""
     then = "the same command continues from there" if saved else "but this step is not saved"
@@ -123,8 +131,9 @@ class Reporter:
     if sample is not None:
       self.say("sample\n" + "\n".join(f"  | {line}" for line in sample.splitlines()))
     if self.writer.enabled:
-      with self.clock("logging"):
-        summary.plot_loss(self.workdir / "loss.png", read(self.writer.path), baseline)
+      picture = self.workdir / PICTURE
+      with self.clock("logging"), extra(str(picture)):
+        summary.plot_loss(picture, read(self.writer.path), baseline)
     self.journal.add("end", step, sample=sample)
     self.say("\n".join([*lines, *summary.wall_time_lines(self.clock)]))
     self.say(self.status.write(step))

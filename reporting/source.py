@@ -162,7 +162,9 @@ def checkpoint_of(workdir: Location, step: int | None) -> tuple[Location, dict[s
   folder = reading.newest(workdir) if step is None else workdir / reading.FOLDER / str(step)
   saved = reading.read_record(folder)
   if saved is None and (why := reading.fault(folder)):
-    raise ConfigError(f"{str(folder)!r} has a record with {why}, which no run has written; use another checkpoint")
+    raise ConfigError(f"{str(folder)!r} has a record with {why}, which no run has written; {reading.instead(folder)}")
+  if saved is None and reading.is_place(folder):
+    raise ConfigError(f"{str(folder)!r} is damaged: its record cannot be read; {reading.instead(folder)}")
   if saved is None:
     raise ConfigError(
       f"{str(workdir)!r} names no workdir with a checkpoint, no checkpoint and no folder with a model's safetensors; "

@@ -1,5 +1,6 @@
 """What a run prints at its start and its end."""
 
+import io
 from pathlib import Path
 
 import jax
@@ -10,10 +11,9 @@ from ml_collections import ConfigDict
 from data import Batches, Dataset
 from errors import ConfigError
 from reporting import metrics, pages
-from reporting.appender import warn
 from reporting.evaluation.bigram import Baseline
 from reporting.speed import Clock
-from runtime import device_memory
+from runtime import device_memory, folders
 from strategies import Strategy
 from training.program import Program, TrainState
 from training.transformer import TransformerProgram
@@ -151,7 +151,10 @@ def sample(config: ConfigDict, strategy: Strategy, dataset: Dataset, state: Trai
 
 
 def plot_loss(path: Path, lines: list[dict], baseline: Baseline | None = None) -> None:
-  """Plots the losses in the lines of a metrics.jsonl, and the baseline's loss as a dashed line."""
+  """Plots the losses in the lines of a metrics.jsonl, and the baseline's loss as a dashed line.
+
+  Raises what matplotlib raises: it needs a folder for its caches, and fails without one when it is imported.
+  """
   import matplotlib
 
   matplotlib.use("Agg")
@@ -166,10 +169,9 @@ def plot_loss(path: Path, lines: list[dict], baseline: Baseline | None = None) -
     axes.axhline(baseline.loss, color="gray", linestyle="--", label="byte bigram")
   axes.set(xlabel="step", ylabel="loss (nats)")
   axes.grid(alpha=0.3)
-  axes.legend()
-  try:
-    path.unlink(missing_ok=True)  # it may be a link
-    figure.savefig(path, dpi=120)
-  except OSError as error:
-    warn(f"{path} cannot be written ({error.strerror}); the plot is left out")
+  if axes.lines:
+    axes.legend()
+  picture = io.BytesIO()
+  figure.savefig(picture, dpi=120, format="png")
   pyplot.close(figure)
+  folders.write(path, picture.getvalue())

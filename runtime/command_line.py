@@ -1,12 +1,16 @@
 """`--config=FILE[:PRESET] --config.FIELD=VALUE`: ml_collections' flags, with errors that a user can act on."""
 
+import atexit
 import codecs
 import contextlib
 import functools
 import importlib.util
 import locale
 import os
+import stat
 import sys
+import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,12 +19,15 @@ from typing import Any, NoReturn
 from absl import app, flags, logging
 from ml_collections import ConfigDict, config_flags
 
-from errors import ConfigError, Unavailable, did_you_mean, first_line, may_pass, visible
+from errors import FIXES, ConfigError, Unavailable, did_you_mean, first_line, may_pass, of_file, visible
+from runtime.first_process import leave_to_a_child
 from runtime.stderr import visible_streams
 from runtime.storage.answers import StorageError
 
 # Exit statuses: docs/cluster.md says what they mean. After the last two, another start would fail in the same way.
 FAILED, BAD_INPUT, DIVERGED = 1, 2, 3
+INTERRUPTED = 130  # by SIGINT, as shells count
+SECONDS_TO_END = 3.0  # for the threads of libraries, after the program's own end
 
 
 def define_config(into: flags.FlagValues = flags.FLAGS) -> flags.FlagHolder:
@@ -43,6 +50,23 @@ def use_utf8() -> None:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONUTF8": "1"})
 
 
+def use_a_home() -> None:
+  """Gives a user without a home a private one for caches: in a container, a user may have neither an entry nor HOME."""
+  if os.path.expanduser("~") != "~":
+    return
+  made = ""
+  with contextlib.suppress(OSError):  # nothing can be written: what needs a cache says so
+    made = os.path.join(tempfile.gettempdir(), f"meshwright-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+      os.mkdir(made, 0o700)
+    found = os.lstat(made)
+    if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+      made = tempfile.mkdtemp(prefix="meshwright-")  # the other is a stranger's
+  if made:
+    os.environ["HOME"] = made
+    print(f"note: this user has no home, so caches are in {made}; set HOME to keep them", file=sys.stderr, flush=True)
+
+
 def open_streams() -> None:
   """Opens closed standard streams (`2>&-`). The next file opened would take their number, and get what is printed."""
   while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -54,17 +78,22 @@ def open_streams() -> None:
 
 @contextlib.contextmanager
 def bad_input_ends_the_program() -> Iterator[None]:
-  """Ends the program with one line if the body raises ConfigError, or an error of storage or of what else may pass.
+  """Ends the program with one line if the body raises ConfigError, or an error of storage or of the machine's files.
 
   What the body prints is shown as text, whoever has written it (errors.visible).
   """
   use_utf8()
   open_streams()
+  use_a_home()
   with visible_streams():
     try:
       yield
     except (ConfigError, Unavailable, StorageError) as error:
       fail(error, status=FAILED if may_pass(error) else BAD_INPUT)
+    except OSError as error:
+      if error.errno not in FIXES:
+        raise  # a mistake of the program, which its traceback shows
+      fail(type(error)(of_file(error, "", "used")), status=FAILED if may_pass(error) else BAD_INPUT)
 
 
 def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
@@ -88,8 +117,40 @@ def run(main: Callable[[Any], None], needs_config: bool = True) -> NoReturn:
 
   use_utf8()
   open_streams()
+  use_a_home()
   logging.set_verbosity(logging.WARNING)  # hides libraries' notes, such as which accelerators were not found
-  app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
+  status = FAILED
+  leave_to_a_child()
+  try:
+    app.run(reporting, flags_parser=functools.partial(parse, needs_config=needs_config))
+  except KeyboardInterrupt:
+    status = INTERRUPTED
+    raise
+  except SystemExit as ended:
+    status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    raise
+  finally:
+    end_in_time(status)
+
+
+def end_in_time(status: int) -> None:
+  """Lets the program end with this status even if threads of libraries do not end, as Python would wait for them.
+
+  After a save that has failed, threads of orbax wait 300 s for signals that never come.
+  """
+  ended = threading.Event()
+  atexit.register(ended.set)  # which Python calls when the threads have ended
+
+  def watch() -> None:
+    threading.main_thread().join()  # whoever has called `run` may go on, as a test does
+    if not ended.wait(SECONDS_TO_END):
+      atexit._run_exitfuncs()  # of JAX, too: the processes of a job end together
+      with contextlib.suppress(OSError, ValueError):  # nobody may read them any more
+        sys.stdout.flush()
+        sys.stderr.flush()
+      os._exit(status)
+
+  threading.Thread(target=watch, daemon=True).start()
 
 
 def fail(error: Exception, status: int) -> NoReturn:

@@ -5,12 +5,14 @@ import ctypes
 import importlib.util
 import os
 import platform
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from errors import ConfigError, of_system, positive
+from errors import ConfigError, Unavailable, expanded, first_line, positive, unwritable
 from runtime import device_memory, processes
 from runtime.stderr import silenced
 from runtime.storage import owners
@@ -34,7 +36,7 @@ def start_jax(config: Any) -> list[jax.Device]:
   # The first request for devices makes libtpu and the CUDA plugin look for theirs, and complain at length if there are
   # none.
   with silenced() if _has_compiler_alone() else contextlib.nullcontext():
-    devices = jax.devices()
+    devices = _started()
   with processes.raise_together():
     owners.read_also(config.cache_owner)
     _keep_programs(config.compilation_cache_dir, config.profile.steps > 0)
@@ -54,6 +56,28 @@ def _simulate(count: int) -> None:
         f"simulated_devices={count} comes too late, because JAX runs already, with {len(there)} CPU devices; set it to "
         f"{len(there)}, or restart and first run `import jax; jax.config.update('jax_num_cpu_devices', {count})`"
       ) from error
+
+
+def _started() -> list[jax.Device]:
+  """The devices of the platforms that JAX is asked for. Raises ConfigError or Unavailable if they cannot be started."""
+  asked = jax.config.jax_platforms or ""  # type: ignore[attr-defined]  # jax adds its options at run time
+  plain = ",".join(filter(None, asked.lower().replace(" ", "").split(",")))  # as in JAX_PLATFORMS=CPU
+  if plain != asked:
+    jax.config.update("jax_platforms", plain)
+  try:
+    return jax.devices()
+  except RuntimeError as error:
+    if "gloo" in str(error) and not processes.has_address():
+      raise ConfigError(
+        f"the name of this machine, {socket.gethostname()!r}, has no address, which processes on CPUs need; add it to "
+        "/etc/hosts or to the network's names"
+      ) from error
+    why = first_line(error).partition(" (set JAX_PLATFORMS")[0].rstrip(".")
+    if asked:
+      raise ConfigError(
+        f"JAX_PLATFORMS={asked!r} cannot be used ({why}); unset it for what this machine has, or set it to cpu"
+      ) from error
+    raise Unavailable(f"no device can be used ({why}); correct that, or set JAX_PLATFORMS=cpu") from error
 
 
 def _keep_programs(given: str, profiled: bool) -> None:
@@ -80,13 +104,21 @@ def _keep_programs(given: str, profiled: bool) -> None:
     jax.config.update("jax_compilation_cache_include_metadata_in_key", profiled)
   if "://" not in path:  # who may write to a bucket is up to the bucket
     field = "compilation_cache_dir" if own else "JAX_COMPILATION_CACHE_DIR"
-    folder = Path(path).expanduser()
+    folder = expanded(path, field)
     try:
       place = owners.place(folder, field)
-    except OSError as error:
-      raise of_system(
-        error, f"{field}={str(folder)!r} cannot be written ({error.strerror}); name another folder"
-      ) from error
+    except (OSError, ConfigError) as error:
+      if path == PROGRAMS:  # which nobody has asked for
+        why = error.strerror if isinstance(error, OSError) else first_line(error)
+        print(
+          f"note: compiled programs are not kept, because {path} cannot be used ({why})", file=sys.stderr, flush=True
+        )
+        jax.config.update("jax_compilation_cache_dir", None)
+        return
+      none = f'or set {field}="" for none'
+      if isinstance(error, ConfigError):
+        raise ConfigError(f"{error}, {none}") from error
+      raise unwritable(error, field, folder, f"name another folder, {none}") from error
     foreign = [shelf.folder for shelf in place.read if shelf.foreign]
     path = str(foreign[0] if foreign else place.write or place.read[0].folder)
     if foreign or not os.access(path, os.W_OK):  # nothing takes so long to compile, so nothing is written

@@ -13,42 +13,66 @@ from typing import IO
 
 import jax
 
-from errors import ConfigError, Unavailable, of_system, visible
+from errors import ConfigError, Unavailable, dangling, unwritable, visible
 from runtime import processes
 from runtime.storage.bucket import Folder, Location, here
 from runtime.storage.lease import Lease
 from runtime.storage.mirror import Mirror
 from runtime.storage.owners import no_links
-from runtime.workdir import HOLDS, of_process
+from runtime.workdir import HOLDS, check, of_process
 
 
 def writable(folder: Path, field: str) -> Path:
   """Returns the folder, created if needed. Raises ConfigError or Unavailable, naming `field`, if that cannot be."""
+  if why := dangling(folder):
+    raise Unavailable(f"{field}={str(folder)!r}: {why}")
+  probe = folder / f".write-test-{os.getpid()}"
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f".write-test-{os.getpid()}"
     probe.touch()
     probe.unlink()
   except OSError as error:
-    raise of_system(
-      error, f"{field}={str(folder)!r} cannot be written ({error.strerror}); name another folder"
-    ) from error
+    if error.filename == str(probe):
+      error.filename = str(folder)
+    raise unwritable(error, field, folder) from error
   return folder
 
 
-def write(file: Path, text: str, sync: bool = False) -> None:
+def fresh(name: str) -> Path:
+  """Makes a folder for a run that has none, runs/NAME-TIME. Each of several runs in the same second gets its own."""
+  base = f"runs/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+  for number in range(1, 1000):
+    folder = Path(base if number == 1 else f"{base}-{number}")
+    try:
+      folder.mkdir(parents=True)
+    except FileExistsError:
+      continue
+    except OSError:
+      pass  # `writable` says why
+    return folder
+  return Path(base)
+
+
+def write(file: Path, content: str | bytes, sync: bool = False) -> None:
   """Writes a file as a whole: readers find the old one or the new one, also after a kill. Raises OSError.
+
+  A full disk leaves the old one, and nothing beside it.
 
   Args:
     sync: whether the new one must survive a power failure.
   """
   part = file.with_suffix(".part")
-  with open(part, "w", opener=no_links) as out:
-    out.write(text)
-    if sync:
-      out.flush()
-      os.fsync(out.fileno())
-  part.replace(file)
+  try:
+    with open(part, "wb", opener=no_links) as out:
+      out.write(content.encode() if isinstance(content, str) else content)
+      if sync:
+        out.flush()
+        os.fsync(out.fileno())
+    part.replace(file)
+  except OSError:
+    with contextlib.suppress(OSError):
+      part.unlink()
+    raise
 
 
 @contextlib.contextmanager
@@ -57,9 +81,7 @@ def written_into(folder: Path, field: str) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    raise of_system(
-      error, f"{field}={str(folder)!r} cannot be written ({error.strerror}); free some space, or name another folder"
-    ) from error
+    raise unwritable(error, field, folder) from error
 
 
 def writable_file(file: Path, field: str) -> Path:
@@ -84,6 +106,7 @@ def owned(results: Location) -> Iterator[Mirror | None]:
   with contextlib.ExitStack() as held:
 
     def lock() -> str:
+      check(results)
       writable(workdir, "workdir")
       file = held.enter_context(_opened_lock(workdir / "lock"))
       try:
@@ -128,9 +151,7 @@ def _opened_lock(path: Path) -> IO[str]:
   try:
     return open(path, "a+", opener=no_links)
   except OSError as error:
-    raise of_system(
-      error, f"workdir={str(path.parent)!r} has a lock that cannot be opened ({error.strerror}); name another folder"
-    ) from error
+    raise unwritable(error, "workdir", path.parent) from error
 
 
 def _leased(workdir: Path, remote: Folder, owner: str) -> Lease:

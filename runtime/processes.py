@@ -7,6 +7,7 @@ once.
 """
 
 import contextlib
+import functools
 import ipaddress
 import json
 import os
@@ -21,6 +22,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from errors import (
+  FIXES,
   ConfigError,
   JobConfigError,
   JobError,
@@ -28,9 +30,11 @@ from errors import (
   Unavailable,
   first_line,
   may_pass,
+  of_file,
   positive,
   visible,
 )
+from runtime.storage.answers import StorageError
 
 LOOPBACK = "127.0.0.1"
 
@@ -76,9 +80,31 @@ def join(config: Any) -> None:
       # Without an address there is no cluster, or JAX is already running, as in a notebook or a test.
       alone = ("coordinator_address should be defined", "before any JAX")
       if given or not any(reason in str(error) for reason in alone):
+        if left := "" if given else os.environ.get("JAX_COORDINATOR_ADDRESS", ""):
+          raise ConfigError(
+            f"JAX_COORDINATOR_ADDRESS={left!r} is set, but no cluster says which process of how many this is "
+            f"({first_line(error).rstrip('.')}); unset it to run alone, or set distributed.coordinator, processes and "
+            "process"
+          ) from error
         if isinstance(error, RuntimeError) and alone[1] not in str(error):
           _give_up(f"{where}: {first_line(error)}")
         raise ConfigError(f"{where}: {error}") from error
+  if address.startswith((LOOPBACK, "localhost:")) and not has_address():
+    _meet_on_the_loopback()
+
+
+def has_address() -> bool:
+  """Whether the name of this machine leads to an address, as the processes' connections (gloo) need it."""
+  with contextlib.suppress(OSError):
+    return bool(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM))
+  return False
+
+
+def _meet_on_the_loopback() -> None:
+  """Gives gloo the loopback in place of this machine's name. A job on one machine needs no name."""
+  from jaxlib import _jax  # it has no public name
+
+  _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=LOOPBACK)
 
 
 def _asked() -> str:
@@ -215,7 +241,9 @@ def raise_together() -> Iterator[None]:
   try:
     yield
   except (ConfigError, Unavailable, OSError) as error:
-    mine = [may_pass(error), str(error) or type(error).__name__]
+    of_machine = isinstance(error, OSError) and error.errno in FIXES and not isinstance(error, StorageError)
+    told = of_file(error, "", "used") if isinstance(error, OSError) and of_machine else str(error)
+    mine = [may_pass(error), told or type(error).__name__]
   failed = [(rank, *found) for rank, found in enumerate(all_gather(mine)) if found]
   if failed:
     rank, passes, text = next((one for one in failed if one[1]), failed[0])

@@ -1,5 +1,6 @@
 """Signals and timers of a job: what one process asks for, all processes do after the same step."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -31,8 +32,9 @@ class Requests:
   """Turns signals into requests, and the requests of single processes into decisions of all.
 
   The first SIGTERM or SIGINT asks to stop after the current step. Then a SIGINT ends the process immediately, and more
-  SIGTERMs change nothing: schedulers repeat theirs while a checkpoint is written. Use it as a context manager in the
-  main thread.
+  SIGTERMs change nothing: schedulers repeat theirs while a checkpoint is written. A signal that the program was started
+  to ignore stays ignored: `nohup python train.py &` in a script is not for the script's Ctrl-C. Use it as a context
+  manager in the main thread.
 
   Args:
     minutes: also asks to save when so many minutes have passed since the last save; 0: never.
@@ -54,7 +56,8 @@ class Requests:
   def __enter__(self) -> "Requests":
     if threading.current_thread() is threading.main_thread():
       for number in (signal.SIGTERM, signal.SIGINT):
-        self._before[number] = signal.signal(number, self._on_signal)
+        if signal.getsignal(number) != signal.SIG_IGN:
+          self._before[number] = signal.signal(number, self._on_signal)
     return self
 
   def __exit__(self, *_: object) -> None:
@@ -65,9 +68,13 @@ class Requests:
     if self.signal:
       return
     self.signal = signal.Signals(number).name
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the message says so
+    then = ""
+    if signal.SIGINT in self._before:
+      signal.signal(signal.SIGINT, signal.SIG_DFL)  # before the message says so
+      then = "; another SIGINT ends it immediately"
     # Not print(): the signal may have interrupted one.
-    os.write(2, f"{self.signal}: will save and end after this step; another SIGINT ends it immediately\n".encode())
+    with contextlib.suppress(OSError):  # nobody may read it
+      os.write(2, f"{self.signal}: will save and end after this step{then}\n".encode())
 
   def save_every(self, seconds: float) -> None:
     """Changes how long after a save the next one is asked for. Only process 0's value counts."""

@@ -26,7 +26,12 @@ def silenced() -> Iterator[None]:
   An exception that leaves the body carries the captured text as a note: a traceback shows it, a one-line error does
   not. C++ code may also abort the process before anything here can run, so a shell watches and then prints the text.
   """
-  with tempfile.NamedTemporaryFile() as captured, contextlib.ExitStack() as cleanup:
+  try:
+    captured = tempfile.NamedTemporaryFile()  # noqa: SIM115  # entered below
+  except OSError:  # no folder for temporary files can be written: then it is shown
+    yield
+    return
+  with captured, contextlib.ExitStack() as cleanup:
     watch = subprocess.Popen(["sh", "-c", _WATCH, captured.name], stdin=subprocess.PIPE)
     cleanup.callback(watch.wait)
     cleanup.callback(_release, watch)

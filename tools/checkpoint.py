@@ -40,7 +40,7 @@ class Found:
 def find(workdir: Location) -> list[Found]:
   """The checkpoints of a run, in order of their steps. Reads their records only, no arrays."""
   root = workdir / reading.FOLDER
-  if not root.is_dir():
+  if not reading.names(root) and not root.is_dir():
     raise ConfigError(f"workdir={str(workdir)!r} has no folder {reading.FOLDER}; name the workdir of a run")
   folders = [f for f in root.iterdir() if f.is_dir() and f.name.removeprefix("damaged-")[:1].isdigit()]
   return sorted((_look(folder) for folder in folders), key=lambda found: (found.step, found.folder.name))

@@ -72,7 +72,7 @@ def reader(folder: Location, saved: dict[str, Any]) -> Callable[[str], np.ndarra
   def read(name: str) -> np.ndarray:
     found, why = reading.read_array(folder, saved, record.array_of(saved, name))
     if found is None:
-      raise ConfigError(f"workdir={str(folder)!r} is damaged: {why}; use another checkpoint")
+      raise ConfigError(f"workdir={str(folder)!r} is damaged: {why}; {reading.instead(folder)}")
     return np.asarray(found)
 
   return read

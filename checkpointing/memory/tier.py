@@ -32,7 +32,7 @@ from checkpointing.memory.exchange import Peer, Server, own_address
 from checkpointing.memory.store import RUN, Entry, Growing, Portion, Save, Store, layout, make_private, tail
 from checkpointing.record import Record
 from checkpointing.save import NotSaved
-from errors import ConfigError, JobError, Unavailable, first_line
+from errors import ConfigError, JobError, Unavailable, expanded, first_line, unseen
 from runtime import folders, processes
 from runtime.replicas import Corrupted
 from runtime.workdir import MEMORY
@@ -89,13 +89,13 @@ class Tier:
     given = config.checkpoint.memory_dir
     self.run, self.attempt, secret = processes.on_process_zero(self._names)
     self.secret = secret.encode()
-    base = Path(given or f"{TMPFS}/meshwright-{os.getuid()}").expanduser()
+    base = expanded(given or f"{TMPFS}/meshwright-{os.getuid()}", "checkpoint.memory_dir")
     host = base / key(self.workdir) / (config.distributed.host or "host")
     with processes.raise_together(), folders.written_into(base, "checkpoint.memory_dir"):
       for folder in (host.parent,) if given else (base, host.parent):
         make_private(folder)
-    if not _is_of(host, self.run):  # of a workdir that is gone
-      shutil.rmtree(host, ignore_errors=True)
+      if not _is_of(host, self.run):  # of a workdir that is gone
+        shutil.rmtree(host, ignore_errors=True)
     processes.all_gather(None)  # several processes may share the folder
     with processes.raise_together():
       with folders.written_into(base, "checkpoint.memory_dir"):
@@ -285,18 +285,21 @@ def key(workdir: Path) -> str:
 
 
 def note_of(workdir: Path) -> dict[str, Any]:
-  """What a workdir knows of the copies in memory; {} if nothing."""
+  """What a workdir knows of the copies in memory; {} if nothing. Raises OSError if that cannot be read now."""
   try:
     found = form.read(workdir / NOTE)
-  except (OSError, ValueError):
+  except (OSError, ValueError) as error:
+    if unseen(error):
+      raise
     return {}
   return form.fitting(found, form.NOTE) if isinstance(found, dict) else {}
 
 
 def newest(workdir: Path) -> int:
   """The step of the newest save in memory that was complete when it was last looked at; -1: there is none."""
-  step: int = note_of(workdir).get("step", -1)
-  return step
+  with contextlib.suppress(OSError):
+    return int(note_of(workdir).get("step", -1))
+  return -1
 
 
 def _write(path: Path, note: dict[str, Any]) -> None:
@@ -308,5 +311,5 @@ def _write(path: Path, note: dict[str, Any]) -> None:
 def _is_of(host: Path, run: str) -> bool:
   try:
     return (host / RUN).read_text() == run
-  except OSError:
+  except (FileNotFoundError, NotADirectoryError):
     return not host.exists()

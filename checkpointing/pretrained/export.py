@@ -109,7 +109,11 @@ def _new_folder(out: Path) -> Iterator[Path]:
   unfinished = out.with_name(f".{out.name}.unfinished")
   shutil.rmtree(unfinished, ignore_errors=True)
   unfinished.mkdir(parents=True)
-  yield unfinished
+  try:
+    yield unfinished
+  except BaseException:
+    shutil.rmtree(unfinished, ignore_errors=True)
+    raise
   for place in unfinished.iterdir():
     with place.open("rb") as file:
       os.fsync(file.fileno())

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ ADAPTER, PICKLED = "adapter_config.json", "pytorch_model*.bin"
 
 def is_folder(path: str) -> bool:
   """Whether this looks like a model folder, complete or not. The workdir of a run also has a config.json."""
-  folder = Path(path).expanduser()
+  folder = Path(os.path.expanduser(path))
   if not path or not folder.is_dir():
     return False
   if any((folder / name).exists() for name in (SINGLE, INDEX, ADAPTER)):
@@ -44,7 +45,7 @@ def is_folder(path: str) -> bool:
 
 def other_form(path: str) -> str:
   """What to do with a path that is no model folder, but names a model in another form; "" if it does not."""
-  folder = Path(path).expanduser()
+  folder = Path(os.path.expanduser(path))
   if (folder / "snapshots").is_dir():
     return "this is the root of a hub's cache, so name its folder snapshots/REVISION"
   if any(folder.glob("*.gguf")):
@@ -75,7 +76,7 @@ class Folder:
   """
 
   def __init__(self, path: str):
-    self.path, self.where = Path(path).expanduser(), f"init_from={path!r}"
+    self.path, self.where = Path(os.path.expanduser(path)), f"init_from={path!r}"
     if (self.path / ADAPTER).exists():
       base = self._json(ADAPTER).get("base_model_name_or_path")
       raise ConfigError(

@@ -6,6 +6,7 @@ size, the channels, the classes and the mean of the pixels are those of the data
 
 import itertools
 import math
+import os
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -58,7 +59,7 @@ def load(config: ConfigDict) -> Dataset:
 
 def find(path: str, field: str, data: ConfigDict) -> Form:
   """The form of the images at a path. Raises ConfigError if there are none; `field` names the path in errors."""
-  said, at = f"{field}={path!r}", Path(brought(path, field, data.cache_dir)).expanduser()
+  said, at = f"{field}={path!r}", Path(os.path.expanduser(brought(path, field, data.cache_dir)))
   if not path:
     raise ConfigError(f"{said} names no images; use {FORMS}")
   with readable(said):
@@ -74,7 +75,7 @@ def find(path: str, field: str, data: ConfigDict) -> Form:
 
 def holds_images(path: str, data: ConfigDict) -> bool:
   """Whether there seem to be images at a path: a quick guess, mostly from names."""
-  at = Path(path).expanduser()
+  at = Path(os.path.expanduser(path))
   if path.startswith(PREFIX):
     return names_images(path, data)
   if at.suffix == ".npz":

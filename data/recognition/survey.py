@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from data.recognition.content import Content, look
 from data.recognition.kinds import KINDS
-from errors import ConfigError, inside
+from errors import ConfigError, expanded, inside
 from runtime.storage import owners
 
 VERSION = 2  # of what is kept; increase it when `look` finds other kinds
@@ -138,7 +138,7 @@ def _walk(
 def _file(cache_dir: str, path: str) -> Path:
   """Where it is kept. Raises OSError if this user has no folder to write to."""
   try:
-    root = owners.place(Path(cache_dir).expanduser(), "data.cache_dir").write
+    root = owners.place(expanded(cache_dir, "data.cache_dir"), "data.cache_dir").write
   except ConfigError:
     root = None
   if root is None:

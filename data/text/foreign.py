@@ -9,6 +9,7 @@ All numbers are little endian. Several files are read as one, in the order of th
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def named(path: str) -> TokenFiles | None:
 
   Raises ConfigError if one of the two is missing.
   """
-  place = Path(path.strip()).expanduser()
+  place = Path(os.path.expanduser(path.strip()))
   if not path.strip() or place.is_dir():
     return None
   suffix = place.suffix if place.suffix in (".bin", ".idx") else ""

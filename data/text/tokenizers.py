@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -109,7 +110,7 @@ def find_file(tokenizer: str) -> Path | None:
   """The tokenizer.json that `data.tokenizer` names, or None for one of TOKENIZERS."""
   if tokenizer in TOKENIZERS:
     return None
-  path = Path(tokenizer).expanduser()
+  path = Path(os.path.expanduser(tokenizer))
   file = path / "tokenizer.json" if path.is_dir() else path
   if not file.exists():
     raise ConfigError(

@@ -1,8 +1,11 @@
 """Why storage failed, in one sentence. What a server sends back is never shown, because it may repeat credentials."""
 
 import errno
+import os
 import re
 from typing import NamedTuple
+
+from errors import Unavailable, of_file
 
 TRIES = 8  # of a request that storage does not answer properly
 
@@ -15,6 +18,15 @@ class StorageError(OSError):
 
   def __str__(self) -> str:
     return self.strerror or ""
+
+
+class Unreadable(StorageError, Unavailable):
+  """Files of this machine cannot be read now, which says nothing of what is in them."""
+
+
+def unreadable(error: OSError, path: str | os.PathLike[str]) -> Unreadable:
+  """The error to raise in place of one of the operating system."""
+  return Unreadable(error.errno or errno.EIO, of_file(error, path))
 
 
 class Kind(NamedTuple):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from errors import ConfigError
+from errors import ConfigError, expanded
 from runtime.storage.answers import TRIES, StorageError, explained, no_answer
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def is_url(text: str) -> bool:
 
 def location(given: str, field: str) -> "Location":
   """What a user names. Raises ConfigError, naming `field`, if it is a URL that cannot be used."""
-  return Folder.parse(given, field) if is_url(given) else Path(given).expanduser()
+  return Folder.parse(given, field) if is_url(given) else expanded(given, field)
 
 
 def is_file(name: Any) -> bool:

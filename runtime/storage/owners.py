@@ -21,7 +21,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from errors import ConfigError
+from errors import ConfigError, user
 
 ROOT = 0
 _named = [""]  # the value of cache_owner, which is one for a whole program
@@ -61,12 +61,6 @@ def _uid(owner: str) -> int:
     return int(owner) if owner.isdecimal() else pwd.getpwnam(owner).pw_uid
   except (KeyError, OverflowError):
     raise ConfigError(f"cache_owner={owner!r} is no user of this machine; use a user's name or number") from None
-
-
-def name_of(uid: int) -> str:
-  with contextlib.suppress(KeyError, OverflowError):
-    return pwd.getpwuid(uid).pw_name
-  return str(uid)
 
 
 def place(folder: Path, field: str) -> Place:
@@ -115,7 +109,7 @@ def _say(line: str) -> None:
 def _some(read: list[Shelf], folder: Path, found: os.stat_result, field: str) -> list[Shelf]:
   if read:
     return read
-  whose = name_of(found.st_uid)
+  whose = user(found.st_uid)
   why = (
     "others may write to it" if found.st_uid == (_uid(_named[0]) if _named[0] else -1) else "you may not write there"
   )
@@ -167,7 +161,7 @@ def _is_private(gid: int, uid: int) -> bool:
     group = grp.getgrgid(gid)
   except (KeyError, OverflowError):
     return True
-  owner = name_of(uid)
+  owner = user(uid)
   return not set(group.gr_mem) - {owner} and (group.gr_name == owner or gid == ROOT)
 
 

@@ -2,14 +2,20 @@
 
 import contextlib
 import copy
+import json
+import zipfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import initial_state, one_sentence, program, strategy
+from kept import make
 
 from checkpointing import form, record
+from configs import base
+from reporting import source
+from training.loop import LoopState
 
 
 def digest(x: np.ndarray) -> int:
@@ -179,3 +185,52 @@ def test_changes_that_make_losses_hard_to_compare_are_reported():
   before["config"] |= {"eval_examples": 80, "init_from": "", "eval_batch_size": 8}
   now["config"] |= {"eval_examples": 16, "init_from": "runs/a", "eval_batch_size": 16}
   assert record.changes(before, now) == ["eval_examples was 80 and is now 16", "init_from was '' and is now 'runs/a'"]
+
+
+def records() -> tuple[dict, dict]:
+  """The record of a kept checkpoint, and that of a run that resumes it."""
+  with zipfile.ZipFile(make.FOLDER / "runs" / "windows" / "workdir.zip") as archive:
+    (name,) = [name for name in archive.namelist() if name.endswith("/run/metadata")]
+    saved = json.loads(archive.read(name))
+  return saved, copy.deepcopy({name: saved[name] for name in ("version", "config", "data", "devices", "processes")})
+
+
+def test_a_field_that_is_younger_than_a_record_has_meant_its_default(monkeypatch: pytest.MonkeyPatch):
+  """A fork adds fields, in `model` itself, in a section within it, and beside it."""
+  saved, now = records()
+  now["config"]["model"] |= {"soft_cap": 0.0, "scaling": {"kind": "linear", "base": None}}
+  now["config"]["optimizer"]["soft"] = 0.5
+  record.check_same_run(saved, now, "here")
+  assert record.changes(saved, now) == [
+    "model.scaling.kind is now 'linear'; the checkpoint was saved before it was recorded",
+    "newer than the checkpoint, with their defaults: model.soft_cap=0.0, model.scaling.base=None",
+  ]
+  given = base.get_config()
+  with given.unlocked():
+    given.model.update({"soft_cap": 0.0, "scaling": {"kind": "linear", "base": None}})
+  monkeypatch.setattr(base, "get_config", lambda: given.copy_and_resolve_references())
+  for read in (source.config_of(saved["config"], "here"), source.config_of(saved["config"], "here", source.STEP)):
+    assert (read.model.soft_cap, read.model.scaling.kind, read.model.scaling.base) == (0.0, "linear", None)
+    assert read.model.width == saved["config"]["model"]["width"]
+
+
+def test_a_field_that_only_the_record_has_is_refused():
+  """What a fork has written, and the repository that it comes from does not know. None cannot be given to it."""
+  saved, now = records()
+  saved["config"]["model"] |= {"soft_cap": 0.0}
+  with one_sentence("here has model.soft_cap=0.0", "not a field here; use the program that wrote it"):
+    record.check_same_run(saved, now, "here")
+  with one_sentence("model.soft_cap", "use the program that wrote it"):
+    source.config_of(saved["config"], "here")
+  saved, now = records()
+  saved["config"]["reporting"] = {"color": "red"}  # of no array
+  record.check_same_run(saved, now, "here")
+
+
+def test_a_state_of_the_loop_may_be_older_than_its_fields(monkeypatch: pytest.MonkeyPatch):
+  saved, _ = records()
+  del saved["loop"]["skipped_since_line"]
+  assert form.fault(saved) == ""
+  assert LoopState(**saved["loop"]).skipped_since_line == 0
+  for wrong in ({"step": "x"}, {"evaluated": True}, {"step": 20, "paused": 3}, {"step": 20, "evaluated": -1}):
+    assert form.fault(saved | {"loop": wrong}), wrong

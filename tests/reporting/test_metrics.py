@@ -9,7 +9,7 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from reporting import metrics, speed
+from reporting import metrics, speed, tensorboard
 from runtime import hardware
 from training.loop import LoopState
 
@@ -141,3 +141,39 @@ def test_memory_is_reported_if_the_backend_knows_it():
   assert hardware.memory_in_use([Device("cpu"), Device("cpu")]) == {}
   devices = [Device("gpu", {"bytes_in_use": gib * 2**30}) for gib in (1, 3)]
   assert hardware.memory_in_use(devices) == {"memory_gib": 3.0}
+
+
+def shown(folder: Path) -> dict[str, list[tuple[int, float, float]]]:
+  """The points that TensorBoard shows: files by name, and what a START follows is dropped from its step on."""
+  points: dict[str, list[tuple[int, float, float]]] = {}
+  for event in read_events(folder):
+    if event.HasField("session_log"):
+      points = {tag: [point for point in known if point[0] < event.step] for tag, known in points.items()}
+    for value in event.summary.value:
+      points.setdefault(value.tag, []).append((event.step, value.simple_value, event.wall_time))
+  return points
+
+
+@pytest.mark.parametrize("behind", [0, 3600, -3600])
+def test_a_curve_never_goes_back_whatever_clocks_say(behind: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """The second host's clock is an hour behind, the third has the first's again. Each start begins at the last save."""
+  now = [1.8e9]
+  monkeypatch.setattr(tensorboard.time, "time", lambda: now[0])
+  for attempt, start in enumerate((LoopState(), LoopState(step=4, evaluated=False), LoopState(step=6))):
+    now[0] = 1.8e9 + 10 * attempt - (behind if attempt == 1 else 0)
+    with metrics.Writer(tmp_path, start, 10) as writer:
+      if attempt == 1:
+        writer.write(4, "validation", {"loss": 40.0})
+      for step in range(start.step + 1, start.step + 5):
+        now[0] += 1
+        writer.write(step, "train", {"loss": float(10 * attempt + step)})
+        if step == 4:
+          writer.write(4, "validation", {"loss": 40.0})  # made again: the checkpoint of step 4 was saved before it
+  points = shown(tmp_path / "tensorboard")
+  assert [step for step, _, _ in points["train/loss"]] == list(range(1, 11))
+  assert [step for step, _, _ in points["validation/loss"]] == [4]
+  assert [value for _, value, _ in points["train/loss"]] == [1, 2, 3, 4, 15, 16, 27, 28, 29, 30]
+  times = [time for _, _, time in sorted(points["train/loss"])]
+  assert times == sorted(times)
+  lines = [(line["step"], line["split"]) for line in metrics.read(tmp_path / "metrics.jsonl")]
+  assert sorted(set(lines)) == sorted(lines)

@@ -148,9 +148,14 @@ def test_a_record_of_before_windows_still_resumes_and_says_what_is_new(tmp_path:
   now = saved_of(adopted("mistral"))
   old = of_old_version(now)
   record.check_same_run(old, now, "runs/a")
-  assert record.changes(old, now) == ["model.window is now 48; the checkpoint was saved before it was recorded"]
+  assert record.changes(old, now) == [
+    "model.window is now 48; the checkpoint was saved before it was recorded",
+    "newer than the checkpoint, with their defaults: model.layers_pattern=''",
+  ]
   record.check_same_run(of_old_version(saved_of(adopted("llama"))), saved_of(adopted("llama")), "runs/a")
-  assert record.changes(of_old_version(saved_of(adopted("llama"))), saved_of(adopted("llama"))) == []
+  assert record.changes(of_old_version(saved_of(adopted("llama"))), saved_of(adopted("llama"))) == [
+    "newer than the checkpoint, with their defaults: model.layers_pattern='', model.window=0"
+  ]
   assert (config_of(old["config"], "runs/a").model.window, config_of(old["config"], "runs/a").model.width) == (
     48,
     32,

@@ -227,7 +227,7 @@ def test_a_group_counts_as_its_user_if_nobody_else_is_in_it(
     return SimpleNamespace(gr_name=group, gr_mem=members)
 
   monkeypatch.setattr(grp, "getgrgid", of)
-  monkeypatch.setattr(owners, "name_of", lambda uid: "ann")
+  monkeypatch.setattr(owners, "user", lambda uid: "ann")
   owners._is_private.cache_clear()
   os.chown(tmp_path, -1, 4711)
   tmp_path.chmod(0o775)

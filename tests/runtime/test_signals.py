@@ -1,0 +1,108 @@
+"""Signals that a program inherits, and those of the first process of a container: every documented ending works."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, in_full
+
+from job.attempt import Forwarded
+from runtime import signals
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
+def ignored(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+  """A signal that the program was started to ignore, as a shell's background commands are."""
+  before = signal.signal(request.param, signal.SIG_IGN)
+  yield request.param
+  signal.signal(request.param, before)
+
+
+def test_an_ignored_signal_stays_ignored(ignored: signal.Signals, capfd: pytest.CaptureFixture):
+  other = signal.SIGTERM if ignored == signal.SIGINT else signal.SIGINT
+  with signals.Requests() as requests:
+    signal.raise_signal(ignored)
+    assert requests.signal is None
+    assert not requests.decide().stop
+    signal.raise_signal(other)
+    assert requests.signal == other.name
+    assert requests.decide().stop
+    signal.raise_signal(ignored)
+    assert signal.getsignal(ignored) == signal.SIG_IGN
+    assert ("another SIGINT" in capfd.readouterr().err) == (ignored != signal.SIGINT)
+  with Forwarded() as forwarded:
+    signal.raise_signal(ignored)
+    assert forwarded.received == []
+    signal.raise_signal(other)
+    assert forwarded.received == [other]
+  assert signal.getsignal(ignored) == signal.SIG_IGN
+
+
+FIRST = """
+import ctypes, os, signal, sys
+from runtime import command_line, signals
+
+def compile():  # holds the interpreter, as a compiler may: no handler in Python runs
+  ctypes.PyDLL(None).sleep(30)
+
+def main(config):
+  if {looping}:
+    with signals.Requests() as requests:
+      print("ready", flush=True)
+      while not requests.decide().stop:
+        pass
+      print("saving", flush=True)
+      compile()
+  print("ready", flush=True)
+  compile()
+
+if os.getpid() != 1:
+  sys.exit("not the first process")
+command_line.run(main, needs_config=False)
+"""
+UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+
+
+def can_unshare() -> bool:
+  return bool(shutil.which("unshare")) and not subprocess.run([*UNSHARE, "true"], capture_output=True).returncode
+
+
+@pytest.mark.skipif(not can_unshare(), reason="this machine lets no user make a process namespace (unshare --pid)")
+@pytest.mark.parametrize(
+  "looping, sent, status",
+  in_full(
+    [
+      (False, [signal.SIGTERM], 143),
+      (False, [signal.SIGINT], 130),
+      (True, [signal.SIGTERM, signal.SIGINT], 130),
+      (True, [signal.SIGINT, signal.SIGTERM, signal.SIGINT], 130),
+    ],
+    (False, [signal.SIGTERM], 143),
+    (True, [signal.SIGTERM, signal.SIGINT], 130),
+  ),
+)
+def test_the_first_process_of_a_container_ends_as_any_other(looping: bool, sent: list, status: int, tmp_path: Path):
+  """In set-up and while compiling the first signal ends it; while it saves, another SIGINT does."""
+  command = [*UNSHARE, sys.executable, "-c", FIRST.format(looping=looping)]
+  environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+  with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as outer:
+    watch = threading.Timer(60, outer.kill)
+    watch.start()
+    assert outer.stdout.readline() == b"ready\n"
+    first = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
+    os.kill(first, sent[0])
+    if looping:
+      assert outer.stdout.readline() == b"saving\n"
+    for number in sent[1:]:
+      os.kill(first, number)
+    try:
+      assert outer.wait(20) == status
+    finally:
+      watch.cancel()
+      outer.kill()
