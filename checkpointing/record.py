@@ -101,7 +101,7 @@ def fields_of(saved: Record, now: Record) -> tuple[dict[str, Any], dict[str, Any
   newer than it, and says what the run has been since its beginning: its default means what runs did before. A field
   that only the record has is refused if it says what the arrays are: nobody here knows what it means.
   """
-  before, after = BEFORE | flat(saved["config"]), flat(now["config"])
+  before, after = (BEFORE | flat(record["config"]) for record in (saved, now))
   return before, after, [name for name in after if name not in before], [name for name in before if name not in after]
 
 

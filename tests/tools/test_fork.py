@@ -217,7 +217,8 @@ def test_every_file_of_code_belongs_to_a_feature_or_the_core(every: tree.Files):
   """With all features and strategies, nothing is left out."""
   code = {path for path in every if path.endswith(".py") and path.partition("/")[0] not in ("tests", "findings")}
   kept = {*features.FEATURES, *features.strategies_of(every)}
-  assert code - slimming.Slim(every, kept).here == {"meshwright.py"}
+  whole = slimming.Slim(every, kept)
+  assert code - whole.here - {*whole.tests_of_projects} == {"meshwright.py"}
   for name, feature in features.FEATURES.items():
     assert features.left_out(kept - {name}, every), f"{name} has no files"
     assert set(feature.needs.split()) <= features.FEATURES.keys(), name

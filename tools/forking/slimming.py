@@ -56,6 +56,9 @@ class Slim:
     tools = [path for path in every if re.fullmatch(r"(tools|lab)/.*[a-z]\.py", path) and path not in self.out]
     roots = [*ROOTS, *(f"{where}/{name}.py" for name in self.strategies for where in ("strategies", "configs"))]
     roots += [path for name in kept for path in WITH.get(name, ())] + tools
+    projects = [path for path in every if re.fullmatch(r"projects/.*\.py", path) and path not in self.out]
+    self.tests_of_projects = [path for path in projects if re.search(r"/(test_\w+|conftest)\.py$", path)]
+    roots += [path for path in projects if path not in self.tests_of_projects]
     self._follow([path for path in roots if path in every])
 
   def _follow(self, waiting: list[str]) -> None:
@@ -91,7 +94,8 @@ class Slim:
       p: c for p, c in self.every.items() if p.rpartition("/")[0] in folders - {""} and p.endswith((".css", ".js"))
     }
     records = {p: c for p, c in self.every.items() if p.startswith("lab/") and "lab" in self.kept and p not in code}
-    result = code | beside | records | other | self.tests()
+    of_projects = {path: self.every[path] for path in self.tests_of_projects}
+    result = code | beside | records | other | self.tests() | of_projects
     result["README.md"] = self.about().encode()
     result["pyproject.toml"], result["requirements.lock"] = self.dependencies(result)
     return dict(sorted(result.items()))
