@@ -98,7 +98,7 @@ FEATURES = {
     "LoRA",
     files="models/lora.py configs/experiments/fine_tuning.py",
     used=(
-      "LoraSizes.of targets_of Adapters Adapters.__init__ Adapters.into_stream Adapters.after_stream "
+      "LoraSizes.of targets_of check_targets Adapters Adapters.__init__ Adapters.into_stream Adapters.after_stream "
       "adapter_weights Adapters.__call__"
     ),
     words="lora|adapter",
