@@ -176,8 +176,14 @@ class ModuleProgram(Program, abc.ABC):
       for _, part in nnx.iter_modules(module):
         if isinstance(part, nnx.BatchNorm):
           part.axis_name = axes  # type: ignore[assignment]
-    values = self.losses(module, batch, keys)
-    named = ("loss", *self.measures_of_examples)
+    values, named = self.losses(module, batch, keys), ("loss", *self.measures_of_examples)
+    for name in named:
+      if name not in values or jnp.shape(values[name]) != mask.shape:
+        found = f"an array {jnp.shape(values[name])}" if name in values else f"only {', '.join(values)}"
+        raise ConfigError(
+          f"losses of model.name={self.name!r} returns {found}, but {name!r} must be there for each example, "
+          f"{mask.shape}"
+        )
     sums: dict[str, Any] = {name: jnp.sum(jnp.where(mask, values[name], 0)) for name in named}
     sums |= {"count": jnp.sum(mask)}
     if step is not None and self.traits.keeps_statistics:

@@ -84,6 +84,20 @@ def test_an_error_names_the_parameter(change: dict, parts: tuple[str, ...]):
     type("Changed", (type(program),), change)(**fields).dims()
 
 
+@pytest.mark.parametrize("values, part", [
+  ({"loss": jnp.zeros(()), "accuracy": jnp.zeros(4)}, "an array (), but 'loss' must be there for each example, (4,)"),
+  ({"loss": jnp.zeros(4)}, "only loss, but 'accuracy' must be there"),
+])  # fmt: skip
+def test_a_loss_that_is_not_one_of_each_example_is_refused(values: dict, part: str):
+  """A mean over the batch would be taken for each example's loss, also of rows that are padding."""
+  program = settings.program(small(), "cpu")
+  fields = {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
+  changed = type("Changed", (type(program),), {"losses": lambda *_: values})(**fields)
+  params = jax.eval_shape(changed.init_params, jax.random.key(0))
+  with one_sentence(part):
+    jax.eval_shape(lambda params, batch: changed.loss_sums(params, batch, None), params, random_batch(changed, 4))
+
+
 @pytest.mark.parametrize("field, value, parts", [
   ("model.name", "nothing", ("model.name='nothing'", "convnet, transformer")),
   ("project", "../tests", ("project='../tests'", "projects/")),
