@@ -15,10 +15,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import masked_crc32c
-
 from reporting.appender import Appender
 from training.loop import LoopState
 
@@ -36,6 +32,8 @@ class Board:
   """
 
   def __init__(self, folder: Path, start: LoopState, repeated: Iterable[tuple[str, dict[str, float]]] = ()):
+    from tensorboardX.proto.event_pb2 import SessionLog  # here, because it takes long and --help does not need it
+
     folder.mkdir(exist_ok=True)
     now, names = time.time(), filter(None, map(NAME.match, os.listdir(folder)))
     last, name = max(((int(found[1]), found[0]) for found in names), default=(0, ""))
@@ -50,6 +48,8 @@ class Board:
         self.write(start.step, split, values)
 
   def write(self, step: int, split: str, values: dict[str, float]) -> None:
+    from tensorboardX.proto.summary_pb2 import Summary
+
     scalars = [Summary.Value(tag=f"{split}/{name}", simple_value=value) for name, value in values.items()]
     self._add(step=step, summary=Summary(value=scalars))
 
@@ -58,6 +58,9 @@ class Board:
 
   def _add(self, **fields: Any) -> None:
     """Writes an event as a TFRecord (length, checksum, content, checksum) of a protocol buffer."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
     content = Event(wall_time=time.time() + max(0.0, self.behind), **fields).SerializeToString()
     length = struct.pack("<Q", len(content))
     crcs = (struct.pack("<I", masked_crc32c(part)) for part in (length, content))
@@ -68,8 +71,9 @@ def _last_time(file: Path) -> float:
   """The time of the last whole event of a file; 0 if there is none."""
   found = 0.0
   with contextlib.suppress(OSError, ValueError), file.open("rb") as records:
+    size = os.fstat(records.fileno()).st_size  # a damaged header may give any length
     while len(header := records.read(HEADER)) == HEADER:
-      content = records.read(int.from_bytes(header[:8], "little"))
+      content = records.read(min(int.from_bytes(header[:8], "little"), size))
       if len(records.read(FOOTER)) < FOOTER:
         break
       found = max(found, struct.unpack("<d", content[1:9])[0] if content[:1] == b"\x09" else 0.0)  # its first field

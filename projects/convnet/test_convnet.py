@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 import train
 from projects.convnet.config import get_config
 from training import settings
+from training.module import ModuleProgram
 
 TFDS = Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
 REFUSED = ("context", "long_context", "pipeline", "three_d")  # no positions, no equal blocks
@@ -82,6 +83,16 @@ def test_an_error_names_the_parameter(change: dict, parts: tuple[str, ...]):
   fields = {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
   with one_sentence(*parts):
     type("Changed", (type(program),), change)(**fields).dims()
+
+
+def test_an_axis_that_splits_nothing_of_the_model_is_refused():
+  """Without `dims_of`, weights have `embed` alone, so with tensor parallelism all devices would do the same work."""
+  program = settings.program(small(), "cpu")
+  fields = {field.name: getattr(program, field.name) for field in dataclasses.fields(program)}
+  plain = type("Plain", (type(program),), {"dims_of": ModuleProgram.dims_of})(**fields)
+  assert strategy("fsdp", plain).layout.shards("embed") == 8
+  with one_sentence("mesh.model=8 splits nothing that this model has", "use mesh.model=1"):
+    strategy("tensor_parallel", plain)
 
 
 @pytest.mark.parametrize("values, part", [
