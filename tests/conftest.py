@@ -4,6 +4,7 @@ import ctypes
 import gc
 import importlib.metadata
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,13 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 given = os.environ.get("XLA_FLAGS", "")
 if FASTER not in given:  # a worker inherits them; flags given twice would be another key of the compilation cache
   os.environ["XLA_FLAGS"] = given + FASTER
+
+for interrupt in (
+  signal.SIGINT,
+  signal.SIGTERM,
+):  # a shell's background job ignores SIGINT, and so would what it starts
+  if signal.getsignal(interrupt) == signal.SIG_IGN:
+    signal.signal(interrupt, signal.default_int_handler if interrupt == signal.SIGINT else signal.SIG_DFL)
 
 import jax
 import pytest
