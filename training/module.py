@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from errors import ConfigError
-from models.dimensions import UNSHARDED, Dims, Sharding
+from models.dimensions import UNSHARDED, Dims, Sharding, resized
 from models.keys import Purpose
 from models.parameters import joined
 from training.program import Batch, GradientSums, Params, Program, Sums, Traits, split_batch
@@ -117,10 +117,15 @@ class ModuleProgram(Program, abc.ABC):
     for path, variable in zip(self.definition().paths, self.definition().variables, strict=True):
       name, shape = name_of(path), variable.get_value().shape
       found[name] = dims = self.dims_of(name, shape)
-      names = [dim for dim in dims if dim]
-      if len(dims) != len(shape) or len(set(names)) < len(names) or not {*names} <= {*OF_WEIGHTS}:
+      names = [dim for dim in dims or () if dim]
+      if (
+        not isinstance(dims, tuple)
+        or len(dims) != len(shape)
+        or len(set(names)) < len(names)
+        or not {*names} <= {*OF_WEIGHTS}
+      ):
         raise ConfigError(
-          f"dims_of({name!r}, {shape}) returns {dims}; it must return for each dimension None or one of "
+          f"dims_of({name!r}, {shape}) returns {dims}; it must return a tuple with, for each dimension, None or one of "
           f"{', '.join(OF_WEIGHTS)}, each once"
         )
     return nested(found)
@@ -167,7 +172,7 @@ class ModuleProgram(Program, abc.ABC):
   def loss_sums(
     self, params: Params, batch: Batch, step: jax.Array | None, sharding: Sharding = UNSHARDED
   ) -> tuple[jax.Array, Sums]:
-    params = jax.tree.map(sharding.gather, params, self.dims())
+    params = self._whole(params, sharding)
     batch = {name: sharding.activation(x, "batch", *(None,) * (x.ndim - 1)) for name, x in batch.items()}
     module, mask = self.bound(params), batch["mask"]
     keys = None if step is None else self.example_keys(batch["id"], step, Purpose.DROPOUT)
@@ -189,6 +194,15 @@ class ModuleProgram(Program, abc.ABC):
     if step is not None and self.traits.keeps_statistics:
       sums[STATISTICS] = self.frozen(self.parameters(module))
     return sums["loss"], sums
+
+  def _whole(self, params: Params, sharding: Sharding) -> Params:
+    """The parameters, gathered along `embed`. Where this is done by hand, they come with padding, which is cut off."""
+    shapes = jax.eval_shape(self.init_params, jax.random.key(0))
+    cut = lambda w, whole, dims: resized(
+      w, tuple(whole.shape[at] if dim == "embed" else w.shape[at] for at, dim in enumerate(dims))
+    )
+    gathered = jax.tree.map(sharding.gather, params, self.dims())
+    return jax.tree.map(cut, gathered, shapes, self.dims())
 
   def gradient_sums(
     self,

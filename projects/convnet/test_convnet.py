@@ -76,6 +76,7 @@ class Wrong(nnx.Module):
 @pytest.mark.parametrize("change, parts", [
   ({"module": lambda self, rngs: Wrong(rngs)}, ("dropout/rngs/count", "RngCount", "keys")),
   ({"dims_of": lambda self, name, shape: ("embed",)}, ("dims_of('head/kernel', (16, 10))", "('embed',)")),
+  ({"dims_of": lambda self, name, shape: None}, ("dims_of('head/bias', (10,)) returns None", "a tuple")),
   ({"dims_of": lambda self, name, shape: ("width",) * len(shape)}, ("('width',)", "one of embed, heads, mlp")),
 ])  # fmt: skip
 def test_an_error_names_the_parameter(change: dict, parts: tuple[str, ...]):
@@ -110,7 +111,7 @@ def test_a_loss_that_is_not_one_of_each_example_is_refused(values: dict, part: s
 
 
 @pytest.mark.parametrize("field, value, parts", [
-  ("model.name", "nothing", ("model.name='nothing'", "convnet, transformer")),
+  ("model.name", "nothing", ("model.name='nothing'", "convnet", "transformer")),
   ("project", "../tests", ("project='../tests'", "projects/")),
   ("project", "nothing", ("project='nothing'", "projects/")),
 ])  # fmt: skip
