@@ -16,6 +16,7 @@ def use(config: ConfigDict, name: str) -> None:
   module = load(config)
   with config.unlocked():
     config.own = ConfigDict(getattr(module, "OWN", {}))
+  config.mesh.unlock()  # as configs/base.py leaves it: a layout may have mesh axes of its own
 
 
 def load(config: ConfigDict) -> ModuleType | None:
