@@ -123,7 +123,7 @@ FEATURES = {
     files="training/optimizers/adafactor.py training/optimizers/muon.py training/streaming.py",
     words="OPTIMIZERS|muon|adafactor|on_host",
   ),
-  "modules": Feature(
+  "projects": Feature(
     "models of any flax module, and projects",
     files="training/module.py projects/*",
     words="projects",
@@ -144,7 +144,7 @@ FEATURES = {
   "buckets": Feature(
     "workdirs in buckets",
     files=(
-      "runtime/storage/lease.py runtime/storage/mirror.py runtime/storage/bucket.py runtime/storage/answers.py "
+      "runtime/storage/lease.py runtime/storage/mirror.py runtime/storage/bucket.py "
       "checkpointing/shipping.py data/remote.py"
     ),
     used="here is_url location brought",
@@ -178,7 +178,7 @@ FEATURES = {
     "the laboratory, and the commands that predict, measure and teach",
     files="lab/* tools/[a-z]*",
     needs=(
-      "commands launch modules pretrained rows tokens tokenizers stages experts positions adapters optimizers buckets "
+      "commands launch projects pretrained rows tokens tokenizers stages experts positions adapters optimizers buckets "
       "memory healing profile images synthetic pmap init_from interval"
     ),
     words="explain|lab/",

@@ -169,6 +169,7 @@ def project_of_package(text: str, name: str) -> str:
   text = re.sub(r"^\[tool\.setuptools\]\n(?:.+\n)+", lambda _: build, text, flags=re.MULTILINE)
   text = text.replace('  "E731",', '  "E501",  # paths and modules are longer by the name of the package\n  "E731",')
   text = re.sub(r'(?<="error::FutureWarning:)\([^)]*\)', name, text)
+  text = text.replace('testpaths = ["tests", "projects"]', f'testpaths = ["tests", "{name}/projects"]')
   files = re.search(r"^\[tool\.mypy\]\nfiles = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
   if files:
     inside = re.sub(r'"([\w.]+)"', rf'"{name}/\1"', files[1])

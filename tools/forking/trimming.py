@@ -123,6 +123,7 @@ class Tests:
     """The test files that still have a test, and the helpers that they import."""
     kept = {path for path, each in self.trimmed.items() if "/test_" in path and each.tests and self.is_about(path)}
     waiting, found = [*kept, "tests/conftest.py", "tests/budget.py", "tests/shares.py", "tests/skips.py"], Files()
+    waiting += ["tests/contract.py"] if "projects" in self.folders else []
     while waiting:
       path = waiting.pop()
       if path in self.trimmed and path not in found:
