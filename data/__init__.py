@@ -82,6 +82,8 @@ def with_sizes(config: ConfigDict, found: dict[str, Any]) -> ConfigDict:
   conflict.
   """
   for name, value in found.items():
+    if name not in config.model:
+      raise ConfigError(f"data.name={config.data.name!r} sets model.{name}, which is no field of configs/base.py")
     given = config.model[name]
     conflicts = given < value if name == "classes" else name in EXACT and given != value
     if given and conflicts:
@@ -96,6 +98,9 @@ def with_sizes(config: ConfigDict, found: dict[str, Any]) -> ConfigDict:
 def check(config: ConfigDict, dataset: Dataset, shapes: "Shapes") -> None:
   """Raises ConfigError unless the first examples fit a model that reads these `shapes`."""
   for part in dataset.parts:
+    for what, source in (("train on", part.train), ("validate on", part.validation)):
+      if not len(source):
+        raise ConfigError(f"data.name={config.data.name!r} has no example of {part.name!r} to {what}; give it some")
     examples = part.train.read(np.arange(min(len(part.train), config.batch_size)))
     check_examples(examples, shapes, config.data.name)
 

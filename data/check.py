@@ -20,6 +20,8 @@ def check_examples(batch: HostBatch, shapes: "Shapes", name: str) -> None:
     if field not in batch:
       raise ConfigError(f"data.name={name!r} gives no {field!r}, which the model needs; it gives {', '.join(batch)}")
     values = batch[field]
+    if not isinstance(values, np.ndarray):
+      raise ConfigError(f"data.name={name!r} gives {field!r} as {type(values).__name__}; give a NumPy array")
     found = (values.shape[1:], values.dtype)
     if found != (tuple(shape), np.dtype(dtype)):
       raise ConfigError(
