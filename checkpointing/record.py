@@ -38,8 +38,8 @@ Record = dict[str, Any]  # as `make` returns it; a checkpoint's also holds what 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 # The fields of config.model that a resumed run may change.
 FREE_TO_CHANGE = (
-  "attention", "attention_context", "remat", "saved", "loss_chunk", "dtype", "dropout", "pixel_mean", "pixel_std",
-  "expert_capacity",
+  "attention", "attention_context", "remat", "saved", "unroll", "loss_chunk", "dtype", "dropout", "pixel_mean",
+  "pixel_std", "expert_capacity",
 )  # fmt: skip
 EMA = "opt_state/ema/"  # the names of averages of weights begin so
 # Fields of a model that are newer than some records, with what those runs had. Of others, it is what is empty or 0.

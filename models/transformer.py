@@ -178,11 +178,11 @@ class Transformer(nnx.Module):
       return jax.lax.cond(number < c.depth, run, lambda x: (x, nothing), x)
 
     numbers = first_layer + jnp.arange(held)
-    # A scan of one round is no loop: compilers would merge what is computed again with the forward pass, and save it.
-    alone = len(c.stacks) > 1 and held == 1
+    # Without a loop, compilers would merge what is computed again with the forward pass, and save it.
+    no_loop = c.unroll == "all" or (len(c.stacks) > 1 and held == 1)
     policy = policy or policy_of(c.remat, c.saved, c.lora.rank if c.lora else 0)
-    body = jax.checkpoint(body, policy=policy, prevent_cse=alone)
-    x, routed = jax.lax.scan(body, x, (weights, numbers), unroll=unroll)
+    body = jax.checkpoint(body, policy=policy, prevent_cse=no_loop)
+    x, routed = jax.lax.scan(body, x, (weights, numbers), unroll=held if c.unroll == "all" else unroll)
     return x, of_layers(routed, numbers, c)
 
   def scanned(self, name: str, sharding: Sharding) -> tuple[nnx.State, Callable[[nnx.State], Block]]:
