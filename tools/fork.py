@@ -51,14 +51,21 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("where", type=Path, metavar="FOLDER/NAME", help="a new folder; its name is the fork's")
   parser.add_argument("--package", action="store_true", help="move all code into one package of that name")
-  parser.add_argument("--keep", default="", metavar="NAME,...", help="leave out all features and strategies but these")
+  parser.add_argument(
+    "--keep", default=None, metavar="NAME,...", help="leave out all features and strategies but these"
+  )
   options = parser.parse_args()
   with command_line.bad_input_ends_the_program():
     where = options.where.expanduser().absolute()
     if where.exists() and (not where.is_dir() or any(where.iterdir())):
       raise ConfigError(f"{str(options.where)!r} is not an empty folder; name a new one")
+    if where.is_relative_to(tree.ROOT):
+      raise ConfigError(f"{str(options.where)!r} is within this repository; name a folder beside it, such as ../acme")
+    keep = [name.strip() for name in (options.keep or "").split(",") if name.strip()]
+    if options.keep is not None and not keep:
+      raise ConfigError("--keep= names nothing; name what to keep, such as --keep=text,fsdp, or leave it out")
     files = tree.read()
-    made = fork(files, where.name, options.package, [name.strip() for name in options.keep.split(",") if name.strip()])
+    made = fork(files, where.name, options.package, keep)
     made["FORK.md"] = origin(
       files, f"FOLDER/{where.name}{' --package' * options.package}{f' --keep={options.keep}' * bool(options.keep)}"
     ).encode()
@@ -67,7 +74,7 @@ def main() -> None:
       print("note: ruff is not installed, so imports are not sorted; `make format` does that", file=sys.stderr)
     run = f"python -m {where.name}.train" if options.package else "python train.py"
     configs = f"{where.name}/configs" if options.package else "configs"
-    names = [f"{configs}/{name}.py" for name in ("fsdp", *options.keep.split(","), "single")]
+    names = [f"{configs}/{name}.py" for name in ("fsdp", *keep, "single")]
     config = next(name for name in names if name in made)
     print(f"{len(made):,} files in {options.where}. Train there: {run} --config={config}")
 

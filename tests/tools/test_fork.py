@@ -203,6 +203,19 @@ def every() -> tree.Files:
   return {path: content for path, content in tree.read().items() if path not in fork.OWN}
 
 
+@pytest.mark.parametrize("arguments, said", [
+  (["sub"], "'sub' is within this repository"), (["../nowhere", "--keep="], "--keep= names nothing"),
+])  # fmt: skip
+def test_a_fork_of_nothing_or_into_itself_is_refused(
+  arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+  monkeypatch.setattr(sys, "argv", ["fork", *arguments])
+  monkeypatch.chdir(tree.ROOT)
+  with pytest.raises(SystemExit):
+    fork.main()
+  assert said in capsys.readouterr().err
+
+
 def test_an_unknown_feature_is_one_sentence(every: tree.Files):
   with one_sentence("--keep has 'txt'", "did you mean 'text'?", "tensor_parallel"):
     features.chosen(["txt"], every)
