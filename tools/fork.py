@@ -59,7 +59,7 @@ def main() -> None:
     where = options.where.expanduser().absolute()
     if where.exists() and (not where.is_dir() or any(where.iterdir())):
       raise ConfigError(f"{str(options.where)!r} is not an empty folder; name a new one")
-    if where.is_relative_to(tree.ROOT):
+    if where.resolve().is_relative_to(tree.ROOT.resolve()):
       raise ConfigError(f"{str(options.where)!r} is within this repository; name a folder beside it, such as ../acme")
     keep = [name.strip() for name in (options.keep or "").split(",") if name.strip()]
     if options.keep is not None and not keep:
