@@ -18,6 +18,7 @@ from errors import ConfigError
 from models.dimensions import UNSHARDED, Dims, Sharding, resized
 from models.keys import Purpose
 from models.parameters import joined
+from training import counting
 from training.program import Batch, GradientSums, Params, Program, Sums, Traits, split_batch
 
 OF_WEIGHTS = ("embed", "heads", "mlp", "vocab", "experts")  # the dimensions that weights of a module may have
@@ -154,11 +155,11 @@ class ModuleProgram(Program, abc.ABC):
     return _chosen(params, wanted)
 
   def flops(self) -> tuple[float, float]:
-    """As the compiler counts them in the gradient of one example, before it optimizes."""
+    """Those of the products and convolutions in the gradient of one example."""
     fields = self.example_shapes().items()
     example = {name: jax.ShapeDtypeStruct((1, *field.shape), field.dtype) for name, field in fields}
     params, step = jax.eval_shape(self.init_params, jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
-    counted = float(jax.jit(self.part_gradient_sums).lower(params, example, step).cost_analysis()["flops"])  # type: ignore[index]
+    counted = counting.flops(jax.make_jaxpr(self.part_gradient_sums)(params, example, step))
     return counted, counted
 
   def updated(self, params: Params, sums: Sums, finite: jax.Array) -> Params:

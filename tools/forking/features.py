@@ -125,7 +125,7 @@ FEATURES = {
   ),
   "projects": Feature(
     "models of any flax module, and projects",
-    files="training/module.py projects/*",
+    files="training/module.py training/counting.py projects/*",
     words="projects",
   ),
   "pretrained": Feature(
