@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers import one_sentence, random_batch, strategy
+from helpers import laid_out, one_sentence, random_batch, strategy
 from ml_collections import ConfigDict
 
 import train
 from projects.convnet.config import get_config
+from strategies.layout import Layout
 from training import settings
 from training.module import ModuleProgram
 
@@ -93,7 +94,7 @@ def test_an_axis_that_splits_nothing_of_the_model_is_refused():
   plain = type("Plain", (type(program),), {"dims_of": ModuleProgram.dims_of})(**fields)
   assert strategy("fsdp", plain).layout.shards("embed") == 8
   with one_sentence("mesh.model=8 splits nothing that this model has", "use mesh.model=1"):
-    strategy("tensor_parallel", plain)
+    laid_out(Layout(mesh={"model": 8}, heads="model", mlp="model"), plain)
 
 
 @pytest.mark.parametrize("values, part", [
