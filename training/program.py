@@ -98,7 +98,8 @@ class _NoSizes:
 class Program:
   """A model, an optimizer, and the functions that train the model on batches: what a strategy runs.
 
-  The first six methods and `traits` say what the model is; a subclass has them. The others can be changed.
+  `traits` and the methods that raise NotImplementedError say what the model is: a subclass has them. The others can be
+  changed.
   """
 
   optimizer: Optimizer
