@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as ano
 @contextlib.contextmanager
 def another_user(*folders: Path) -> Iterator[None]:
   """The body runs as another user, who may pass through the folders above these."""
-  for above in {above for folder in folders for above in folder.parents if str(above).startswith("/tmp/")}:
+  temporary = Path(tempfile.gettempdir())
+  for above in {above for folder in folders for above in folder.parents if temporary in above.parents}:
     above.chmod(above.stat().st_mode | 0o055)
   os.seteuid(USER)
   try:

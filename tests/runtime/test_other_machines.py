@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,7 @@ def test_a_last_save_that_fails_ends_the_run_soon_and_leaves_nothing(tmp_path: P
 def place_of_user(tmp_path: Path, name: str) -> Path:
   """A folder of another user, who may pass through those above it."""
   for folder in (tmp_path, *tmp_path.parents):
-    if str(folder).startswith("/tmp/"):
+    if Path(tempfile.gettempdir()) in folder.parents:
       folder.chmod(0o755)
   place = tmp_path / name
   place.mkdir()
