@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection
 import jax
 import numpy as np
 import pytest
-from helpers import PARITY, assert_trees_close, in_full, random_batch, strategy, unpadded
+from helpers import PARITY, assert_trees_close, in_full, placed, random_batch, strategy, unpadded
 from ml_collections import ConfigDict
 
 import strategies
 from errors import ConfigError
 from training import settings
-from training.program import Params, Sums
+from training.program import Params, Sums, TrainState
 
 BATCH = 16
 Found = tuple[float, Params, Params, Sums]
@@ -40,12 +40,20 @@ def equals_a_single_device(
     changed.optimizer.name = "sgd"  # Adam makes a step of the last bits of a gradient that is almost zero
     runner = strategy(name, settings.program(changed, "cpu"), devices=1 if name == "single" else 8)
     batch = runner.shard(random_batch(runner.program, BATCH), BATCH)
-    state = runner.init(seed=1)
+    # The first way also tests how a strategy makes the state, and evaluates.
+    state = runner.init(seed=1) if parts == 1 else placed(start(), runner)
     metrics, gradients = runner.gradients(state, batch)
     gradients = unpadded(gradients, runner.program.trained(runner.shapes.params))
-    sums = jax.device_get(runner.eval_step(state, batch))
+    sums = jax.device_get(runner.eval_step(state, batch)) if parts == 1 else {}
     after = unpadded(runner.train_step(state, batch)[0].params, runner.shapes.params)
     return float(metrics["loss"]), gradients, after, sums
+
+  @functools.cache
+  def start() -> TrainState:
+    """The initial state, as a single device makes it."""
+    changed = config()
+    changed.optimizer.name = "sgd"
+    return jax.device_get(strategy("single", settings.program(changed, "cpu"), devices=1).init(seed=1))
 
   def refusal(name: str) -> str:
     """Why a strategy refuses the program; "" if it does not."""

@@ -37,7 +37,7 @@ def test_the_model_of_the_page_equals_a_single_device(page: list[str]):
   config = get_config()
   assert (config.own.hidden, config.model.name) == (64, "mine")
   test = contract.equals_a_single_device(get_config, ())
-  for name in ("fsdp", "tensor_parallel", "expert_fsdp", "pipeline"):  # devices divide no side of the second weight
+  for name in ("tensor_parallel", "expert_fsdp"):  # devices do not divide one side of the second weight
     test(name)
   config.strategy = "pipeline"
   with one_sentence("mesh.stage=4", "splits nothing that this model has"):
