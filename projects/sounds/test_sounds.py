@@ -10,6 +10,7 @@ from helpers import one_sentence
 from ml_collections import ConfigDict
 
 import data
+import strategies
 import train
 from models.dimensions import UNSHARDED
 from models.ops.loss import Targets
@@ -43,6 +44,13 @@ def test_the_data_fit_the_model():
   assert features.min() < 0 < features.max()  # numbers of any sign
 
 
+def test_a_config_of_a_project_takes_a_mesh_axis_of_its_own_strategy():
+  config = small()
+  config.strategy, config.mesh.pair = PAIRS, 4
+  runner = strategies.create(config, settings.program(config, "cpu"), jax.devices())
+  assert dict(runner.layout.mesh) == {"data": 2, "pair": 4}
+
+
 def test_the_second_likeliest_class_counts():
   head = settings.program(small(), "cpu").sizes.predicts
   logits = np.array([[3.0, 2.0, 1.0]] * 4, np.float32)
@@ -74,7 +82,7 @@ def test_a_strategy_that_is_no_file_of_a_project_is_named():
   config = small()
   config.strategy = "projects.sounds.make"
   with one_sentence("strategy='projects.sounds.make'"):
-    contract.strategies.layout_of(config.strategy)
+    strategies.layout_of(config.strategy)
 
 
 @pytest.mark.full
