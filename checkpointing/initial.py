@@ -5,7 +5,6 @@ trains. A record's `base` says where the other weights are, and has a digest of 
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from checkpointing import pretrained, reading, record
 from checkpointing.record import Record
 from errors import ConfigError, JobConfigError
-from models.parameters import joined
+from models.parameters import joined, named, nested
 from runtime import processes
 from runtime.storage.bucket import Location, location
 from training.program import Params, Program
@@ -99,17 +98,17 @@ def read_params(folder: Location, saved: Record, abstract: Params, program: Prog
 
   Raises ConfigError, naming `where`, if they have other shapes or are damaged.
   """
-  wanted, own = dict(record.named(abstract)), _shapes(program)
+  wanted, own = dict(named(abstract)), _shapes(program)
   held = {name: record.array_of(saved, name) for name in wanted}
   as_held = lambda name, w: w if held[name].startswith("params/") else w.update(dtype=jnp.float32)
-  only = record.nested((held[name], as_held(name, w)) for name, w in wanted.items())
+  only = nested((held[name], as_held(name, w)) for name, w in wanted.items())
   with processes.raise_together():
     record.check_arrays(saved, only, {held[name]: own[f"params/{name}"] for name in wanted}, where)
   read, why = reading.read_tree(folder, only, saved)
   if read is None:
     raise JobConfigError(f"{where} is damaged ({why}); {reading.instead(folder)}")
-  found = dict(record.named(read))
-  return jax.tree.map(lambda name, w: found[held[name]].astype(w.dtype), _names(abstract), abstract)
+  found = dict(named(read))
+  return nested((name, found[held[name]].astype(w.dtype)) for name, w in wanted.items())
 
 
 def read_model(folder: Location, saved: Record, abstract: Params, program: Program) -> Params:
@@ -146,15 +145,9 @@ def _shapes(program: Program) -> record.Shapes:
   return record.shapes({"params": program.abstract_state().params})
 
 
-def _names(params: Params) -> Params:
-  """The name of each parameter, in the same tree."""
-  name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-  return jax.tree.map_with_path(lambda path, _: name(path), params)
-
-
 def _digests(params: Params, program: Program) -> dict[str, str]:
   own = _shapes(program)
-  return {name: digest(w, own[name]) for name, w in record.named({"params": params})}
+  return {name: digest(w, own[name]) for name, w in named({"params": params})}
 
 
 def digest(w: jax.Array, shape: Sequence[int]) -> str:

@@ -13,7 +13,6 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from checkpointing.form import SCHEDULE, VERSION
 from data import Dataset
 from errors import ConfigError, shown
 from models.dimensions import resized
+from models.parameters import named, nested
 from runtime.digests import digest
 from strategies import Strategy
 from training.loop import LoopState
@@ -195,24 +195,9 @@ def _shape(entry: list | None) -> str:
   return "absent" if entry is None else f"{entry[1]}{entry[0]}"
 
 
-def named(tree: Any) -> list[tuple[str, Any]]:
-  """The leaves of a tree, with names such as "params/blocks/mlp/up"."""
-  name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
-  return [(name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree)]
-
-
 def array_of(saved: Record, name: str) -> str:
   """The array of a checkpoint with a weight of the model: the average over steps (`optimizer.ema`), if there is one."""
   return f"{EMA}{name}" if f"{EMA}{name}" in saved["arrays"] else f"params/{name}"
-
-
-def nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-  """Puts named leaves into nested dicts, which can be read without the classes of the original tree."""
-  out: dict[str, Any] = {}
-  for name, leaf in pairs:
-    *path, last = name.split("/")
-    functools.reduce(lambda inner, part: inner.setdefault(part, {}), path, out)[last] = leaf
-  return out
 
 
 def of_state(state: Any, run: Record, loop: LoopState) -> tuple[dict[str, Any], Record]:

@@ -4,7 +4,7 @@ Everything outside models/ holds parameters in this form, so that it needs no mo
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -14,6 +14,8 @@ from models import lora
 from models.keys import Purpose
 from models.sizes import STACKS, ModelSizes
 from models.transformer import Transformer, is_param, used_dtype
+
+Path = tuple[str, ...]  # the keys of nested dicts that lead to an entry
 
 
 @functools.cache
@@ -59,25 +61,44 @@ def trained(sizes: ModelSizes, params: dict[str, Any]) -> dict[str, Any]:
 
   `params` may be any tree like the parameters, such as the names of their dimensions, or a part of it.
   """
-  return params if not sizes.lora else _chosen(params, True)
+  return chosen(params, lambda path: lora.NAME in path) if sizes.lora else params
 
 
 def frozen(sizes: ModelSizes, params: dict[str, Any]) -> dict[str, Any]:
   """The parameters that are not trained, in the same form; {} if all are trained."""
-  return {} if not sizes.lora else _chosen(params, False)
+  return chosen(params, lambda path: lora.NAME not in path) if sizes.lora else {}
 
 
-def _chosen(params: Any, adapters: bool, inside: bool = False) -> Any:
-  """Only the parameters of adapters, or only all others. `inside`: whether `params` belong to adapters."""
-  if not isinstance(params, dict):
-    return params if inside == adapters else {}
-  found = {name: _chosen(x, adapters, inside or name == lora.NAME) for name, x in params.items()}
-  return {name: x for name, x in found.items() if not isinstance(x, dict) or x}
+def chosen(tree: dict[str, Any], keep: Callable[[Path], bool], path: Path = ()) -> dict[str, Any]:
+  """The entries of nested dicts whose paths `keep` accepts. Dicts of which nothing is left are left out."""
+  found = {}
+  for name, x in tree.items():
+    at = (*path, name)
+    if isinstance(x, dict):
+      x = chosen(x, keep, at)
+    if x if isinstance(x, dict) else keep(at):
+      found[name] = x
+  return found
 
 
 def joined(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
   """Nested dicts with the entries of both, such as trained and frozen parameters."""
   return {**a, **b, **{name: joined(a[name], b[name]) for name in a if name in b}}
+
+
+def named(tree: Any) -> list[tuple[str, Any]]:
+  """The leaves of a tree, with names such as "blocks/mlp/up"."""
+  name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+  return [(name(path), leaf) for path, leaf in jax.tree.leaves_with_path(tree)]
+
+
+def nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+  """Puts named leaves into nested dicts, which can be read without the classes of the original tree."""
+  out: dict[str, Any] = {}
+  for name, leaf in pairs:
+    *path, last = name.split("/")
+    functools.reduce(lambda inner, part: inner.setdefault(part, {}), path, out)[last] = leaf
+  return out
 
 
 def bind(sizes: ModelSizes, params: dict[str, Any]) -> Transformer:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from lab.analysis.case import ring_share
 from lab.analysis.compiled import CompiledStep, DoesNotFit
 from lab.analysis.sent import Sent
-from models.dimensions import Dims, is_dims
+from models.dimensions import Dims, is_dims, leaves_of
+from models.parameters import named
 from strategies.execution.padding import stored_shape
 from strategies.execution.strategy import Strategy
 from strategies.layout import Layout, axes_of
@@ -69,10 +70,8 @@ def placed(strategy: Strategy) -> list[dict[str, Any]]:
 
 def weights(strategy: Strategy) -> list[tuple[str, tuple[int, ...], Dims, Any]]:
   """Name, global shape, dimensions and dtype of each parameter, also of statistics."""
-  shapes = jax.tree.leaves_with_path(strategy.shapes.params)
-  dims = jax.tree.leaves(strategy.program.dims(), is_leaf=is_dims)
-  name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-  return [(name(path), tuple(x.shape), names, x.dtype) for (path, x), names in zip(shapes, dims, strict=True)]
+  arrays, dims = named(strategy.shapes.params), leaves_of(strategy.program.dims())
+  return [(name, tuple(x.shape), names, x.dtype) for (name, x), names in zip(arrays, dims, strict=True)]
 
 
 def held(layout: Layout, shape: tuple[int, ...], dims: Dims) -> int:
@@ -102,7 +101,7 @@ def sent(strategy: Strategy) -> list[Sent]:
   A weight is gathered once for each part of a batch, and kept until its backward pass.
   """
   layout, transfers = strategy.layout, strategy.transfers
-  trained = {path for path, _ in _flat(strategy.program.trained(strategy.program.dims()))}
+  trained = {name for name, _ in named(strategy.program.trained(strategy.shapes.params))}
   devices = lambda axes: math.prod(layout.mesh[axis] for axis in axes)
   of_state, found = layout.stored_as("state"), Counter[tuple[str, tuple[str, ...], str]]()
   for name, shape, dims, dtype in weights(strategy):
@@ -115,7 +114,7 @@ def sent(strategy: Strategy) -> list[Sent]:
       )
     if name not in trained:
       continue
-    state = tuple(axis for axis in of_state.axes_in(dims, "embed")) if "embed" in dims else ()
+    state = of_state.axes_in(dims, "embed") if "embed" in dims else ()
     for scattered, reduced, times in (
       (transfers.scattered_each_part, transfers.reduced_each_part, transfers.parts),
       (transfers.scattered_once, transfers.reduced_once, 1),
@@ -129,8 +128,3 @@ def sent(strategy: Strategy) -> list[Sent]:
     size = held(layout, shape, dims) * dtype.itemsize
     found["all-gather", updated, "new weights"] += ring_share(devices(updated)) * size
   return [Sent(kind, axes, size, what) for (kind, axes, what), size in found.items() if size]
-
-
-def _flat(tree: Any) -> list[tuple[str, Dims]]:
-  leaves = jax.tree.leaves_with_path(tree, is_leaf=is_dims)
-  return [(jax.tree_util.keystr(path, simple=True, separator="/"), dims) for path, dims in leaves]
