@@ -17,27 +17,26 @@ from flax import nnx
 from errors import ConfigError
 from models.dimensions import UNSHARDED, Dims, Sharding, resized
 from models.keys import Purpose
-from models.parameters import joined
+from models.parameters import chosen, named, nested
 from training import counting
-from training.program import Batch, GradientSums, Params, Program, Sums, Traits, split_batch
+from training.program import STATISTICS, Batch, Params, Program, Sums, Traits
 
 OF_WEIGHTS = ("embed", "heads", "mlp", "vocab", "experts")  # the dimensions that weights of a module may have
-STATISTICS = "statistics"  # of the batch, among its sums: the new values of the module's statistics
 
 
 class Definition(NamedTuple):
   """A module without its arrays. Lists in a module have numbers in a path; in the parameters their names are strings.
 
   Attributes:
-    paths: the place of each variable.
-    variables: the variables, with shapes in place of arrays.
-    is_statistic: whether each is a BatchStat.
+    variables: the place of each variable, and the variable with a shape in place of its array.
+    shapes: the shape of each, by its name, such as "layers/0/kernel".
+    statistics: the names of those that are a BatchStat.
   """
 
   graph: nnx.GraphDef
-  paths: Sequence[tuple[Any, ...]]
-  variables: Sequence[nnx.Variable]
-  is_statistic: Sequence[bool]
+  variables: list[tuple[tuple[Any, ...], nnx.Variable]]
+  shapes: dict[str, tuple[int, ...]]
+  statistics: frozenset[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,77 +81,64 @@ class ModuleProgram(Program, abc.ABC):
   @property
   def traits(self) -> Traits:
     measures = {name: name for name in self.measures_of_examples}
-    return Traits(self.name, measures=measures, keeps_statistics=any(self.definition().is_statistic))
+    return Traits(self.name, measures=measures, keeps_statistics=bool(self.definition().statistics))
 
   @functools.cache  # noqa: B019 - equal programs share it, and there are few
   def definition(self) -> Definition:
     """The module's structure. Allocates nothing."""
     graph, state = nnx.split(nnx.eval_shape(lambda: self.module(nnx.Rngs(jax.random.key(0)))))
-    paths, variables = zip(*nnx.to_flat_state(state), strict=True)
-    for path, variable in zip(paths, variables, strict=True):
+    variables = nnx.to_flat_state(state)
+    by_name = {name_of(path): variable for path, variable in variables}
+    for name, variable in by_name.items():
       if not isinstance(variable, nnx.Param | nnx.BatchStat):
         raise ConfigError(
-          f"model.name={self.name!r} has the variable {name_of(path)!r} of kind {type(variable).__name__}, which steps "
-          "do not carry on; use nnx.Param or nnx.BatchStat, and for random numbers the keys that `losses` is given"
+          f"model.name={self.name!r} has the variable {name!r} of kind {type(variable).__name__}, which steps do not "
+          "carry on; use nnx.Param or nnx.BatchStat, and for random numbers the keys that `losses` is given"
         )
-    return Definition(graph, paths, variables, [isinstance(variable, nnx.BatchStat) for variable in variables])
+    shapes = {name: variable.get_value().shape for name, variable in by_name.items()}
+    statistics = frozenset(name for name, variable in by_name.items() if isinstance(variable, nnx.BatchStat))
+    return Definition(graph, list(variables), shapes, statistics)
 
   def parameters(self, module: nnx.Module) -> Params:
     """The variables of a module, as nested dicts of arrays."""
-    flat = nnx.to_flat_state(nnx.split(module)[1])
-    return nested({name_of(path): variable.get_value() for path, variable in flat})
+    return nested((name_of(path), v.get_value()) for path, v in nnx.to_flat_state(nnx.split(module)[1]))
 
   def bound(self, params: Params) -> nnx.Module:
     """The module with these parameters."""
-    graph, paths, variables, _ = self.definition()
-    arrays = [functools.reduce(lambda tree, key: tree[str(key)], path, params) for path in paths]
-    flat = [(path, v.replace(x)) for path, v, x in zip(paths, variables, arrays, strict=True)]
-    module: nnx.Module = nnx.merge(graph, nnx.from_flat_state(flat))
+    definition, arrays = self.definition(), dict(named(params))
+    flat = [(path, variable.replace(arrays[name_of(path)])) for path, variable in definition.variables]
+    module: nnx.Module = nnx.merge(definition.graph, nnx.from_flat_state(flat))
     return module
 
   def init_params(self, key: jax.Array) -> Params:
     return self.parameters(self.module(nnx.Rngs(Purpose.WEIGHTS.key(key))))
 
-  def dims(self) -> dict[str, Any]:
-    found = {}
-    for path, variable in zip(self.definition().paths, self.definition().variables, strict=True):
-      name, shape = name_of(path), variable.get_value().shape
-      found[name] = dims = self.dims_of(name, shape)
-      names = [dim for dim in dims or () if dim]
-      if (
-        not isinstance(dims, tuple)
-        or len(dims) != len(shape)
-        or len(set(names)) < len(names)
-        or not {*names} <= {*OF_WEIGHTS}
-      ):
+  @functools.cache  # noqa: B019 - as `definition`
+  def dims_by_name(self) -> dict[str, Dims]:
+    """What `dims_of` says of each variable. Raises ConfigError if that cannot be."""
+    found = {name: self.dims_of(name, shape) for name, shape in self.definition().shapes.items()}
+    for name, dims in found.items():
+      shape, given = self.definition().shapes[name], [dim for dim in dims or () if dim]
+      fits = isinstance(dims, tuple) and len(dims) == len(shape)
+      if not fits or len({*given}) < len(given) or not {*given} <= {*OF_WEIGHTS}:
         raise ConfigError(
           f"dims_of({name!r}, {shape}) returns {dims}; it must return a tuple with, for each dimension, None or one of "
           f"{', '.join(OF_WEIGHTS)}, each once"
         )
-    return nested(found)
-
-  def shardable(self) -> list[tuple[str, str, int]]:
-    definition, found = self.definition(), []
-    for path, variable in zip(definition.paths, definition.variables, strict=True):
-      name, shape = name_of(path), variable.get_value().shape
-      found += [(dim, f"{name}.shape[{at}]", shape[at]) for at, dim in enumerate(self.dims_of(name, shape)) if dim]
     return found
 
+  def dims(self) -> dict[str, Any]:
+    return nested(self.dims_by_name().items())
+
+  def shardable(self) -> list[tuple[str, str, int]]:
+    each = [(name, at, dim) for name, dims in self.dims_by_name().items() for at, dim in enumerate(dims)]
+    return [(dim, f"{name}.shape[{at}]", self.definition().shapes[name][at]) for name, at, dim in each if dim]
+
   def trained(self, params: Params) -> Params:
-    return self._of(params, False)
+    return chosen(params, lambda path: name_of(path) not in self.definition().statistics)
 
   def frozen(self, params: Params) -> Params:
-    return self._of(params, True)
-
-  def _of(self, params: Params, statistics: bool) -> Params:
-    """The statistics among the parameters, or all others; of those that `params` holds."""
-    definition = self.definition()
-    wanted = {
-      name_of(path)
-      for path, is_one in zip(definition.paths, definition.is_statistic, strict=True)
-      if is_one == statistics
-    }
-    return _chosen(params, wanted)
+    return chosen(params, lambda path: name_of(path) in self.definition().statistics)
 
   def flops(self) -> tuple[float, float]:
     """Those of the products and convolutions in the gradient of one example."""
@@ -164,8 +150,8 @@ class ModuleProgram(Program, abc.ABC):
 
   def updated(self, params: Params, sums: Sums, finite: jax.Array) -> Params:
     """The parameters with the new statistics."""
-    old, new = self.frozen(params), dict[str, Any](sums).get(STATISTICS, {})
-    return joined(self.trained(params), jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old))
+    old, new = self.statistics(params), dict[str, Any](sums).get(STATISTICS, {})
+    return self.with_statistics(params, jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old))
 
   def no_sums(self, step: jax.Array | None) -> Sums:
     return {name: jnp.zeros(()) for name in ("loss", *self.measures_of_examples)} | {"count": jnp.zeros((), jnp.int32)}
@@ -182,15 +168,15 @@ class ModuleProgram(Program, abc.ABC):
       for _, part in nnx.iter_modules(module):
         if isinstance(part, nnx.BatchNorm):
           part.axis_name = axes  # type: ignore[assignment]
-    values, named = self.losses(module, batch, keys), ("loss", *self.measures_of_examples)
-    for name in named:
+    values, reported = self.losses(module, batch, keys), ("loss", *self.measures_of_examples)
+    for name in reported:
       if name not in values or jnp.shape(values[name]) != mask.shape:
         found = f"an array {jnp.shape(values[name])}" if name in values else f"only {', '.join(values)}"
         raise ConfigError(
           f"losses of model.name={self.name!r} returns {found}, but {name!r} must be there for each example, "
           f"{mask.shape}"
         )
-    sums: dict[str, Any] = {name: jnp.sum(jnp.where(mask, values[name], 0)) for name in named}
+    sums: dict[str, Any] = {name: jnp.sum(jnp.where(mask, values[name], 0)) for name in reported}
     sums |= {"count": jnp.sum(mask)}
     if step is not None and self.traits.keeps_statistics:
       sums[STATISTICS] = self.frozen(self.parameters(module))
@@ -198,41 +184,21 @@ class ModuleProgram(Program, abc.ABC):
 
   def _whole(self, params: Params, sharding: Sharding) -> Params:
     """The parameters, gathered along `embed`. Where this is done by hand, they come with padding, which is cut off."""
-    shapes = jax.eval_shape(self.init_params, jax.random.key(0))
-    cut = lambda w, whole, dims: resized(
-      w, tuple(whole.shape[at] if dim == "embed" else w.shape[at] for at, dim in enumerate(dims))
-    )
-    gathered = jax.tree.map(sharding.gather, params, self.dims())
-    return jax.tree.map(cut, gathered, shapes, self.dims())
 
-  def gradient_sums(
-    self,
-    params: Params,
-    batch: Batch,
-    step: jax.Array,
-    sharding: Sharding = UNSHARDED,
-    of_part: GradientSums | None = None,
-  ) -> tuple[Sums, Params]:
-    """Sums over the batch. Each part of it begins with the statistics that the part before has left."""
-    if self.accumulation == 1 or not self.traits.keeps_statistics:
-      found = super().gradient_sums(params, batch, step, sharding, of_part)
-    else:
-      of_part = of_part or self.part_gradient_sums
+    def whole(name: str, w: jax.Array) -> jax.Array:
+      dims, shape = self.dims_by_name()[name], self.definition().shapes[name]
+      gathered = sharding.gather(w, dims)
+      sizes = zip(dims, shape, gathered.shape, strict=True)
+      return resized(gathered, [size if dim == "embed" else held for dim, size, held in sizes])
 
-      def add(carry: tuple[Params, tuple[Sums, Params]], part: Batch) -> tuple[Any, None]:
-        statistics, total = carry
-        sums, gradients = of_part(joined(self.trained(params), statistics), part, step, sharding)
-        left: Any = sums.pop(STATISTICS)
-        return (left, jax.tree.map(jnp.add, total, (sums, gradients))), None
+    return nested((name, whole(name, w)) for name, w in named(params))
 
-      zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), self.trained(params))
-      start = self.frozen(params), (self.no_sums(step), zeros)
-      (statistics, found), _ = jax.lax.scan(add, start, split_batch(batch, self.accumulation, sharding))
-      found[0][STATISTICS] = statistics  # type: ignore[assignment]
-    sums: dict[str, Any] = {**found[0]}
-    if STATISTICS in sums and (axes := _axes_by_hand()):  # whoever runs this by hand adds them up over the devices
-      sums[STATISTICS] = jax.tree.map(lambda x: x / jax.lax.psum(1, axes), sums[STATISTICS])
-    return sums, found[1]
+  def gradient_sums(self, *given: Any, **more: Any) -> tuple[Sums, Params]:
+    sums, gradients = super().gradient_sums(*given, **more)
+    if axes := _axes_by_hand():  # whoever runs this by hand adds up sums over the devices, and these are equal on all
+      equal = dict[str, Any](sums).get(STATISTICS, {})
+      sums = sums | {STATISTICS: jax.tree.map(lambda x: x / jax.lax.psum(1, axes), equal)} if equal else sums
+    return sums, gradients
 
 
 def _axes_by_hand() -> tuple[str, ...]:
@@ -243,22 +209,3 @@ def _axes_by_hand() -> tuple[str, ...]:
 def name_of(path: Sequence[Any]) -> str:
   """The name of a variable, such as "layers/0/kernel"."""
   return "/".join(map(str, path))
-
-
-def nested(flat: dict[str, Any]) -> Params:
-  """Values by name as nested dicts."""
-  found: Params = {}
-  for name, value in flat.items():
-    *path, last = name.split("/")
-    functools.reduce(lambda inner, part: inner.setdefault(part, {}), path, found)[last] = value
-  return found
-
-
-def _chosen(tree: Params, names: set[str], before: str = "") -> Params:
-  """The entries of nested dicts that have these names."""
-  found = {}
-  for key, value in tree.items():
-    inner = _chosen(value, names, f"{before}{key}/") if isinstance(value, dict) else value
-    if inner if isinstance(value, dict) else before + key in names:
-      found[key] = inner
-  return found

@@ -35,6 +35,9 @@ from training.streaming import streamed
 Params = dict[str, Any]  # nested; the leaves are arrays
 Batch = dict[str, jax.Array]  # see `Program.example_shapes`
 Metrics = dict[str, jax.Array]  # scalars; with experts also their `load` [depth, experts]
+STATISTICS = (
+  "statistics"  # among the sums over a batch: the new values of a model's statistics, by the parameters' names
+)
 # (parameters, batch, step, sharding) → sums over the batch, and the gradient of the summed loss
 GradientSums = Callable[[Params, Batch, Any, Any], tuple[Sums, Params]]
 
@@ -170,6 +173,14 @@ class Program:
     mean = jax.tree.map(lambda mean, w: mean.astype(w.dtype), state.opt_state.ema, self.trained(state.params))
     return joined(mean, self.frozen(state.params))
 
+  def statistics(self, params: Params) -> Params:
+    """The parameters that are statistics of batches (`Traits.keeps_statistics`). `sums` has the new ones."""
+    return self.frozen(params) if self.traits.keeps_statistics else {}
+
+  def with_statistics(self, params: Params, statistics: Params) -> Params:
+    """The parameters with these statistics in place of their own."""
+    return joined(self.trained(params), statistics) if statistics else params
+
   def updated(self, params: Params, sums: Sums, finite: jax.Array) -> Params:
     """The parameters after an update, with what changes without a gradient. Nothing may, unless `finite`."""
     return params
@@ -235,8 +246,9 @@ class Program:
   ) -> tuple[Sums, Params]:
     """Sums over the batch, and the gradient of the summed loss in the parameters that are trained.
 
-    Runs the `accumulation` parts one after another. Their sum is in float32, whatever the dtype of the weights: in
-    bfloat16 it would stop where a part is less than half of its last bit.
+    Runs the `accumulation` parts one after another, each with the statistics that the part before has left. Their sum
+    is in float32, whatever the dtype of the weights: in bfloat16 it would stop where a part is less than half of its
+    last bit.
 
     Args:
       of_part: does the same for one part; by default the compiler's gradient of `loss_sums`.
@@ -245,11 +257,17 @@ class Program:
     if self.accumulation == 1:
       return of_part(params, batch, step, sharding)
 
-    def add(total: tuple[Sums, Params], part: Batch) -> tuple[tuple[Sums, Params], None]:
-      return jax.tree.map(jnp.add, total, of_part(params, part, step, sharding)), None
+    def add(carry: tuple[Params, tuple[Sums, Params]], part: Batch) -> tuple[Any, None]:
+      statistics, total = carry
+      sums, gradients = of_part(self.with_statistics(params, statistics), part, step, sharding)
+      left: Any = sums.pop(STATISTICS, {})
+      return (left, jax.tree.map(jnp.add, total, (sums, gradients))), None
 
     zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), self.trained(params))
-    return jax.lax.scan(add, (self.no_sums(step), zeros), split_batch(batch, self.accumulation, sharding))[0]
+    start = self.statistics(params), (self.no_sums(step), zeros)
+    (statistics, (sums, gradients)), _ = jax.lax.scan(add, start, split_batch(batch, self.accumulation, sharding))
+    whole: dict[str, Any] = {**sums} | ({STATISTICS: statistics} if statistics else {})
+    return whole, gradients
 
   def part_gradient_sums(
     self, params: Params, batch: Batch, step: jax.Array, sharding: Sharding = UNSHARDED
