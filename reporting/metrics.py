@@ -44,14 +44,14 @@ FORMATS = {
 }
 
 
-PROMETHEUS = "metrics.prom"  # in a workdir
+PROMETHEUS, PICTURE = "metrics.prom", "loss.png"  # in a workdir
 RESULTS = (
   "metrics.jsonl",
   PROMETHEUS,
   "journal.jsonl",
   "report.html",
   FOLDER,
-  "loss.png",
+  PICTURE,
   "config.json",
 )  # the results in a workdir
 

@@ -14,7 +14,7 @@ from reporting.dead_experts import DeadExperts
 from reporting.evaluation.bigram import Baseline
 from reporting.heartbeat import Heartbeat
 from reporting.journal import Journal
-from reporting.metrics import Writer, read
+from reporting.metrics import PICTURE, Writer, read
 from reporting.progress import Progress
 from reporting.speed import Clock, Meter
 from reporting.status import Status
@@ -39,9 +39,6 @@ def meter_of(program: Program, batch_size: int, devices: Sequence[jax.Device], c
     palm_flops=batch_size * palm_flops,
     peak=peak and peak * len(devices),
   )
-
-
-PICTURE = "loss.png"  # in a workdir
 
 
 class Reporter:
