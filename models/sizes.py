@@ -105,7 +105,10 @@ class ModelSizes:
       )
     if not self.head_dim:
       if self.width % self.heads:
-        raise ConfigError(f"model.heads={self.heads} does not divide model.width={self.width}; set model.head_dim too")
+        raise ConfigError(
+          f"model.heads={self.heads} does not divide model.width={self.width}; use heads that divide it, or set "
+          "model.head_dim"
+        )
       object.__setattr__(self, "head_dim", self.width // self.heads)
     if not 0 <= self.dropout < 1:
       raise ConfigError(f"model.dropout={self.dropout} must be at least 0 and below 1; use 0 for no dropout")
