@@ -111,6 +111,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "saved": "",  # more values to save, by name and with commas, such as "attended,mlp_up" (docs/memory.md)
         "unroll": "scan",  # "all": blocks one after another, without the copies of a loop (docs/memory.md)
         "loss_chunk": 0,  # tokens whose logits a device has at a time, at most; 0: automatic
+        "products": "dtype",  # of blocks' weights: "float8", or "float8_gathers": only sent so (docs/float8.md)
         "dtype": "auto",  # of the computation: "auto" (float32 on CPU, bfloat16 elsewhere), "float32" or "bfloat16"
         "param_dtype": "float32",  # of the stored weights; in "bfloat16" updates are rounded at random
         "image_size": 0,  # pixels along a side; 0: that of the data's images

@@ -86,6 +86,10 @@ class Sharding:
     """
     return work(x)
 
+  def largest(self, x: jax.Array, *dims: str | None) -> jax.Array:
+    """The largest x of all devices that share an array with these dimensions. Each has that of its own part."""
+    return x
+
   def whole_sequence(self, x: jax.Array) -> jax.Array:
     """All positions of the residual stream [B, T, D], for a product; splits the gradient again."""
     return x

@@ -21,8 +21,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from errors import ConfigError, above_zero, not_negative, one_of
 from models.dimensions import Sharding
+from models.ops.gradients import with_gradient
 from models.ops.grouped import NAMES
-from models.ops.layers import weight, with_gradient
+from models.ops.layers import weight
 from models.remat import ADAPTER
 
 if TYPE_CHECKING:

@@ -96,10 +96,11 @@ class Heads(Mixer):
 
   def __init__(self, sizes: "ModelSizes", rngs: nnx.Rngs):
     d, n, k, h, dtype = sizes.width, sizes.heads, sizes.kv_heads, sizes.head_dim, sizes.param_dtype
-    self.query = weight(rngs.weights, (d, n, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
-    self.key = weight(rngs.weights, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
-    self.value = weight(rngs.weights, (d, k, h), ("embed", "heads", None), std=d**-0.5, dtype=dtype)
-    self.out = weight(rngs.weights, (n, h, d), ("heads", None, "embed"), std=(2 * sizes.depth * d) ** -0.5, dtype=dtype)
+    drawn = functools.partial(weight, rngs.weights, dtype=dtype, product=True)
+    self.query = drawn((d, n, h), ("embed", "heads", None), std=d**-0.5)
+    self.key = drawn((d, k, h), ("embed", "heads", None), std=d**-0.5)
+    self.value = drawn((d, k, h), ("embed", "heads", None), std=d**-0.5)
+    self.out = drawn((n, h, d), ("heads", None, "embed"), std=(2 * sizes.depth * d) ** -0.5)
     if sizes.qkv_bias:
       bias = lambda heads: nnx.Param(jnp.zeros((heads, h), dtype), dims=("heads", None))
       self.query_bias, self.key_bias, self.value_bias = bias(n), bias(k), bias(k)
@@ -121,7 +122,7 @@ class Heads(Mixer):
   def write(self, mixed: jax.Array, sharding: Sharding) -> jax.Array:
     """What the heads have [B, T, N, H] → what is added to the stream [B, T, D]."""
     mixed = sharding.activation(mixed, "batch", None, "heads", None)
-    out = sharding.split_sequence(linear(mixed, self.out[...], inputs=2, flat=False))
+    out = sharding.split_sequence(linear(mixed, self.out[...], sharding, inputs=2, flat=False))
     return self.lora.into_stream("out", out, mixed, sharding, inputs=2)
 
   def _join(self, arrays: Arrays) -> jax.Array:

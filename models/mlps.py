@@ -33,10 +33,11 @@ class SwiGLU(nnx.Module):
 
   def __init__(self, sizes: "ModelSizes", rngs: nnx.Rngs, hidden: int = 0):
     """`hidden` is the number of hidden units; 0: `sizes.mlp_width`."""
-    d, f, dtype = sizes.width, hidden or sizes.mlp_width, sizes.param_dtype
-    self.gate = weight(rngs.weights, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
-    self.up = weight(rngs.weights, (d, f), ("embed", "mlp"), std=d**-0.5, dtype=dtype)
-    self.down = weight(rngs.weights, (f, d), ("mlp", "embed"), std=(2 * sizes.depth * f) ** -0.5, dtype=dtype)
+    d, f = sizes.width, hidden or sizes.mlp_width
+    drawn = functools.partial(weight, rngs.weights, dtype=sizes.param_dtype, product=True)
+    self.gate = drawn((d, f), ("embed", "mlp"), std=d**-0.5)
+    self.up = drawn((d, f), ("embed", "mlp"), std=d**-0.5)
+    self.down = drawn((f, d), ("mlp", "embed"), std=(2 * sizes.depth * f) ** -0.5)
     self.lora = Adapters(sizes, rngs, gate=(self.gate, 1), up=(self.up, 1), down=(self.down, 1))
 
   @jax.named_scope("mlp")
@@ -47,7 +48,7 @@ class SwiGLU(nnx.Module):
     gate, up = checkpoint_name(gate, "mlp_gate"), checkpoint_name(up, "mlp_up")
     h = jax.nn.silu(gate) * up
     h = checkpoint_name(sharding.activation(h, "batch", None, "mlp"), "mlp_hidden")  # [B, T, F]
-    out = sharding.split_sequence(linear(h, self.down[...], flat=False))
+    out = sharding.split_sequence(linear(h, self.down[...], sharding, flat=False))
     return self.lora.into_stream("down", out, h, sharding)
 
 

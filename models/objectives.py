@@ -116,7 +116,8 @@ class NextToken(Objective):
     return (self.sizes.width, self.sizes.vocab_size), ("embed", "vocab")
 
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
-    return sharding.activation(linear(sharding.whole_sequence(x), head).astype(jnp.float32), "batch", None, "vocab")
+    logits = linear(sharding.whole_sequence(x), head, sharding).astype(jnp.float32)
+    return sharding.activation(logits, "batch", None, "vocab")
 
   def loss_sums(
     self, x: jax.Array, head: jax.Array, targets: Targets, sharding: Sharding, segments: jax.Array | None
@@ -157,12 +158,12 @@ class OfExample(Objective):
   def logits(self, x: jax.Array, head: jax.Array, sharding: Sharding, segments: jax.Array | None) -> jax.Array:
     summed = lambda x: sharding.across(jax.lax.psum, jnp.sum(x, axis=1, dtype=jnp.float32), "positions")
     if segments is None:
-      return linear(summed(x) / (x.shape[1] * sharding.shards("positions")), head)
+      return linear(summed(x) / (x.shape[1] * sharding.shards("positions")), head, sharding)
     # Pins all segments and a device's own. Otherwise compilers might split what attention reads, and gather it there.
     is_text = sharding.activation(segments, "batch", None)[..., None] > 0  # [B, T, 1]
     is_own_text = sharding.activation(positions.own(segments, sharding), "batch", "sequence")[..., None] > 0
     total = summed(jnp.where(is_own_text, x, 0))
-    return linear(total / jnp.maximum(jnp.sum(is_text, axis=1), 1), head)  # an empty text has a mean of 0
+    return linear(total / jnp.maximum(jnp.sum(is_text, axis=1), 1), head, sharding)  # an empty text has a mean of 0
 
 
 class Class(OfExample):

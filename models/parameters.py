@@ -11,7 +11,9 @@ import jax
 from flax import nnx
 
 from models import lora
+from models.dimensions import Sharding
 from models.keys import Purpose
+from models.ops.float8 import quantized
 from models.sizes import STACKS, ModelSizes
 from models.transformer import Transformer, is_param, used_dtype
 
@@ -99,6 +101,15 @@ def nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     *path, last = name.split("/")
     functools.reduce(lambda inner, part: inner.setdefault(part, {}), path, out)[last] = leaf
   return out
+
+
+def in_float8(sizes: ModelSizes, blocks: dict[str, Any], sharding: Sharding) -> dict[str, Any]:
+  """Stacked blocks, with the weights that multiply in float8 made so; as they are if none does."""
+  if sizes.products == "dtype":
+    return blocks
+  others = nnx.to_pure_dict(definition(sizes)[1])  # shapes alone, which nobody reads
+  weights, _ = bind(sizes, others | {"blocks": blocks}).scanned("blocks", sharding)
+  return nnx.to_pure_dict(quantized(weights, sharding))
 
 
 def bind(sizes: ModelSizes, params: dict[str, Any]) -> Transformer:

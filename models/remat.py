@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from errors import one_of
 
 CUDNN = "dot_product_attention_fwd_wrapper"  # the primitive whose results cuDNN's backward pass reads again
 KERNEL = "attention kernel"  # the name of what the backward passes of splash attention and of `blockwise` read again
 
+SCALE = "scale"  # the name of what products in float8 multiply by, which is always saved
 ADAPTER = "adapter"  # the name of the values between the halves of an adapter that writes to the residual stream
 
 # What a block computes for one example of T positions, in the compute dtype: the values that have a name.
@@ -53,13 +55,18 @@ def save_all_but(primitives: frozenset[str]) -> Policy:
   return lambda primitive, *given, **named: (
     _output(primitive, *given, **named)
     if primitive.name == "name"
-    else not (primitive.name in primitives or _cuts(primitive, **named))
+    else not (primitive.name in primitives or _cuts(primitive, **named) or _reads_bits(primitive, **named))
   )
 
 
 def _cuts(primitive: Any, **named: Any) -> bool:
   """Whether a primitive cuts off the end of an array: the padding of a gathered weight."""
   return primitive.name == "pad" and any(high < 0 for _, high, _ in named["padding_config"])
+
+
+def _reads_bits(primitive: Any, **named: Any) -> bool:
+  """Whether a primitive makes numbers of a weight's bits in float8."""
+  return primitive.name == "bitcast_convert_type" and jnp.dtype(named["new_dtype"]).itemsize == 1
 
 
 # What a block's backward pass reuses from the forward pass. "minimal" recomputes only what is cheap: gathers and
@@ -123,6 +130,8 @@ def policy_of(remat: str, saved: str = "", rank: int = 0) -> Policy:
       return True  # its results have no names, without which they cannot be offloaded
     if rank and primitive.name == "dot_general" and _contracted(*args, **given) == rank:
       return False
+    if primitive.name == "name" and given["name"] == SCALE:
+      return True
     chosen = named if primitive.name == "name" and given["name"] in names else others
     return chosen(primitive, *args, **given)
 

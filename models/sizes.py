@@ -26,11 +26,12 @@ from models.remat import names_of
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # from the one that keeps most on the device to the one that keeps least
 UNROLL = ("scan", "all")  # how the blocks run: in a loop, or one after another in the program
+PRODUCTS = ("dtype", "float8", "float8_gathers")  # how weights of blocks multiply (ops/float8.py)
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 # The fields that name one of several things.
 KNOWN: dict[str, Collection[str]] = {
   "inputs": INPUTS, "objective": OBJECTIVES, "mixer": MIXERS, "mlp": MLPS, "attention": ATTENTION, "dtype": DTYPES,
-  "attention_context": WAYS, "remat": REMAT, "param_dtype": DTYPES, "unroll": UNROLL,
+  "attention_context": WAYS, "remat": REMAT, "param_dtype": DTYPES, "unroll": UNROLL, "products": PRODUCTS,
 }  # fmt: skip
 # The entries of the parameters that hold blocks, in the order in which these run, and the dimension that counts them.
 STACKS = {"dense_blocks": "dense_layers", "blocks": "layers"}
@@ -74,6 +75,7 @@ class ModelSizes:
   remat: str
   saved: str  # names (remat.py), with commas
   unroll: str  # one of UNROLL
+  products: str  # one of PRODUCTS
   loss_chunk: int  # 0: automatic (ops/loss.py)
   dtype: str  # the dtype of activations, and of weights when used; master weights are stored in `param_dtype`
   param_dtype: str

@@ -20,6 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 from models.block import Block, SideInputs
 from models.dimensions import UNSHARDED, Sharding
 from models.ops.attention import rope_angles
+from models.ops.float8 import Quantized, quantized
 from models.ops.layers import RMSNorm, linear_by_rows, weight
 from models.ops.loss import Sums, Targets
 from models.ops.positions import own
@@ -162,6 +163,8 @@ class Transformer(nnx.Module):
     """
     c = self.sizes
     weights, block_of = self.scanned(name, sharding)
+    if c.products != "dtype":
+      weights = quantized(weights, sharding)
     if first_layer is None:
       first_layer = c.dense_layers if name == "blocks" else 0
     held = jax.tree.leaves(weights)[0].shape[0]
@@ -239,11 +242,14 @@ class Transformer(nnx.Module):
   @jax.named_scope("weights")
   def _cast(self, w: nnx.Variable) -> nnx.Variable:
     """A weight in the dtype in which products need it. It is cast before it is gathered, which sends fewer bytes."""
+    if isinstance(w[...], Quantized):
+      return w
     return w.replace(w[...].astype(used_dtype(w, self.sizes)))
 
   @jax.named_scope("weights")
   def _gathered(self, w: nnx.Variable, sharding: Sharding) -> jax.Array:
-    return sharding.gather(w[...], w.dims)
+    found = sharding.gather(w[...], w.dims)
+    return found.wide() if isinstance(found, Quantized) and self.sizes.products == "float8_gathers" else found
 
 
 def stacked(stack: Stack, rngs: nnx.Rngs) -> Block:

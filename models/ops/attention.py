@@ -17,7 +17,7 @@ from errors import ConfigError
 from models.dimensions import Sharding
 from models.ops import context
 from models.ops.context import Choice
-from models.ops.layers import with_gradient
+from models.ops.gradients import with_gradient
 from models.ops.pieces import (
   BLOCKWISE,
   CUDNN,

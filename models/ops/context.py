@@ -21,7 +21,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from errors import ConfigError
 from models.dimensions import Sharding
-from models.ops.layers import with_gradient
+from models.ops.gradients import with_gradient
 from models.ops.peers import Peers
 from models.ops.pieces import HIDDEN, Kernel, Read, Segments, merge
 from models.ops.positions import halves, join, of_device

@@ -26,8 +26,8 @@ import jax
 from models.dimensions import Dims, Sharding, is_dims, map_dims
 from models.ops.exchange import ROOM
 from models.ops.expert_rows import ExpertPeers
+from models.ops.gradients import unsplit, with_gradient
 from models.ops.grouped import NAMES, Weights
-from models.ops.layers import unsplit, with_gradient
 from models.ops.routing import TOKENS
 from models.ops.transports import TRANSPORTS, Transport
 

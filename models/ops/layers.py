@@ -2,60 +2,47 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from models.dimensions import Dims, Sharding
+from models.ops import float8
+from models.ops.float8 import Quantized
+from models.ops.gradients import with_gradient
 from models.ops.positions import own
 
 if TYPE_CHECKING:
   from models.sizes import ModelSizes
 
-T = TypeVar("T")
-
 
 def weight(
-  keys: nnx.RngStream, shape: tuple[int, ...], dims: Dims, *, std: float, dtype: str, used: str | None = None
+  keys: nnx.RngStream,
+  shape: tuple[int, ...],
+  dims: Dims,
+  *,
+  std: float,
+  dtype: str,
+  used: str | None = None,
+  product: bool = False,
 ) -> nnx.Param:
   """A weight drawn from a normal distribution with the next of the keys; `dims` names its dimensions.
 
   Args:
     dtype: the dtype in which the weight is stored.
     used: the dtype in which the model uses it; None: the compute dtype.
+    product: whether the weight multiplies as `model.products` says.
   """
   assert len(shape) == len(dims)
   value = std * jax.random.normal(keys(), shape, jnp.float32)
-  return nnx.Param(value.astype(dtype), dims=dims, used=used)
+  return nnx.Param(value.astype(dtype), dims=dims, used=used, product=product)
 
 
-def with_gradient(forward: Callable, backward: Callable, *args: Any) -> Any:
-  """The first result of `forward(*args)`. `backward` gets the second and a cotangent, and returns the gradients."""
-  use = jax.custom_vjp(lambda *args: forward(*args)[0])
-  use.defvjp(forward, backward)
-  return use(*args)
-
-
-UNSPLIT = "unsplit"  # the name of a call of `unsplit` in a program
-
-
-def unsplit(work: Callable[..., T]) -> Callable[..., T]:
-  """`work`, which computes gradients of activations and of weights together, as in one loop.
-
-  A pipeline that wants the gradients of weights later runs `work` twice (strategies/execution/stages/split.py). Each
-  time, compilers leave out what only the other results need. Nothing inside `work` is kept.
-  """
-
-  def call(*given: Any) -> T:
-    return work(*given)
-
-  call.__name__ = UNSPLIT
-  return jax.jit(call)
-
-
-def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1, flat: bool = True) -> jax.Array:
+def linear(
+  x: jax.Array, w: jax.Array | Quantized, sharding: Sharding, *, inputs: int = 1, flat: bool = True
+) -> jax.Array:
   """Contracts the last `inputs` dimensions of x with the first of w: [..., I] × [I, O...] → [..., O...].
 
   It is a product of two matrices, and so is the gradient of w, because XLA's CPU backend runs a contraction over two
@@ -67,6 +54,10 @@ def linear(x: jax.Array, w: jax.Array, *, inputs: int = 1, flat: bool = True) ->
       gradient of x, which is never flat.
   """
   lead, out = x.shape[: x.ndim - inputs], w.shape[inputs:]
+  if isinstance(w, Quantized):
+    of_rows = w.reshape(math.prod(w.shape[:inputs]), -1)
+    (found,) = float8.linears(x.reshape(*lead, -1), (of_rows,), lambda arrays: arrays[0], sharding, flat=flat)
+    return found.reshape(*lead, *out)
 
   def forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     return (_rows(x) if flat else x) @ w, (x, w)
@@ -91,7 +82,12 @@ def linear_by_rows(x: jax.Array, table: jax.Array) -> jax.Array:
 Arrays = tuple[jax.Array, ...]
 
 
-def linears(x: jax.Array, weights: Arrays, join: Callable[[Arrays], jax.Array], sharding: Sharding) -> Arrays:
+def linears(
+  x: jax.Array,
+  weights: Arrays | tuple[Quantized, ...],
+  join: Callable[[Arrays], jax.Array],
+  sharding: Sharding,
+) -> Arrays:
   """Several linear maps of one input: [..., I] × [I, O...] each → [..., O...] each.
 
   Where devices split heads or hidden units, the maps are one product. So the devices sum its contributions to the
@@ -102,8 +98,10 @@ def linears(x: jax.Array, weights: Arrays, join: Callable[[Arrays], jax.Array], 
     join: makes one array [..., M, N] of arrays [..., O...]. Devices may split M or N. The backward pass calls it again,
       so no joined weights are saved.
   """
+  if isinstance(weights[0], Quantized):
+    return float8.linears(x, weights, join, sharding)
   if sharding.shards("heads") == sharding.shards("mlp") == 1:
-    return tuple(linear(x, w) for w in weights)
+    return tuple(linear(x, w, sharding) for w in weights)
 
   def forward(x: jax.Array, weights: Arrays) -> tuple[Arrays, tuple[jax.Array, Arrays]]:
     product = jnp.einsum("ri,imn->rmn", _rows(x), join(weights))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.dimensions import Sharding, resized
-from models.ops.layers import with_gradient
+from models.ops.gradients import with_gradient
 
 
 def lookup(table: jax.Array, ids: jax.Array, sharding: Sharding) -> jax.Array:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from models.dimensions import Sharding
-from models.ops.layers import with_gradient
+from models.ops.gradients import with_gradient
 from models.ops.positions import chunks, halves, join, own
 from models.remat import KERNEL
 

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from models.dimensions import STACKED, Dims, map_dims, resized
-from models.ops.layers import with_gradient
+from models.ops.float8 import Quantized
+from models.ops.gradients import with_gradient
 from models.ops.workarounds import cast_before_sending, sum_in_dtype
 from strategies.execution.padding import cut, pad
 from strategies.layout import Layout
@@ -41,7 +42,7 @@ class Collectives:
   def gathered(self, w: jax.Array, dims: Dims) -> jax.Array:
     """A weight gathered along `embed`. Its gradient is reduce-scattered to the pieces that devices hold."""
     scatter = functools.partial(self.reduce_scatter, dims=dims, axes=self.layout.axes_in(dims, "embed"))
-    return with_transpose(lambda w: self.all_gather(w, dims), scatter, w)
+    return gathered_by(lambda w: self.all_gather(w, dims), scatter, w)
 
   def all_gather(self, w: jax.Array, dims: Dims) -> jax.Array:
     """Gathers a weight along `embed`. `dims` names its last dimensions."""
@@ -94,6 +95,11 @@ class Collectives:
 def with_transpose(linear: Map, transpose: Map, x: jax.Array) -> jax.Array:
   """linear(x), where the gradient of x is `transpose` of the gradient of the result."""
   return with_gradient(lambda x: (linear(x), None), lambda _, gradient: (transpose(gradient),), x)
+
+
+def gathered_by(gather: Map, scatter: Map, w: Any) -> Any:
+  """A weight, gathered; its gradient is scattered. Of a weight in float8, the bits are gathered."""
+  return w.gathered(gather, scatter) if isinstance(w, Quantized) else with_transpose(gather, scatter, w)
 
 
 def fills_tiles(rows: int, dtype: Any) -> bool:

@@ -18,7 +18,15 @@ from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims, Sharding
 from models.ops.workarounds import cast_before_sending
-from strategies.execution.collectives import Collectives, as_matrices, by_layer, leading, on_own_parts, with_transpose
+from strategies.execution.collectives import (
+  Collectives,
+  as_matrices,
+  by_layer,
+  gathered_by,
+  leading,
+  on_own_parts,
+  with_transpose,
+)
 from strategies.execution.transfers import Transfers
 from strategies.layout import Layout, Place, axes_of, place_of
 
@@ -86,7 +94,7 @@ class Constraints(Sharding):
     gathered = self.layout.spec(None if dim == "embed" else dim for dim in dims)
     is_whole = self.layout.shards("embed") == 1
     whole = lambda w: w if is_whole else constrain(cast_before_sending(w), gathered)
-    return with_transpose(whole, lambda gradient: self._scatter(gradient, dims, gathered), w)
+    return gathered_by(whole, lambda gradient: self._scatter(gradient, dims, gathered), w)
 
   def _scatter(self, gradient: jax.Array, dims: Dims, gathered: P) -> jax.Array:
     """Constrains a gathered weight's gradient to the sharding of the sums, with two compiler workarounds."""
@@ -99,6 +107,10 @@ class Constraints(Sharding):
     lead = leading(dims)
     matrix = layout.spec((*dims[:lead], "embed", *(dim for dim in dims[lead:] if dim not in (None, "embed"))))
     return constrain(as_matrices(lambda x, _: constrain(x, matrix), gradient, dims), layout.spec(dims))
+
+  def largest(self, x: jax.Array, *dims: str | None) -> jax.Array:
+    axes = {axis for dim in dims if dim for axis in self.own.axes_in(dims, dim) if self.own.mesh[axis] > 1}
+    return jax.lax.pmax(x, tuple(axis for axis in self.own.mesh if axis in axes)) if axes else x
 
   def by_layer(self, work: Callable[[jax.Array], jax.Array], x: jax.Array, dims: Dims) -> jax.Array:
     return by_layer(self.layout.stored_as("state"), work, x, dims)

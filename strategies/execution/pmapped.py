@@ -10,11 +10,19 @@ import numpy as np
 from jax.sharding import Mesh
 
 from errors import ConfigError
+from models.dimensions import Sharding
 from strategies.execution.mesh import OnMesh, from_local_copies
 from strategies.execution.runner import Asked, Limit, Runner
 from strategies.execution.strategy import Strategy
 from strategies.layout import Layout
 from training.program import Batch, Metrics, Params, Sums, TrainState
+
+
+class Copies(Sharding):
+  """Each device has all weights and its own rows, and sends nothing by itself."""
+
+  def largest(self, x: jax.Array, *dims: str | None) -> jax.Array:
+    return jax.lax.pmax(x, "data") if "batch" in dims else x
 
 
 class Pmapped(Runner):
@@ -29,11 +37,11 @@ class Pmapped(Runner):
     # Gradients are summed before they are rounded to the dtype of the weights, as under other strategies.
     wide = lambda w, used: w.astype(jnp.promote_types(w.dtype, used))
     weights = jax.tree.map(wide, params, self.program.used_dtypes())
-    sums, gradients = jax.lax.psum(self.program.gradient_sums(weights, batch, step), "data")
+    sums, gradients = jax.lax.psum(self.program.gradient_sums(weights, batch, step, Copies()), "data")
     return sums, jax.tree.map(lambda g, w: g.astype(w.dtype), gradients, self.program.trained(params))
 
   def eval_sums(self, params: Params, batch: Batch) -> Sums:
-    return jax.lax.psum(self.program.loss_sums(params, batch, None)[1], "data")
+    return jax.lax.psum(self.program.loss_sums(params, batch, None, Copies())[1], "data")
 
   def jit(self, function: Callable[..., Any], **options: Any) -> Any:
     mesh, donated = options["in_shardings"][1].mesh, options.get("donate_argnums", ())

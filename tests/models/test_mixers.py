@@ -52,8 +52,8 @@ class Relu(nnx.Module):
     self.down = weight(rngs.weights, (f, d), ("mlp", "embed"), std=0.1, dtype=dtype)
 
   def __call__(self, x: jax.Array, sharding: Any) -> jax.Array:
-    h = jax.nn.relu(linear(sharding.whole_sequence(x), self.up[...]))
-    return sharding.split_sequence(linear(h, self.down[...], flat=False))
+    h = jax.nn.relu(linear(sharding.whole_sequence(x), self.up[...], sharding))
+    return sharding.split_sequence(linear(h, self.down[...], sharding, flat=False))
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import PARITY, assert_trees_close, equations, in_full
 
-from models.ops.layers import unsplit
+from models.ops.gradients import unsplit
 from strategies.execution.stages.split import split_backward
 
 LAYERS, WIDTH, HIDDEN = 3, 4, 6

@@ -30,7 +30,7 @@ from lab.benchmarks.accelerator.step import (
 )
 from models.ops import context, pieces, positions
 from models.ops.attention import BEST, IMPLEMENTATIONS, PIECES, plain
-from models.ops.layers import with_gradient
+from models.ops.gradients import with_gradient
 from runtime.devices import start_jax
 from strategies.execution.constraints import NOTHING, Constraints
 from strategies.layout import Layout

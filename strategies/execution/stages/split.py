@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 
-from models.ops.layers import UNSPLIT
+from models.ops.gradients import UNSPLIT
 
 PRODUCTS = {"dot_general", "conv_general_dilated"}
 CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}

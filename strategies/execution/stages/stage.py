@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from models.block import SideInputs
 from models.dimensions import Dims, map_dims
+from models.ops.float8 import values_of, with_values
 from models.ops.loss import Targets
 from models.ops.routing import penalty
 from models.ops.workarounds import in_order
@@ -254,11 +255,11 @@ class Stage:
     weights = self.weights(row)
     trained, others = self.program.trained(weights), self.program.frozen(weights)
 
-    def run(trained: Params, x: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Sums]:
-      y, added, routed = self.run_chunk(joined(trained, others), x, row)
+    def run(values: Params, x: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Sums]:
+      y, added, routed = self.run_chunk(joined(with_values(trained, values), others), x, row)
       return (y, added), routed
 
-    (y, _), vjp, routed = jax.vjp(run, trained, x, has_aux=True)
+    (y, _), vjp, routed = jax.vjp(run, values_of(trained), x, has_aux=True)
     # What the backward pass reads: some are weights, which need no slot. The others are residuals.
     read, tree = jax.tree.flatten(vjp)
     number_of = lambda x: next((i for i, w in enumerate(jax.tree.leaves(weights)) if w is x), None)
@@ -290,12 +291,13 @@ class Stage:
     """Zeros for the gradients, sharded as the weights are over the mesh axes that are left to the compiler."""
     dims = self.program.dims()
     dims |= {"blocks": map_dims(lambda names: (None, *names), dims["blocks"])}  # stacked by chunk
+    params = values_of(self.params)
 
     def zeros(w: jax.Array, names: Dims) -> jax.Array:
       zeros = jnp.zeros(w.shape, jnp.float32)
       return jax.lax.with_sharding_constraint(zeros, self.sharding.layout.spec(names))
 
-    return jax.tree.map(zeros, *map(self.program.trained, (self.params, dims)))
+    return jax.tree.map(zeros, *map(self.program.trained, (params, dims)))
 
 
 def edges_of(params: Params) -> Params:

@@ -13,7 +13,7 @@ from errors import ConfigError, not_negative, one_of, positive
 from models.generate import Sampling, TextWriter, run_cached
 from models.ops.attention import Cache
 from models.ops.workarounds import sum_in_dtype
-from models.parameters import bind
+from models.parameters import bind, in_float8
 from models.sizes import ModelSizes
 from strategies.execution.by_hand import ByHand
 from strategies.execution.constraints import Constraints
@@ -128,6 +128,8 @@ class Staged(ByHand):
     """Sums over a stage's rows and, in training (`step` is given), the gradient of the summed loss."""
     schedule = self._schedule_of(step)
     microbatches = split_batch(batch, schedule.microbatches, sharding)
+    # Once, or each unit would do it again, and keep the results until its backward pass.
+    params = params | {"blocks": jax.vmap(lambda w: in_float8(self.program.sizes, w, sharding))(params["blocks"])}
     end = Stage(self.program, schedule, sharding, jax.lax.axis_index("stage"), params, microbatches, step).run()
     return end.sums, end.gradients
 
