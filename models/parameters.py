@@ -42,6 +42,11 @@ def stored_dtypes(sizes: ModelSizes) -> dict[str, Any]:
   return _of_each(sizes, lambda _, param: param.dtype.name)
 
 
+def multiplying(sizes: ModelSizes) -> dict[str, Any]:
+  """Whether each parameter multiplies as `model.products` says, in the same nested dicts as the parameters."""
+  return _of_each(sizes, lambda _, param: bool(param.get_metadata().get("product")))
+
+
 def _of_each(sizes: ModelSizes, f: Callable[[str, nnx.Param], Any]) -> dict[str, Any]:
   """f of each parameter, given the name of the outermost entry that holds it: "embedding", "norm", or one of STACKS."""
   of = lambda path, param: f(path[0].key, param)

@@ -28,7 +28,7 @@ def sent(case: Case) -> list[Sent]:
 
 
 def _weights(case: Case) -> list[Sent]:
-  """Gathers along `embed`. Weights are cast before they are gathered."""
+  """Gathers along `embed`. Weights are cast before they are gathered, for each part also to float8."""
   compiler, matrices = COMPILERS[case.compiler], [weight for weight in weights(case.sizes) if weight.is_matrix]
   times = lambda weight: 2 * case.batch_parts if weight.in_blocks else compiler.edge_gathers(case)
   item = functools.partial(compiler.gathered_item, case)
@@ -37,7 +37,8 @@ def _weights(case: Case) -> list[Sent]:
     each, once = (
       case.along(weight, axes) for axes in (case.transfers.gathered_each_part, case.transfers.gathered_once)
     )
-    size = ring_share(case.devices(each)) * times(weight) * case.used(weight) * item(weight)
+    bytes_each = 1 if weight.product and case.sizes.products != "dtype" else item(weight)
+    size = ring_share(case.devices(each)) * times(weight) * case.used(weight) * bytes_each
     of_part[each] += size
     edges[each] += 0 if weight.in_blocks else size
     of_step[once] += ring_share(case.devices(once)) * case.resident(weight) * item(weight)

@@ -10,7 +10,7 @@ from flax import nnx
 from models import lora
 from models.dimensions import Dims, is_dims
 from models.mixers import MIXERS
-from models.parameters import definition, logical_dims, stored_dtypes, used_dtypes
+from models.parameters import definition, logical_dims, multiplying, stored_dtypes, used_dtypes
 from models.sizes import STACKS, ModelSizes
 
 
@@ -24,6 +24,7 @@ class Weight(NamedTuple):
     roles: how the model uses it: "block", "embedding", "head", "norm" or "adapter". A tied embedding is also the head.
     stored: the dtype in which it is stored if it is trained; else it is stored in `dtype`.
     trained: whether it is.
+    product: whether it multiplies as `model.products` says.
   """
 
   name: str
@@ -33,6 +34,7 @@ class Weight(NamedTuple):
   roles: tuple[str, ...]
   stored: str
   trained: bool = True
+  product: bool = False
 
   @property
   def size(self) -> int:
@@ -87,11 +89,12 @@ def weights(sizes: ModelSizes) -> tuple[Weight, ...]:
   found = jax.tree.leaves_with_path(nnx.to_pure_dict(params))
   named = jax.tree.leaves(logical_dims(sizes), is_leaf=is_dims)
   dtypes, stored = jax.tree.leaves(used_dtypes(sizes)), jax.tree.leaves(stored_dtypes(sizes))
+  products = jax.tree.leaves(multiplying(sizes))
   name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
   is_trained = lambda path: not sizes.lora or lora.NAME in name(path).split("/")
   return tuple(
-    Weight(name(path), tuple(param.shape), dims, dtype, _roles(sizes, name(path), dims), kept, is_trained(path))
-    for (path, param), dims, dtype, kept in zip(found, named, dtypes, stored, strict=True)
+    Weight(name(path), tuple(param.shape), dims, dtype, _roles(sizes, name(path), dims), kept, is_trained(path), product)
+    for (path, param), dims, dtype, kept, product in zip(found, named, dtypes, stored, products, strict=True)
   )
 
 

@@ -81,7 +81,7 @@ def quantized(weights: Any, sharding: Sharding) -> Any:
   own = [w for w in jax.tree.leaves(weights, is_leaf=is_param) if _multiplies(w)]
   if not own:
     return weights
-  of_each = [jnp.max(jnp.abs(w[...]), axis=tuple(range(1, w[...].ndim))) for w in own]
+  of_each = [_largest(w[...], tuple(range(1, w[...].ndim))) for w in own]
   of_block = sharding.largest(functools.reduce(jnp.maximum, of_each), *{dim for w in own for dim in w.dims})
   inverse = inverse_scale(of_block, E4M3)
 
@@ -169,9 +169,13 @@ def _of_weight(w: Quantized, gradient: jax.Array) -> Quantized:
   return Quantized(zeros, jnp.zeros_like(w.inverse), gradient)
 
 
+def _largest(x: jax.Array, axes: tuple[int, ...] | None = None) -> jax.Array:
+  return jnp.max(jnp.abs(jax.lax.stop_gradient(x)), axis=axes)
+
+
 def scale_of(x: jax.Array, form: Any, sharding: Sharding) -> jax.Array:
   """The inverse scale of an activation or its gradient [B, T, ...]. Remat saves it: it would need the devices again."""
-  largest = sharding.largest(jnp.max(jnp.abs(x)), "batch", "positions")
+  largest = sharding.largest(_largest(x), "batch", "positions")
   return checkpoint_name(inverse_scale(largest, form), SCALE)
 
 
@@ -180,7 +184,7 @@ def inverse_scale(largest: jax.Array, form: Any) -> jax.Array:
 
   It is made of bits, because `exp2` of whole numbers is not exact on CPUs.
   """
-  bits = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(largest).astype(np.float32), np.int32)
+  bits = jax.lax.bitcast_convert_type(largest.astype(np.float32), np.int32)
   exponent = (bits >> 23) - 127 + ((bits & 0x7FFFFF) > 0x600000)  # mantissas over 1.75 need one more
   exponent = jnp.where(largest > 0, jnp.clip(exponent - TOP[form], -100, 100), 0)
   return jax.lax.bitcast_convert_type((exponent + 127).astype(np.int32) << 23, np.float32)
