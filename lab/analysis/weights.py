@@ -93,7 +93,9 @@ def weights(sizes: ModelSizes) -> tuple[Weight, ...]:
   name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
   is_trained = lambda path: not sizes.lora or lora.NAME in name(path).split("/")
   return tuple(
-    Weight(name(path), tuple(param.shape), dims, dtype, _roles(sizes, name(path), dims), kept, is_trained(path), product)
+    Weight(
+      name(path), tuple(param.shape), dims, dtype, _roles(sizes, name(path), dims), kept, is_trained(path), product
+    )
     for (path, param), dims, dtype, kept, product in zip(found, named, dtypes, stored, products, strict=True)
   )
 

@@ -118,37 +118,42 @@ def _multiplies(w: nnx.Variable) -> bool:
 def linears(
   x: jax.Array,
   weights: tuple[Quantized, ...],
-  join: Callable[[Arrays], jax.Array],
+  join: Callable[[Arrays], jax.Array] | None,
   sharding: Sharding,
   *,
   flat: bool = True,
 ) -> Arrays:
   """Linear maps of one input, as `layers.linears` and, with one weight, `layers.linear` say: [..., I] → [..., O...].
 
-  The maps are one product, so the gradients of their results share a scale.
+  The gradients of their results share a scale. With `join`, the maps are one product.
   """
   dtype, lead = x.dtype, x.shape[:-1]
   rows = lambda x: x.reshape(-1, *x.shape[len(lead) :])
-  matrix = lambda weights: join(tuple(w.numbers for w in weights))  # [I, ...]
+  together = lambda arrays: (join(tuple(arrays)),) if join else tuple(arrays)
+  shapes = tuple(jax.ShapeDtypeStruct((*lead, *w.shape[1:]), dtype) for w in weights)
+  apart = lambda found: jax.linear_transpose(join, shapes)(*found)[0] if join else tuple(found)
 
   def forward(x: jax.Array, weights: tuple[Quantized, ...]) -> tuple[Arrays, Any]:
-    inverse = scale_of(x, E4M3, sharding)
-    numbers = in_float8(x, inverse, E4M3)
-    found = _product(rows(numbers) if flat else numbers, matrix(weights), -1, 0, dtype)
-    found = _times(found, inverse * weights[0].inverse).reshape(*lead, *found.shape[1 if flat else len(lead) :])
-    shapes = tuple(jax.ShapeDtypeStruct((*lead, *w.shape[1:]), dtype) for w in weights)
-    (parts,) = jax.linear_transpose(join, shapes)(found)
-    return parts, (x, inverse, weights)
+    inverse = scale_of((x,), E4M3, sharding)
+    left, power = in_float8(x, inverse, E4M3), inverse * weights[0].inverse
+    product = lambda w: _times(_product(rows(left) if flat else left, w, -1, 0, dtype), power)
+    found = [product(w) for w in together(w.numbers for w in weights)]
+    return apart(y.reshape(*lead, *y.shape[1 if flat else len(lead) :]) for y in found), (x, inverse, weights)
 
   def backward(kept: Any, gradients: Arrays) -> tuple[jax.Array, tuple[Quantized, ...]]:
     x, inverse, weights = kept
-    joined, w = join(gradients), matrix(weights)
-    of_g = scale_of(joined, E5M2, sharding)
-    axes = range(len(lead), joined.ndim), range(1, w.ndim)
-    of_x = _times(_product(in_float8(joined, of_g, E5M2), w, *axes, dtype), of_g * weights[0].inverse)
-    left = rows(in_float8(x, inverse, E4M3))
-    of_weight = lambda g: _times(_product(left, rows(in_float8(g, of_g, E5M2)), 0, 0, dtype), inverse * of_g)
-    return of_x, tuple(_of_weight(w, of_weight(g)) for w, g in zip(weights, gradients, strict=True))
+    joined = together(gradients)
+    of_g, left = scale_of(joined, E5M2, sharding), rows(in_float8(x, inverse, E4M3))
+
+    def of_input(g: jax.Array, w: jax.Array) -> jax.Array:
+      axes = range(len(lead), g.ndim), range(1, w.ndim)
+      return _times(_product(in_float8(g, of_g, E5M2), w, *axes, dtype), of_g * weights[0].inverse)
+
+    def of_weight(w: Quantized, g: jax.Array) -> Quantized:
+      return _of_weight(w, _times(_product(left, rows(in_float8(g, of_g, E5M2)), 0, 0, dtype), inverse * of_g))
+
+    of_x = functools.reduce(jnp.add, map(of_input, joined, together(w.numbers for w in weights)))
+    return of_x, tuple(map(of_weight, weights, gradients))
 
   return with_gradient(forward, backward, x, weights)
 
@@ -169,14 +174,14 @@ def _of_weight(w: Quantized, gradient: jax.Array) -> Quantized:
   return Quantized(zeros, jnp.zeros_like(w.inverse), gradient)
 
 
+def scale_of(arrays: Arrays, form: Any, sharding: Sharding) -> jax.Array:
+  """The inverse scale of activations or gradients [B, T, ...]. Remat saves it: it would need the devices again."""
+  largest = functools.reduce(jnp.maximum, map(_largest, arrays))
+  return checkpoint_name(inverse_scale(sharding.largest(largest, "batch", "positions"), form), SCALE)
+
+
 def _largest(x: jax.Array, axes: tuple[int, ...] | None = None) -> jax.Array:
   return jnp.max(jnp.abs(jax.lax.stop_gradient(x)), axis=axes)
-
-
-def scale_of(x: jax.Array, form: Any, sharding: Sharding) -> jax.Array:
-  """The inverse scale of an activation or its gradient [B, T, ...]. Remat saves it: it would need the devices again."""
-  largest = sharding.largest(_largest(x), "batch", "positions")
-  return checkpoint_name(inverse_scale(largest, form), SCALE)
 
 
 def inverse_scale(largest: jax.Array, form: Any) -> jax.Array:

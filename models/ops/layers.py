@@ -56,7 +56,7 @@ def linear(
   lead, out = x.shape[: x.ndim - inputs], w.shape[inputs:]
   if isinstance(w, Quantized):
     of_rows = w.reshape(math.prod(w.shape[:inputs]), -1)
-    (found,) = float8.linears(x.reshape(*lead, -1), (of_rows,), lambda arrays: arrays[0], sharding, flat=flat)
+    (found,) = float8.linears(x.reshape(*lead, -1), (of_rows,), None, sharding, flat=flat)
     return found.reshape(*lead, *out)
 
   def forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -98,9 +98,10 @@ def linears(
     join: makes one array [..., M, N] of arrays [..., O...]. Devices may split M or N. The backward pass calls it again,
       so no joined weights are saved.
   """
+  are_whole = sharding.shards("heads") == sharding.shards("mlp") == 1
   if isinstance(weights[0], Quantized):
-    return float8.linears(x, weights, join, sharding)
-  if sharding.shards("heads") == sharding.shards("mlp") == 1:
+    return float8.linears(x, weights, None if are_whole else join, sharding)
+  if are_whole:
     return tuple(linear(x, w, sharding) for w in weights)
 
   def forward(x: jax.Array, weights: Arrays) -> tuple[Arrays, tuple[jax.Array, Arrays]]:
