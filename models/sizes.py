@@ -25,7 +25,7 @@ from models.remat import names_of
 
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # from the one that keeps most on the device to the one that keeps least
-UNROLL = ("scan", "all")  # how the blocks run: in a loop, or one after another in the program
+UNROLL = ("scan", "all", "auto")  # how the blocks run: in a loop, or one after another in the program
 PRODUCTS = ("dtype", "float8", "float8_gathers")  # how weights of blocks multiply (ops/float8.py)
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 # The fields that name one of several things.

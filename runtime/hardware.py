@@ -29,6 +29,7 @@ class Chip:
     network: bytes/s to devices that the switch does not connect, in the maker's own systems; 0 if unknown.
     hosts: how many hosts the switch connects.
     host: bytes/s to, and at the same time from, the memory of its host; 0 if unknown.
+    float8: dense FLOP/s of products of float8 numbers; 0 if these are no faster than those of bfloat16.
   """
 
   flops: float
@@ -40,6 +41,11 @@ class Chip:
   network: float = 0.0
   hosts: int = 1
   host: float = 0.0
+  float8: float = 0.0
+
+  def seconds(self, flops: float, of_float8: float = 0.0) -> float:
+    """How long products take at the peaks, of which some are of float8 numbers."""
+    return (flops - of_float8) / self.flops + of_float8 / (self.float8 or self.flops)
 
   def closed(self, shape: Sequence[int]) -> list[bool]:
     """Which dimensions of a slice are rings: in three dimensions all or none, in two each by itself."""
@@ -80,16 +86,15 @@ CHIPS: dict[str, Chip | None] = {
   "NVIDIA A100-SXM4-80GB": Chip(312e12, _gpu(79.14), 2039e9, 300e9, network=25e9, host=32e9),
   "NVIDIA A100-PCIE": Chip(312e12, _gpu(39.25), 1555e9, 32e9, host=32e9),
   "NVIDIA A100 80GB PCIe": Chip(312e12, _gpu(79.14), 1935e9, 32e9, host=32e9),
-  "NVIDIA L4": Chip(121e12, _gpu(22.03), 300e9, 32e9, host=32e9),
-  "NVIDIA H100": Chip(
-    989e12, _gpu(79.1), 3350e9, 450e9, network=50e9, host=64e9
-  ),  # SXM; the PCIe card has its own line
-  "NVIDIA H100 PCIe": Chip(756e12, _gpu(79.1), 2000e9, 64e9, host=64e9),
+  "NVIDIA L4": Chip(121e12, _gpu(22.03), 300e9, 32e9, host=32e9, float8=242e12),
+  # SXM; the PCIe card has its own line
+  "NVIDIA H100": Chip(989e12, _gpu(79.1), 3350e9, 450e9, network=50e9, host=64e9, float8=1979e12),
+  "NVIDIA H100 PCIe": Chip(756e12, _gpu(79.1), 2000e9, 64e9, host=64e9, float8=1513e12),
   "NVIDIA H100 NVL": None,
-  "NVIDIA H200": Chip(989e12, _gpu(139.72), 4800e9, 450e9, network=50e9, host=64e9),
+  "NVIDIA H200": Chip(989e12, _gpu(139.72), 4800e9, 450e9, network=50e9, host=64e9, float8=1979e12),
   "NVIDIA H200 NVL": None,
-  "NVIDIA B200": Chip(2250e12, _gpu(178.35), 7700e9, 900e9, network=50e9, host=64e9),
-  "NVIDIA GB200": Chip(2500e12, _gpu(184.3), 8000e9, 900e9, network=50e9, hosts=18, host=225e9),
+  "NVIDIA B200": Chip(2250e12, _gpu(178.35), 7700e9, 900e9, network=50e9, host=64e9, float8=4500e12),
+  "NVIDIA GB200": Chip(2500e12, _gpu(184.3), 8000e9, 900e9, network=50e9, hosts=18, host=225e9, float8=5000e12),
   "TPU v4": _V4,
   "TPU v5 lite": _V5E,
   "TPU v5e": _V5E,
@@ -97,7 +102,7 @@ CHIPS: dict[str, Chip | None] = {
   "TPU v5p": _V5P,
   "TPU v6 lite": _V6E,
   "TPU v6e": _V6E,
-  "TPU7x": Chip(1153.5e12, _tpu(94.75), 3690e9, 50e9, torus=3, wraps=4),
+  "TPU7x": Chip(1153.5e12, _tpu(94.75), 3690e9, 50e9, torus=3, wraps=4, float8=2307e12),
 }
 
 
@@ -110,7 +115,7 @@ def chip(kind: str) -> Chip | None:
 
 
 def peak_flops(device: jax.Device, dtype: str) -> float | None:
-  """FLOP/s of the device in the compute dtype. None if it is not known."""
+  """FLOP/s of the device in the compute dtype, also if some products are of float8 numbers. None if it is not known."""
   known = chip(device.device_kind)
   return known.flops if known and dtype == "bfloat16" else None
 

@@ -19,7 +19,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from errors import ConfigError, one_of
 from models.dimensions import leaves_of
-from strategies.execution.choice import asked_kind, runner_of, with_way
+from strategies.execution.choice import asked_kind, on_device, runner_of, with_way
 from strategies.execution.mesh import OnMesh, make_mesh, resolve
 from strategies.execution.options import CHOICES, options
 from strategies.execution.runner import Asked, Limit, check_limits, within_limits
@@ -85,7 +85,8 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
   layout = layout.for_positions(program.traits.positions, config["sequence_parallel"])
   layout.check_used({*program.traits.activations, *(dim for dims in leaves_of(program.dims()) for dim in dims)})
   layout.check_divides(program.shardable())
-  program = program.with_sizes(lambda sizes: with_way(sizes, layout))
+  device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else None
+  program = program.with_sizes(lambda sizes: on_device(with_way(sizes, layout), layout, device))
   if layout.axes("layers"):
     check_fields(**pipeline)
   found = limits(name, layout, program)
@@ -94,9 +95,9 @@ def build(config: Mapping[str, Any], layout: Layout, program: Program, mesh: Mes
   for limit in fallbacks:
     warnings.warn(str(limit), stacklevel=2)
 
-  device = mesh.devices.flat[0] if isinstance(mesh, Mesh) else None
   runner = runner_of(_named(name, "RUNNER", None), program, layout, fallbacks, device, gather, pipeline)
-  return _named(name, "STRATEGY", Strategy)(runner, mesh, options(choice, device, layout) if device else {})
+  compiled = options(choice, device, layout, program.traits.products) if device else {}
+  return _named(name, "STRATEGY", Strategy)(runner, mesh, compiled)
 
 
 def limits(name: str, layout: Layout, program: Asked) -> list[Limit]:

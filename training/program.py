@@ -69,6 +69,7 @@ class Traits(NamedTuple):
     keeps_statistics: whether the model keeps statistics of its batches, in which each row counts.
     activations: the logical dimensions of activations, which layouts may split.
     stacks: the entries of the parameters whose arrays begin with a dimension of layers (`models.sizes.STACKS`).
+    products: how the weights of blocks multiply, one of `models.sizes.PRODUCTS`.
   """
 
   name: str
@@ -84,6 +85,7 @@ class Traits(NamedTuple):
   keeps_statistics: bool = False
   activations: Collection[str] = ("batch",)
   stacks: Collection[str] = ()
+  products: str = "dtype"
 
 
 class _NoSizes:

@@ -68,6 +68,7 @@ class TransformerProgram(Program):
       is_image=sizes.reads.is_image,
       activations=("batch", "positions", "sequence"),
       stacks=[stack.name for stack in sizes.stacks],
+      products=sizes.products,
     )
 
   def init_params(self, key: jax.Array) -> Params:

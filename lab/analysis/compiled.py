@@ -55,6 +55,9 @@ class CompiledStep:
   def flops(self) -> float:
     return work.flops(self.module, self.rounds)
 
+  def float8_flops(self) -> float:
+    return work.float8_flops(self.module, self.rounds)
+
   def traffic(self) -> float:
     return work.traffic(self.module, self.rounds)
 

@@ -132,7 +132,7 @@ def _compiled(strategy: Strategy, batch_size: int) -> tuple[CompiledStep | None,
 def _has_default_options(strategy: Strategy) -> bool:
   """Whether there are recommended compiler options that the step is compiled without."""
   device = strategy.mesh.devices.flat[0]
-  return strategy.compiler_options != options("recommended", device, strategy.layout)
+  return strategy.compiler_options != options("recommended", device, strategy.layout, strategy.program.traits.products)
 
 
 def _weights(strategy: Strategy, case: Case) -> list[dict[str, Any]]:
@@ -255,7 +255,7 @@ def _communication(collectives: list[Collective], timed: Overlap | None) -> list
 def _time(strategy: Strategy, case: Case, step: CompiledStep, figures: Chip, timed: Overlap) -> dict[str, Any]:
   flops, traffic = step.flops(), step.traffic()
   times = Roofline(
-    compute=flops / figures.flops,
+    compute=figures.seconds(flops, step.float8_flops()),
     memory=traffic / figures.bandwidth,
     communication=timed.sent,
     exposed=timed.exposed,

@@ -166,8 +166,8 @@ class _Follower:
       for name in self.module.called(instruction):
         self.run(name, times)
     else:
-      flops, traffic = work.kernel(self.module, instruction, visit.computation)
-      seconds = max(flops / self.chip.flops, traffic / self.chip.bandwidth)
+      done = work.kernel(self.module, instruction, visit.computation)
+      seconds = max(self.chip.seconds(done.flops, done.float8), done.bytes / self.chip.bandwidth)
       if seconds:
         self._note("kernel", self.now, self.now + seconds, times, instruction)
       self.now += seconds

@@ -3,7 +3,8 @@
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ _FREE = {
   "async-start", "after-all", "iota", "partition-id", "replica-id", "optimization-barrier", "domain", "opt-barrier",
 }  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
+Of = Callable[[Instruction, Computation], float]
 _VIEWS = {"bitcast", "reshape", "copy", "convert", "transpose"}
 
 
@@ -31,27 +33,50 @@ def flops(module: Module, rounds: Mapping[str, int] | None = None) -> float:
   return sum((visit.times or 0) * _products(visit.instruction, visit.computation) for visit in module.walk(rounds))
 
 
+def float8_flops(module: Module, rounds: Mapping[str, int] | None = None) -> float:
+  """Those of them whose operands are float8 numbers."""
+  return sum((visit.times or 0) * _of_float8(visit.instruction, visit.computation) for visit in module.walk(rounds))
+
+
+def _of_float8(instruction: Instruction, computation: Computation) -> float:
+  """FLOPs of an instruction that multiplies float8 numbers."""
+  if instruction.operation not in ("dot", "convolution", "custom-call"):
+    return 0.0
+  operands = [computation[name].shapes[0].dtype for name in instruction.operands[:2] if name in computation]
+  are_float8 = len(operands) == 2 and all(dtype.startswith("f8") for dtype in operands)
+  return _products(instruction, computation) if are_float8 else 0.0
+
+
 def _products(instruction: Instruction, computation: Computation) -> float:
   """FLOPs of an instruction, without the computations that it calls."""
   counted = {"dot": _dot, "convolution": _convolution, "custom-call": calls.flops}
   return (instruction.operation in counted and counted[instruction.operation](instruction, computation)) or 0.0
 
 
-def kernel(module: Module, instruction: Instruction, computation: Computation) -> tuple[float, float]:
-  """FLOPs and bytes of memory traffic of an instruction that is not part of a kernel, each time that it runs."""
+class Kernel(NamedTuple):
+  """What a kernel does each time that it runs: FLOPs, those of float8 numbers, and bytes of memory traffic."""
+
+  flops: float = 0.0
+  float8: float = 0.0
+  bytes: float = 0.0
+
+
+def kernel(module: Module, instruction: Instruction, computation: Computation) -> Kernel:
+  """The work of an instruction that is not part of a kernel."""
   if instruction.operation in _FREE or instruction.operation.endswith("-done"):
-    return 0.0, 0.0
-  return _with_inside(module, instruction, computation), _moved(module, instruction, computation)
+    return Kernel()
+  flops, float8 = (_with_inside(module, instruction, computation, of) for of in (_products, _of_float8))
+  return Kernel(flops, float8, _moved(module, instruction, computation))
 
 
-def _with_inside(module: Module, instruction: Instruction, computation: Computation) -> float:
-  """FLOPs of an instruction and of all that it calls."""
+def _with_inside(module: Module, instruction: Instruction, computation: Computation, of: Of) -> float:
+  """FLOPs of an instruction and of all that it calls, counted by `of`."""
   inside = [
     (part, module.computations[name])
     for name in module.called(instruction)
     for part in module.computations[name].values()
   ]
-  return _products(instruction, computation) + sum(_with_inside(module, *part) for part in inside)
+  return of(instruction, computation) + sum(_with_inside(module, *part, of) for part in inside)
 
 
 def _dot(product: Instruction, computation: Computation) -> float:
@@ -104,7 +129,7 @@ def traffic(module: Module, rounds: Mapping[str, int] | None = None) -> float:
   updates an array in place, the update counts.
   """
   unfused = (visit for visit in module.walk(rounds) if not visit.fused)
-  return sum((visit.times or 0) * kernel(module, visit.instruction, visit.computation)[1] for visit in unfused)
+  return sum((visit.times or 0) * kernel(module, visit.instruction, visit.computation).bytes for visit in unfused)
 
 
 def _moved(module: Module, instruction: Instruction, computation: Computation) -> int:

@@ -52,6 +52,29 @@ def runner_of(
   return kind(program, layout, transfers, fallbacks)
 
 
+# The kinds of devices that multiply float8 numbers faster than those of bfloat16: how `jax.Device.device_kind` begins.
+MULTIPLY_FLOAT8 = ("NVIDIA L4", "NVIDIA H", "NVIDIA B", "NVIDIA GB", "TPU7x")
+UNROLLED = 32  # blocks, at most: more would take minutes to compile
+
+
+def on_device(sizes: ModelSizes, layout: Layout, device: jax.Device | None) -> ModelSizes:
+  """The model as it runs on such devices. Raises ConfigError if products in float8 gain nothing there.
+
+  `unroll="auto"`: without a loop on GPUs, where it takes a fifth of the memory traffic (docs/memory.md). On TPUs it
+  takes more memory.
+  """
+  kind = device.device_kind if device else "cpu"
+  if sizes.products == "float8" and not kind.startswith(("cpu", *MULTIPLY_FLOAT8)):
+    raise ConfigError(
+      f"model.products='float8' gains nothing on {kind}, which multiplies float8 numbers no faster; use "
+      "'float8_gathers', which halves the bytes of gathered weights, or 'dtype'"
+    )
+  if sizes.unroll != "auto":
+    return sizes
+  is_loop = device is None or device.platform != "gpu" or layout.shards("layers") > 1 or sizes.depth > UNROLLED
+  return dataclasses.replace(sizes, unroll="scan" if is_loop else "all")
+
+
 def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:
   """The model with the ways in which it reads positions and experts of other devices (models/ops/).
 

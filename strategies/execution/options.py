@@ -48,6 +48,8 @@ GPU: Options = PIPELINED | {
 # Over several hosts that takes longer than the copies: FSDP of 7 billion parameters on 256 H100 exposed 33 ms with it,
 # and 3 ms without. On jax 0.12 it saved no memory, and FSDP on 1,024 GPUs hid less.
 FEWER_COPIES: Options = {} if _RENAMED else {"xla_gpu_copy_insertion_use_region_analysis": True}
+# Products of float8 numbers become calls of cuBLAS. Triton's kernels would widen the numbers first.
+FLOAT8: Options = {"xla_gpu_enable_triton_gemm": False}
 HOST = 8  # GPUs that a host usually has
 
 # Starts gathers ahead, and scatters sums as they are.
@@ -83,8 +85,8 @@ TPUS: dict[str, Options] = {
 }
 
 
-def options(choice: str, device: jax.Device, layout: Layout) -> Options:
-  """The options of one of CHOICES for a device and a resolved layout.
+def options(choice: str, device: jax.Device, layout: Layout, products: str = "dtype") -> Options:
+  """The options of one of CHOICES for a device, a resolved layout and `model.products`.
 
   TPUs have some for layouts that split the optimizer's state (as all do that split weights over the batch's axes),
   products or experts. With other layouts, such as data_parallel and pipeline, nothing was gained.
@@ -92,7 +94,8 @@ def options(choice: str, device: jax.Device, layout: Layout) -> Options:
   if choice == "recommended" and device.platform == "gpu":
     is_fsdp = layout.axes("embed") and layout.axes("embed") == layout.axes("batch") and not layout.axes("layers")
     sends_far = layout.device_count > HOST and layout.shards("heads") == 1
-    return GPU | FEWER_COPIES if is_fsdp and not sends_far else GPU
+    found = GPU | FEWER_COPIES if is_fsdp and not sends_far else GPU
+    return found | FLOAT8 if products == "float8" else found
   if choice != "recommended" or all(layout.shards(dim) == 1 for dim in ("state", "heads", "mlp", "experts")):
     return {}
   kind = max((kind for kind in TPUS if device.device_kind.startswith(kind)), key=len, default="")
