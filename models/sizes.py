@@ -27,6 +27,7 @@ ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # from the one that keeps most on the device to the one that keeps least
 UNROLL = ("scan", "all", "auto")  # how the blocks run: in a loop, or one after another in the program
 PRODUCTS = ("dtype", "float8", "float8_gathers")  # how weights of blocks multiply (ops/float8.py)
+WITH_BLOCKS = ("nvfp4", "mxfp4", "mxfp6", "mxfp8")  # formats that are not among them
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
 # The fields that name one of several things.
 KNOWN: dict[str, Collection[str]] = {
@@ -92,6 +93,11 @@ class ModelSizes:
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "rope_scaling", tuple(self.rope_scaling))  # JSON makes a list of it
+    if self.products.lower() in WITH_BLOCKS:
+      raise ConfigError(
+        f"model.products={self.products!r} has a scale for each block of numbers, which products here do not have; use "
+        "'float8'"
+      )
     for name, known in KNOWN.items():
       one_of(f"model.{name}", getattr(self, name), known)
     names_of(self.saved)

@@ -65,6 +65,8 @@ def of(case: Case) -> Memory:
     gradients += fitted.part * summed * (case.item if case.transfers.by_hand and not case.schedule else param)
   else:
     loss -= gradients
+  if sizes.unroll == "all":  # without stacks, a block's gradients take the place of what it has saved
+    gradients = max(0.0, gradients - saved)
   working = max(*(_block(case, stack) for stack in sizes.stacks), loss) + cast
   if updated < changed:  # the new weights are gathered beside the old ones, when all else is free
     working = max(working, changed * param - gradients - saved)

@@ -8,6 +8,7 @@ import jax
 from errors import ConfigError
 from models.ops import experts
 from models.ops.context import choose
+from models.ops.loss import chunk_of_gpus
 from models.ops.positions import chunks
 from models.sizes import ModelSizes
 from strategies.execution.automatic import Automatic
@@ -61,7 +62,7 @@ def on_device(sizes: ModelSizes, layout: Layout, device: jax.Device | None) -> M
   """The model as it runs on such devices. Raises ConfigError if products in float8 gain nothing there.
 
   `unroll="auto"`: without a loop on GPUs, where it takes a fifth of the memory traffic (docs/memory.md). On TPUs it
-  takes more memory.
+  takes more memory. `loss_chunk=0`: on GPUs, see `chunk_of_gpus`.
   """
   kind = device.device_kind if device else "cpu"
   if sizes.products == "float8" and not kind.startswith(("cpu", *MULTIPLY_FLOAT8)):
@@ -69,6 +70,8 @@ def on_device(sizes: ModelSizes, layout: Layout, device: jax.Device | None) -> M
       f"model.products='float8' gains nothing on {kind}, which multiplies float8 numbers no faster; use "
       "'float8_gathers', which halves the bytes of gathered weights, or 'dtype'"
     )
+  if device and device.platform == "gpu" and not sizes.loss_chunk:
+    sizes = dataclasses.replace(sizes, loss_chunk=chunk_of_gpus(sizes.width, sizes.vocab_size))
   if sizes.unroll != "auto":
     return sizes
   is_loop = device is None or device.platform != "gpu" or layout.shards("layers") > 1 or sizes.depth > UNROLLED
