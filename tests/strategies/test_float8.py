@@ -150,7 +150,7 @@ def test_a_scale_is_the_least_power_of_two_that_fits_and_what_is_not_finite_stay
 
 
 def test_weights_of_blocks_are_gathered_in_one_byte_each():
-  """The maxima are all that is sent beside them: 4 bytes for each of 8 products of a block, and for each of 7 weights."""
+  """Beside them only maxima are sent: 4 bytes for each of 8 products of a block, and for each of its 7 weights."""
   runner = strategy("fsdp", make_program("text", model__products="float8"))
   case, step = Case.of(runner, BATCH, "cpu"), compiled.compile_step(runner, BATCH)
   sent: collections.Counter = collections.Counter()

@@ -19,12 +19,12 @@ from typing import Any
 import jax
 
 from errors import ConfigError
-from lab.benchmarks.accelerator import attention, cifar10, language_model, memory, parity, throughput
+from lab.benchmarks.accelerator import attention, blocks, cifar10, language_model, memory, parity, throughput
 from lab.benchmarks.accelerator.step import LIMIT, Measurement, Values, Where, reason
 from lab.benchmarks.pages import ROOT
 
 STEPS: dict[str, Measurement] = {
-  module.STEP.name: module.STEP for module in (parity, attention, memory, throughput, cifar10, language_model)
+  module.STEP.name: module.STEP for module in (parity, blocks, throughput, attention, memory, cifar10, language_model)
 }
 COMMAND = (sys.executable, "-m", "lab.benchmarks.accelerator.steps")
 FOLDER = ROOT / "runs" / "accelerator"

@@ -23,6 +23,7 @@ from errors import ConfigError
 from lab.benchmarks import pages
 from lab.benchmarks.accelerator import (
   attention,
+  blocks,
   cifar10,
   command,
   language_model,
@@ -519,6 +520,38 @@ def test_cifar10_continues_where_it_was_stopped(tmp_path: Path):
   assert len(values["seconds"]) == 1
   assert cifar10.judge(values).aim == Aim("94.00% of the test images, of 94%", True)
   assert cifar10.judge(values | {"accuracy": None}).broken
+
+
+def test_ways_of_blocks_are_compared_with_the_loop():
+  took = dict(zip(blocks.WAYS, (0.40, 0.36, 0.32, 0.24, 0.30), strict=True))
+  asked: list[dict[str, Any]] = []
+
+  def run(command: Any, spec: dict[str, Any], *_: Any) -> dict[str, Any]:
+    asked.append(spec)
+    way = list(blocks.WAYS)[len(asked) - 1]
+    return {"seconds": [took[way]] * 3, "loss": 1.0, "peak_bytes": 30 << 30}
+
+  values = blocks.measure(where(), run)
+  model = [(spec["config"]["model"]["unroll"], spec["config"]["model"]["products"]) for spec in asked]
+  assert model == [("scan", "dtype"), ("all", "dtype"), ("all", "dtype"), ("all", "float8"), ("all", "float8")]
+  values |= {"peak": 989e12, "device": "NVIDIA H100 80GB HBM3"}
+  verdict = blocks.judge(values)
+  assert not verdict.broken
+  assert verdict.aim
+  assert verdict.aim.reached
+  assert verdict.aim.text == "MFU 66.7% as PaLM counts, of 60%; float8 1.33 times as fast, of 1.28"
+  assert blocks.row(values)[:2] == ["400 ms; 30.0 GiB", "360 ms, 0.90; 30.0 GiB"]
+  values["ways"]["float8"] = {"error": "too large"}
+  assert blocks.judge(values).broken == ("float8: too large",)
+  assert blocks.judge(values).aim.reached is False
+  assert blocks.row(values)[3] == "not measured"
+
+
+@pytest.mark.full
+def test_ways_of_blocks_run_for_real():
+  values = blocks.measure(where(devices=2), preset="tiny")
+  assert blocks.judge(values | {"peak": None}) == Verdict()
+  assert all(len(one["seconds"]) == blocks.STEPS for one in values["ways"].values())
 
 
 @pytest.mark.full
