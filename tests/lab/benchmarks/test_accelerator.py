@@ -130,7 +130,7 @@ def test_a_step_that_fails_fails_the_command_and_the_others_run(tmp_path: Path, 
   }  # fmt: skip
   shown = capsys.readouterr().out
   assert "parity: fails: text, fsdp against one device: the gradients of w differ by 2.0e-05, more than 1e-05" in shown
-  assert "failed: parity, attention, memory, throughput, cifar10\n" in shown
+  assert "failed: parity, blocks, throughput, attention, memory, cifar10\n" in shown
 
 
 def test_an_error_does_not_replace_what_was_measured(tmp_path: Path):
