@@ -159,6 +159,8 @@ def loop(run: Run) -> Ended:
     result = evaluate(run, state, first)
     if not result:
       return Ended(state, {}, first, stopped=True)
+  if plan.gives_up(reporter.loop):
+    return Ended(state, result, first)
   make = lambda step: run.strategy.shard(run.batches.read(step, rows), size)
   ahead, threads = run.config.data.read_ahead, run.config.data.threads
   with data.prefetch(make, range(first, plan.last), ahead, threads) as reader:
@@ -181,6 +183,8 @@ def loop(run: Run) -> Ended:
         reporter.meter.restart(due.step)
       if stopped:
         return Ended(state, result, due.step, stopped=True)
+      if due.evaluate and plan.gives_up(reporter.loop):
+        return Ended(state, result, due.step)
   return Ended(state, result, plan.last)
 
 
@@ -207,16 +211,18 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
     by, saved = keeper.requests.signal or "a signal", ended.step not in keeper.checkpoints.failed
     reporter.stopped(ended.step, by, saved)
     return ended.result
-  result = ended.result
-  if first >= run.plan.last and not result:
+  result, why = ended.result, reporter.why_ended()
+  if first >= ended.step and not result:
     evaluated = lambda: [line for line in read(reporter.writer.path) if line["split"] == "validation"][-1:]
     lines = processes.on_process_zero(evaluated)
     result = lines[0] if lines else evaluate(run, ended.state, first)
     if reporter.has_ended(first):
-      reporter.say(f"finished  at step {first}: all {run.plan.last} steps are done")
+      reporter.say(f"finished  at step {first}: {why or f'all {run.plan.last} steps are done'}")
       reporter.journal.add("end", first)
       return result
 
+  if why:
+    reporter.say(f"finished  at step {ended.step} of {run.plan.last}: {why}")
   baseline = sample = None
   with extra("the baseline"):
     baseline = run.evaluator.baseline() if jax.process_index() == 0 else None

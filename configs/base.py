@@ -28,6 +28,8 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "seed": 0,  # of all that is random: initial weights, order of examples, dropout, augmentation, rounding
       "steps": 300,  # updates to make; the learning rate decays over all of them
       "stop_after": 0,  # end this run cleanly after this step; 0: run all steps
+      # End the run when so many evaluations in a row had no lower validation loss than the lowest before them.
+      "stop": {"patience": 0},  # 0: run all steps
       "batch_size": 16,  # examples in a global batch, over all devices
       "accumulation": 1,  # parts that a batch runs in, one after another, to save memory
       # For weights in pieces: gather them, and scatter their gradients, for each "part" of the batch (least memory) or

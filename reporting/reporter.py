@@ -105,6 +105,7 @@ class Reporter:
 
   def evaluated(self, step: int, values: dict[str, float], lines: Sequence[str]) -> None:
     """Writes the values of an evaluation, and the lines about its parts."""
+    self.progress.loop = self.loop.after_evaluation(values["loss"])
     with self.clock("logging"):
       self.writer.write(step, "validation", values)
       for line in lines:
@@ -115,6 +116,17 @@ class Reporter:
   def has_ended(self, step: int) -> bool:
     """Whether an earlier start has shown the end of the run, at this step. All processes must call it."""
     return bool(processes.on_process_zero(lambda: step in self.journal.ended))
+
+  def why_ended(self) -> str:
+    """Why the run has ended before its last step; "" if it has not."""
+    loop, plan = self.loop, self.progress.plan
+    if not plan.gives_up(loop) or loop.step >= plan.last:
+      return ""
+    lowest = "" if loop.lowest_loss is None else f" of {loop.lowest_loss:.4f}"
+    return (
+      f"the lowest validation loss{lowest} is {loop.since_lowest} evaluations old (stop.patience="
+      f"{plan.patience}; a larger one goes on)"
+    )
 
   def stopped(self, step: int, by: str, saved: bool) -> None:
     """Says that a request has ended the run after this step."""
@@ -131,6 +143,6 @@ class Reporter:
       picture = self.workdir / PICTURE
       with self.clock("logging"), extra(str(picture)):
         summary.plot_loss(picture, read(self.writer.path), baseline)
-    self.journal.add("end", step, sample=sample)
+    self.journal.add("end", step, sample=sample, **({"why": why} if (why := self.why_ended()) else {}))
     self.say("\n".join([*lines, *summary.wall_time_lines(self.clock)]))
     self.say(self.status.write(step))
