@@ -19,7 +19,7 @@ from checkpointing import pretrained, record, restore
 from checkpointing.memory.tier import Tier
 from checkpointing.save import NotSaved
 from job.keeper import Keeper
-from reporting import summary
+from reporting import summary, trackers
 from reporting.appender import extra, warn
 from reporting.evaluation.evaluator import Evaluator
 from reporting.heartbeat import Heartbeat
@@ -111,6 +111,7 @@ def set_up(
   with clock("set-up"), processes.raise_together():
     plan = StepPlan.of(config)
     settings.check(config, platform)  # all that needs no data, before data is prepared
+    trackers.check(config)
     dataset = data.load(config)
     config = data.with_sizes(config, dataset.model)
     program = settings.program(config, platform)

@@ -196,7 +196,11 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "sample_length": 100,  # tokens of text to generate at the end; 0: none
       "sample_prompt": "def ",
       "sample_temperature": 0.8,
-      "reporting": {"share": False},  # leave the command, hosts and paths out of report.html, to pass it on
+      "reporting": {
+        "share": False,  # leave the command, hosts and paths out of report.html, to pass it on
+        "wandb": "",  # also report to this project of Weights & Biases (docs/cluster.md); "": do not
+        "mlflow": "",  # also report to this experiment of MLflow; "": do not
+      },
       "runtime": {
         "heartbeat": 5.0,  # seconds between two signs of life of a process, in WORKDIR/heartbeats; 0: none
         # Compare the bits of what several devices hold, every so many steps and before each save (docs/cluster.md).

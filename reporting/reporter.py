@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from reporting import summary
+from reporting import summary, trackers
 from reporting.account import sentence
 from reporting.appender import extra, warn
 from reporting.dead_experts import DeadExperts
@@ -55,7 +55,8 @@ class Reporter:
   ):  # fmt: skip
     used, program = list(strategy.mesh.devices.flat), strategy.program  # the devices of all processes
     self.clock, self.heartbeat, self.workdir, self.first = clock, heartbeat, workdir, loop.step
-    self.writer = writer = Writer(workdir, loop, plan.last, enabled=jax.process_index() == 0)
+    others = trackers.trackers(config, workdir)
+    self.writer = writer = Writer(workdir, loop, plan.last, enabled=jax.process_index() == 0, trackers=others)
     self.journal = journal = Journal(workdir, clock, writer.enabled, warn, heartbeat)
     self.say = writer.say
     dead_experts = DeadExperts(program.sizes) if isinstance(program, TransformerProgram) else None

@@ -1,4 +1,4 @@
-"""`stop.patience`: a run ends when its validation loss no longer falls, at the same step however often it is stopped."""
+"""`stop.patience`: a run ends when its validation loss no longer falls, at the same step however often it stops."""
 
 import dataclasses
 import json
