@@ -192,7 +192,7 @@ SENDERS: dict[str, Callable[[Run], Sender]] = {WANDB: Wandb, MLFLOW: Mlflow}
 
 def check(config: Any) -> None:
   """Raises ConfigError if a field asks for a package that is not installed."""
-  for name in SENDERS:
+  for name in (WANDB, MLFLOW):
     project, spec = config.reporting[name], None
     with contextlib.suppress(ValueError):  # of a module without a spec
       spec = importlib.util.find_spec(name)
@@ -205,9 +205,9 @@ def check(config: Any) -> None:
 
 def trackers(config: Any, workdir: Path) -> list[Make]:
   """What makes the trackers that a config asks for, from the measurements of earlier starts."""
+  return [_make(name, config, workdir) for name in (WANDB, MLFLOW) if config.reporting[name]]
 
-  def made(name: str) -> Make:
-    run = Run(config.reporting[name], workdir / name, workdir.resolve().name, flat(config.to_dict()))
-    return lambda before: Tracker(name, run, SENDERS[name], before)
 
-  return [made(name) for name in SENDERS if config.reporting[name]]
+def _make(name: str, config: Any, workdir: Path) -> Make:
+  run = Run(config.reporting[name], workdir / name, workdir.resolve().name, flat(config.to_dict()))
+  return lambda before: Tracker(name, run, SENDERS[name], before)

@@ -104,7 +104,7 @@ def test_a_resumed_run_continues_its_curve(
   for step in (1, 2, 3):
     killed.write(step, "train", {"loss": 1.0 * step})
   board: Any = killed.boards[-1]
-  while not [lines for lines in service.lines.values() if len(lines) == 3]:
+  while not [lines for lines in list(service.lines.values()) if len(lines) == 3]:
     assert board.thread.is_alive()
   (run,), known = service.lines, (tmp_path / name / trackers.RUN).read_text()
   assert known == run
