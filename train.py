@@ -7,6 +7,7 @@ command continues from its newest checkpoint. configs/base.py documents every fi
 """
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from checkpointing import pretrained, record, restore
 from checkpointing.memory.tier import Tier
 from checkpointing.save import NotSaved
 from job.keeper import Keeper
-from reporting import summary
+from reporting import summary, trackers
 from reporting.appender import extra, warn
 from reporting.evaluation.evaluator import Evaluator
 from reporting.heartbeat import Heartbeat
@@ -27,7 +28,7 @@ from reporting.metrics import NotWritten, read
 from reporting.progress import Diverged
 from reporting.reporter import Reporter
 from reporting.speed import Clock, process_start
-from runtime import command_line, device_memory, folders, processes
+from runtime import command_line, device_memory, fitting, folders, processes
 from runtime.devices import start_jax
 from runtime.replicas import Corrupted
 from runtime.storage.bucket import here, location
@@ -64,13 +65,14 @@ def train(config: Any, workdir: Path | str | None, clock: Clock | None = None) -
     fields = record.flat(config.to_dict())
     processes.require_equal({name: value for name, value in fields.items() if "distributed." not in name})
   heartbeat = Heartbeat(folder, jax.process_index(), clock, config.runtime.heartbeat)
-  with folders.owned(results) as mirror, heartbeat, device_memory.in_words(config, devices):
+  with folders.owned(results) as mirror, heartbeat:
     # During set-up a signal ends the process immediately. The next run continues an unfinished data preparation.
     run = set_up(config, folder, mirror, devices, clock, heartbeat)
     keeper, reporter = run.keeper, run.reporter
     # Contexts exit from right to left. The writer exits after the tier and the checkpoints: it can raise on process 0
     # alone, and they wait for all processes.
-    with keeper.requests, reporter.journal, reporter.writer, keeper.tier, keeper.checkpoints, reporter.profiler:
+    fits = device_memory.in_words(run.config, devices)
+    with fits, keeper.requests, reporter.journal, reporter.writer, keeper.tier, keeper.checkpoints, reporter.profiler:
       announce(run, devices)
       ended = loop(run)
       keeper.finish()
@@ -111,6 +113,7 @@ def set_up(
   with clock("set-up"), processes.raise_together():
     plan = StepPlan.of(config)
     settings.check(config, platform)  # all that needs no data, before data is prepared
+    trackers.check(config)
     dataset = data.load(config)
     config = data.with_sizes(config, dataset.model)
     program = settings.program(config, platform)
@@ -120,7 +123,7 @@ def set_up(
     strategy.check_batch("eval_batch_size", config.eval_batch_size)
     summary.prompt(config, dataset, program)  # fails if the prompt of the sample at the end does not fit
   processes.require_equal({f"the content of {part.name!r}": part.fingerprint for part in dataset.parts})
-  with clock("initial state"):
+  with clock("initial state"), device_memory.in_words(config, devices, state=True):
     results, now = mirror.remote if mirror else workdir, record.make(config, dataset, strategy)
     tier = Tier(config, workdir, warn)
     start = restore.begin(results, config.init_from, strategy, now, warn, tier)
@@ -159,6 +162,8 @@ def loop(run: Run) -> Ended:
     result = evaluate(run, state, first)
     if not result:
       return Ended(state, {}, first, stopped=True)
+  if plan.gives_up(reporter.loop):
+    return Ended(state, result, first)
   make = lambda step: run.strategy.shard(run.batches.read(step, rows), size)
   ahead, threads = run.config.data.read_ahead, run.config.data.threads
   with data.prefetch(make, range(first, plan.last), ahead, threads) as reader:
@@ -181,6 +186,8 @@ def loop(run: Run) -> Ended:
         reporter.meter.restart(due.step)
       if stopped:
         return Ended(state, result, due.step, stopped=True)
+      if due.evaluate and plan.gives_up(reporter.loop):
+        return Ended(state, result, due.step)
   return Ended(state, result, plan.last)
 
 
@@ -207,16 +214,18 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
     by, saved = keeper.requests.signal or "a signal", ended.step not in keeper.checkpoints.failed
     reporter.stopped(ended.step, by, saved)
     return ended.result
-  result = ended.result
-  if first >= run.plan.last and not result:
+  result, why = ended.result, reporter.why_ended()
+  if first >= ended.step and not result:
     evaluated = lambda: [line for line in read(reporter.writer.path) if line["split"] == "validation"][-1:]
     lines = processes.on_process_zero(evaluated)
     result = lines[0] if lines else evaluate(run, ended.state, first)
     if reporter.has_ended(first):
-      reporter.say(f"finished  at step {first}: all {run.plan.last} steps are done")
+      reporter.say(f"finished  at step {first}: {why or f'all {run.plan.last} steps are done'}")
       reporter.journal.add("end", first)
       return result
 
+  if why:
+    reporter.say(f"finished  at step {ended.step} of {run.plan.last}: {why}")
   baseline = sample = None
   with extra("the baseline"):
     baseline = run.evaluator.baseline() if jax.process_index() == 0 else None
@@ -231,9 +240,11 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
 
 
 def main(config: Any, workdir: Path | str | None) -> None:
-  """`train` as a program: a run that failed ends with one line on standard error, and status FAILED or DIVERGED."""
+  """`train` as a program: a run that failed ends with a line on standard error, and a status (docs/cluster.md)."""
   try:
     train(config, workdir, Clock(process_start()))
+  except device_memory.TooLittle as error:
+    command_line.fail(error, command_line.BAD_INPUT, functools.partial(fitting.advice, error, config))
   except (Corrupted, Diverged, NotSaved, NotSent, NotWritten) as error:
     command_line.fail(error, status=command_line.DIVERGED if isinstance(error, Diverged) else command_line.FAILED)
 

@@ -23,7 +23,7 @@ VERSION = 4  # the version of the record's format
 MOST_DEPTH = 16  # of values in values
 MOST_TURNS = 200_000  # of a period; data/order.py makes at most half of that, or one a source
 LAST_TIME = 253_402_300_799  # seconds since 1970: the last of the year 9999
-SECTIONS = ("model", "optimizer", "data")  # of a config, that are read of a record's
+SECTIONS = ("model", "optimizer", "data", "stop")  # of a config, that are read of a record's
 # What the learning rate follows, beside `schedule`.
 SCHEDULE = ("learning_rate", "warmup", "steps", "final_fraction", "decay_fraction")
 
@@ -114,6 +114,7 @@ def fault(found: Any) -> str:
     return why
   data = found["data"]
   known = {field.name: whole() for field in dataclasses.fields(LoopState)}  # one that is newer has its default
+  known["lowest_loss"] = none_or(number)
   if why := _wrong(found["loop"], {name: known.get(name, lambda _: False) for name in found["loop"]}, "loop."):
     return why
   if len({len(data[name]) for name in ("names", "fingerprints", "turns", "streams", "given")}) > 1 or not data["names"]:

@@ -7,6 +7,7 @@ complete. So a killed run leaves complete checkpoints and at most one unfinished
 
 import concurrent.futures
 import contextlib
+import dataclasses
 import errno
 import json
 import math
@@ -245,7 +246,8 @@ class Checkpoints:
     file = self.folder / str(step) / RECORD
     try:
       if found := read_record(self.folder / str(step)):
-        noted = found | {"loss": loss, "loop": found["loop"] | {"evaluated": True}}
+        loop = LoopState(**found["loop"]).after_evaluation(loss)
+        noted = found | {"loss": loss, "loop": dataclasses.asdict(loop)}
         folders.write(file, json.dumps(noted), sync=True)
         if self.shipping:
           self.shipping.note(step, file.read_bytes())

@@ -28,6 +28,8 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "seed": 0,  # of all that is random: initial weights, order of examples, dropout, augmentation, rounding
       "steps": 300,  # updates to make; the learning rate decays over all of them
       "stop_after": 0,  # end this run cleanly after this step; 0: run all steps
+      # End the run when so many evaluations in a row had no lower validation loss than the lowest before them.
+      "stop": {"patience": 0},  # 0: run all steps
       "batch_size": 16,  # examples in a global batch, over all devices
       "accumulation": 1,  # parts that a batch runs in, one after another, to save memory
       # For weights in pieces: gather them, and scatter their gradients, for each "part" of the batch (least memory) or
@@ -195,7 +197,11 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
       "sample_length": 100,  # tokens of text to generate at the end; 0: none
       "sample_prompt": "def ",
       "sample_temperature": 0.8,
-      "reporting": {"share": False},  # leave the command, hosts and paths out of report.html, to pass it on
+      "reporting": {
+        "share": False,  # leave the command, hosts and paths out of report.html, to pass it on
+        "wandb": "",  # also report to this project of Weights & Biases (docs/cluster.md); "": do not
+        "mlflow": "",  # also report to this experiment of MLflow; "": do not
+      },
       "runtime": {
         "heartbeat": 5.0,  # seconds between two signs of life of a process, in WORKDIR/heartbeats; 0: none
         # Compare the bits of what several devices hold, every so many steps and before each save (docs/cluster.md).

@@ -1,4 +1,4 @@
-"""Writes measurements to the terminal, `metrics.jsonl` and TensorBoard, and reads them."""
+"""Writes measurements to the terminal, `metrics.jsonl`, TensorBoard and other boards, and reads them."""
 
 import contextlib
 import functools
@@ -15,6 +15,7 @@ from tqdm import tqdm
 from errors import JobError, visible
 from reporting.appender import Appender, extra
 from reporting.tensorboard import FOLDER, Board
+from reporting.trackers import MLFLOW, WANDB, Make, Tracker
 from runtime import folders
 from runtime.stderr import print_if_read
 from runtime.storage.bucket import Location
@@ -51,6 +52,8 @@ RESULTS = (
   "journal.jsonl",
   "report.html",
   FOLDER,
+  WANDB,
+  MLFLOW,
   PICTURE,
   "config.json",
 )  # the results in a workdir
@@ -66,9 +69,15 @@ class Writer:
   A run that starts at step 0 first moves the results of an earlier run to previous-1, previous-2, ... A resumed run
   keeps the lines up to `start.step` and writes later lines again. It also repeats the evaluation of `start.step` if the
   checkpoint was saved before it.
+
+  Args:
+    trackers: what makes other boards to write to, when earlier results were moved.
   """
 
-  def __init__(self, workdir: Path, start: LoopState, last_step: int, enabled: bool = True):
+  def __init__(
+    self, workdir: Path, start: LoopState, last_step: int, enabled: bool = True,
+    trackers: Iterable[Make] = (),
+  ):  # fmt: skip
     self.enabled, self.path = enabled, workdir / "metrics.jsonl"
     self.last_step = last_step
     self.bar = None
@@ -83,10 +92,12 @@ class Writer:
       for result in earlier:
         result.rename(workdir / f"previous-{number}" / result.name)
     self.file = Appender(self.path)
-    self.board: Board | None = None
+    self.boards: list[Board | Tracker] = []
     with extra(str(folder := workdir / FOLDER)):
       again = [line for line in read(self.path) if line["step"] == start.step] if not start.evaluated else []
-      self.board = Board(folder, start, [(line.pop("split"), _numbers(line)) for line in again])
+      self.boards.append(Board(folder, start, [(line.pop("split"), _numbers(line)) for line in again]))
+    before = lambda: ((line["step"], line.pop("split"), _numbers(line)) for line in read(self.path))
+    self.boards += [make(before if start.step else list) for make in trackers]
     if sys.stderr.isatty():
       self.bar = tqdm(initial=start.step, total=last_step, unit="step", dynamic_ncols=True)
 
@@ -97,8 +108,8 @@ class Writer:
     """Raises NotWritten if measurements could not be written, unless the run has failed anyway."""
     if self.enabled:
       self.file.close()
-      if self.board:
-        self.board.close()
+      for board in self.boards:
+        board.close()
       if self.bar is not None:
         self.bar.close()
       if self.file.waiting and kind is None:
@@ -111,8 +122,8 @@ class Writer:
     # JSON has no NaN or infinity; null keeps the line readable by every parser.
     finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
     self.file.write(json.dumps({"step": step, "split": split, **finite}).encode() + b"\n")
-    if self.board:
-      self.board.write(step, split, values)
+    for board in self.boards:
+      board.write(step, split, values)
     if shown := [form.format(values[name]) for name, form in FORMATS.items() if name in values]:
       self.say(f"{split:<10} {step:>{len(str(self.last_step))}}/{self.last_step}  " + "  ".join(shown))
 

@@ -89,7 +89,7 @@ def _state(run: Recorded) -> str:
   steps, last = run.config.get("steps"), run.events[-1] if run.events else {}
   far = f"step {run.step:,}" + (f" of {steps:,}" if isinstance(steps, int) else "")
   return {
-    "end": f"Finished at {moment(last)}, {far}",
+    "end": f"Finished at {moment(last)}, {far}" + (f": {last['why']}" if last.get("why") else ""),
     "stop": f"Stopped by {last.get('by')} at {moment(last)}, {far}",
     "failure": f"Failed at {moment(last)}, {far}: {last.get('why')}",
     "killed": f"{_ending(last).capitalize()} at {moment(last)}, {far}",

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from reporting import summary
+from reporting import summary, trackers
 from reporting.account import sentence
 from reporting.appender import extra, warn
 from reporting.dead_experts import DeadExperts
@@ -55,7 +55,8 @@ class Reporter:
   ):  # fmt: skip
     used, program = list(strategy.mesh.devices.flat), strategy.program  # the devices of all processes
     self.clock, self.heartbeat, self.workdir, self.first = clock, heartbeat, workdir, loop.step
-    self.writer = writer = Writer(workdir, loop, plan.last, enabled=jax.process_index() == 0)
+    others = trackers.trackers(config, workdir)
+    self.writer = writer = Writer(workdir, loop, plan.last, enabled=jax.process_index() == 0, trackers=others)
     self.journal = journal = Journal(workdir, clock, writer.enabled, warn, heartbeat)
     self.say = writer.say
     dead_experts = DeadExperts(program.sizes) if isinstance(program, TransformerProgram) else None
@@ -105,6 +106,7 @@ class Reporter:
 
   def evaluated(self, step: int, values: dict[str, float], lines: Sequence[str]) -> None:
     """Writes the values of an evaluation, and the lines about its parts."""
+    self.progress.loop = self.loop.after_evaluation(values["loss"])
     with self.clock("logging"):
       self.writer.write(step, "validation", values)
       for line in lines:
@@ -115,6 +117,17 @@ class Reporter:
   def has_ended(self, step: int) -> bool:
     """Whether an earlier start has shown the end of the run, at this step. All processes must call it."""
     return bool(processes.on_process_zero(lambda: step in self.journal.ended))
+
+  def why_ended(self) -> str:
+    """Why the run has ended before its last step; "" if it has not."""
+    loop, plan = self.loop, self.progress.plan
+    if not plan.gives_up(loop) or loop.step >= plan.last:
+      return ""
+    lowest = "" if loop.lowest_loss is None else f" of {loop.lowest_loss:.4f}"
+    return (
+      f"the lowest validation loss{lowest} is {loop.since_lowest} evaluations old (stop.patience="
+      f"{plan.patience}; a larger one goes on)"
+    )
 
   def stopped(self, step: int, by: str, saved: bool) -> None:
     """Says that a request has ended the run after this step."""
@@ -131,6 +144,6 @@ class Reporter:
       picture = self.workdir / PICTURE
       with self.clock("logging"), extra(str(picture)):
         summary.plot_loss(picture, read(self.writer.path), baseline)
-    self.journal.add("end", step, sample=sample)
+    self.journal.add("end", step, sample=sample, **({"why": why} if (why := self.why_ended()) else {}))
     self.say("\n".join([*lines, *summary.wall_time_lines(self.clock)]))
     self.say(self.status.write(step))

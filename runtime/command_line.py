@@ -153,9 +153,15 @@ def end_in_time(status: int) -> None:
   threading.Thread(target=watch, daemon=True).start()
 
 
-def fail(error: Exception, status: int) -> NoReturn:
-  """Ends the program with one line on standard error; at once if other processes may be waiting for this one."""
-  print(f"error: {visible(str(error))}", file=sys.stderr)
+def fail(error: Exception, status: int, advice: Callable[[], str] = str) -> NoReturn:
+  """Ends the program with one line on standard error; at once if other processes may be waiting for this one.
+
+  Args:
+    advice: makes what is printed after that line, and may take a while.
+  """
+  print(f"error: {visible(str(error))}", file=sys.stderr, flush=True)
+  if text := advice():
+    print(visible(text, "\n"), file=sys.stderr)
   from runtime import processes  # after the message, which needs no JAX
 
   if processes.failed_alone(error):

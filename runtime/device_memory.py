@@ -137,9 +137,27 @@ def is_too_little(error: BaseException) -> bool:
   return "Ran out of memory" in text or ("RESOURCE_EXHAUSTED" in text and bool(re.search("mem|allocat", text, re.I)))
 
 
+class TooLittle(ConfigError):
+  """A device has too little memory for a run.
+
+  Attributes:
+    config: the run's, with the sizes that its data say.
+    devices: all devices of the run.
+    limit: the bytes of each that a program may use; None if they are not known.
+  """
+
+  def __init__(self, message: str, config: Any, devices: Sequence[jax.Device], limit: float | None):
+    super().__init__(message)
+    self.config, self.devices, self.limit = config, devices, limit
+
+
 @contextlib.contextmanager
-def in_words(config: Any, devices: Sequence[jax.Device]) -> Iterator[None]:
-  """Turns XLA's error about too little memory into a ConfigError that says how much there is and what helps."""
+def in_words(config: Any, devices: Sequence[jax.Device], state: bool = False) -> Iterator[None]:
+  """Turns XLA's error about too little memory into a TooLittle, which says how much there is and what helps.
+
+  Args:
+    state: whether the state alone is made. Then no smaller batch would help.
+  """
   try:
     yield
   except jax.errors.JaxRuntimeError as error:
@@ -147,7 +165,9 @@ def in_words(config: Any, devices: Sequence[jax.Device]) -> Iterator[None]:
       raise
     limit, said = hardware.usable_memory(devices), first_line(error).rstrip(".")
     size = f"the {limit / 1e9:,.2f} GB of a device's memory that a program may use" if limit else "memory"
-    raise ConfigError(
-      f"batch_size={config.batch_size} does not fit into {size} ({said}); use model.remat=full, a larger accumulation, "
-      "a smaller batch or more devices, as python -m tools.explain suggests for the same flags"
-    ) from error
+    what, fix = f"batch_size={config.batch_size}", "model.remat=full, a larger accumulation, a smaller batch"
+    if state:
+      what, fix = f"the state of strategy={config.strategy!r}", "a strategy that splits it more, optimizer.on_host=True"
+    message = f"{what} does not fit into {size} ({said}); use {fix} or more devices"
+    suggests = "as python -m tools.explain suggests for the same flags"
+    raise TooLittle(f"{message}, {suggests}", config, devices, limit) from error

@@ -32,7 +32,7 @@ def of_process(rank: int) -> tuple[str, ...]:
 RECORD = Path("run", "metadata")  # in a checkpoint
 RUNS = ("config.json", "journal.jsonl", "metrics.jsonl", "lock")  # a folder with one of these, and a part, is a run
 # The folders that a run makes in its workdir, and may move or remove.
-PARTS = re.compile(rf"{CHECKPOINTS}(-\d+)?|{BEATS}|tensorboard|profile|tokenizer|attempts|previous-\d+")
+PARTS = re.compile(rf"{CHECKPOINTS}(-\d+)?|{BEATS}|tensorboard|wandb|mlflow|profile|tokenizer|attempts|previous-\d+")
 MODEL = ("model.safetensors", "model.safetensors.index.json", "adapter_config.json")  # in a folder with a model
 Kind = TypeVar("Kind", bound=Location)
 IN_MEMORY = re.compile(r"/dev/shm/meshwright-\d+(/.*)?")  # checkpointing/memory/tier.py

@@ -2,6 +2,7 @@
 
     python -m tools.explain --config=configs/fsdp.py [--topology=v5p:8x8x16] [--html=FILE] [--json=FILE]
     python -m tools.explain --config=configs/fsdp.py --topology=h100:16x8 [--network=400Gb]
+    python -m tools.explain --config=configs/fsdp.py --fit=gpu:8:76.5e9    # what fits into this much memory
 
 Compiles the step for this machine's devices and reads the compiled program. With --topology it compiles for a TPU slice
 (pip install '.[topology]') or a cluster of GPUs (pip install '.[gpu-topology]') that you need not have.
@@ -9,6 +10,7 @@ lab/analysis/explanation.py computes the figures that are printed here.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,20 +21,27 @@ from absl import flags
 import strategies
 from checkpointing import pretrained
 from errors import ConfigError
+from lab.analysis import memory
+from lab.analysis.case import Case
 from lab.analysis.explanation import explain
+from lab.analysis.fixes import cheapest, fixes
 from lab.analysis.topology import Machine, bytes_of, machine_of
 from lab.views import strategy_page
 from lab.views.communication import communication, table
 from lab.views.pictures import picture
+from models.sizes import with_sizes_made_up
 from reporting import pages
 from reporting.pages.units import amount, duration, mfu
 from runtime import command_line, folders
 from runtime.devices import start_jax
 from runtime.hardware import chip
+from strategies.execution.mesh import abstract_mesh, resolve
 from strategies.execution.strategy import Strategy
 from training import settings
 from training.transformer import TransformerProgram
 
+SHOWN = 6  # changes that make a step fit
+BELOW = 0.9  # of a prediction that was too low
 NETWORK = "Of a GPU cluster: the bandwidth between hosts for each GPU, such as 400Gb (default: its maker's systems)."
 
 
@@ -132,10 +141,49 @@ def _memory(memory: dict[str, Any]) -> str:
     verdict = "The step fits" if memory["fits"] else "The step does not fit"
     lines.append(f"{verdict} into the {amount(memory['device'])} of a device's memory that a program may use.")
   if memory["fits"] is False:
-    lines += [f"  It would fit with {fix['change']}: predicted {amount(fix['total'])}." for fix in memory["fixes"]]
-    if not memory["fixes"]:
-      lines.append("  No change of remat, accumulation or strategy alone makes it fit; use more devices.")
+    lines += helps(cheapest(memory["fixes"], SHOWN))
   return "\n".join(lines)
+
+
+def helps(fixes: list[dict[str, Any]]) -> list[str]:
+  """Lines about the changes that make a step fit."""
+  if not fixes:
+    return ["  No change of remat, accumulation or strategy alone makes it fit; use more devices."]
+  return [f"  It would fit with {fix['change']}: predicted {amount(fix['total'])}, {_cost(fix)}." for fix in fixes]
+
+
+def _cost(fix: dict[str, Any]) -> str:
+  """What a change costs, in words."""
+  more = [f"{fix['flops'] - 1:.0%} more arithmetic"] if fix["flops"] > 1.005 else []
+  more += [f"{amount(fix['sent'])} more sent"] if fix["sent"] >= 1 else []
+  more += [f"{amount(fix['to_host'])} to the host and back"] if fix["to_host"] >= 1 else []
+  return " and ".join(more) or "no more arithmetic, and no more sent"
+
+
+def fitting(config: Any, fit: str) -> str:
+  """The predicted memory of a step on devices that are not asked, and up to three changes that fit.
+
+  Args:
+    fit: the platform, the number of devices, and the bytes of each that a program may use, as "gpu:8:76.5e9".
+  """
+  found = re.fullmatch(r"(cpu|gpu|tpu):(\d+):(\d+(?:\.\d+)?(?:e\d+)?)", fit)
+  if not found or not int(found[2]):
+    raise ConfigError(f"fit={fit!r} is not valid; use PLATFORM:DEVICES:BYTES, such as gpu:8:76.5e9")
+  platform, devices, capacity = found[1], int(found[2]), float(found[3])
+  jax.config.update("jax_platforms", "cpu")  # the devices may be in use
+  config = with_sizes_made_up(pretrained.adopt(config))
+  layout = resolve(strategies.layout_of(config.strategy), devices, config.mesh)
+  strategy = strategies.build(config, layout, settings.program(config, platform), abstract_mesh(layout))
+  case = Case.of(strategy, config.batch_size, platform)
+  needed = memory.of(case)
+  names = {"parameters": "parameters", "optimizer": "the optimizer", "gradients": "gradients"}
+  names |= {"saved": "activations", "working": "working memory"}
+  parts = [f"{amount(getattr(needed, name))} {words}" for name, words in names.items()]
+  parts[-1] += f"; {amount(needed.total)} in all, and a program may use {amount(capacity)}"
+  # If a step did not fit although the prediction does, only a clearly smaller one helps.
+  changes = cheapest(fixes(config.strategy, case, min(capacity, BELOW * needed.total)), 3)
+  lines = [f"predicted for {strategy.describe(config.strategy)}:", f"  {', '.join(parts)}", *helps(changes)]
+  return "\n".join(lines) + "\n"
 
 
 def _waits(found: dict[str, Any]) -> str:
@@ -198,6 +246,9 @@ def cut(text: str, length: int) -> str:
 
 
 def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
+  if asked.fit:
+    print(fitting(config, asked.fit), end="")
+    return
   where = machine_of(asked.topology, asked.network) if asked.topology else None
   network = bytes_of(asked.network) if asked.network else None
   file = asked.json and Path(asked.json)
@@ -227,6 +278,7 @@ def define(into: flags.FlagValues = flags.FLAGS) -> None:
   to_compile_for = "A TPU slice or GPU cluster to compile for, such as v5p:8x8x16 or h100:16x8 (default: this machine)."
   flags.DEFINE_string("topology", None, to_compile_for, **named)
   flags.DEFINE_string("network", None, NETWORK, **named)
+  flags.DEFINE_string("fit", None, "PLATFORM:DEVICES:BYTES: only say what fits there, as gpu:8:76.5e9", **named)
   flags.DEFINE_string("json", None, "A JSON file to write all figures to.", **named)
   flags.DEFINE_string("html", None, "A page to write, with the same as pictures.", **named)
 

@@ -1,12 +1,13 @@
-"""Changes to a config that make a step fit into a device's memory."""
+"""Changes to a config that make a step fit into a device's memory, and what they cost."""
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import strategies
 from errors import ConfigError
-from lab.analysis import memory
+from lab.analysis import host, memory, predict, theory
 from lab.analysis.case import Case
 from models.sizes import REMAT, ModelSizes
 from strategies.execution.mesh import resolve
@@ -14,31 +15,61 @@ from strategies.layout import Layout
 
 
 def fixes(name: str, case: Case, capacity: float) -> list[dict[str, Any]]:
-  """Changes to the config that are predicted to make a step fit into `capacity` bytes, with the predicted bytes."""
+  """Changes to the config that are predicted to make a step fit into `capacity` bytes.
+
+  Each has the predicted bytes ("total") and what it costs: "flops", relative to those of `case`, and the bytes that a
+  device sends in a step, and moves to its host, beyond those of `case` ("sent", "to_host").
+  """
   remat = lambda policy: dataclasses.replace(case, sizes=dataclasses.replace(case.sizes, remat=policy))
   changes = [(name, f"model.remat={policy}", remat(policy)) for policy in REMAT[REMAT.index(case.sizes.remat) + 1 :]]
   if case.optimizer.can_stream and not case.optimizer.on_host:
     on_host = dataclasses.replace(case.optimizer, on_host=True)
     changes.append((name, "optimizer.on_host=True", dataclasses.replace(case, optimizer=on_host)))
-  full, also = (case, "") if case.repeats else (remat("full"), "model.remat=full ")
-  divides = lambda changed: changed.batch_size % (changed.layout.shards("batch") * changed.batch_parts) == 0
-  for accumulation in (case.accumulation * parts for parts in (2, 4, 8, 16, 32)):
-    if divides(changed := dataclasses.replace(full, accumulation=accumulation)):
-      changes.append((name, f"{also}accumulation={accumulation}", changed))
   if case.gather == "step" and case.batch_parts > 1 and not case.schedule:
     changes.append((name, "gather=part", dataclasses.replace(case, gather="part")))
-  for other, fields, layout, sizes in _layouts(name, full):
-    schedule = case.schedule if layout.axes("layers") else None
-    by_hand = case.by_hand and bool(schedule)
-    changed = dataclasses.replace(full, layout=layout, sizes=sizes, schedule=schedule, by_hand=by_hand)
-    if divides(changed):
-      changes.append((other, f"{also}{fields}", changed))
+  for base, also in [(case, "")] if case.repeats else [(case, ""), (remat("full"), "model.remat=full ")]:
+    changes += [(other, also + fields, changed) for other, fields, changed in _split_further(name, base)]
   possible = [
-    (change, memory.of(changed).total)
+    (change, changed, memory.of(changed).total)
     for strategy, change, changed in changes
     if not strategies.limits(strategy, changed.layout, changed)
   ]
-  return [{"change": change, "total": total} for change, total in possible if total <= capacity]
+  return [
+    {"change": change, "total": total} | _cost(case, changed)
+    for change, changed, total in possible
+    if total <= capacity
+  ]
+
+
+def _split_further(name: str, case: Case) -> Iterator[tuple[str, str, Case]]:
+  """The batch in more parts, and other layouts, each with its strategy and the config fields that select it."""
+  divides = lambda changed: changed.batch_size % (changed.layout.shards("batch") * changed.batch_parts) == 0
+  for accumulation in (case.accumulation * parts for parts in (2, 4, 8, 16, 32)):
+    if divides(changed := dataclasses.replace(case, accumulation=accumulation)):
+      yield name, f"accumulation={accumulation}", changed
+  for other, fields, layout, sizes in _layouts(name, case):
+    schedule = case.schedule if layout.axes("layers") else None
+    by_hand = case.by_hand and bool(schedule)
+    if divides(changed := dataclasses.replace(case, layout=layout, sizes=sizes, schedule=schedule, by_hand=by_hand)):
+      yield other, fields, changed
+
+
+def cheapest(found: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+  """The cheapest of some fixes, in their order of cost, each of another kind if there are enough kinds."""
+  ordered = sorted(found, key=lambda fix: (round(fix["flops"], 2), fix["sent"], fix["to_host"], -fix["total"]))
+  kind = lambda fix: re.sub(r"^model\.remat=\S+ |=\S+", "", fix["change"])
+  first = list({kind(fix): fix for fix in reversed(ordered)}.values())
+  chosen = (sorted(first, key=ordered.index) + [fix for fix in ordered if fix not in first])[:count]
+  return sorted(chosen, key=ordered.index)
+
+
+def _cost(before: Case, after: Case) -> dict[str, float]:
+  sent, to_host = (lambda case: sum(row.bytes for row in theory.sent(case))), lambda case: sum(host.to_host(case))
+  return {
+    "flops": predict.flops(after) / predict.flops(before),
+    "sent": sent(after) - sent(before),
+    "to_host": to_host(after) - to_host(before),
+  }
 
 
 def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout, ModelSizes]]:
@@ -62,7 +93,8 @@ def _layouts(name: str, case: Case) -> Iterator[tuple[str, str, Layout, ModelSiz
         continue
       same_stages = other == name and layout.shards("layers") == case.layout.shards("layers")
       other_stages = layout.axes("layers") and not same_stages
-      if str(layout) not in seen and layout.uses_every_axis() and not other_stages:
+      idle = layout.axes("experts") and not sizes.experts
+      if str(layout) not in seen and layout.uses_every_axis() and not other_stages and not idle:
         seen.add(str(layout))
         if other == name:
           fields = [f"mesh.{axis}={n}" for axis, n in layout.mesh.items() if n != case.layout.mesh.get(axis)]

@@ -15,10 +15,11 @@ import pytest
 from helpers import config, one_sentence, program, strategy
 
 import train
+from checkpointing import restore
 from lab.analysis import gpus
 from lab.analysis.topology import TPUS
 from reporting import summary
-from runtime import device_memory, hardware
+from runtime import device_memory, fitting, hardware
 from runtime.device_memory import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -258,19 +259,82 @@ OTHER = "RESOURCE_EXHAUSTED: Received message larger than max (5000000 vs. 41943
 def test_a_run_that_needs_too_much_memory_says_so_in_a_sentence(
   part: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-  """The error is that of XLA's allocator, for 64 TiB."""
+  """The error is that of XLA's allocator, for 64 TiB: while the state is made, or in the loop."""
   entered = lambda *names: types.SimpleNamespace(**dict.fromkeys(names, contextlib.nullcontext()))
   keeper, reporter = entered("requests", "tier", "checkpoints"), entered("journal", "writer", "profiler")
-  run = types.SimpleNamespace(keeper=keeper, reporter=reporter)
+  asked = config(batch_size=16)
+  run = types.SimpleNamespace(keeper=keeper, reporter=reporter, config=asked)
   fails = lambda *_: jax.device_put(np.broadcast_to(np.uint8(0), (2**46,))).block_until_ready()
   monkeypatch.setattr(train, "announce", lambda *_: None)
-  monkeypatch.setattr(train, "set_up", lambda *_: run)
-  monkeypatch.setattr(train, part, fails)
+  if part == "loop":
+    monkeypatch.setattr(train, "set_up", lambda *_: run)
+    monkeypatch.setattr(train, "loop", fails)
+  else:
+    monkeypatch.setattr(restore, "begin", fails)
   if kind == "gpu":
     monkeypatch.setattr(hardware, "usable_memory", lambda devices: 76_516_687_872)
   has = ["the 76.52 GB of a device's memory"] if kind == "gpu" else ["does not fit into memory ("]
-  with one_sentence("batch_size=16", *has, "allocating 70368744177664 bytes); use model.remat=full", "tools.explain"):
-    train.train(config(batch_size=16), tmp_path / "run")
+  what, fix = ("batch_size=16", "use model") if part == "loop" else ("the state of strategy='single'", "use a strategy")
+  with one_sentence(what, *has, f"allocating 70368744177664 bytes); {fix}", "tools.explain"):
+    train.train(asked, tmp_path / "run")
+
+
+GPU = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 85899345920 bytes."
+TPU = (
+  "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.51G of 15.75G "
+  "hbm. Exceeded hbm capacity by 4.76G.\n\nTotal hbm usage >= 20.76G:\n    reserved 263.00M"
+)
+
+
+@pytest.mark.parametrize("message, platform", [(GPU, "gpu"), (TPU, "tpu")])
+@pytest.mark.parametrize("tools", [pytest.param(True, marks=pytest.mark.full), False])
+def test_a_run_without_enough_memory_ends_with_what_would_fit(
+  message: str, platform: str, tools: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+  capsys: pytest.CaptureFixture,
+):  # fmt: skip
+  """The status says that another start would fail, too. Without the commands there is the sentence alone."""
+
+  def fails(*_: object) -> None:
+    raise jax.errors.JaxRuntimeError(message)
+
+  if not tools:
+    monkeypatch.setattr(fitting, "PROGRAM", "no_such_folder.explain")
+  flags = ["--config=configs/data_parallel.py:tiny", f"--workdir={tmp_path}", "--config.batch_size=64"]
+  monkeypatch.setattr("sys.argv", ["train.py", *flags])
+  monkeypatch.chdir(ROOT)
+  asked = config("data_parallel", batch_size=64)
+  card = types.SimpleNamespace(platform=platform)
+  given = config("data_parallel", batch_size=64, model__vocab_size=256)
+  asked.model.vocab_size = 0  # which the data said
+  monkeypatch.setattr(hardware, "usable_memory", lambda _: 3e6)
+
+  def runs(*_: object) -> None:
+    with device_memory.in_words(given, [card] * 8):
+      fails()
+
+  monkeypatch.setattr(train, "train", runs)
+  with pytest.raises(SystemExit) as ended:
+    train.main(asked, tmp_path)
+  assert ended.value.code == 2
+  first, *more = capsys.readouterr().err.splitlines()
+  assert first.startswith("error: batch_size=64 does not fit into the 0.00 GB of a device's memory")
+  assert message.splitlines()[0].rstrip(".") in first
+  if not tools:
+    assert more == []
+    return
+  assert "MB in all, and a program may use 3.00 MB" in more[1]
+  assert len([line for line in more if "It would fit with" in line]) == 3
+  rest = "--config=configs/data_parallel.py:tiny --config.batch_size=64 --config.model.vocab_size=256"
+  assert more[-1] == f"python -m tools.explain --fit={platform}:8:3000000 {rest}"
+
+
+def test_the_workdir_is_no_flag_of_explain():
+  card = types.SimpleNamespace(platform="gpu")
+  error = device_memory.TooLittle("", config(), [card], 1e9)
+  for given in (["--workdir=x y"], ["--workdir", "x y"], ["-workdir", "--config"], []):
+    assert fitting.arguments(error, config(), ["--config=a", *given, "--b=c"]) == [
+      "--fit=gpu:1:1000000000", "--config=a", "--b=c",
+    ]  # fmt: skip
 
 
 def test_other_errors_are_not_about_memory():

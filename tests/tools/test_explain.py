@@ -20,6 +20,7 @@ import strategies
 from lab.analysis import explanation, gpus, links
 from lab.analysis.case import Case
 from lab.analysis.compiled import CompiledStep, DoesNotFit, compile_step
+from lab.analysis.fixes import cheapest
 from lab.analysis.timeline import timeline, units
 from lab.analysis.topology import machine_of
 from lab.views import strategy_page
@@ -297,19 +298,60 @@ def test_a_fix_gives_the_predicted_memory(name: str, mesh: dict, remat: str, run
     assert explanation.memory.of(Case.of(made, 32, "cpu")).total == fix["total"], fix
 
 
+def test_fit_names_three_changes_that_fit_and_their_cost():
+  """Each changed config is predicted to fit into the same memory, on GPUs that are not there."""
+  fields = {"model__depth": 4, "batch_size": 64, "model__vocab_size": 0}  # the last one its data would say
+  asked, size = config("data_parallel", **fields), re.compile(r"([\d.]+) MB in all, and a program may use")
+  low = explain.fitting(asked, "gpu:8:1e12")  # the prediction fits, and the step did not
+  needed = float(size.search(low)[1])
+  smaller = [float(x) for x in re.findall(r"predicted ([\d.]+) MB", low)]
+  assert len(smaller) == 3
+  assert max(smaller) <= 0.9 * needed
+  fit = f"gpu:8:{0.75 * needed:.2f}e6"
+  text = explain.fitting(asked, fit)
+  found = re.findall(r"would fit with (.+): predicted ([\d.]+) MB, (.+)\.\n", text)
+  assert len(found) == 3
+  for change, predicted, cost in found:
+    changes = dict(field.split("=") for field in change.split())
+    changed = config(changes.pop("strategy", "data_parallel"), **fields)
+    changed.update_from_flattened_dict({name: {"True": True}.get(x, x) for name, x in changes.items()} | {
+      name: int(x) for name, x in changes.items() if x.isdigit()
+    })  # fmt: skip
+    assert float(size.search(explain.fitting(changed, fit))[1]) == float(predicted) < 0.76 * needed
+    assert ("more arithmetic" in cost) or change.startswith(("strategy", "optimizer"))
+  assert "use more devices" in explain.fitting(asked, "gpu:8:10")
+
+
+def test_the_cheapest_changes_are_of_several_kinds():
+  made = lambda change, flops, sent: {"change": change, "total": 1, "flops": flops, "sent": sent, "to_host": 0}
+  found = [made("a=1", 1.2, 0), made("b=1", 1, 5), made("b=2", 1, 6), made("c=1", 1, 9), made("d=1", 2, 0)]
+  assert [fix["change"] for fix in cheapest(found, 3)] == ["b=1", "c=1", "a=1"]
+  assert [fix["change"] for fix in cheapest(found[1:3], 3)] == ["b=1", "b=2"]
+
+
+@pytest.mark.parametrize("fit", ["gpu:8", "h100:8:1e9", "gpu:0:1e9", "gpu:8:-1"])
+def test_a_fit_that_is_not_valid_is_refused(fit: str):
+  with one_sentence(f"fit={fit!r}", "PLATFORM:DEVICES:BYTES"):
+    explain.fitting(config(), fit)
+
+
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_a_step_fits_into_what_a_program_may_use(beyond: int, step: CompiledStep, monkeypatch: pytest.MonkeyPatch):
   """Explain, its changes that help and its page compare with the number that the table or the backend gives."""
   seen = []
   monkeypatch.setattr(explanation, "compile_step", lambda *_: step)
   monkeypatch.setattr(explanation, "usable_memory", lambda devices: seen.append(len(devices)) or step.bytes - beyond)
-  monkeypatch.setattr(explanation, "fixes", lambda name, case, capacity: [{"change": "x", "total": capacity}])
+  monkeypatch.setattr(
+    explanation,
+    "fixes",
+    lambda name, case, capacity: [{"change": "x", "total": capacity, "flops": 1, "sent": 0, "to_host": 0}],
+  )
   runner = strategy("fsdp", program())
   found = explanation.explain("fsdp", runner, 16)
   assert seen == [8]
   memory = found["memory"]
   assert (memory["device"], memory["fits"]) == (step.bytes - beyond, not beyond)
-  assert memory["fixes"] == ([{"change": "x", "total": step.bytes - 1}] if beyond else [])
+  assert [fix["total"] for fix in memory["fixes"]] == ([step.bytes - 1] if beyond else [])
   size = f"{(step.bytes - beyond) / 1e6:,.2f} MB"
   verdict = "does not fit" if beyond else "fits"
   assert f"The step {verdict} into the {size} of a device's memory that a program may use.\n" in explain.text(

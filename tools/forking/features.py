@@ -164,6 +164,12 @@ FEATURES = {
     ),
     words="profile",
   ),
+  "trackers": Feature(
+    "runs reported to Weights & Biases and MLflow",
+    files="reporting/trackers.py",
+    used="check trackers",
+    words="trackers|wandb|mlflow",
+  ),
   "init_from": Feature(
     "runs that start with the weights of another",
     files="checkpointing/initial.py",
