@@ -85,6 +85,7 @@ def legend(first: Candidate, sizes: ModelSizes, where: Machine, price: float | N
   unit, _ = sizes.reads.unit()
   rates, watts = RATES[where.platform], where.chip.watts
   state = STATE * sum(weight.size for weight in weights(sizes))
+  read = state / 1e9 * DEVICES / where.count
   of = [f"kWh: for a billion {unit}, if a device draws the {watts:,.0f} W of its data sheet."] if watts else []
   of += [f"$: for a billion {unit}, at ${price:g} for an hour of a device."] if price is not None else []
   return "\n".join(
@@ -92,8 +93,8 @@ def legend(first: Candidate, sizes: ModelSizes, where: Machine, price: float | N
       "At best: at the devices' peaks, and with the communication that nothing hides.",
       f"Expected, for {unit}/s and MFU, too: {rates.described(where.kind)}.",
       *of,
-      f"The first step ends after about {rates.start + first.expected:,.0f} s, most of them to compile it. A restart reads "
-      f"a checkpoint of {amount(state)}, too: {state / 1e9 / where.count * DEVICES:,.0f} s at 1 GB/s for {DEVICES} devices.",
+      f"The first step ends after about {rates.start + first.expected:,.0f} s, most of them to compile it. A restart "
+      f"also reads a checkpoint of {amount(state)}, in {read:,.0f} s at 1 GB/s for {DEVICES} devices.",
     ]
   )
 

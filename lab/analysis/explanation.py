@@ -264,7 +264,7 @@ def _time(strategy: Strategy, case: Case, step: CompiledStep, figures: Chip, tim
     **host.host_times(case, figures),
     attention=predict.attention_flops(case) / figures.flops,
   )
-  rates, peak = RATES[case.compiler], figures.flops
+  rates, peak = RATES["tpu" if figures.torus else "gpu"], figures.flops
   expected = rates.seconds(times)
   sizes, mesh = strategy.program.sizes, strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices: the step has been compiled

@@ -31,13 +31,13 @@ _NVIDIA = "https://catalog.ngc.nvidia.com/orgs/nvidia/teams/dgxc-benchmarking/re
 SOURCES = {
   "torchtitan": "https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md",
   "MaxText": f"{_MAXTEXT}/README.md",
-  "MaxText, A3": f"{_MAXTEXT}/MaxText/configs/a3/llama_2_7b/README.md",
-  "MaxText, v5e": f"{_MAXTEXT}/MaxText/configs/v5e/README.md",
-  "MaxText, tiers": f"{_MAXTEXT}/docs/reference/models/tiering.md",
+  "MaxText-A3": f"{_MAXTEXT}/MaxText/configs/a3/llama_2_7b/README.md",
+  "MaxText-v5e": f"{_MAXTEXT}/MaxText/configs/v5e/README.md",
+  "MaxText-tiers": f"{_MAXTEXT}/docs/reference/models/tiering.md",
   "tpu-recipes": "https://github.com/AI-Hypercomputer/tpu-recipes/tree/main/training/trillium",
-  "NVIDIA, Llama 2": f"{_NVIDIA}/maxtext-llama2-70b-dgxc-benchmarking-c",
-  "NVIDIA, Llama 3": f"{_NVIDIA}/maxtext-llama3-70b-dgxc-benchmarking-g",
-  "pull request 4687": "https://github.com/AI-Hypercomputer/maxtext/pull/4687",
+  "NVIDIA-Llama-2": f"{_NVIDIA}/maxtext-llama2-70b-dgxc-benchmarking-c",
+  "NVIDIA-Llama-3": f"{_NVIDIA}/maxtext-llama3-70b-dgxc-benchmarking-g",
+  "MaxText-4687": "https://github.com/AI-Hypercomputer/maxtext/pull/4687",
 }
 RECORD = RESULTS / "ways-tpu.json"
 
@@ -104,9 +104,9 @@ SELECTIVE = {"model.remat": "full", "model.saved": "query,value,attended,mlp_gat
 EIGHT = llama("8B, GQA", 8192, 16, **SELECTIVE)
 MANY = llama("8B, GQA", 8192, 256, **SELECTIVE)
 LARGE = llama("70B, GQA", 8192, 512, **{"model.remat": "full", "mesh.model": 8})
-TITAN, MAX, V5E, TRILLIUM = "torchtitan", "MaxText", "MaxText, v5e", "tpu-recipes"
-NVIDIA2, NVIDIA3 = "NVIDIA, Llama 2", "NVIDIA, Llama 3"
-EAGER = "without torch.compile: no elementwise operations are fused"
+TITAN, MAX, V5E, TRILLIUM = "torchtitan", "MaxText", "MaxText-v5e", "tpu-recipes"
+NVIDIA2, NVIDIA3 = "NVIDIA-Llama-2", "NVIDIA-Llama-3"
+EAGER = "PyTorch, not compiled"
 
 
 def _nvidia(
@@ -116,7 +116,7 @@ def _nvidia(
   fields = {f"model.{name}": size for name, size in (model | {"seq_len": length}).items()}
   fields |= {"batch_size": 2 * gpus, "model.remat": "full"}
   row = lambda what, seconds, narrow: Published(
-    source, f"70B on {gpus} H100, FSDP{what}", "fsdp", f"h100:{gpus // 8}x8", fields, seconds=seconds, float8=narrow
+    source, f"70B, {gpus} H100{what}", "fsdp", f"h100:{gpus // 8}x8", fields, seconds=seconds, float8=narrow
   )
   return [row("", bfloat16, False), row(", float8", float8, True)]
 
@@ -126,15 +126,15 @@ OFFLOADED = {"model.remat": "full", "model.saved": "query,key,value"}  # to the 
 BIG = llama("70B, GQA", 8192, 1280, **OFFLOADED)
 ROWS = [
   Published(
-    TITAN, "8B on 8 H100, FSDP", "fsdp", "h100:1x8", EIGHT, tokens=5762, memory=82.4, figures=SLOWER, unlike=EAGER
+    TITAN, "8B, 8 H100, eager", "fsdp", "h100:1x8", EIGHT, tokens=5762, memory=82.4, figures=SLOWER, unlike=EAGER
   ),
-  Published(TITAN, "the same, compiled", "fsdp", "h100:1x8", EIGHT, tokens=6667, memory=77.0, figures=SLOWER),
+  Published(TITAN, "8B, 8 H100", "fsdp", "h100:1x8", EIGHT, tokens=6667, memory=77.0, figures=SLOWER),
   Published(
-    TITAN, "compiled, float8", "fsdp", "h100:1x8", EIGHT, tokens=8532, memory=76.8, float8=True, figures=SLOWER
+    TITAN, "8B, 8 H100, float8", "fsdp", "h100:1x8", EIGHT, tokens=8532, memory=76.8, float8=True, figures=SLOWER
   ),
-  Published(TITAN, "8B on 128 H100, compiled", "fsdp", "h100:16x8", MANY, tokens=6514, memory=62.0, figures=SLOWER),
+  Published(TITAN, "8B, 128 H100", "fsdp", "h100:16x8", MANY, tokens=6514, memory=62.0, figures=SLOWER),
   Published(
-    TITAN, "70B on 256 H100, FSDP 32 × TP 8, float8", "two_d", "h100:32x8", LARGE, tokens=876, memory=67.6, float8=True,
+    TITAN, "70B, 256 H100, TP 8, float8", "two_d", "h100:32x8", LARGE, tokens=876, memory=67.6, float8=True,
     figures=SLOWER,
   ),
   *_nvidia(NVIDIA2, 64, LLAMA2, 4096, 6.999, 4.324),
@@ -142,25 +142,25 @@ ROWS = [
   *_nvidia(NVIDIA3, 128, MODELS["70B, GQA"], 8192, 15.563, 9.074),
   *_nvidia(NVIDIA3, 256, MODELS["70B, GQA"], 8192, 15.444, 9.488),
   Published(
-    "MaxText, A3", "Llama 2 7B on 8 H100", "fsdp", "h100:1x8", llama("7B", 4096, 32, **{"model.remat": "minimal"}),
+    "MaxText-A3", "7B, 8 H100", "fsdp", "h100:1x8", llama("7B", 4096, 32, **{"model.remat": "minimal"}),
     palm_flops=492e12,
   ),
-  Published(MAX, "32B on 64 v5p", "two_d", "v5p:4x4x4", scaled(32, 448, "minimal", 4), palm_flops=328e12),
-  Published(MAX, "64B on 64 v5p", "two_d", "v5p:4x4x4", scaled(64, 192, "minimal", 4), palm_flops=323e12),
-  Published(MAX, "128B on 128 v5p", "two_d", "v5p:4x4x8", scaled(128, 128, "minimal", 8), palm_flops=315e12),
+  Published(MAX, "32B, 64 v5p", "two_d", "v5p:4x4x4", scaled(32, 448, "minimal", 4), palm_flops=328e12),
+  Published(MAX, "64B, 64 v5p", "two_d", "v5p:4x4x4", scaled(64, 192, "minimal", 4), palm_flops=323e12),
+  Published(MAX, "128B, 128 v5p", "two_d", "v5p:4x4x8", scaled(128, 128, "minimal", 8), palm_flops=315e12),
   Published(
-    "MaxText, tiers", "Llama 2 70B on 512 v5p", "fsdp", "v5p:8x8x8",
+    "MaxText-tiers", "70B, 512 v5p", "fsdp", "v5p:8x8x8",
     {f"model.{name}": size for name, size in (LLAMA2 | {"seq_len": 4096}).items()}
     | {"batch_size": 2048, "model.remat": "full", "model.saved": "query,key,value,attention_output"},
     tokens=692,
   ),
-  Published(V5E, "16B on 256 v5e", "fsdp", "v5e:16x16", scaled(16, 1536, "full"), palm_flops=120e12),
-  Published(V5E, "32B on 256 v5e", "fsdp", "v5e:16x16", scaled(32, 1024, "full"), palm_flops=132e12),
-  Published(V5E, "64B on 256 v5e", "fsdp", "v5e:16x16", scaled(64, 512, "full"), palm_flops=118e12),
-  Published(TRILLIUM, "8B on 8 v6e", "fsdp", "v6e:2x4", llama("8B, GQA", 8192, 24, **OFFLOADED), seconds=3.443),
-  Published(TRILLIUM, "70B on 256 v6e", "fsdp", "v6e:16x16", BIG, seconds=34.562),
+  Published(V5E, "16B, 256 v5e", "fsdp", "v5e:16x16", scaled(16, 1536, "full"), palm_flops=120e12),
+  Published(V5E, "32B, 256 v5e", "fsdp", "v5e:16x16", scaled(32, 1024, "full"), palm_flops=132e12),
+  Published(V5E, "64B, 256 v5e", "fsdp", "v5e:16x16", scaled(64, 512, "full"), palm_flops=118e12),
+  Published(TRILLIUM, "8B, 8 v6e", "fsdp", "v6e:2x4", llama("8B, GQA", 8192, 24, **OFFLOADED), seconds=3.443),
+  Published(TRILLIUM, "70B, 256 v6e", "fsdp", "v6e:16x16", BIG, seconds=34.562),
   Published(
-    TRILLIUM, "Llama 2 70B on 256 v6e", "fsdp", "v6e:16x16",
+    TRILLIUM, "Llama 2, 256 v6e", "fsdp", "v6e:16x16",
     {f"model.{name}": size for name, size in (LLAMA2 | {"seq_len": 4096}).items()}
     | {"batch_size": 1024, "model.remat": "full"},
     seconds=17.373,
@@ -221,9 +221,9 @@ def way(
   return Way(theirs, seconds, mfu, case, unlike)
 
 
-PIECES = "our gather is another program: it scores the keys of one device after another, which moves more memory"
-RING = "our ring is another program: its permutes run beside kernels"
-UNKNOWN = "the model is not known, and is smaller than ours"
+PIECES = "our gather moves more memory"
+RING = "our ring sends beside kernels"
+UNKNOWN = "an unknown, smaller model"
 WAYS = [
   way("all-gather", "gather", 8.83, 0.529, "7B", 32_768, 16, PIECES),
   way("Ulysses", "exchange", 8.90, 0.522, "7B", 32_768, 16),

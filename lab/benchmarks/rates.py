@@ -27,12 +27,11 @@ from lab.analysis.topology import machine_of
 from lab.benchmarks import published
 from lab.benchmarks.pages import RESULTS, fill
 from lab.benchmarks.predictions import PAGE, RECORDS, case_on, config
-from lab.benchmarks.sections import NONE, table
-from reporting.pages.units import duration
+from lab.benchmarks.sections import table
 
 RECORD = RESULTS / "rates.json"
 MEASURED = RESULTS / "accelerator-1-nvidia-h100-80gb-hbm3.json"
-OURS = "our record"
+OURS = "ours"
 FITTED = ("products", "memory")
 
 
@@ -69,7 +68,7 @@ def ours() -> list[Row]:
     asked.batch_size = batch_size
     case = case_on(where, asked)
     times = predict.times(case, where.chip, where.links(case.layout.mesh))
-    rows.append(Row(OURS, f"`{preset}` on 1 H100", "gpu", seconds, times, times.seconds))
+    rows.append(Row(OURS, f"`{preset}`, 1 H100", "gpu", seconds, times, times.seconds))
   return rows
 
 
@@ -88,8 +87,8 @@ def others() -> list[Row]:
     where = machine_of(way.case[1])
     case = case_on(where, config(way.case))
     times = predict.times(case, where.chip, where.links(case.layout.mesh))
-    what = f"{way.case[3]:,} tokens shared by {way.case[6]['mesh.context']}, {way.theirs}"
-    rows.append(Row("pull request 4687", what, where.platform, way.seconds, times, times.seconds, way.unlike))
+    what = f"{way.case[3]:,} tokens, {way.theirs}"
+    rows.append(Row("MaxText-4687", what, where.platform, way.seconds, times, times.seconds, way.unlike))
   return rows
 
 
@@ -157,20 +156,23 @@ def compared() -> dict[str, Any]:
 
 def tables(record: dict[str, Any]) -> dict[str, str]:
   """The generated part of docs/explain.md."""
+  reasons = list(dict.fromkeys(row["unlike"] for row in record["rows"] if row["unlike"]))
   rows = []
   for row in record["rows"]:
     link = row["source"] if row["source"] == OURS else f"[{row['source']}]({published.SOURCES[row['source']]})"
-    shown = (duration(row[name]) for name in ("seconds", "best", "expected"))
-    off = f"{row['expected'] / row['seconds'] - 1:+.0%}" + (f": {row['unlike']}" if row["unlike"] else "")
-    rows.append((f"{link}: {row['what']}", *shown, off or NONE))
-  heads = ("Run", "Its step", "At best", "Expected", "Off")
+    shown = (f"{row[name]:.3g}" for name in ("seconds", "best"))
+    mark = f"<sup>{reasons.index(row['unlike']) + 1}</sup>" if row["unlike"] else ""
+    rows.append((f"{link} {row['what']}", *shown, f"{row['expected'] / row['seconds'] - 1:+.0%}{mark}"))
+  heads = ("Run", "Step, s", "At best", "Expected, off by")
+  notes = "; ".join(f"<sup>{number}</sup> {reason}" for number, reason in enumerate(reasons, 1))
   of = lambda name, one: (
-    f"{name}: products {one['products']:.2f}, attention {one['attention']:.2f}, memory {one['memory']:.2f} times their "
-    f"time at the peak. Errors: median {one['median']:.0%}, largest {one['largest']:.0%}; from other sources alone "
+    f"{name}: products × {one['products']:.2f}, attention × {one['attention']:.2f}, memory × {one['memory']:.2f}; "
+    f"median error {one['median']:.0%}, largest {one['largest']:.0%}; from other sources alone "
     f"{one['median_from_other_sources']:.0%} and {one['largest_from_other_sources']:.0%}."
   )
   said = [of(name, record["fitted"][platform]) for name, platform in (("GPUs", "gpu"), ("TPUs", "tpu"))]
-  return {"rates": "\n".join([*table(heads, rows), "", " ".join(said), "", f"`{record['command']}`, by formula."])}
+  below = [f"Not fitted: {notes}.", "", *said, "", f"`{record['command']}`, by formula."]
+  return {"rates": "\n".join([*table(heads, rows), "", *below])}
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from lab.analysis import explanation, hlo, memory, predict, search, theory
 from lab.analysis.case import Case
 from lab.analysis.compiled import CompiledStep
 from lab.analysis.links import of_devices
+from lab.analysis.reached import RATES
 from lab.analysis.topology import machine_of
 from lab.analysis.weights import weights
 from lab.benchmarks import expected
@@ -198,6 +199,11 @@ def test_times_and_communication_that_explain_computes_from_a_step():
   of_peak = lambda flops: pytest.approx(16 * flops / 8 / 989e12 / time["seconds"])
   assert time["mfu"] == of_peak(train_flops_per_example(sizes))
   assert time["palm_mfu"] == of_peak(palm_flops_per_example(sizes))
+  scores = predict.attention_flops(Case.of(runner, 16, "gpu")) / 989e12
+  products, rates = time["compute"] - scores, RATES["gpu"]
+  kernels = rates.products * products + rates.attention * scores + rates.memory * time["memory"]
+  assert time["expected"] == pytest.approx(max(kernels + time["exposed"], time["seconds"]))
+  assert time["expected_mfu"] == pytest.approx(time["mfu"] * time["seconds"] / time["expected"])
   (gathers,) = (row for row in explanation._communication(step.collectives(), timed) if row["axes"] == ("data",))
   assert (gathers["count"], gathers["sent_in_step"]) == (2, 2 * 3 * array)
   assert gathers["seconds"] == gathers["exposed"] == pytest.approx(2 * 3 * array / 450e9)
