@@ -68,7 +68,7 @@ def test_a_row_has_no_part_in_its_own_prediction(monkeypatch: pytest.MonkeyPatch
   """Nor have the rows of its source in the second one. Rows of other programs than ours have a part in none."""
   rows = [made("a", 4, 1, 1), made("a", 2, 3, factor=1.3), made("b", 5, 9, 0.5), made("c", 7, 2)]
   odd = dataclasses.replace(made("d", 3, 1, factor=4), unlike="another program")
-  monkeypatch.setattr(rates, "others", list)
+  monkeypatch.setattr(rates, "others", lambda *_: [])
 
   def predicted(*rows: rates.Row) -> list[tuple[float, float]]:
     monkeypatch.setattr(rates, "ours", lambda: [*rows, *(dataclasses.replace(row, platform="tpu") for row in rows)])
