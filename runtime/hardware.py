@@ -30,6 +30,7 @@ class Chip:
     hosts: how many hosts the switch connects.
     host: bytes/s to, and at the same time from, the memory of its host; 0 if unknown.
     float8: dense FLOP/s of products of float8 numbers; 0 if these are no faster than those of bfloat16.
+    watts: the most that the device draws by its data sheet, without its host and the cooling; 0 if unknown.
   """
 
   flops: float
@@ -42,6 +43,7 @@ class Chip:
   hosts: int = 1
   host: float = 0.0
   float8: float = 0.0
+  watts: float = 0.0
 
   def seconds(self, flops: float, of_float8: float = 0.0) -> float:
     """How long products take at the peaks, of which some are of float8 numbers."""
@@ -63,7 +65,7 @@ def _gpu(gib: float) -> float:
   return GPU_SHARE * gib * 2**30
 
 
-_V4 = Chip(275e12, _tpu(30.75), 1200e9, 50e9, torus=3, wraps=4, host=16e9)
+_V4 = Chip(275e12, _tpu(30.75), 1200e9, 50e9, torus=3, wraps=4, host=16e9, watts=192)
 _V5E = Chip(197e12, _tpu(15.75), 819e9, 50e9, torus=2, wraps=16, host=15e9)
 _V5P = Chip(459e12, _tpu(95.74), 2765e9, 100e9, torus=3, wraps=4, host=15e9)
 _V6E = Chip(918e12, _tpu(31.25), 1638e9, 100e9, torus=2, wraps=16, host=32e9)
@@ -75,26 +77,29 @@ _V6E = Chip(918e12, _tpu(31.25), 1638e9, 100e9, torus=2, wraps=16, host=32e9)
 # bridges join pairs). The network is that of DGX systems by their data sheets: an adapter of 200 (A100) or 400 Gb/s for
 # each GPU. A GB200's figures are a 72nd of a GB200 NVL72's. To the host: for NVIDIA PCIe ×16 of the data sheet's
 # generation, and for a GB200 half of the NVLink that joins two GPUs to a CPU; for TPUs what the scaling book says
-# (jax-ml.github.io/scaling-book/tpus: about 15 GB/s for a chip, v4 16, v6e 32). Keys are the first words, or parts of
+# (jax-ml.github.io/scaling-book/tpus: about 15 GB/s for a chip, v4 16, v6e 32). Watts: the data sheets, and for v4 the
+# largest in arXiv:2304.01433; Google states none for later TPUs. Keys are the first words, or parts of
 # words up to a hyphen, of `jax.Device.device_kind`; the longest match counts, and None is a kind whose figures are not
 # known here.
 # Memory: of TPUs, what libtpu 0.0.42 names when it refuses a program (0.0.50 names 0.01 GiB less for some); their pages
 # say 32, 16, 95, 32 and 96 GiB. Of GPUs, the least that CUDA was seen to report, in XLA's target configurations and in
 # PyTorch's messages. Data sheets have other figures, 24 GB for the 23.65 GB of an L4 and 80 GB for an H100's 84.9 GB.
 CHIPS: dict[str, Chip | None] = {
-  "NVIDIA A100": Chip(312e12, _gpu(39.25), 1555e9, 300e9, network=25e9, host=32e9),
-  "NVIDIA A100-SXM4-80GB": Chip(312e12, _gpu(79.14), 2039e9, 300e9, network=25e9, host=32e9),
-  "NVIDIA A100-PCIE": Chip(312e12, _gpu(39.25), 1555e9, 32e9, host=32e9),
-  "NVIDIA A100 80GB PCIe": Chip(312e12, _gpu(79.14), 1935e9, 32e9, host=32e9),
-  "NVIDIA L4": Chip(121e12, _gpu(22.03), 300e9, 32e9, host=32e9, float8=242e12),
+  "NVIDIA A100": Chip(312e12, _gpu(39.25), 1555e9, 300e9, network=25e9, host=32e9, watts=400),
+  "NVIDIA A100-SXM4-80GB": Chip(312e12, _gpu(79.14), 2039e9, 300e9, network=25e9, host=32e9, watts=400),
+  "NVIDIA A100-PCIE": Chip(312e12, _gpu(39.25), 1555e9, 32e9, host=32e9, watts=250),
+  "NVIDIA A100 80GB PCIe": Chip(312e12, _gpu(79.14), 1935e9, 32e9, host=32e9, watts=300),
+  "NVIDIA L4": Chip(121e12, _gpu(22.03), 300e9, 32e9, host=32e9, float8=242e12, watts=72),
   # SXM; the PCIe card has its own line
-  "NVIDIA H100": Chip(989e12, _gpu(79.1), 3350e9, 450e9, network=50e9, host=64e9, float8=1979e12),
-  "NVIDIA H100 PCIe": Chip(756e12, _gpu(79.1), 2000e9, 64e9, host=64e9, float8=1513e12),
+  "NVIDIA H100": Chip(989e12, _gpu(79.1), 3350e9, 450e9, network=50e9, host=64e9, float8=1979e12, watts=700),
+  "NVIDIA H100 PCIe": Chip(756e12, _gpu(79.1), 2000e9, 64e9, host=64e9, float8=1513e12, watts=350),
   "NVIDIA H100 NVL": None,
-  "NVIDIA H200": Chip(989e12, _gpu(139.72), 4800e9, 450e9, network=50e9, host=64e9, float8=1979e12),
+  "NVIDIA H200": Chip(989e12, _gpu(139.72), 4800e9, 450e9, network=50e9, host=64e9, float8=1979e12, watts=700),
   "NVIDIA H200 NVL": None,
-  "NVIDIA B200": Chip(2250e12, _gpu(178.35), 7700e9, 900e9, network=50e9, host=64e9, float8=4500e12),
-  "NVIDIA GB200": Chip(2500e12, _gpu(184.3), 8000e9, 900e9, network=50e9, hosts=18, host=225e9, float8=5000e12),
+  "NVIDIA B200": Chip(2250e12, _gpu(178.35), 7700e9, 900e9, network=50e9, host=64e9, float8=4500e12, watts=1000),
+  "NVIDIA GB200": Chip(
+    2500e12, _gpu(184.3), 8000e9, 900e9, network=50e9, hosts=18, host=225e9, float8=5000e12, watts=1200
+  ),
   "TPU v4": _V4,
   "TPU v5 lite": _V5E,
   "TPU v5e": _V5E,

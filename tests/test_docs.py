@@ -28,6 +28,7 @@ from lab.benchmarks import (
   predictions,
   preparation,
   published,
+  rates,
   replica_check,
 )
 from lab.benchmarks.pages import ROOT
@@ -164,7 +165,7 @@ def test_pages_show_the_predictions(platform: str):
 @pytest.mark.full
 def test_the_explain_page_shows_published_speeds():
   page = predictions.PAGE.read_text()
-  assert pages.fill(page, {"published": published.table()}) == page
+  assert pages.fill(page, rates.tables(json.loads(rates.RECORD.read_text()))) == page
   assert pages.fill(page, {"ways": published.ways(json.loads(published.RECORD.read_text()))}) == page
 
 

@@ -1,4 +1,4 @@
-"""Reports a training step's placement, communication, memory and best possible time, without running it.
+"""Reports a training step's placement, communication, memory, and time at best and expected, without running it.
 
     python -m tools.explain --config=configs/fsdp.py [--topology=v5p:8x8x16] [--html=FILE] [--json=FILE]
     python -m tools.explain --config=configs/fsdp.py --topology=h100:16x8 [--network=400Gb]
@@ -232,7 +232,14 @@ def _time(found: dict[str, Any]) -> str:
     assumed = f"of the time, if a backward unit takes {time['backward']:g} times as long as a forward unit"
     rows.append(("stages wait", f"{time['idle']:.1%}", assumed))
   best = f"{time['per_second']:,.0f} {time['unit']}/s, MFU {mfu(time['mfu'], time['palm_mfu'])}"
-  lines = [table(rows), f"{time['binds']} binds: at least {duration(time['seconds'])} a step, at most {best}"]
+  speed = time["per_second"] * time["seconds"] / time["expected"]
+  expected = f"{speed:,.0f} {time['unit']}/s, MFU {mfu(time['expected_mfu'], time['expected_palm_mfu'])}"
+  lines = [
+    table(rows),
+    f"{time['binds']} binds: at least {duration(time['seconds'])} a step, at most {best}",
+    f"expected: {duration(time['expected'])} a step, {expected}",
+    f"  {time['rests_on']}",
+  ]
   for axes in time["beyond"]:
     lines.append(f"{'+'.join(axes)} spans several slices, but the times assume the links within one.")
   if time["left_out"]:

@@ -5,8 +5,9 @@
     python -m tools.plan --params=235e9 --active=22e9 --experts=128 --topology=h100:32x8 --batch-tokens=4e6
     python -m tools.plan --config=configs/fsdp.py --config.FIELD=... --topology=v5e:4x8    # the model of a config
 
-Ranks plans by their predicted step time, and shows at most two plans of a strategy if there are enough others. It
-compiles nothing and needs no TPU or GPU. With --compile, the compiler of these devices checks the best three (pip
+Ranks plans by the expected time of a step, of equally fast ones the simplest first, and shows at most two plans of a
+strategy if there are enough others. With --price it says what a billion tokens cost. It compiles nothing and needs no
+TPU or GPU. With --compile, the compiler of these devices checks the best three (pip
 install '.[topology]' or '.[gpu-topology]'). lab/analysis/search.py searches. docs/explain.md says how far to trust the
 predictions.
 """
@@ -22,9 +23,13 @@ from checkpointing import record
 from configs import base
 from errors import ConfigError, positive
 from lab.analysis import explanation
-from lab.analysis.search import Candidate, best, chosen_fields, mixture_of, model_of, search
+from lab.analysis.failures import DEVICES
+from lab.analysis.reached import RATES
+from lab.analysis.search import Candidate, best, chosen_fields, search
+from lab.analysis.shapes import mixture_of, model_of
 from lab.analysis.topology import Machine, machine_of
 from lab.analysis.weights import weights
+from lab.failure_inputs import STATE
 from lab.views import plan_page
 from lab.views.communication import table
 from models.sizes import ModelSizes
@@ -38,29 +43,60 @@ from training import settings
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 
-def rows_of(found: list[Candidate], sizes: ModelSizes, where: Machine, batch_size: int) -> list[tuple[str, ...]]:
-  """The candidates as a table, with its heading."""
+def rows_of(
+  found: list[Candidate], sizes: ModelSizes, where: Machine, batch_size: int, price: float | None = None
+) -> list[tuple[str, ...]]:
+  """The candidates as a table, with its heading.
+
+  Args:
+    price: dollars for an hour of a device.
+  """
   unit, items = sizes.reads.unit()
-  rows = [("", "strategy", "mesh", "remat, parts", "step", f"{unit}/s", "MFU", "PaLM's MFU", "memory", "binds")]
+  watts = where.chip.watts
+  heading = ["", "strategy", "mesh", "remat, parts", "at best", "expected", f"{unit}/s", "MFU", "PaLM's MFU"]
+  heading += ["memory", "binds", *["kWh"] * (watts > 0), *["$"] * (price is not None)]
+  rows = [tuple(heading)]
   for number, candidate in enumerate(found, 1):
     parts = [f"{candidate.fields['model.remat']}"]
     parts += [f"{name.split('.')[-1]}={value}" for name, value in candidate.fields.items() if name in PARTS]
-    case, times = candidate.case, candidate.times
-    rows.append(
-      (
-        f"{number}",
-        candidate.strategy,
-        candidate.case.layout.mesh_in_words,
-        ", ".join(parts),
-        duration(times.seconds) + (f" {MARK}" if candidate.doubt else ""),
-        f"{batch_size * items / times.seconds:,.0f}",
-        f"{times.mfu(case.model_flops, where.chip):.1%}",
-        f"{times.mfu(case.palm_flops, where.chip):.1%}",
-        amount(candidate.memory),
-        times.binds,
-      )
-    )
+    case, times, expected = candidate.case, candidate.times, candidate.expected
+    hours = MANY / batch_size / items * expected / 3600 * where.count  # of devices
+    row = [
+      f"{number}",
+      candidate.strategy,
+      candidate.case.layout.mesh_in_words,
+      ", ".join(parts),
+      duration(times.seconds) + (f" {MARK}" if candidate.doubt else ""),
+      duration(expected),
+      f"{batch_size * items / expected:,.0f}",
+      f"{case.model_flops / expected / where.chip.flops:.1%}",
+      f"{case.palm_flops / expected / where.chip.flops:.1%}",
+      amount(candidate.memory),
+      times.binds,
+    ]
+    row += [f"{hours * watts / 1e3:,.0f}"] * (watts > 0)
+    row += [f"{hours * price:,.0f}"] if price is not None else []
+    rows.append(tuple(row))
   return rows
+
+
+def legend(first: Candidate, sizes: ModelSizes, where: Machine, price: float | None) -> str:
+  """Below the table: what its figures are, and when the first step of the first plan ends."""
+  unit, _ = sizes.reads.unit()
+  rates, watts = RATES[where.platform], where.chip.watts
+  state = STATE * sum(weight.size for weight in weights(sizes))
+  read = state / 1e9 * DEVICES / where.count
+  of = [f"kWh: for a billion {unit}, if a device draws the {watts:,.0f} W of its data sheet."] if watts else []
+  of += [f"$: for a billion {unit}, at ${price:g} for an hour of a device."] if price is not None else []
+  return "\n".join(
+    [
+      "At best: at the devices' peaks, and with the communication that nothing hides.",
+      f"Expected, for {unit}/s and MFU, too: {rates.described(where.kind)}.",
+      *of,
+      f"The first step ends after about {rates.start + first.expected:,.0f} s, most of them to compile it. A restart "
+      f"also reads a checkpoint of {amount(state)}, in {read:,.0f} s at 1 GB/s for {DEVICES} devices.",
+    ]
+  )
 
 
 def doubts(found: list[Candidate]) -> str:
@@ -77,6 +113,7 @@ def doubts(found: list[Candidate]) -> str:
   )
 
 
+MANY = 1e9  # tokens or images, whose price is shown
 MARK = "?"  # beside a time that plan cannot vouch for
 PARTS = (
   "model.attention_context",
@@ -148,6 +185,8 @@ def main(asked: flags.FlagValues) -> None:
     raise ConfigError("give either params=SIZE or config=FILE: the size of a model, or the config of one")
   if asked.html:
     writable_file(Path(asked.html), "html")
+  if asked.price is not None and not 0 < asked.price < math.inf:
+    raise ConfigError(f"price={asked.price:g} is not a price; give the dollars for an hour of one device, such as 2.5")
   if asked.config is None:
     config = base.get_config("lm", "fsdp")
     config.model.update(_model(asked))
@@ -176,17 +215,15 @@ def main(asked: flags.FlagValues) -> None:
       f"device's memory that a program may use, and splits batches of {config.batch_size}; use more devices or another "
       "batch size"
     )
-  rows = rows_of(chosen, sizes, where, config.batch_size)
-  print("\n".join(filter(None, (table(rows), doubts(chosen)))))
-  print(
-    "\nThe times are those at the peaks, and count the communication that nothing hides. These commands train the "
-    "plans; use tools.explain with the same flags and --topology for details:"
-  )
+  rows = rows_of(chosen, sizes, where, config.batch_size, asked.price)
+  below = "\n".join(filter(None, (doubts(chosen), legend(chosen[0], sizes, where, asked.price))))
+  print(f"{table(rows)}\n{below}")
+  print("\nThese commands train the plans; use tools.explain with the same flags and --topology for details:")
   commands = [command(candidate, config) for candidate in chosen]
   for number, line in enumerate(commands, 1):
     print(f"{number:2d}  {line}")
   if asked.html:
-    pages.write(Path(asked.html), plan_page.page(about, found, chosen, rows, doubts(chosen), commands, where))
+    pages.write(Path(asked.html), plan_page.page(about, found, chosen, rows, below, commands, where))
   if asked.compile:
     print("\nBy the compiler:")
     for number, candidate in enumerate(chosen[:3], 1):
@@ -214,6 +251,7 @@ def define(into: flags.FlagValues = flags.FLAGS) -> None:
   flags.DEFINE_float("batch-tokens", None, tokens, **named)
   flags.DEFINE_integer("seq-len", 4096, "Tokens of a sequence, with --params.", lower_bound=1, **named)
   flags.DEFINE_bool("compile", False, "Let the compiler check the best three.", **named)
+  flags.DEFINE_float("price", None, "Dollars for an hour of one device, to see what a billion tokens cost.", **named)
   flags.DEFINE_integer("best", 10, "How many plans to print.", lower_bound=1, **named)
   flags.DEFINE_string("html", None, "A page to write, with every plan in a picture.", **named)
   flags.DEFINE_list("strategies", [], "Strategies to try, separated by commas (default: all).", **named)

@@ -23,10 +23,10 @@ Formulas
     timeline.py       pipeline schedules: timeline, idle time, and how often each unit runs
 
 Both
-    roofline.py       the least time of a step, from either
+    roofline.py       the least time of a step, from either; reached.py: what a step is expected to take
     explanation.py    all figures of one step, for tools/explain.py; fixes.py: changes that make it fit into memory
     excess.py         where a compiled step sends more than theory says
-    search.py         searches for the fastest configuration, for tools/plan.py
+    search.py         searches for the fastest configuration, for tools/plan.py; shapes.py: models by size alone
 
 Recorded steps, for tools/profile.py
     trace.py          what each device ran, and when

@@ -260,10 +260,12 @@ class Product(NamedTuple):
   Attributes:
     flops: FLOPs of one device for each position.
     dims: the dimensions besides `batch` and `layers` whose sharding splits the products.
+    kind: "block": with weights of blocks; "pairs": of queries with keys, and of what they weigh; "": others.
   """
 
   flops: float
   dims: tuple[str, ...]
+  kind: str = ""
 
 
 def piece_size(layout: Layout, shape: Sequence[int], dims: Dims) -> int:

@@ -20,6 +20,7 @@ from lab.analysis.fixes import fixes
 from lab.analysis.links import of_devices, spans_slices
 from lab.analysis.overlap import Overlap
 from lab.analysis.profile import scope
+from lab.analysis.reached import RATES
 from lab.analysis.roofline import Roofline
 from lab.analysis.timeline import timeline
 from lab.analysis.topology import Cluster, Machine
@@ -261,7 +262,10 @@ def _time(strategy: Strategy, case: Case, step: CompiledStep, figures: Chip, tim
     exposed=timed.exposed,
     idle=case.idle,
     **host.host_times(case, figures),
+    attention=predict.attention_flops(case) / figures.flops,
   )
+  rates, peak = RATES["tpu" if figures.torus else "gpu"], figures.flops
+  expected = rates.seconds(times)
   sizes, mesh = strategy.program.sizes, strategy.mesh
   assert isinstance(mesh, Mesh)  # with devices: the step has been compiled
   unit, items = sizes.reads.unit()
@@ -270,6 +274,10 @@ def _time(strategy: Strategy, case: Case, step: CompiledStep, figures: Chip, tim
     **dataclasses.asdict(times),
     "seconds": times.seconds,
     "binds": times.binds,
+    "expected": expected,
+    "expected_mfu": case.model_flops / expected / peak,
+    "expected_palm_mfu": case.palm_flops / expected / peak,
+    "rests_on": rates.described(strategy.mesh.devices.flat[0].device_kind),
     "mfu": times.mfu(case.model_flops, figures),
     "palm_mfu": times.mfu(case.palm_flops, figures),
     "flops": flops,

@@ -27,9 +27,22 @@ from runtime.hardware import Chip
 
 def flops(case: Case) -> float:
   """FLOPs of one device in a step, including what remat repeats. In a pipeline: of the busiest stage."""
-  return update.flops(case) + case.examples * case.batch_parts * case.sizes.positions * sum(
-    p.flops for p in _products(case)
-  )
+  return update.flops(case) + _positions(case) * sum(p.flops for p in _products(case))
+
+
+def attention_flops(case: Case) -> float:
+  """The part of `flops` for pairs of a query and a key."""
+  return _positions(case) * sum(p.flops for p in _products(case) if p.kind == "pairs")
+
+
+def block_flops(case: Case) -> float:
+  """The part of `flops` for products with the weights of blocks, those of experts included."""
+  return _positions(case) * sum(p.flops for p in _products(case) if p.kind == "block")
+
+
+def _positions(case: Case) -> float:
+  """Positions of one device in a step."""
+  return case.examples * case.batch_parts * case.sizes.positions
 
 
 def repeated_flops(case: Case) -> float:
@@ -39,7 +52,7 @@ def repeated_flops(case: Case) -> float:
   design: if `model` splits only `vocab`, its devices repeat the blocks. Without repetition, all devices together run
   `flops` × devices, and with it they run (`flops` − `repeated_flops`) × devices of different work.
   """
-  layout, positions = case.layout, case.examples * case.batch_parts * case.sizes.positions
+  layout, positions = case.layout, _positions(case)
   repeated = update.repeated_flops(case)
   for product in _products(case):
     axes = {axis for dim in ("batch", "positions", "layers", *product.dims) for axis in layout.axes(dim)}
@@ -63,25 +76,29 @@ def _products(case: Case) -> list[Product]:
   stacks = sizes.stacks[-1:] if first else sizes.stacks
   hidden = sum(stack.layers * stack.sizes.dense_width for stack in stacks) / sum(stack.layers for stack in stacks)
   mlp = 2 * len(MLPS[sizes.mlp].products) * sizes.width * hidden / layout.shards("mlp")  # the mean of these blocks
-  attention_again, mlp_again = _again(case, projections, scores, mlp)
+  projections_again, scores_again, mlp_again = _again(case, projections, scores, mlp)
   if case.splits:  # backward and weight units both compute again what they read
-    attention_again += attention_again if case.repeats else attention_again / 2
+    projections_again *= 2 if case.repeats else 1.5
+    scores_again *= 2 if case.repeats else 1.5
     mlp_again *= 2
   # The backward passes of kernels compute the scores again; splash attention in both its kernels, and another product.
   # So does `blockwise`, if remat has not done so just before. Scores of other devices' keys are in a loop of their own.
-  attention_again += {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(sizes.attention, 0.0)
+  scores_again += {"cudnn": scores / 2, "splash": scores * 3 / 2}.get(sizes.attention, 0.0)
   if _saves_logsumexp(case) and case.saves_attended:
-    attention_again += scores / 2
+    scores_again += scores / 2
   elif _saves_logsumexp(case):
-    attention_again += of_others / 2
-  attention_again += COMPILERS[case.compiler].attention_again(case) * (projections + scores)
+    scores_again += of_others / 2
+  compiled_again = COMPILERS[case.compiler].attention_again(case)
+  projections_again += compiled_again * projections
+  scores_again += compiled_again * scores
   (inputs, _), head = sizes.predicts.head()
   head_flops = 2 * inputs * case.outputs * sizes.predicts.predictions() / t
   return [
-    Product(layers * (each * projections + 3 * scores + attention_again), ("heads",)),
-    Product(layers * (each * mlp + mlp_again), ("mlp",)),
+    Product(layers * (each * projections + projections_again), ("heads",), "block"),
+    Product(layers * (3 * scores + scores_again), ("heads",), "pairs"),
+    Product(layers * (each * mlp + mlp_again), ("mlp",), "block"),
     *_first(case, each, projections, scores),
-    *(Product(mixtures * product.flops, product.dims) for product in experts.products(case)),
+    *(Product(mixtures * product.flops, product.dims, "block") for product in experts.products(case)),
     # The input has no gradient, so the embedding's product has no second backward product.
     Product((each - 1) * 2 * sizes.reads.embedding_products() / layout.shards("sequence"), ("sequence",)),
     # All devices that share an example compute the class that it has.
@@ -107,8 +124,9 @@ def _first(case: Case, each: int, projections: float, scores: float) -> list[Pro
   products = len(MLPS[case.sizes.mlp].products)
   mlp = 2 * products * case.sizes.width * case.sizes.mlp_width / case.layout.shards("mlp")
   return [
-    Product(case.first * ((each + 1) * projections + 4 * scores + of_kernels), ("heads",)),
-    Product(case.first * (each + 1) * mlp, ("mlp",)),
+    Product(case.first * (each + 1) * projections, ("heads",), "block"),
+    Product(case.first * (4 * scores + of_kernels), ("heads",), "pairs"),
+    Product(case.first * (each + 1) * mlp, ("mlp",), "block"),
   ]
 
 
@@ -129,15 +147,15 @@ def _adapters(case: Case, layers: float) -> list[Product]:
   return found
 
 
-def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[float, float]:
-  """The FLOPs of attention and of the MLP that remat repeats in a block, of all those of a forward pass.
+def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[float, float, float]:
+  """The FLOPs of projections, scores and MLP that remat repeats in a block, of all those of a forward pass.
 
   Where devices split heads or hidden units, the products of one input are one (`layers.linears`): all are repeated, or
   none.
   """
   sizes, names = case.sizes, set(case.saved_names)
   if sizes.remat == "minimal":
-    return 0.0, 0.0
+    return 0.0, 0.0, 0.0
   if case.layout.shards("heads") > 1 or case.layout.shards("mlp") > 1:
     for joined in ({"query", "key", "value"}, {"mlp_gate", "mlp_up"}):
       names -= set() if joined <= names else joined
@@ -149,7 +167,7 @@ def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[f
     scores = 0
   elif "attended" in names:
     scores /= 2  # the product with the values is not repeated
-  return share * projections + scores, mlp / len(of_mlp) * len(read - names)
+  return share * projections, scores, mlp / len(of_mlp) * len(read - names)
 
 
 def _saves_logsumexp(case: Case) -> bool:
@@ -262,7 +280,10 @@ def times(case: Case, chip: Chip, links: Links) -> Roofline:
   hidden = max(hidden - _longer_than_products(case, chip, links), 0.0)
   sent = sum(seconds(row, row.bytes) for row in rows)
   exposed = sent - min(hidden, max(compute, memory))
-  return Roofline(compute, memory, communication=sent, exposed=exposed, idle=case.idle, **host_times(case, chip))
+  return Roofline(
+    compute, memory, communication=sent, exposed=exposed, idle=case.idle, **host_times(case, chip),
+    attention=attention_flops(case) / chip.flops,
+  )  # fmt: skip
 
 
 def _passes(case: Case, kind: str, axes: tuple[str, ...]) -> int:

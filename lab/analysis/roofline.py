@@ -20,6 +20,7 @@ class Roofline:
     idle: the share of time in which a pipeline's stages wait.
     host: in which the link to the host's memory is busy.
     update: the part of it for the optimizer's state, which comes and goes when all else is done.
+    attention: the part of `compute` for pairs of positions, which attention's kernels compute.
   """
 
   compute: float
@@ -29,6 +30,7 @@ class Roofline:
   idle: float = 0.0
   host: float = 0.0
   update: float = 0.0
+  attention: float = 0.0
 
   @property
   def seconds(self) -> float:

@@ -4,6 +4,7 @@ The search uses only the formulas of predict.py and theory.py, which tests compa
 milliseconds, so the search tries all of them.
 """
 
+import bisect
 import collections
 import dataclasses
 import functools
@@ -16,6 +17,7 @@ import strategies
 from errors import ConfigError
 from lab.analysis import memory, predict, theory
 from lab.analysis.case import ADAMW, Case
+from lab.analysis.reached import RATES
 from lab.analysis.roofline import Roofline
 from lab.analysis.topology import Machine
 from models.expert_sizes import WAYS as TRANSPORTS
@@ -29,6 +31,7 @@ from strategies.execution.stages.staged import UNEVEN, each_has_layers
 from strategies.layout import PLACES, Layout
 from training.optimizer import Optimizer
 
+ALIKE = 0.01  # the difference of expected times up to which plans are equally fast
 DOUBT = 0.1  # the share of a step's time from which on an uncertain part of it is reported
 # Devices along axes that split these dimensions wait for each other within a step, so such axes are at most this large.
 WAITING, LARGEST = ("heads", "mlp", "vocab", "layers"), 32
@@ -52,6 +55,17 @@ class Candidate:
   where: Machine
 
   @functools.cached_property
+  def expected(self) -> float:
+    """Seconds that a step is expected to take."""
+    return RATES[self.where.platform].seconds(self.times)
+
+  @property
+  def simplicity(self) -> tuple[int, bool, bool]:
+    """Plans with smaller values are simpler: few mesh axes, no pipeline, the batch as one part."""
+    axes = sum(size > 1 for size in self.case.layout.mesh.values())
+    return axes, self.case.schedule is not None, self.case.accumulation > 1
+
+  @functools.cached_property
   def doubt(self) -> str:
     """Why compilers may be more than a tenth slower or faster; "" if they were not in recorded cases of this kind."""
     return doubt(self.case, self.times, self.where)
@@ -65,53 +79,6 @@ def chosen_fields(candidate: Candidate, config: Any) -> dict[str, Any]:
   return dict(candidate.fields) | splits
 
 
-def model_of(params: float, length: int) -> dict[str, int]:
-  """The sizes of a Llama-shaped model with about this many parameters, for sequences of this length.
-
-  The proportions are Llama's (Touvron et al. 2023, arXiv:2302.13971): heads of 128, width = 128 × depth, and an MLP of
-  8/3 the width. Raises ConfigError if no such model has about this many parameters.
-  """
-  if not 1e7 <= params <= 1e13:
-    raise ConfigError(f"params={params:g} does not fit a model with Llama's proportions; use 1e8 to 1e12")
-  sizes = []
-  for heads in (*range(4, 16, 4), *range(16, 257, 8)):  # common numbers of devices divide these
-    width = 128 * heads
-    mlp = round(8 / 3 * width / 256) * 256
-    per_block = 4 * width * width + 3 * width * mlp
-    depth = max(1, round((params - 2 * width * 32_000) / per_block))
-    depth = max(4, round(depth / 4) * 4)  # stages can divide this
-    count = 2 * width * 32_000 + depth * per_block
-    sizes.append((abs(count / params - 1) + abs(math.log(depth / heads)), heads, depth, mlp, count))
-  _, heads, depth, mlp, count = min(sizes)
-  if abs(count / params - 1) > 0.2:
-    raise ConfigError(f"params={params:g} does not fit a model with Llama's proportions; use 1e8 to 1e12")
-  named = {"width": 128 * heads, "depth": depth, "heads": heads, "kv_heads": heads, "mlp_width": mlp}
-  return named | {"seq_len": length, "vocab_size": 32_000}
-
-
-def mixture_of(params: float, active: float, experts: int, length: int) -> dict[str, int]:
-  """The sizes of a mixture with about this many parameters, of which so many work on a token.
-
-  The active part has the proportions of `model_of`, with its MLP in equal pieces: the experts of a token. Raises
-  ConfigError if so many experts do not make such a model.
-  """
-  if not 0 < active < params:
-    raise ConfigError(
-      f"active={active:g} must be below params={params:g}, the size with all experts; use a smaller one"
-    )
-  dense = model_of(active, length)
-  of_mlps = dense["depth"] * 3 * dense["width"] * dense["mlp_width"]
-  chosen = round(experts / (1 + (params - active) / of_mlps))
-  width = round(dense["mlp_width"] / max(chosen, 1) / 128) * 128
-  total = active - of_mlps + experts * dense["depth"] * 3 * dense["width"] * width
-  if not chosen or not width or abs(total / params - 1) > 0.2:
-    raise ConfigError(
-      f"experts={experts} do not make a model of params={params:g} with active={active:g}; use about "
-      f"{max(2, round(2 * (1 + (params - active) / of_mlps)))} experts or a multiple"
-    )
-  return dense | {"experts": experts, "experts_per_token": chosen, "expert_width": width}
-
-
 def search(
   sizes: ModelSizes,
   batch_size: int,
@@ -120,7 +87,7 @@ def search(
   sequence_parallel: bool = True,
   optimizer: Optimizer = ADAMW,
 ) -> list[Candidate]:
-  """Every candidate that fits into memory, the fastest first; among equally fast ones, the one that sends least first.
+  """Every candidate that fits into memory, the fastest first by the expected time; see `in_order`.
 
   Args:
     names: the strategies to try; all if not given.
@@ -141,7 +108,18 @@ def search(
         candidate = _candidate(name, case, where, pipeline)
         if candidate.memory <= where.chip.memory:
           found.append(candidate)
-  return sorted(found, key=lambda c: (c.times.seconds, c.times.communication, c.memory))
+  return in_order(found)
+
+
+def in_order(found: Sequence[Candidate]) -> list[Candidate]:
+  """The fastest first. Of those within `ALIKE` of the fastest that is left, the simplest first, then the fastest."""
+  left = sorted(found, key=lambda c: c.expected)
+  ordered: list[Candidate] = []
+  while left:
+    count = bisect.bisect_right(left, left[0].expected * (1 + ALIKE), key=lambda c: c.expected)
+    ordered += sorted(left[:count], key=lambda c: (c.simplicity, c.expected, c.times.communication, c.memory))
+    left = left[count:]
+  return ordered
 
 
 def _variants(sizes: ModelSizes, layout: Layout) -> Iterator[ModelSizes]:

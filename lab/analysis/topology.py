@@ -34,6 +34,11 @@ class Slice:
   platform = "tpu"
 
   @property
+  def kind(self) -> str:
+    """The devices' `device_kind`, as far as `hardware.chip` needs it."""
+    return TPUS[self.version]
+
+  @property
   def count(self) -> int:
     """The number of devices."""
     return math.prod(self.shape) * self.cores
@@ -92,6 +97,11 @@ class Cluster:
   per_host: int
   network: float
   platform = "gpu"
+
+  @property
+  def kind(self) -> str:
+    """The devices' `device_kind`."""
+    return gpus.TARGETS[self.version].kind
 
   @property
   def count(self) -> int:

@@ -27,6 +27,7 @@ from lab.analysis import memory, predict, theory
 from lab.analysis.case import Case
 from lab.analysis.compiled import compile_step
 from lab.analysis.roofline import Roofline
+from lab.analysis.shapes import LLAMA3
 from lab.analysis.topology import Machine, machine_of
 from lab.benchmarks.pages import RESULTS, ROOT, cpu, rewrite, source
 from lab.benchmarks.sections import table
@@ -44,8 +45,8 @@ MODELS = {
   "1B": {"width": 2048, "depth": 16, "heads": 16, "kv_heads": 16, "mlp_width": 5632, "vocab_size": 32_000},
   "2B, GQA": {"width": 2048, "depth": 24, "heads": 32, "kv_heads": 8, "mlp_width": 8192, "vocab_size": 128_000},
   "7B": {"width": 4096, "depth": 32, "heads": 32, "kv_heads": 32, "mlp_width": 11_008, "vocab_size": 32_000},
-  "8B, GQA": {"width": 4096, "depth": 32, "heads": 32, "kv_heads": 8, "mlp_width": 14_336, "vocab_size": 128_256},
-  "70B, GQA": {"width": 8192, "depth": 80, "heads": 64, "kv_heads": 8, "mlp_width": 28_672, "vocab_size": 128_256},
+  "8B, GQA": LLAMA3["8B"],
+  "70B, GQA": LLAMA3["70B"],
 }
 # Strategy, slice or cluster, model, sequence length, batch size, remat, other fields of the config.
 Prediction = tuple[str, str, str, int, int, str, dict[str, Any]]

@@ -1,11 +1,11 @@
-"""Compares our bounds with speeds that other projects have published.
+"""Speeds that other projects have published, and our bounds for the same steps.
 
-    python -m tools.benchmark published              # writes its tables into docs/explain.md
+    python -m tools.benchmark published              # writes the table of ways to share positions into docs/explain.md
     python -m tools.benchmark published --compile    # first compiles our ways to share positions for TPUs (30 minutes)
 
 Needs no devices: the bounds come from the formulas of lab/analysis/predict.py. Each is the longest of the times that
-arithmetic, memory and communication take alone, as if a perfect program overlapped all three. So a bound below a
-published speed would be wrong. A test checks this.
+arithmetic, memory and communication take alone, as if a perfect program overlapped all three. So a step that somebody
+measured below its bound would show an error of ours. A test checks this. rates.py fits what steps take to these speeds.
 """
 
 import argparse
@@ -17,19 +17,29 @@ from typing import Any
 import jax
 
 from configs import base
-from lab.analysis import memory, predict
+from lab.analysis import predict
+from lab.analysis.case import Case
 from lab.analysis.roofline import Roofline
-from lab.analysis.search import model_of
-from lab.analysis.topology import machine_of
+from lab.analysis.topology import Machine, machine_of
 from lab.benchmarks import sections
 from lab.benchmarks.pages import RESULTS, fill
 from lab.benchmarks.predictions import MODELS, PAGE, Prediction, case_on, config, measure, with_source
-from models.flops import palm_flops_per_example
 from runtime import command_line
 
-TORCHTITAN = "https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md"
+_MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main"
+_NVIDIA = "https://catalog.ngc.nvidia.com/orgs/nvidia/teams/dgxc-benchmarking/resources"
+SOURCES = {
+  "torchtitan": "https://github.com/pytorch/torchtitan/blob/main/benchmarks/llama3_h100_202412_torchtitan.md",
+  "MaxText": f"{_MAXTEXT}/README.md",
+  "MaxText-A3": f"{_MAXTEXT}/MaxText/configs/a3/llama_2_7b/README.md",
+  "MaxText-v5e": f"{_MAXTEXT}/MaxText/configs/v5e/README.md",
+  "MaxText-tiers": f"{_MAXTEXT}/docs/reference/models/tiering.md",
+  "tpu-recipes": "https://github.com/AI-Hypercomputer/tpu-recipes/tree/main/training/trillium",
+  "NVIDIA-Llama-2": f"{_NVIDIA}/maxtext-llama2-70b-dgxc-benchmarking-c",
+  "NVIDIA-Llama-3": f"{_NVIDIA}/maxtext-llama3-70b-dgxc-benchmarking-g",
+  "MaxText-4687": "https://github.com/AI-Hypercomputer/maxtext/pull/4687",
+}
 RECORD = RESULTS / "ways-tpu.json"
-MAXTEXT = "https://github.com/AI-Hypercomputer/maxtext/blob/main/README.md"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +47,17 @@ class Published:
   """A published measurement, and a run of ours that is as close to it as our configs allow.
 
   Attributes:
-    what: the published setup, in its own words.
+    source: a key of `SOURCES`.
+    what: the published setup.
     fields: of our config.
-    tokens: tokens/s of a device; 0 if the source gives FLOP/s instead.
+    tokens: tokens/s of a device; 0 if the source gives FLOP/s or seconds instead.
     palm_flops: model FLOP/s of a device as PaLM counts them. MaxText counted all pairs of attention, too, when it
       published these (its pull request 1988 changed that later).
+    seconds: of a step.
     memory: GiB of a device; 0 if not stated.
+    float8: whether the products of blocks are in float8, at twice the peak.
+    figures: of a device, where they differ from those of its kind (`hardware.Chip`).
+    unlike: why no rate of ours can predict it; "" if one can.
   """
 
   source: str
@@ -52,7 +67,11 @@ class Published:
   fields: dict[str, Any]
   tokens: float = 0.0
   palm_flops: float = 0.0
+  seconds: float = 0.0
   memory: float = 0.0
+  float8: bool = False
+  figures: dict[str, float] = dataclasses.field(default_factory=dict)
+  unlike: str = ""
 
 
 def llama(name: str, length: int, batch_size: int, **fields: Any) -> dict[str, Any]:
@@ -60,75 +79,118 @@ def llama(name: str, length: int, batch_size: int, **fields: Any) -> dict[str, A
   return model | {"batch_size": batch_size} | fields
 
 
-def shaped(params: float, batch_size: int) -> dict[str, Any]:
-  """A model of Llama's proportions in place of MaxText's, whose shape its table does not state."""
-  model = {f"model.{field}": size for field, size in model_of(params, 2048).items()}
-  return model | {"batch_size": batch_size, "model.remat": "minimal", "mesh.model": 4}
+def scaled(scale: int, batch_size: int, remat: str, model: int = 1) -> dict[str, Any]:
+  """A model of MaxText's `global_parameter_scale`, a power of two: heads and MLP grow first, then width, then depth."""
+  rounds, rest = divmod(scale.bit_length() - 1, 3)
+  heads, width, depth = 2 ** (rounds + (rest > 0)), 2 ** (rounds + (rest > 1)), 2**rounds
+  sizes: dict[str, Any] = {
+    "width": 2048 * width,
+    "depth": 16 * depth,
+    "heads": 16 * heads,
+    "kv_heads": 16 * heads,
+    "head_dim": 128,
+  }
+  sizes |= {"mlp_width": 7168 * heads, "vocab_size": 32_000, "seq_len": 2048}
+  sizes |= {"remat": remat}
+  fields = {f"model.{field}": value for field, value in sizes.items()} | {"batch_size": batch_size}
+  return fields | ({"mesh.model": model} if model > 1 else {})
 
 
-EIGHT = llama("8B, GQA", 8192, 16, **{"model.remat": "dots"})
-MANY = llama("8B, GQA", 8192, 256, **{"model.remat": "dots"})
+# torchtitan's H100s have memory of 2.4 TB/s, and a limit of 500 W. It says that their peak is between those of the H100
+# SXM (989 TFLOP/s, 700 W) and the H100 NVL (835, 400 W), without the value. Here it is that of the NVL.
+SLOWER = {"flops": 835e12, "bandwidth": 2400e9}
+# It computes every second product again, and saves the other results and attention's.
+SELECTIVE = {"model.remat": "full", "model.saved": "query,value,attended,mlp_gate"}
+EIGHT = llama("8B, GQA", 8192, 16, **SELECTIVE)
+MANY = llama("8B, GQA", 8192, 256, **SELECTIVE)
 LARGE = llama("70B, GQA", 8192, 512, **{"model.remat": "full", "mesh.model": 8})
+TITAN, MAX, V5E, TRILLIUM = "torchtitan", "MaxText", "MaxText-v5e", "tpu-recipes"
+NVIDIA2, NVIDIA3 = "NVIDIA-Llama-2", "NVIDIA-Llama-3"
+EAGER = "PyTorch, not compiled"
+
+
+def _nvidia(
+  source: str, gpus: int, model: dict[str, Any], length: int, bfloat16: float, float8: float
+) -> list[Published]:
+  """A row in each precision. What is computed again is not stated: all is, because less does not fit into 80 GB."""
+  fields = {f"model.{name}": size for name, size in (model | {"seq_len": length}).items()}
+  fields |= {"batch_size": 2 * gpus, "model.remat": "full"}
+  row = lambda what, seconds, narrow: Published(
+    source, f"70B, {gpus} H100{what}", "fsdp", f"h100:{gpus // 8}x8", fields, seconds=seconds, float8=narrow
+  )
+  return [row("", bfloat16, False), row(", float8", float8, True)]
+
+
+LLAMA2 = MODELS["70B, GQA"] | {"vocab_size": 32_000}
+OFFLOADED = {"model.remat": "full", "model.saved": "query,key,value"}  # to the host, in these runs
+BIG = llama("70B, GQA", 8192, 1280, **OFFLOADED)
 ROWS = [
-  Published(TORCHTITAN, "Llama 3.1 8B on 8 H100, FSDP", "fsdp", "h100:1x8", EIGHT, tokens=5762, memory=82.4),
-  Published(TORCHTITAN, "the same, torch.compile", "fsdp", "h100:1x8", EIGHT, tokens=6667, memory=77.0),
-  Published(TORCHTITAN, "the same, torch.compile and float8", "fsdp", "h100:1x8", EIGHT, tokens=8532, memory=76.8),
   Published(
-    TORCHTITAN, "Llama 3.1 8B on 128 H100, FSDP, torch.compile", "fsdp", "h100:16x8", MANY, tokens=6514, memory=62.0
+    TITAN, "8B, 8 H100, eager", "fsdp", "h100:1x8", EIGHT, tokens=5762, memory=82.4, figures=SLOWER, unlike=EAGER
   ),
+  Published(TITAN, "8B, 8 H100", "fsdp", "h100:1x8", EIGHT, tokens=6667, memory=77.0, figures=SLOWER),
   Published(
-    TORCHTITAN,
-    "Llama 3.1 70B on 256 H100, FSDP 32 × TP 8, float8, async TP",
-    "two_d",
-    "h100:32x8",
-    LARGE,
-    tokens=876,
-    memory=67.6,
+    TITAN, "8B, 8 H100, float8", "fsdp", "h100:1x8", EIGHT, tokens=8532, memory=76.8, float8=True, figures=SLOWER
   ),
-  Published(MAXTEXT, "32B on v5p-128 (64 chips)", "two_d", "v5p:4x4x4", shaped(32e9, 448), palm_flops=328e12),
-  Published(MAXTEXT, "64B on v5p-128 (64 chips)", "two_d", "v5p:4x4x4", shaped(64e9, 448), palm_flops=323e12),
-  Published(MAXTEXT, "128B on v5p-256 (128 chips)", "two_d", "v5p:4x4x8", shaped(128e9, 896), palm_flops=315e12),
-]
+  Published(TITAN, "8B, 128 H100", "fsdp", "h100:16x8", MANY, tokens=6514, memory=62.0, figures=SLOWER),
+  Published(
+    TITAN, "70B, 256 H100, TP 8, float8", "two_d", "h100:32x8", LARGE, tokens=876, memory=67.6, float8=True,
+    figures=SLOWER,
+  ),
+  *_nvidia(NVIDIA2, 64, LLAMA2, 4096, 6.999, 4.324),
+  *_nvidia(NVIDIA2, 256, LLAMA2, 4096, 7.153, 4.959),
+  *_nvidia(NVIDIA3, 128, MODELS["70B, GQA"], 8192, 15.563, 9.074),
+  *_nvidia(NVIDIA3, 256, MODELS["70B, GQA"], 8192, 15.444, 9.488),
+  Published(
+    "MaxText-A3", "7B, 8 H100", "fsdp", "h100:1x8", llama("7B", 4096, 32, **{"model.remat": "minimal"}),
+    palm_flops=492e12,
+  ),
+  Published(MAX, "32B, 64 v5p", "two_d", "v5p:4x4x4", scaled(32, 448, "minimal", 4), palm_flops=328e12),
+  Published(MAX, "64B, 64 v5p", "two_d", "v5p:4x4x4", scaled(64, 192, "minimal", 4), palm_flops=323e12),
+  Published(MAX, "128B, 128 v5p", "two_d", "v5p:4x4x8", scaled(128, 128, "minimal", 8), palm_flops=315e12),
+  Published(
+    "MaxText-tiers", "70B, 512 v5p", "fsdp", "v5p:8x8x8",
+    {f"model.{name}": size for name, size in (LLAMA2 | {"seq_len": 4096}).items()}
+    | {"batch_size": 2048, "model.remat": "full", "model.saved": "query,key,value,attention_output"},
+    tokens=692,
+  ),
+  Published(V5E, "16B, 256 v5e", "fsdp", "v5e:16x16", scaled(16, 1536, "full"), palm_flops=120e12),
+  Published(V5E, "32B, 256 v5e", "fsdp", "v5e:16x16", scaled(32, 1024, "full"), palm_flops=132e12),
+  Published(V5E, "64B, 256 v5e", "fsdp", "v5e:16x16", scaled(64, 512, "full"), palm_flops=118e12),
+  Published(TRILLIUM, "8B, 8 v6e", "fsdp", "v6e:2x4", llama("8B, GQA", 8192, 24, **OFFLOADED), seconds=3.443),
+  Published(TRILLIUM, "70B, 256 v6e", "fsdp", "v6e:16x16", BIG, seconds=34.562),
+  Published(
+    TRILLIUM, "Llama 2, 256 v6e", "fsdp", "v6e:16x16",
+    {f"model.{name}": size for name, size in (LLAMA2 | {"seq_len": 4096}).items()}
+    | {"batch_size": 1024, "model.remat": "full"},
+    seconds=17.373,
+  ),
+]  # fmt: skip
 
 
-def bound(row: Published) -> dict[str, float]:
-  """By our formulas, of one device: at most `tokens` and `palm_flops` per second, and bytes of `memory`."""
+def case_of(row: Published) -> tuple[Case, Machine]:
+  """The step of ours that is closest to a published one, and its devices with the kind's own figures."""
   config, where = base.get_config("lm", row.strategy), machine_of(row.topology)
   config.update_from_flattened_dict(row.fields)
-  case = case_on(where, config)
+  return case_on(where, config), where
+
+
+def measured(row: Published, case: Case) -> float:
+  """The published seconds of a step."""
+  if row.tokens:
+    return case.batch_size * case.sizes.positions / case.layout.device_count / row.tokens
+  return case.palm_flops / row.palm_flops if row.palm_flops else row.seconds
+
+
+def bound(row: Published) -> float:
+  """The least seconds of a published step by our formulas, as if arithmetic, memory and links worked side by side.
+
+  With float8, the products of blocks run at twice the peak.
+  """
+  case, where = case_of(row)
   times = predict.times(case, where.chip, where.links(case.layout.mesh))
-  examples = config.batch_size / where.count / max(times.compute, times.memory, times.communication)
-  return {
-    "tokens": examples * case.sizes.positions,
-    "palm_flops": examples * palm_flops_per_example(case.sizes),
-    "memory": memory.of(case).total,
-  }
-
-
-def table() -> str:
-  rows = [
-    "| Published | Speed of a device | Our bound | Share of it | Memory of a device | Ours, predicted |",
-    "|---|---|---|---|---|---|",
-  ]
-  for row in ROWS:
-    ours = bound(row)
-    if row.tokens:
-      theirs, limit, share = (
-        f"{row.tokens:,.0f} tokens/s",
-        f"{ours['tokens']:,.0f} tokens/s",
-        row.tokens / ours["tokens"],
-      )
-    else:
-      speeds = (row.palm_flops, ours["palm_flops"])
-      theirs, limit = (f"{flops / 1e12:.0f} TFLOP/s as PaLM counts" for flops in speeds)
-      share = row.palm_flops / ours["palm_flops"]
-    project = "torchtitan" if row.source == TORCHTITAN else "MaxText"
-    memory = f"{row.memory * 2**30 / 1e9:.1f} GB" if row.memory else ""
-    rows.append(
-      f"| [{project}]({row.source}): {row.what} | {theirs} | {limit} | {share:.0%} | {memory} "
-      f"| {ours['memory'] / 1e9:.1f} GB |"
-    )
-  return "\n".join([*rows, "", "`python -m tools.benchmark published`, by formula."])
+  narrow = predict.block_flops(case) / 2 / where.chip.flops if row.float8 else 0.0
+  return max(times.compute - narrow, times.memory, times.communication)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +199,7 @@ class Way:
 
   Attributes:
     theirs: its name there.
+    unlike: as in `Published`.
     seconds: of a step.
     mfu: the published share of the peak, of a causal model's arithmetic; 0 if not given.
   """
@@ -145,22 +208,28 @@ class Way:
   seconds: float
   mfu: float
   case: Prediction
+  unlike: str = ""
 
 
-def way(theirs: str, ours: str, seconds: float, mfu: float, model: str, length: int, context: int) -> Way:
+def way(
+  theirs: str, ours: str, seconds: float, mfu: float, model: str, length: int, context: int, unlike: str = ""
+) -> Way:
   """On 64 chips, with 2 million tokens in a step and attention's result kept for the backward pass, as there."""
   fields = {"model.saved": "attended", "mesh.data": 64 // context, "mesh.context": context}
   fields["model.attention_context"] = ours
   case: Prediction = ("long_context", "v5p:4x4x4", model, length, 2**21 // length, "full", fields)
-  return Way(theirs, seconds, mfu, case)
+  return Way(theirs, seconds, mfu, case, unlike)
 
 
+PIECES = "our gather moves more memory"
+RING = "our ring sends beside kernels"
+UNKNOWN = "an unknown, smaller model"
 WAYS = [
-  way("all-gather", "gather", 8.83, 0.529, "7B", 32_768, 16),
+  way("all-gather", "gather", 8.83, 0.529, "7B", 32_768, 16, PIECES),
   way("Ulysses", "exchange", 8.90, 0.522, "7B", 32_768, 16),
-  way("ring", "ring", 16.38, 0.285, "7B", 32_768, 16),
-  way("all-gather", "gather", 9.71, 0.0, "8B, GQA", 262_144, 64),
-  way("ring", "ring", 10.78, 0.0, "8B, GQA", 262_144, 64),
+  way("ring", "ring", 16.38, 0.285, "7B", 32_768, 16, RING),
+  way("all-gather", "gather", 9.71, 0.0, "8B, GQA", 262_144, 64, UNKNOWN),
+  way("ring", "ring", 10.78, 0.0, "8B, GQA", 262_144, 64, UNKNOWN),
 ]
 
 
@@ -221,6 +290,6 @@ def main() -> None:
   if parser.parse_args().compile:
     with command_line.bad_input_ends_the_program():
       compile_ways()
-  parts = {"published": table(), "ways": ways(json.loads(RECORD.read_text()))}
+  parts = {"ways": ways(json.loads(RECORD.read_text()))}
   PAGE.write_text(fill(PAGE.read_text(), parts))
   print(*parts.values(), sep="\n\n")

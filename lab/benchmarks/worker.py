@@ -24,8 +24,8 @@ import strategies
 from configs import base
 from errors import ConfigError
 from lab.analysis.compiled import planned
-from lab.benchmarks.expected import expected_step
 from lab.benchmarks.pages import cpu
+from lab.benchmarks.predicted import predicted_step
 from runtime import hardware
 from runtime.devices import start_jax
 from strategies.execution.mesh import fitted
@@ -81,7 +81,7 @@ def compile_step(spec: dict[str, Any]) -> dict[str, Any]:
     "devices_there": jax.device_count(),
     "compile_seconds": seconds,
     "bytes": planned(compiled),
-    "predicted": expected_step(strategy, config.batch_size),
+    "predicted": predicted_step(strategy, config.batch_size),
   }
 
 

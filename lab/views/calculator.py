@@ -20,7 +20,7 @@ from configs import base
 from errors import ConfigError
 from lab.analysis import gpus, memory, predict, theory
 from lab.analysis.case import Case
-from lab.analysis.search import model_of
+from lab.analysis.shapes import model_of
 from lab.analysis.topology import TPUS, Machine, machine_of
 from lab.views.guide_pages import ROOT, rendered
 from models.sizes import REMAT

@@ -48,14 +48,14 @@ def chart(found: Sequence[Candidate], where: Machine) -> str:
     seen[plan.strategy] += 1
     if number < DRAWN or seen[plan.strategy] <= OF_EACH:
       drawn.append(plan)
-  points = [Point(plan.times.seconds, plan.memory, plan.strategy, describe(plan)) for plan in drawn]
+  points = [Point(plan.expected, plan.memory, plan.strategy, describe(plan)) for plan in drawn]
   first = drawn[0]
   return scatter(
     "Every plan that fits",
     points,
-    "seconds a step",
+    "expected seconds a step",
     "bytes a device",
-    f"{len(drawn):,} of {len(found):,} plans. The fastest is {first.strategy}: {describe(first)}.",
+    f"{len(drawn):,} of {len(found):,} plans. The first is {first.strategy}: {describe(first)}.",
     limit=("what a program may use", where.chip.memory),
     y_form=lambda size: f"{size / 1e9:g} GB",
   )
@@ -65,7 +65,7 @@ def describe(plan: Candidate) -> str:
   """A plan in a line: its mesh and other fields, step time and memory."""
   others = [f"{name.split('.')[-1]}={value}" for name, value in plan.fields.items() if not name.startswith("mesh.")]
   fields = "; ".join((plan.case.layout.mesh_in_words, ", ".join(others)))
-  return f"{fields}; {duration(plan.times.seconds)} a step, {amount(plan.memory)}"
+  return f"{fields}; {duration(plan.expected)} a step, {amount(plan.memory)}"
 
 
 def times(chosen: Sequence[Candidate]) -> str:
@@ -75,5 +75,5 @@ def times(chosen: Sequence[Candidate]) -> str:
     found = plan.times
     parts = {"arithmetic": found.compute, "memory": found.memory, "communication": found.communication}
     parts |= {"of it exposed": found.exposed}
-    rows.append((f"{number} {plan.strategy}: {duration(found.seconds)} a step", parts))
+    rows.append((f"{number} {plan.strategy}: {duration(found.seconds)} a step at best", parts))
   return grouped("What the best are busy with in a step", rows, duration)

@@ -36,6 +36,7 @@ def headline(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     figures.append(("stages wait", f"{found['bubble']:.1%} of the time"))
   if time:
     figures += [("a step at best", duration(time["seconds"])), ("MFU at most", mfu(time["mfu"], time["palm_mfu"]))]
+    figures += [("a step, expected", duration(time["expected"]))]
     figures.append(("binds", time["binds"]))
   return figures
 

@@ -118,13 +118,14 @@ def test_every_machine_has_a_picture_of_its_times():
   """Explain's figures of GPUs and TPUs, which need their compilers, with times, a device's memory and a host link."""
   found = dict(golden.explained("fsdp", None, "tokens"))
   time = {"compute": 2.0, "memory": 1.0, "communication": 0.5, "exposed": 0.2, "host": 0.1, "seconds": 2.2}
-  found["time"] = time | {"mfu": 0.5, "palm_mfu": 0.75, "binds": "compute"}
+  found["time"] = time | {"mfu": 0.5, "palm_mfu": 0.75, "binds": "compute", "expected": 3.3}
   found["memory"] = found["memory"] | {"device": 80e9}
   page = strategy_page.page(found, golden.strategy("fsdp"))
   for expected in (
     "arithmetic: 2,000.0 ms",
     "communication: 500.0 ms",
     "the step: 2,200.0 ms",
+    "3,300.0 ms",
     "what a program may use: 80.00 GB",
   ):
     assert expected in page

@@ -11,7 +11,7 @@ import strategies
 from lab.analysis import theory
 from lab.analysis.case import Case
 from lab.analysis.roofline import Roofline
-from lab.benchmarks import expected as benchmark
+from lab.benchmarks import predicted as benchmark
 from runtime.hardware import Chip
 from strategies.execution.transfers import Transfers
 
@@ -62,4 +62,4 @@ def test_a_benchmark_predicts_collectives_at_the_bandwidth_of_their_links(monkey
   rows = theory.sent(Case.of(runner, 16, "tpu"))
   assert {row.axes for row in rows} == set(links)
   seconds = sum(row.bytes / links[row.axes] / slow.link for row in rows)
-  assert benchmark.expected_step(runner, 16)["seconds"] == pytest.approx(seconds)
+  assert benchmark.predicted_step(runner, 16)["seconds"] == pytest.approx(seconds)

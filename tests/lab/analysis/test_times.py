@@ -11,9 +11,10 @@ from lab.analysis import explanation, hlo, memory, predict, search, theory
 from lab.analysis.case import Case
 from lab.analysis.compiled import CompiledStep
 from lab.analysis.links import of_devices
+from lab.analysis.reached import RATES
 from lab.analysis.topology import machine_of
 from lab.analysis.weights import weights
-from lab.benchmarks import expected
+from lab.benchmarks import predicted
 from models.flops import palm_flops_per_example, train_flops_per_example
 from models.sizes import ModelSizes
 from runtime.hardware import Chip, chip
@@ -198,6 +199,11 @@ def test_times_and_communication_that_explain_computes_from_a_step():
   of_peak = lambda flops: pytest.approx(16 * flops / 8 / 989e12 / time["seconds"])
   assert time["mfu"] == of_peak(train_flops_per_example(sizes))
   assert time["palm_mfu"] == of_peak(palm_flops_per_example(sizes))
+  scores = predict.attention_flops(Case.of(runner, 16, "gpu")) / 989e12
+  products, rates = time["compute"] - scores, RATES["gpu"]
+  kernels = rates.products * products + rates.attention * scores + rates.memory * time["memory"]
+  assert time["expected"] == pytest.approx(max(kernels + time["exposed"], time["seconds"]))
+  assert time["expected_mfu"] == pytest.approx(time["mfu"] * time["seconds"] / time["expected"])
   (gathers,) = (row for row in explanation._communication(step.collectives(), timed) if row["axes"] == ("data",))
   assert (gathers["count"], gathers["sent_in_step"]) == (2, 2 * 3 * array)
   assert gathers["seconds"] == gathers["exposed"] == pytest.approx(2 * 3 * array / 450e9)
@@ -224,11 +230,11 @@ def test_fixes_multiply_the_current_accumulation():
 def test_the_benchmarks_prediction_includes_exposed_communication(monkeypatch: pytest.MonkeyPatch):
   """For real devices. Here each CPU device stands for one with 1 GFLOP/s on a 1 GB/s network without a torus."""
   made_up = Chip(flops=1e9, memory=1e9, bandwidth=1e15, link=1e9)
-  monkeypatch.setattr(expected, "chip", lambda kind: made_up)
-  monkeypatch.setattr(expected, "peak_flops", lambda device, dtype: made_up.flops)
+  monkeypatch.setattr(predicted, "chip", lambda kind: made_up)
+  monkeypatch.setattr(predicted, "peak_flops", lambda device, dtype: made_up.flops)
   runner = strategy("three_d", program())
   case = Case.of(runner, 32, "cpu")
   sent = sum(row.bytes for row in theory.sent(case)) / 1e9  # XLA:CPU hides none of it
   busy = predict.flops(case) / 1e9 / (1 - case.idle)
   assert sent > 0.01 * busy > 0
-  assert expected.expected_step(runner, 32)["seconds"] == pytest.approx(busy + sent)
+  assert predicted.predicted_step(runner, 32)["seconds"] == pytest.approx(busy + sent)

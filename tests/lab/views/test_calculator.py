@@ -14,7 +14,8 @@ from configs import base
 from errors import ConfigError
 from lab.analysis import memory, predict, theory
 from lab.analysis.case import Case
-from lab.analysis.search import model_of, search
+from lab.analysis.search import search
+from lab.analysis.shapes import model_of
 from lab.views import calculator
 from reporting import pages
 from reporting.pages.units import amount, duration

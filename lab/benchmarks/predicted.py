@@ -1,4 +1,4 @@
-"""What theory expects of a training step. The throughput table shows it beside the measured figures."""
+"""What theory predicts of a training step. The throughput table shows it beside the measured figures."""
 
 from lab.analysis import links, memory, predict
 from lab.analysis.case import Case
@@ -6,8 +6,8 @@ from runtime.hardware import chip, peak_flops
 from strategies import Strategy
 
 
-def expected_step(strategy: Strategy, batch_size: int) -> dict[str, float | None]:
-  """The expected `bytes` of a device and `seconds` of a step, from the layout and the model alone.
+def predicted_step(strategy: Strategy, batch_size: int) -> dict[str, float | None]:
+  """The predicted `bytes` of a device and least `seconds` of a step, from the layout and the model alone.
 
   The seconds are those at the maker's peaks, plus the communication that nothing is expected to hide. None if the peaks
   are unknown, as those of simulated devices are: `figures` then takes the speed that the machine measured.
