@@ -221,7 +221,7 @@ def _time(found: dict[str, Any]) -> str:
     return f"No times: the peak speeds of {found['device']!r}{precision} are not known. {fix}"
   rows = [
     (f"a step on {found['device']} at best", "", ""),
-    ("arithmetic", duration(time["compute"]), f"{time['flops'] / 1e12:,.3f} TFLOP a device"),
+    ("arithmetic", duration(time["compute"]), f"{time['flops'] / 1e12:,.3f} TFLOP a device{_of_float8(time)}"),
     ("memory", duration(time["memory"]), f"{time['traffic'] / 1e9:,.2f} GB read and written"),
     ("communication", duration(time["communication"]), f"{duration(time['exposed'])} of it exposed"),
   ]
@@ -245,6 +245,11 @@ def _time(found: dict[str, Any]) -> str:
   if time["left_out"]:
     lines.append(f"The times leave out what cannot be counted: {', '.join(time['left_out'])}.")
   return "\n".join(lines)
+
+
+def _of_float8(time: dict[str, Any]) -> str:
+  share = time["float8_flops"] / time["flops"] if time["flops"] else 0
+  return f", {share:.0%} of it in float8; MFU is relative to the peak of bfloat16" if share else ""
 
 
 def cut(text: str, length: int) -> str:

@@ -219,6 +219,10 @@ class Case:
     """Bytes of an element of a weight as the model uses it, and of its gradient (`models.parameters.used_dtypes`)."""
     return jnp.dtype(weight.dtype).itemsize
 
+  def sent_item(self, weight: Weight) -> int:
+    """Bytes of an element of a block's weight when it is gathered for a part of the batch."""
+    return 1 if weight.product and self.sizes.products != "dtype" else self.item_of(weight)
+
   def held(self, weight: Weight) -> float:
     """Elements of a weight that one device stores."""
     return piece_size(self.layout, weight.shape, weight.dims)

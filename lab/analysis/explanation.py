@@ -281,6 +281,7 @@ def _time(strategy: Strategy, case: Case, step: CompiledStep, figures: Chip, tim
     "mfu": times.mfu(case.model_flops, figures),
     "palm_mfu": times.mfu(case.palm_flops, figures),
     "flops": flops,
+    "float8_flops": step.float8_flops(),
     "model_flops": case.model_flops,
     "predicted_flops": predict.flops(case),
     "traffic": traffic,

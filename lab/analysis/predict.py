@@ -40,6 +40,14 @@ def block_flops(case: Case) -> float:
   return _positions(case) * sum(p.flops for p in _products(case) if p.kind == "block")
 
 
+def float8_flops(case: Case) -> float:
+  """The part of `flops` whose operands are float8 numbers: `block_flops` without those of routed experts."""
+  if case.sizes.products != "float8":
+    return 0.0
+  of_experts = sum(case.mixtures * product.flops for product in experts.products(case))
+  return block_flops(case) - _positions(case) * of_experts
+
+
 def _positions(case: Case) -> float:
   """Positions of one device in a step."""
   return case.examples * case.batch_parts * case.sizes.positions
@@ -273,7 +281,8 @@ def times(case: Case, chip: Chip, links: Links) -> Roofline:
   of collective. All other communication is exposed, and so is what takes longer than the product beside it.
   """
   rows, compiler = theory.sent(case), COMPILERS[case.compiler]
-  compute, memory = flops(case) / chip.flops, traffic(case) / chip.bandwidth
+  compute = chip.seconds(flops(case), float8_flops(case))
+  memory = traffic(case) / chip.bandwidth
   seconds = lambda row, numbers: _passes(case, row.kind, row.axes) * numbers / links.bandwidth(row.kind, row.axes)
   can_hide = lambda row: not row.waits and compiler.hides(case, row.kind)
   hidden = sum(seconds(row, row.bytes - row.edges) for row in rows if can_hide(row))
@@ -305,11 +314,12 @@ def _longer_than_products(case: Case, chip: Chip, links: Links) -> float:
     return 0.0
   positions = case.examples * case.sizes.positions
   product = lambda weight: 2 * positions * case.used(weight) / chip.flops
+  item = lambda weight, kind: case.sent_item(weight) if kind == "all-gather" else case.item
   send = lambda weight, kind, axes: (
     _passes(case, kind, axes)
     * ring_share(case.devices(axes))
     * case.used(weight)
-    * case.item
+    * item(weight, kind)
     / links.bandwidth(kind, axes)
   )
   longer, blocks = 0.0, sorted((w for w in weights(case.sizes) if w.is_matrix), key=lambda w: "mlp/" in w.name)

@@ -37,8 +37,8 @@ def _weights(case: Case) -> list[Sent]:
     each, once = (
       case.along(weight, axes) for axes in (case.transfers.gathered_each_part, case.transfers.gathered_once)
     )
-    bytes_each = 1 if weight.product and case.sizes.products != "dtype" else item(weight)
-    size = ring_share(case.devices(each)) * times(weight) * case.used(weight) * bytes_each
+    each_item = case.sent_item(weight) if weight.in_blocks else item(weight)
+    size = ring_share(case.devices(each)) * times(weight) * case.used(weight) * each_item
     of_part[each] += size
     edges[each] += 0 if weight.in_blocks else size
     of_step[once] += ring_share(case.devices(once)) * case.resident(weight) * item(weight)

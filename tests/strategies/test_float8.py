@@ -31,7 +31,7 @@ from variants import BATCH, MICROBATCHES, VARIANTS, make_program
 
 import strategies
 from errors import ConfigError
-from lab.analysis import compiled, theory
+from lab.analysis import compiled, predict, theory
 from lab.analysis.case import Case
 from lab.analysis.compiled import CompiledStep
 from lab.analysis.topology import machine_of
@@ -221,3 +221,4 @@ def test_accelerators_gather_weights_of_blocks_in_one_byte_each(topology: str, p
   sent = sum(one.sent_in_step for one in step.collectives() if one.kind == "all-gather")
   wanted = sum(row.bytes for row in theory.sent(case) if row.kind == "all-gather")
   assert sent == pytest.approx(wanted, rel=1e-3)
+  assert step.float8_flops() == pytest.approx(predict.float8_flops(case), rel=1e-3)
