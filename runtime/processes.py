@@ -63,14 +63,10 @@ def join(config: Any) -> None:
         f"distributed.process={rank} must be from 0 to {count - 1}, below distributed.processes={count}"
       )
     given = {"coordinator_address": address, "num_processes": count, "process_id": rank}
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-      raise ConfigError(f"distributed.coordinator={address!r} is not HOST:PORT; use the address of process 0")
-    if rank == 0 and not _is_free(*_listens(address)):
-      raise Unavailable(f"distributed.coordinator={address!r}: port {port} is in use on this machine; use another")
+    check_coordinator(address, rank)
   jax.config.update("jax_enable_preemption_service", False)  # signals.py handles signals
   where = f"distributed.coordinator={address!r}" if address else "the cluster's coordinator"
-  late = f"not all processes met at {where} within distributed.timeout={config.timeout} s{'' if address else _asked()}"
+  late = f"not all processes met at {where} within distributed.timeout={config.timeout} s{'' if address else asked()}"
   with _deadline(config.timeout, late):
     try:
       # One minute more than our own deadline, which strikes first and explains what happened.
@@ -93,6 +89,15 @@ def join(config: Any) -> None:
     _meet_on_the_loopback()
 
 
+def check_coordinator(address: str, rank: int = 0) -> None:
+  """Raises ConfigError if this is not an address, and Unavailable if process 0 could not listen there."""
+  host, _, port = address.rpartition(":")
+  if not host or not port.isdigit() or int(port) > 65535:
+    raise ConfigError(f"distributed.coordinator={address!r} is not HOST:PORT; use the address of process 0")
+  if rank == 0 and not _is_free(*_listens(address)):
+    raise Unavailable(f"distributed.coordinator={address!r}: port {port} is in use on this machine; use another")
+
+
 def has_address() -> bool:
   """Whether the name of this machine leads to an address, as the processes' connections (gloo) need it."""
   with contextlib.suppress(OSError):
@@ -107,7 +112,7 @@ def _meet_on_the_loopback() -> None:
   _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=LOOPBACK)
 
 
-def _asked() -> str:
+def asked() -> str:
   """How many processes SLURM says there are: in an interactive step it may be more than anyone has started."""
   tasks = os.environ.get("SLURM_NTASKS", "1")
   if tasks == "1" or "SLURM_STEP_NODELIST" not in os.environ:  # no step: jax does not ask SLURM

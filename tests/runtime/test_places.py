@@ -84,7 +84,7 @@ def platforms(monkeypatch: pytest.MonkeyPatch):
       return started
 
     monkeypatch.setattr(jax, "devices", of_jax)
-    return devices._started()
+    return devices.started()
 
   yield start
   jax.config.update("jax_platforms", before)
@@ -108,7 +108,7 @@ def test_a_device_that_does_not_start_may_start_later(monkeypatch: pytest.Monkey
   platforms("")
   monkeypatch.setattr(jax, "devices", fails)
   with one_sentence("no device can be used (the driver is busy)", "JAX_PLATFORMS=cpu", kind=Unavailable):
-    devices._started()
+    devices.started()
 
 
 def test_a_leftover_coordinator_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -162,7 +162,7 @@ def test_a_machine_whose_name_has_no_address_is_named(monkeypatch: pytest.Monkey
   platforms("")
   monkeypatch.setattr(jax, "devices", fails)
   with one_sentence("the name of this machine, 'no-such-host.invalid', has no address", "/etc/hosts"):
-    devices._started()
+    devices.started()
 
 
 UTS = ["unshare", "--user", "--map-root-user", "--uts"]
