@@ -210,6 +210,8 @@ def temporary() -> str:
 def home() -> str:
   """The home of this user, in which caches are."""
   folder = os.path.expanduser("~")
+  while not os.path.exists(folder):  # whoever needs it makes it
+    folder = os.path.dirname(folder)
   if not os.access(folder, os.W_OK):
     raise Doubt(f"HOME={folder!r} cannot be written, so caches are not kept; set HOME to a folder of this user")
   return _with_space(Path(folder), "free some space, or set HOME")

@@ -3,10 +3,15 @@
 A run handles signals only in its loop, and even there lets the second SIGINT do what it does by default. So as PID 1
 the program goes on in a child, and the first process forwards what it is sent. Starting the container with `--init`
 makes this unnecessary.
+
+    python -m runtime.first_process train.py --config=...
+
+does so before the program imports anything, which takes seconds. Until then a signal to train.py as PID 1 is lost.
 """
 
 import os
 import signal
+import sys
 from typing import NoReturn
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -37,3 +42,8 @@ def _forward(child: int, taken: set[signal.Signals]) -> NoReturn:
       if ended == child:
         code = os.waitstatus_to_exitcode(status)
         os._exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+  leave_to_a_child()
+  os.execv(sys.executable, [sys.executable, *sys.argv[1:]])

@@ -74,6 +74,20 @@ def can_unshare() -> bool:
 
 
 @pytest.mark.skipif(not can_unshare(), reason="this machine lets no user make a process namespace (unshare --pid)")
+def test_a_signal_while_a_containers_program_still_imports_ends_it():
+  """`runtime.first_process` starts it. Nothing of the program has to handle signals yet."""
+  code = "import time; print('importing', flush=True); time.sleep(30)"
+  command = [*UNSHARE, sys.executable, "-m", "runtime.first_process", "-c", code]
+  with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as outer:
+    try:
+      assert outer.stdout.readline() == b"importing\n"
+      os.kill(int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text()), signal.SIGTERM)
+      assert outer.wait(20) == 143
+    finally:
+      outer.kill()
+
+
+@pytest.mark.skipif(not can_unshare(), reason="this machine lets no user make a process namespace (unshare --pid)")
 @pytest.mark.parametrize(
   "looping, sent, status",
   in_full(

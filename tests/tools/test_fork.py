@@ -335,3 +335,11 @@ def test_a_lock_loses_what_nothing_asks_for():
     "d==1 \\\n    --hash=sha256:0\n    # via\n    #   meshwright (pyproject.toml)\n"
   )
   assert [line[0] for line in slimming.unlocked(lock, {"a"}, "meshwright").splitlines() if "==" in line] == ["b", "d"]
+
+
+def test_the_image_of_a_package_has_the_package():
+  file = "docs/launch/Dockerfile"
+  whole = packaging.packaged(naming.renamed(tree.read(), "acme"), "acme")[file].decode()
+  assert "\nCOPY acme acme/\n" in whole
+  assert whole.count("COPY") == 2
+  assert '["python", "-m", "acme.runtime.first_process", "-m", "acme.train"]' in whole
