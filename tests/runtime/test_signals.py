@@ -44,6 +44,31 @@ def test_an_ignored_signal_stays_ignored(ignored: signal.Signals, capfd: pytest.
   assert signal.getsignal(ignored) == signal.SIG_IGN
 
 
+@pytest.mark.parametrize("number", signals.STOPS)
+def test_what_schedulers_and_terminals_send_asks_to_stop(number: signal.Signals, capfd: pytest.CaptureFixture):
+  """Not SIGTERM alone: `#SBATCH --signal=USR1@90` is common, and a connection that breaks sends SIGHUP."""
+  before = signal.getsignal(number)
+  with signals.Requests() as requests:
+    signal.raise_signal(number)
+    assert requests.decide().stop
+  assert f"{number.name}: will save and end after this step" in capfd.readouterr().err
+  with Forwarded() as forwarded:
+    signal.raise_signal(number)
+    assert forwarded.received == [number]
+  assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_means_something_else_is_left_alone():
+  received = []
+  before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+  try:
+    with signals.Requests() as requests:
+      signal.raise_signal(signal.SIGUSR1)
+      assert (received, requests.signal) == ([signal.SIGUSR1], None)
+  finally:
+    signal.signal(signal.SIGUSR1, before)
+
+
 FIRST = """
 import ctypes, os, signal, sys
 from runtime import command_line, signals
