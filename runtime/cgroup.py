@@ -7,6 +7,7 @@ versions of control groups are read. Without files, as on other systems than Lin
 import contextlib
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,30 +17,34 @@ NO_LIMIT = 1 << 60  # version 1 says so by a number near 2^63
 
 def memory() -> int | None:
   """The bytes of memory that the processes of this group may have together; None: no limit."""
-  given = [int(text) for text in (*_values("", "memory.max"), *_values("memory", "memory.limit_in_bytes"))]
+  given = [int(size) for (size,) in (*_limits("", "memory.max"), *_limits("memory", "memory.limit_in_bytes"))]
   return min((size for size in given if size < NO_LIMIT), default=None)
 
 
-def processes() -> int | None:
-  """How many processes and threads the group may have; None: no limit."""
-  return min((int(text) for text in (*_values("", "pids.max"), *_values("pids", "pids.max"))), default=None)
+def threads() -> int | None:
+  """How many more processes and threads may be started; None: any number. A user's limit does not count for root."""
+  names = "pids.max", "pids.current"
+  left = [int(most) - int(now) for most, now in (*_limits("", *names), *_limits("pids", *names))]
+  of_user = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+  if of_user != resource.RLIM_INFINITY and os.geteuid():
+    left.append(of_user)
+  return min(left, default=None)
 
 
 def cores() -> int:
   """How many cores this process can keep busy: those that it may run on, or less if its group gets less time."""
   given = getattr(os, "sched_getaffinity", None)
   mine = len(given(0)) if given else os.cpu_count() or 1
-  shares = [text.split() for text in _values("", "cpu.max")]
-  for quota, period in zip(_values("cpu", "cpu.cfs_quota_us"), _values("cpu", "cpu.cfs_period_us"), strict=False):
-    shares.append([quota, period])
+  shares = [text.split() for (text,) in _limits("", "cpu.max")]
+  shares += _limits("cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us")
   times = [int(quota) / int(period) for quota, period in shares if int(quota) > 0]
   return max(1, min([mine, *map(math.ceil, times)]))
 
 
-def _values(controller: str, name: str) -> Iterator[str]:
-  """What files of this name hold, from this process's group up to the outermost one that can be seen.
+def _limits(controller: str, *names: str) -> Iterator[list[str]]:
+  """What the files of these names hold, for each group with a limit in the first: from this process's group outwards.
 
-  Those without a limit are left out. `controller`: of version 1; "": version 2, which has one tree.
+  `controller`: of version 1; "": version 2, which has one tree.
   """
   group = _groups().get(controller)
   mounted = ROOT / "sys/fs/cgroup" / controller
@@ -50,9 +55,9 @@ def _values(controller: str, name: str) -> Iterator[str]:
     place = place.parent
   while True:
     with contextlib.suppress(OSError):
-      text = (place / name).read_text().strip()
-      if text and not text.startswith("max"):
-        yield text
+      found = [(place / name).read_text().strip() for name in names]
+      if not found[0].startswith("max"):
+        yield found
     if place == mounted:
       return
     place = place.parent

@@ -25,6 +25,7 @@ from packaging.version import Version
 
 from errors import ConfigError, Unavailable, expanded, first_line, of_file, visible
 from runtime import cgroup, device_memory, devices, folders, hardware, processes
+from runtime.first_process import unforwarded
 from runtime.storage import owners
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -33,7 +34,6 @@ FILES = 1024  # a run of eight devices has 60 open files, and a checkpoint of la
 THREADS = 512  # XLA and orbax start some for each core and device
 SKEW = 5.0  # seconds between the clocks of this machine and of a file server
 SHARED = 1 << 30  # bytes of /dev/shm: what NCCL and copies in memory want at least; Docker gives 64 MB
-SHELLS = ("sh", "bash", "dash", "ash", "zsh", "busybox")
 
 
 class Doubt(Exception):
@@ -160,21 +160,18 @@ def cores() -> str:
 
 def limits() -> str:
   """How many files and threads this process may have."""
-  files, threads = resource.getrlimit(resource.RLIMIT_NOFILE)[0], resource.getrlimit(resource.RLIMIT_NPROC)[0]
-  at_most = [
-    number for number in (threads, cgroup.processes()) if number is not None and number != resource.RLIM_INFINITY
-  ]
+  files, threads = resource.getrlimit(resource.RLIMIT_NOFILE)[0], cgroup.threads()
   if 0 <= files < FILES:
     raise Doubt(f"{files} open files at most; allow {FILES} or more (ulimit -n)")
-  if at_most and min(at_most) < THREADS:
+  if threads is not None and threads < THREADS:
     raise Doubt(
-      f"{min(at_most)} processes and threads at most; allow {THREADS} or more (ulimit -u, docker run --pids-limit)"
+      f"{threads} processes and threads at most; allow {THREADS} or more (ulimit -u, docker run --pids-limit)"
     )
-  return f"{_number(files)} open files, {_number(min(at_most, default=-1))} threads"
+  return f"{_number(files)} open files, {'any number of' if threads is None else f'{threads:,}'} threads"
 
 
 def _number(limit: int) -> str:
-  return "any number of" if limit == resource.RLIM_INFINITY or limit < 0 else f"{limit:,}"
+  return "any number of" if limit == resource.RLIM_INFINITY else f"{limit:,}"
 
 
 def signals() -> str:
@@ -182,20 +179,9 @@ def signals() -> str:
   ignored = [one.name for one in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(one) == signal.SIG_IGN]
   if "SIGTERM" in ignored:
     raise Doubt("SIGTERM is ignored, as the program that started this one asked; a scheduler could not stop a run here")
-  shell = _comm(1)
-  if os.getpid() != 1 and shell in SHELLS:
-    raise Doubt(
-      f"the first process of this container is {shell}, which forwards no signal: a scheduler's SIGTERM would reach no "
-      "run; begin the container's command with `exec`, or use docker run --init"
-    )
+  if why := unforwarded():
+    raise Doubt(why)
   return "SIGTERM and SIGINT reach this process" if not ignored else f"{ignored[0]} is ignored, as with nohup"
-
-
-def _comm(process: int) -> str:
-  try:
-    return Path(f"/proc/{process}/comm").read_text().strip()
-  except OSError:
-    return ""
 
 
 def temporary() -> str:

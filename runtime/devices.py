@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from errors import ConfigError, Unavailable, expanded, first_line, positive, unwritable
-from runtime import device_memory, processes
+from runtime import cgroup, device_memory, processes
 from runtime.stderr import silenced
 from runtime.storage import owners
 
@@ -131,6 +131,7 @@ def _keep_programs(given: str, profiled: bool) -> None:
     path = str(foreign[0] if foreign else place.write or place.read[0].folder)
     if foreign or not os.access(path, os.W_OK):  # nothing takes so long to compile, so nothing is written
       jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
+      jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # XLA's own, which GPUs would write into it
       jax.config.update("jax_compilation_cache_max_size", -1)
   jax.config.update("jax_compilation_cache_dir", path)
 
@@ -143,8 +144,15 @@ def give_threads(devices: int) -> None:
   wait forever. XLA reads the number from this variable (its `DefaultThreadPoolSize`). Not many more, because it also
   cuts matrix products into as many pieces: with 32 threads for 8 devices, steps took a tenth longer.
   """
-  if devices > 1:
-    os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, devices + devices // 2)))
+  cores = cgroup.cores()  # in a container or job that may use less of its machine, more threads only wait
+  if devices > 1 or cores < (os.cpu_count() or 1):
+    os.environ.setdefault("NPROC", str(max(cores, devices + devices // 2 if devices > 1 else 1)))
+  needed = 40 + 4 * cores + 2 * devices  # at least: JAX aborts without a sentence if it can start no thread
+  if (allowed := cgroup.threads()) is not None and allowed < needed:
+    raise ConfigError(
+      f"this user or container may start {allowed} more processes and threads, and a run with {devices} devices needs "
+      f"{needed} or more; allow them (ulimit -u, docker run --pids-limit)"
+    )
 
 
 def _has_compiler_alone() -> bool:

@@ -12,14 +12,37 @@ does so before the program imports anything, which takes seconds. Until then a s
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
+def unforwarded(status: Path = Path("/proc/1/status")) -> str:
+  """Why a scheduler's SIGTERM would not reach this process, as a sentence: it goes to PID 1; "" if it would.
+
+  PID 1 of a container may be a shell that waits for this program, and handles no signal. One with a trap does.
+  """
+  if os.getpid() == 1:
+    return ""
+  try:
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    handled = int(lines["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1
+  except (OSError, KeyError, ValueError):  # no Linux, or hidden
+    return ""
+  if handled:
+    return ""
+  return (
+    f"the first process of this container, {lines['Name'].strip()}, forwards no SIGTERM, so a scheduler cannot stop a "
+    "run here; begin the container's command with `exec`, or use docker run --init"
+  )
+
+
 def leave_to_a_child() -> None:
   """As PID 1, returns in a child only. Its end ends this process, with its status; 128 + N if signal N ended it."""
   if os.getpid() != 1:
+    if os.getppid() == 1 and (why := unforwarded()):
+      print(f"note: {why}", file=sys.stderr, flush=True)
     return
   taken = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGCHLD}
   signal.pthread_sigmask(signal.SIG_BLOCK, taken)  # they wait for `sigwait`, which misses none

@@ -70,7 +70,9 @@ def join(config: Any) -> None:
   with _deadline(config.timeout, late):
     try:
       # One minute more than our own deadline, which strikes first and explains what happened.
+      _check_port()
       named = given or _of_cluster(config.timeout)
+      _pass_proxies(named.get("coordinator_address", ""))
       jax.distributed.initialize(**named, **_bound(named), initialization_timeout=config.timeout + 60)
     except (ValueError, RuntimeError) as error:
       # Without an address there is no cluster, or JAX is already running, as in a notebook or a test.
@@ -87,6 +89,24 @@ def join(config: Any) -> None:
         raise ConfigError(f"{where}: {error}") from error
   if address.startswith((LOOPBACK, "localhost:")) and not has_address():
     _meet_on_the_loopback()
+
+
+def _check_port() -> None:
+  """Drops JAX's variable for the coordinator's port if Kubernetes has set it: for a service named `jax-coordinator`."""
+  port = os.environ.get("JAX_COORDINATOR_PORT", "")
+  if "://" in port:
+    del os.environ["JAX_COORDINATOR_PORT"]
+  elif port and not (port.isdigit() and int(port) < 65536):
+    raise ConfigError(f"JAX_COORDINATOR_PORT={port!r} is not a port; use a number below 65536, or unset it")
+
+
+def _pass_proxies(address: str) -> None:
+  """Lets the processes of a job meet directly. Otherwise gRPC asks the web's proxy, which cannot lead to them."""
+  if any(os.environ.get(name) or os.environ.get(name.upper()) for name in ("http_proxy", "https_proxy", "grpc_proxy")):
+    given = next(filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy", "NO_PROXY"))), "")
+    host = address.rpartition(":")[0].strip("[]")
+    os.environ["no_grpc_proxy"] = ",".join(filter(None, (given, host)))  # noqa: SIM112  # as gRPC calls it
+    jax.config.update("jax_check_proxy_envs", False)  # it warns of them
 
 
 def check_coordinator(address: str, rank: int = 0) -> None:

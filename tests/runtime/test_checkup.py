@@ -1,5 +1,6 @@
 """What tools.doctor finds: each kind of problem of a machine, made up at the edge, is one line with what helps."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from helpers import one_sentence
 from users import AS_ROOT, USER, another_user, given
 
 from errors import ConfigError
@@ -93,7 +95,9 @@ def group(root: Path, mount: str, path: str, lines: str, **files: str) -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-  """A machine of 64 cores, without control groups at first."""
+  """A machine of 64 cores, without limits at first."""
+  unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+  monkeypatch.setattr(resource, "getrlimit", lambda _: unlimited)
   monkeypatch.setattr(cgroup, "ROOT", tmp_path)
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
   monkeypatch.setattr(os, "cpu_count", lambda: 64)
@@ -101,12 +105,21 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_limits_of_a_container_are_seen_in_both_versions_of_control_groups(machine: Path):
-  assert (cgroup.memory(), cgroup.processes(), cgroup.cores()) == (None, None, 64)
+  assert (cgroup.memory(), cgroup.threads(), cgroup.cores()) == (None, None, 64)
   # Version 2: the limit of an outer group counts, too.
   group(machine, "", "", "0::/job/step\n", cgroup__controllers="cpu memory pids")
   group(machine, "", "job", "0::/job/step\n", memory__max="4000000000", cpu__max="250000 100000", pids__max="max")
-  group(machine, "", "job/step", "0::/job/step\n", memory__max="max", cpu__max="max 100000", pids__max="100")
-  assert (cgroup.memory(), cgroup.processes(), cgroup.cores()) == (4000000000, 100, 3)
+  group(
+    machine,
+    "",
+    "job/step",
+    "0::/job/step\n",
+    memory__max="max",
+    cpu__max="max 100000",
+    pids__max="100",
+    pids__current="40",
+  )
+  assert (cgroup.memory(), cgroup.threads(), cgroup.cores()) == (4000000000, 60, 3)
 
 
 def test_the_first_version_has_a_tree_for_each_controller(machine: Path):
@@ -115,7 +128,7 @@ def test_the_first_version_has_a_tree_for_each_controller(machine: Path):
   group(machine, "cpu", "docker/abc", lines, cpu__cfs_quota_us="50000", cpu__cfs_period_us="100000")
   group(machine, "cpu", "", lines, cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
   group(machine, "pids", "", lines, pids__max="max")
-  assert (cgroup.memory(), cgroup.processes(), cgroup.cores()) == (2000000000, None, 1)
+  assert (cgroup.memory(), cgroup.threads(), cgroup.cores()) == (2000000000, None, 1)
   group(machine, "memory", "", lines, memory__limit_in_bytes="9223372036854771712")
   assert cgroup.memory() is None
 
@@ -146,18 +159,21 @@ def test_little_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_few_files_or_threads_are_a_warning(machine: Path, monkeypatch: pytest.MonkeyPatch):
   allowed = {resource.RLIMIT_NOFILE: 4096, resource.RLIMIT_NPROC: resource.RLIM_INFINITY}
+  monkeypatch.setattr(os, "geteuid", lambda: 1)
   monkeypatch.setattr(resource, "getrlimit", lambda which: (allowed[which], allowed[which]))
   finds(checkup.limits, OK, "4,096 open files, any number of threads")
-  group(machine, "", "", "0::/\n", cgroup__controllers="", pids__max="100")
+  group(machine, "", "", "0::/\n", cgroup__controllers="", pids__max="120", pids__current="20")
   finds(checkup.limits, WARNING, "100 processes and threads", "--pids-limit")
+  allowed[resource.RLIMIT_NPROC] = 50
+  finds(checkup.limits, WARNING, "50 processes and threads", "ulimit -u")
   allowed[resource.RLIMIT_NOFILE] = 256
   finds(checkup.limits, WARNING, "256 open files", "ulimit -n")
 
 
 def test_signals_that_would_not_arrive_are_a_warning(monkeypatch: pytest.MonkeyPatch):
-  monkeypatch.setattr(checkup, "_comm", lambda process: "bash" if process == 1 else "")
-  finds(checkup.signals, WARNING, "first process of this container is bash", "exec", "--init")
-  monkeypatch.setattr(checkup, "_comm", lambda _: "systemd")
+  monkeypatch.setattr(checkup, "unforwarded", lambda: "the first process forwards nothing; use exec")
+  finds(checkup.signals, WARNING, "the first process forwards nothing; use exec")
+  monkeypatch.setattr(checkup, "unforwarded", str)
   finds(checkup.signals, OK)
   ignored = {signal.SIGINT}
   monkeypatch.setattr(signal, "getsignal", lambda one: signal.SIG_IGN if one in ignored else signal.SIG_DFL)
@@ -269,3 +285,25 @@ def test_accelerators_that_jax_does_not_use_are_named(monkeypatch: pytest.Monkey
   finds(checkup.device_list, PROBLEM, "starts on its CPUs alone", "nvidia-smi")
   monkeypatch.setattr(devices, "started", lambda: jax.devices("nothing"))
   finds(checkup.device_list, PROBLEM, "RuntimeError", "nothing")
+
+
+def test_a_run_has_as_many_threads_as_its_share_of_the_cores(machine: Path, monkeypatch: pytest.MonkeyPatch):
+  """As a pod on a large node. With several devices it still has more threads than devices."""
+  for quota, count, threads in ((None, 1, None), (None, 8, "64"), ("300000", 1, "3"), ("300000", 8, "12")):
+    if quota:
+      group(machine, "", "", "0::/\n", cgroup__controllers="", cpu__max=f"{quota} 100000")
+    monkeypatch.delenv("NPROC", raising=False)
+    devices.give_threads(count)
+    assert os.environ.get("NPROC") == threads
+
+
+def test_too_few_threads_are_one_sentence_before_jax_aborts(machine: Path, monkeypatch: pytest.MonkeyPatch):
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+  for allowed in (64, 63):
+    group(machine, "", "", "0::/\n", cgroup__controllers="", pids__max=str(allowed + 5), pids__current="5")
+    with (
+      one_sentence("may start 63 more processes and threads", "needs 64", "--pids-limit")
+      if allowed < 64
+      else (contextlib.nullcontext())
+    ):
+      devices.give_threads(8)

@@ -13,7 +13,7 @@ import pytest
 from helpers import ROOT, in_full
 
 from job.attempt import Forwarded
-from runtime import signals
+from runtime import first_process, signals
 
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
@@ -67,6 +67,21 @@ def test_a_signal_that_means_something_else_is_left_alone():
       assert (received, requests.signal) == ([signal.SIGUSR1], None)
   finally:
     signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_first_process_that_forwards_nothing_is_named(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+  """Such as `sh -c "cd /app; python train.py"`: the pod's SIGTERM reaches the shell alone."""
+  status = tmp_path / "status"
+  for caught, named in (("0000000000000000", True), ("0000000000004000", False), ("0000000000000002", True)):
+    status.write_text(f"Name:\tsh\nSigCgt:\t{caught}\n")
+    why = first_process.unforwarded(status)
+    assert ("first process of this container, sh, forwards no SIGTERM" in why) == named == bool(why)
+  assert first_process.unforwarded(tmp_path / "no Linux") == ""
+  monkeypatch.setattr(first_process, "unforwarded", lambda: "it forwards nothing; use exec")
+  for parent in (1, 2):
+    monkeypatch.setattr(os, "getppid", lambda parent=parent: parent)
+    first_process.leave_to_a_child()
+    assert capsys.readouterr().err == ("note: it forwards nothing; use exec\n" if parent == 1 else "")
 
 
 FIRST = """
