@@ -29,6 +29,7 @@ from checkpointing.storage_logs import shorten_storage_logs
 from errors import JobError, first_line
 from runtime import folders, processes
 from runtime.storage.answers import StorageError
+from runtime.storage.flushing import flush
 from training.loop import LoopState
 from training.program import TrainState
 
@@ -203,7 +204,7 @@ class Checkpoints:
       for place in [*rest, self.folder / str(step), self.folder]:
         descriptor = os.open(place, os.O_RDONLY)
         try:
-          os.fsync(descriptor)
+          flush(descriptor)
         finally:
           os.close(descriptor)
       self._remove(lambda found: self._kept(found, losses))
