@@ -5,9 +5,10 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, one_sentence
 
 from errors import ConfigError
 from runtime.checkup import Check
@@ -43,3 +44,16 @@ def test_this_machine_is_fit(tmp_path: Path):
   assert about == [check.about for check in doctor.checks("", "")]
   assert "a tiny model has the loss" in done.stdout
   assert "Traceback" not in done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("loss", [5.0, float("nan")])
+def test_a_step_with_another_loss_is_a_problem(loss: float, monkeypatch: pytest.MonkeyPatch):
+  """Weights of zero make every token equally likely, so the loss is known."""
+  fake = SimpleNamespace(
+    program=SimpleNamespace(fields=dict), abstract_state=dict, state_sharding=None, shard=lambda *_: {},
+    train_step=lambda *_: ({}, {"loss": loss}),
+  )  # fmt: skip
+  monkeypatch.setattr(doctor.strategies, "create", lambda *_: fake)
+  with one_sentence(f"has the loss {loss:.4f}, not 5.5452; do not train here"):
+    doctor.step()
