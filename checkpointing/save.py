@@ -30,10 +30,12 @@ from checkpointing.storage_logs import shorten_storage_logs
 from errors import JobError, first_line
 from runtime import folders, processes
 from runtime.storage.answers import StorageError
+from runtime.storage.flushing import flush
 from training.loop import LoopState
 from training.program import TrainState
 
 SECONDS_TO_WRITE = 300  # how long a process waits for the others' shards before it gives up on a checkpoint
+REMOVED = "removed-"  # begins the names of checkpoints that are being removed
 SLICE_BYTES = 1 << 20  # replicas share the writing of an array only in slices of at least this size
 CHUNK_BYTES = 4 << 20  # the unit of reading: a part of an array is read in whole chunks
 Notify = Callable[[str], None]
@@ -71,6 +73,7 @@ class Checkpoints:
     self, folder: Path, keep: int, keep_best: int, say: Notify, warn: Notify, shipping: Shipping | None = None
   ):
     self.folder, self.keep, self.keep_best, self.say, self.warn = folder, keep, keep_best, say, warn
+    self._said_left = False
     if shipping:
       self.folder = shipping.local
     self.shipping, self.where = shipping, shipping.remote if shipping else folder
@@ -202,7 +205,7 @@ class Checkpoints:
       for place in [*rest, self.folder / str(step), self.folder]:
         descriptor = os.open(place, os.O_RDONLY)
         try:
-          os.fsync(descriptor)
+          flush(descriptor)
         finally:
           os.close(descriptor)
       self._remove(lambda found: self._kept(found, losses))
@@ -212,7 +215,16 @@ class Checkpoints:
     """Removes all checkpoints from the folder but those to keep. The newest must be synced before."""
     found = {int(folder.name): folder for folder in self.folder.iterdir() if folder.name.isdecimal()}
     for step in found.keys() - set(kept(list(found))):
-      shutil.rmtree(found[step], ignore_errors=True)
+      with contextlib.suppress(OSError):  # the next call tries it again
+        found[step].rename(self.folder / f"{REMOVED}{step}")  # so that no half of a checkpoint is taken for one
+    for folder in self.folder.glob(f"{REMOVED}*"):
+      shutil.rmtree(folder, ignore_errors=True)
+      if folder.exists() and not self._said_left:
+        self._said_left = True
+        self.warn(
+          f"{str(folder)!r} cannot be removed; it is tried again after each checkpoint, so look for a program that "
+          "holds its files (lsof), and for the owner of the folder"
+        )
 
   def check(self) -> None:
     """Reports whether the pending checkpoint was saved, if it is done. Does not wait."""

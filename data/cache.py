@@ -21,6 +21,7 @@ from data import sealed
 from errors import ConfigError, expanded, of_system
 from runtime.storage import owners
 from runtime.storage.answers import StorageError
+from runtime.storage.flushing import flush
 
 verify = [False]  # whether contents are hashed that this user has prepared
 MARK, COMPLETE = "key", "meta.json"  # in a folder that several keys may fill; the second is written last
@@ -152,6 +153,6 @@ def _flush(folder: Path, mode: int) -> None:
       own = os.fstat(descriptor).st_mode
       with contextlib.suppress(OSError):  # a file system without modes
         os.fchmod(descriptor, 0o700 | mode & 0o055 if path == folder else stat.S_IMODE(own) & ~0o022)
-      os.fsync(descriptor)
+      flush(descriptor)
     finally:
       os.close(descriptor)

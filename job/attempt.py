@@ -19,6 +19,7 @@ from typing import IO
 
 from errors import ConfigError, visible
 from reporting.appender import Appender, warn
+from runtime.signals import stops
 from runtime.stderr import print_if_read
 from runtime.storage.bucket import Location, location
 
@@ -40,7 +41,7 @@ Take = Callable[[int, str], None]  # gets the rank of a process and a line of it
 
 
 class Forwarded:
-  """While entered, SIGINT and SIGTERM go to all processes of the attempt in `to`, unless this program ignores them.
+  """While entered, signals that stop a run (signals.STOPS) go to all processes of the attempt in `to`.
 
   `received`: the signals' numbers.
   """
@@ -50,8 +51,7 @@ class Forwarded:
     self.received: list[int] = []
 
   def __enter__(self) -> "Forwarded":
-    taken = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-    self._before = {number: signal.signal(number, self._forward) for number in taken}
+    self._before = {number: signal.signal(number, self._forward) for number in stops()}
     return self
 
   def __exit__(self, *_: object) -> None:

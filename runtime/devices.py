@@ -13,11 +13,12 @@ from typing import Any
 import jax
 
 from errors import ConfigError, Unavailable, expanded, first_line, positive, unwritable
-from runtime import device_memory, processes
+from runtime import cgroup, device_memory, processes
 from runtime.stderr import silenced
 from runtime.storage import owners
 
 AUTO, PROGRAMS = "auto", "~/.cache/meshwright/compiled"  # compilation_cache_dir, and its folder unless JAX has one
+JAXS = "JAX_COMPILATION_CACHE_DIR"
 MOST_SIMULATED = 1024  # each device is a thread; with 100,000, starting takes longer than anyone waits
 
 
@@ -33,10 +34,7 @@ def start_jax(config: Any) -> list[jax.Device]:
   processes.join(config.distributed)
   if has_gpu_compiler() and _has_gpus() and not will_use_cpus(jax.config.jax_platforms):  # type: ignore[attr-defined]
     device_memory.ask()  # after `join`, which chooses the GPUs of this process; before JAX starts
-  # The first request for devices makes libtpu and the CUDA plugin look for theirs, and complain at length if there are
-  # none.
-  with silenced() if _has_compiler_alone() else contextlib.nullcontext():
-    devices = _started()
+  devices = started()
   with processes.raise_together():
     owners.read_also(config.cache_owner)
     _keep_programs(config.compilation_cache_dir, config.profile.steps > 0)
@@ -58,14 +56,17 @@ def _simulate(count: int) -> None:
       ) from error
 
 
-def _started() -> list[jax.Device]:
+def started() -> list[jax.Device]:
   """The devices of the platforms that JAX is asked for. Raises ConfigError or Unavailable if they cannot be started."""
   asked = jax.config.jax_platforms or ""  # type: ignore[attr-defined]  # jax adds its options at run time
   plain = ",".join(filter(None, asked.lower().replace(" ", "").split(",")))  # as in JAX_PLATFORMS=CPU
   if plain != asked:
     jax.config.update("jax_platforms", plain)
+  # The first request for devices makes libtpu and the CUDA plugin look for theirs, and complain at length if there are
+  # none.
   try:
-    return jax.devices()
+    with silenced() if _has_compiler_alone() else contextlib.nullcontext():
+      return jax.devices()
   except RuntimeError as error:
     if "gloo" in str(error) and not processes.has_address():
       raise ConfigError(
@@ -80,6 +81,17 @@ def _started() -> list[jax.Device]:
     raise Unavailable(f"no device can be used ({why}); correct that, or set JAX_PLATFORMS=cpu") from error
 
 
+def cache_of_programs(given: str) -> tuple[str, str]:
+  """The folder for compiled programs, "" for none, and the field or variable that names it.
+
+  `given`: `compilation_cache_dir`. With "auto" that of JAX counts, from its own variable or from the program around.
+  """
+  known = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # jax adds its options at run time
+  if given == AUTO and known:
+    return known, JAXS
+  return given if given != AUTO else "" if os.environ.get(JAXS) == "" else PROGRAMS, "compilation_cache_dir"
+
+
 def _keep_programs(given: str, profiled: bool) -> None:
   """Sets the folder in which JAX keeps compiled programs. Whoever may write there can run code in this process.
 
@@ -90,11 +102,8 @@ def _keep_programs(given: str, profiled: bool) -> None:
     given: `compilation_cache_dir`.
     profiled: whether a trace is recorded. An equal program from the cache may name other scopes, which it would show.
   """
-  known = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # jax adds its options at run time
-  own = not known or given != AUTO
-  path = given
-  if given == AUTO:
-    path = known or ("" if os.environ.get("JAX_COMPILATION_CACHE_DIR") == "" else PROGRAMS)
+  path, field = cache_of_programs(given)
+  own = field != JAXS
   if not path:
     jax.config.update("jax_compilation_cache_dir", None)
     return
@@ -103,7 +112,6 @@ def _keep_programs(given: str, profiled: bool) -> None:
   if own or profiled:
     jax.config.update("jax_compilation_cache_include_metadata_in_key", profiled)
   if "://" not in path:  # who may write to a bucket is up to the bucket
-    field = "compilation_cache_dir" if own else "JAX_COMPILATION_CACHE_DIR"
     folder = expanded(path, field)
     try:
       place = owners.place(folder, field)
@@ -123,6 +131,7 @@ def _keep_programs(given: str, profiled: bool) -> None:
     path = str(foreign[0] if foreign else place.write or place.read[0].folder)
     if foreign or not os.access(path, os.W_OK):  # nothing takes so long to compile, so nothing is written
       jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e9)
+      jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # XLA's own, which GPUs would write into it
       jax.config.update("jax_compilation_cache_max_size", -1)
   jax.config.update("jax_compilation_cache_dir", path)
 
@@ -135,8 +144,15 @@ def give_threads(devices: int) -> None:
   wait forever. XLA reads the number from this variable (its `DefaultThreadPoolSize`). Not many more, because it also
   cuts matrix products into as many pieces: with 32 threads for 8 devices, steps took a tenth longer.
   """
-  if devices > 1:
-    os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, devices + devices // 2)))
+  cores = cgroup.cores()  # in a container or job that may use less of its machine, more threads only wait
+  if devices > 1 or cores < (os.cpu_count() or 1):
+    os.environ.setdefault("NPROC", str(max(cores, devices + devices // 2 if devices > 1 else 1)))
+  needed = 40 + 4 * cores + 2 * devices  # at least: JAX aborts without a sentence if it can start no thread
+  if (allowed := cgroup.threads()) is not None and allowed < needed:
+    raise ConfigError(
+      f"this user or container may start {allowed} more processes and threads, and a run with {devices} devices needs "
+      f"{needed} or more; allow them (ulimit -u, docker run --pids-limit)"
+    )
 
 
 def _has_compiler_alone() -> bool:
@@ -161,6 +177,13 @@ def _has_gpus() -> bool:
 
 def _has_tpu_compiler() -> bool:
   return importlib.util.find_spec("libtpu") is not None
+
+
+def missing_plugin() -> str:
+  """The extra of pyproject.toml that brings what jax lacks for this machine's accelerators; "" if it lacks nothing."""
+  if _has_gpus() and not has_gpu_compiler():
+    return "cuda"
+  return "tpu" if _has_tpus() and not _has_tpu_compiler() else ""
 
 
 def has_gpu_compiler() -> bool:

@@ -3,18 +3,46 @@
 A run handles signals only in its loop, and even there lets the second SIGINT do what it does by default. So as PID 1
 the program goes on in a child, and the first process forwards what it is sent. Starting the container with `--init`
 makes this unnecessary.
+
+    python -m runtime.first_process train.py --config=...
+
+does so before the program imports anything, which takes seconds. Until then a signal to train.py as PID 1 is lost.
 """
 
 import os
 import signal
+import sys
+from pathlib import Path
 from typing import NoReturn
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
+def unforwarded(status: Path = Path("/proc/1/status")) -> str:
+  """Why a scheduler's SIGTERM would not reach this process, as a sentence: it goes to PID 1; "" if it would.
+
+  PID 1 of a container may be a shell that waits for this program, and handles no signal. One with a trap does.
+  """
+  if os.getpid() == 1:
+    return ""
+  try:
+    lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    handled = int(lines["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1
+  except (OSError, KeyError, ValueError):  # no Linux, or hidden
+    return ""
+  if handled:
+    return ""
+  return (
+    f"the first process of this container, {lines['Name'].strip()}, forwards no SIGTERM, so a scheduler cannot stop a "
+    "run here; begin the container's command with `exec`, or use docker run --init"
+  )
+
+
 def leave_to_a_child() -> None:
   """As PID 1, returns in a child only. Its end ends this process, with its status; 128 + N if signal N ended it."""
   if os.getpid() != 1:
+    if os.getppid() == 1 and (why := unforwarded()):
+      print(f"note: {why}", file=sys.stderr, flush=True)
     return
   taken = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGCHLD}
   signal.pthread_sigmask(signal.SIG_BLOCK, taken)  # they wait for `sigwait`, which misses none
@@ -37,3 +65,8 @@ def _forward(child: int, taken: set[signal.Signals]) -> NoReturn:
       if ended == child:
         code = os.waitstatus_to_exitcode(status)
         os._exit(code if code >= 0 else 128 - code)
+
+
+if __name__ == "__main__":
+  leave_to_a_child()
+  os.execv(sys.executable, [sys.executable, *sys.argv[1:]])

@@ -63,18 +63,16 @@ def join(config: Any) -> None:
         f"distributed.process={rank} must be from 0 to {count - 1}, below distributed.processes={count}"
       )
     given = {"coordinator_address": address, "num_processes": count, "process_id": rank}
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-      raise ConfigError(f"distributed.coordinator={address!r} is not HOST:PORT; use the address of process 0")
-    if rank == 0 and not _is_free(*_listens(address)):
-      raise Unavailable(f"distributed.coordinator={address!r}: port {port} is in use on this machine; use another")
+    check_coordinator(address, rank)
   jax.config.update("jax_enable_preemption_service", False)  # signals.py handles signals
   where = f"distributed.coordinator={address!r}" if address else "the cluster's coordinator"
-  late = f"not all processes met at {where} within distributed.timeout={config.timeout} s{'' if address else _asked()}"
+  late = f"not all processes met at {where} within distributed.timeout={config.timeout} s{'' if address else asked()}"
   with _deadline(config.timeout, late):
     try:
       # One minute more than our own deadline, which strikes first and explains what happened.
+      _check_port()
       named = given or _of_cluster(config.timeout)
+      _pass_proxies(named.get("coordinator_address", ""))
       jax.distributed.initialize(**named, **_bound(named), initialization_timeout=config.timeout + 60)
     except (ValueError, RuntimeError) as error:
       # Without an address there is no cluster, or JAX is already running, as in a notebook or a test.
@@ -93,6 +91,33 @@ def join(config: Any) -> None:
     _meet_on_the_loopback()
 
 
+def _check_port() -> None:
+  """Drops JAX's variable for the coordinator's port if Kubernetes has set it: for a service named `jax-coordinator`."""
+  port = os.environ.get("JAX_COORDINATOR_PORT", "")
+  if "://" in port:
+    del os.environ["JAX_COORDINATOR_PORT"]
+  elif port and not (port.isdigit() and int(port) < 65536):
+    raise ConfigError(f"JAX_COORDINATOR_PORT={port!r} is not a port; use a number below 65536, or unset it")
+
+
+def _pass_proxies(address: str) -> None:
+  """Lets the processes of a job meet directly. Otherwise gRPC asks the web's proxy, which cannot lead to them."""
+  if any(os.environ.get(name) or os.environ.get(name.upper()) for name in ("http_proxy", "https_proxy", "grpc_proxy")):
+    given = next(filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy", "NO_PROXY"))), "")
+    host = address.rpartition(":")[0].strip("[]")
+    os.environ["no_grpc_proxy"] = ",".join(filter(None, (given, host)))  # noqa: SIM112  # as gRPC calls it
+    jax.config.update("jax_check_proxy_envs", False)  # it warns of them
+
+
+def check_coordinator(address: str, rank: int = 0) -> None:
+  """Raises ConfigError if this is not an address, and Unavailable if process 0 could not listen there."""
+  host, _, port = address.rpartition(":")
+  if not host or not port.isdigit() or int(port) > 65535:
+    raise ConfigError(f"distributed.coordinator={address!r} is not HOST:PORT; use the address of process 0")
+  if rank == 0 and not _is_free(*_listens(address)):
+    raise Unavailable(f"distributed.coordinator={address!r}: port {port} is in use on this machine; use another")
+
+
 def has_address() -> bool:
   """Whether the name of this machine leads to an address, as the processes' connections (gloo) need it."""
   with contextlib.suppress(OSError):
@@ -107,7 +132,7 @@ def _meet_on_the_loopback() -> None:
   _jax.make_gloo_tcp_collectives = functools.partial(_jax.make_gloo_tcp_collectives, hostname=LOOPBACK)
 
 
-def _asked() -> str:
+def asked() -> str:
   """How many processes SLURM says there are: in an interactive step it may be more than anyone has started."""
   tasks = os.environ.get("SLURM_NTASKS", "1")
   if tasks == "1" or "SLURM_STEP_NODELIST" not in os.environ:  # no step: jax does not ask SLURM

@@ -18,6 +18,17 @@ from jax.sharding import PartitionSpec as P
 from errors import JobConfigError
 from runtime import processes
 
+# They ask to stop. Schedulers send SIGTERM, or before a time limit what a job has asked for, often SIGUSR1. SIGXCPU
+# comes from a limit on processor time, and SIGHUP if a terminal or its connection is closed. All but the first two are
+# left to whoever has given them another meaning.
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+
+
+def stops() -> list[signal.Signals]:
+  """The signals that ask this program to stop: without those that it was started to ignore, or that another handles."""
+  own = lambda number: number in STOPS[:2] or signal.getsignal(number) == signal.SIG_DFL
+  return [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN and own(number)]
+
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
@@ -31,8 +42,8 @@ class Decision:
 class Requests:
   """Turns signals into requests, and the requests of single processes into decisions of all.
 
-  The first SIGTERM or SIGINT asks to stop after the current step. Then a SIGINT ends the process immediately, and more
-  SIGTERMs change nothing: schedulers repeat theirs while a checkpoint is written. A signal that the program was started
+  The first of `STOPS` asks to stop after the current step. Then a SIGINT ends the process immediately, and the others
+  change nothing: schedulers repeat theirs while a checkpoint is written. A signal that the program was started
   to ignore stays ignored: `nohup python train.py &` in a script is not for the script's Ctrl-C. Use it as a context
   manager in the main thread.
 
@@ -55,9 +66,7 @@ class Requests:
 
   def __enter__(self) -> "Requests":
     if threading.current_thread() is threading.main_thread():
-      for number in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(number) != signal.SIG_IGN:
-          self._before[number] = signal.signal(number, self._on_signal)
+      self._before = {number: signal.signal(number, self._on_signal) for number in stops()}
     return self
 
   def __exit__(self, *_: object) -> None:

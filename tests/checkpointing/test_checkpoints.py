@@ -292,6 +292,28 @@ def test_the_latest_and_the_best_are_kept(tmp_path: Path, runner: Strategy):
   assert reading.steps(tmp_path) == [2, 7]
 
 
+def test_what_cannot_be_removed_yet_is_no_checkpoint_and_is_tried_again(
+  tmp_path: Path, runner: Strategy, monkeypatch: pytest.MonkeyPatch
+):
+  """NFS keeps a file that a program has open as `.nfs...`, and says "Device or resource busy"."""
+  state, messages, remove = initial_state(runner), Messages(), shutil.rmtree
+
+  def busy(folder: Path, ignore_errors: bool) -> None:
+    remove(folder / "params", ignore_errors=ignore_errors)  # the rest stays
+
+  with checkpoints(tmp_path, messages, keep=1) as writer:
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    for step in (1, 2, 3):
+      save(writer, step, state)
+    writer.finish()
+    assert reading.steps(tmp_path) == [3]
+    assert {folder.name for folder in tmp_path.glob("removed-*")} == {"removed-1", "removed-2"}
+    assert messages.text.count("removed-1' cannot be removed; it is tried again") == 1
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    save(writer, 4, state)
+  assert [folder.name for folder in tmp_path.iterdir()] == ["4"]
+
+
 def test_a_checkpoint_stays_until_the_next_one_would_survive_a_power_failure(
   tmp_path: Path, runner: Strategy, monkeypatch: pytest.MonkeyPatch
 ):

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import pytest
-from helpers import ROOT, config
+from helpers import ROOT, config, one_sentence
 from jobs import flags
 
 from job.slurm import Nodes
@@ -98,6 +98,63 @@ def test_a_job_on_one_node_of_slurm_meets_at_the_loopback(monkeypatch: pytest.Mo
   assert where.address(0) == "127.0.0.1"
   where.nodes = ["n1", "n2"]
   assert where.address(0) == "10.1.2.3"
+
+
+PROXY = "http://127.0.0.1:9"  # where nobody answers
+
+
+@pytest.mark.usefixtures("names")
+@pytest.mark.parametrize(
+  "proxies, direct",
+  [
+    ({}, None),
+    ({"http_proxy": PROXY}, "alone"),
+    ({"HTTPS_PROXY": PROXY, "NO_PROXY": "x.org"}, "x.org,alone"),
+    ({"https_proxy": PROXY, "no_proxy": "x.org", "no_grpc_proxy": "y.org"}, "y.org,alone"),
+  ],
+)
+def test_processes_meet_past_a_proxy(proxies: dict, direct: str | None, monkeypatch: pytest.MonkeyPatch):
+  """A cluster's nodes often have one for the web, which cannot lead to the coordinator."""
+  for name in [name for name in os.environ if "proxy" in name.lower()]:
+    monkeypatch.delenv(name)
+  for name, value in proxies.items():
+    monkeypatch.setenv(name, value)
+  given: list[tuple[Any, Any]] = []
+  monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
+  known = lambda **_: given.append((os.environ.get("no_grpc_proxy"), jax.config.read("jax_check_proxy_envs")))  # noqa: SIM112
+  monkeypatch.setattr(jax.distributed, "initialize", known)
+  jax.config.update("jax_check_proxy_envs", True)
+  fields = config(distributed__coordinator="alone:5", distributed__processes=2, distributed__process=1).distributed
+  processes.join(fields)
+  assert given == [(direct, direct is None)]
+  if direct:
+    monkeypatch.delenv("no_grpc_proxy")
+
+
+@pytest.mark.full
+def test_a_job_trains_past_a_proxy(tmp_path: Path):
+  command = [sys.executable, "-m", "tools.launch", "--processes=2", "--devices-per-process=1", "--"]
+  given = os.environ | dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), PROXY)
+  asked = flags("fsdp", tmp_path / "run", steps=2, distributed__timeout=60)
+  done = subprocess.run([*command, *asked], cwd=ROOT, env=given, capture_output=True, text=True, timeout=200)
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert not re.search("detected proxy|proxy handshake", done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize(
+  "port, says", [("tcp://10.0.0.1:80", None), ("8476", None), ("80 80", "is not a port"), ("x", "is not")]
+)
+def test_a_port_that_kubernetes_has_named_is_not_taken_for_the_coordinators(
+  port: str, says: str | None, monkeypatch: pytest.MonkeyPatch
+):
+  """A service called `jax-coordinator` gives every pod JAX_COORDINATOR_PORT=tcp://..., which JAX reads as a port."""
+  monkeypatch.setenv("JAX_COORDINATOR_PORT", port)
+  if says:
+    with one_sentence(f"JAX_COORDINATOR_PORT={port!r}", says, "unset it"):
+      processes.join(config().distributed)
+  else:
+    processes.join(config().distributed)  # alone
+    assert os.environ.get("JAX_COORDINATOR_PORT") == (None if "://" in port else port)
 
 
 def listening(pids: set[int]) -> set[str]:

@@ -84,7 +84,7 @@ def platforms(monkeypatch: pytest.MonkeyPatch):
       return started
 
     monkeypatch.setattr(jax, "devices", of_jax)
-    return devices._started()
+    return devices.started()
 
   yield start
   jax.config.update("jax_platforms", before)
@@ -108,7 +108,7 @@ def test_a_device_that_does_not_start_may_start_later(monkeypatch: pytest.Monkey
   platforms("")
   monkeypatch.setattr(jax, "devices", fails)
   with one_sentence("no device can be used (the driver is busy)", "JAX_PLATFORMS=cpu", kind=Unavailable):
-    devices._started()
+    devices.started()
 
 
 def test_a_leftover_coordinator_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -140,8 +140,11 @@ def test_a_cache_that_nobody_asked_for_is_left_out_and_others_are_named(tmp_path
     with one_sentence("JAX_COMPILATION_CACHE_DIR=", 'or set JAX_COMPILATION_CACHE_DIR="" for none'):
       devices._keep_programs("auto", profiled=False)
     # A shared cache that root has filled is read, though nothing can be written there.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "xla_gpu_per_fusion_autotune_cache_dir")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # it asks for whom the program was started as
     devices._keep_programs(str(shared), profiled=False)
     assert jax.config.jax_compilation_cache_dir == str(shared)
+    assert jax.config.jax_persistent_cache_enable_xla_caches == "none"  # into which XLA would write on GPUs, and fail
 
 
 def test_the_program_has_one_home_for_all(monkeypatch: pytest.MonkeyPatch):
@@ -162,7 +165,7 @@ def test_a_machine_whose_name_has_no_address_is_named(monkeypatch: pytest.Monkey
   platforms("")
   monkeypatch.setattr(jax, "devices", fails)
   with one_sentence("the name of this machine, 'no-such-host.invalid', has no address", "/etc/hosts"):
-    devices._started()
+    devices.started()
 
 
 UTS = ["unshare", "--user", "--map-root-user", "--uts"]

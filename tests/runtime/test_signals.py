@@ -13,7 +13,7 @@ import pytest
 from helpers import ROOT, in_full
 
 from job.attempt import Forwarded
-from runtime import signals
+from runtime import first_process, signals
 
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGTERM])
@@ -44,6 +44,46 @@ def test_an_ignored_signal_stays_ignored(ignored: signal.Signals, capfd: pytest.
   assert signal.getsignal(ignored) == signal.SIG_IGN
 
 
+@pytest.mark.parametrize("number", signals.STOPS)
+def test_what_schedulers_and_terminals_send_asks_to_stop(number: signal.Signals, capfd: pytest.CaptureFixture):
+  """Not SIGTERM alone: `#SBATCH --signal=USR1@90` is common, and a connection that breaks sends SIGHUP."""
+  before = signal.getsignal(number)
+  with signals.Requests() as requests:
+    signal.raise_signal(number)
+    assert requests.decide().stop
+  assert f"{number.name}: will save and end after this step" in capfd.readouterr().err
+  with Forwarded() as forwarded:
+    signal.raise_signal(number)
+    assert forwarded.received == [number]
+  assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_means_something_else_is_left_alone():
+  received = []
+  before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+  try:
+    with signals.Requests() as requests:
+      signal.raise_signal(signal.SIGUSR1)
+      assert (received, requests.signal) == ([signal.SIGUSR1], None)
+  finally:
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_first_process_that_forwards_nothing_is_named(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+  """Such as `sh -c "cd /app; python train.py"`: the pod's SIGTERM reaches the shell alone."""
+  status = tmp_path / "status"
+  for caught, named in (("0000000000000000", True), ("0000000000004000", False), ("0000000000000002", True)):
+    status.write_text(f"Name:\tsh\nSigCgt:\t{caught}\n")
+    why = first_process.unforwarded(status)
+    assert ("first process of this container, sh, forwards no SIGTERM" in why) == named == bool(why)
+  assert first_process.unforwarded(tmp_path / "no Linux") == ""
+  monkeypatch.setattr(first_process, "unforwarded", lambda: "it forwards nothing; use exec")
+  for parent in (1, 2):
+    monkeypatch.setattr(os, "getppid", lambda parent=parent: parent)
+    first_process.leave_to_a_child()
+    assert capsys.readouterr().err == ("note: it forwards nothing; use exec\n" if parent == 1 else "")
+
+
 FIRST = """
 import ctypes, os, signal, sys
 from runtime import command_line, signals
@@ -71,6 +111,20 @@ UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-ch
 
 def can_unshare() -> bool:
   return bool(shutil.which("unshare")) and not subprocess.run([*UNSHARE, "true"], capture_output=True).returncode
+
+
+@pytest.mark.skipif(not can_unshare(), reason="this machine lets no user make a process namespace (unshare --pid)")
+def test_a_signal_while_a_containers_program_still_imports_ends_it():
+  """`runtime.first_process` starts it. Nothing of the program has to handle signals yet."""
+  code = "import time; print('importing', flush=True); time.sleep(30)"
+  command = [*UNSHARE, sys.executable, "-m", "runtime.first_process", "-c", code]
+  with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as outer:
+    try:
+      assert outer.stdout.readline() == b"importing\n"
+      os.kill(int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text()), signal.SIGTERM)
+      assert outer.wait(20) == 143
+    finally:
+      outer.kill()
 
 
 @pytest.mark.skipif(not can_unshare(), reason="this machine lets no user make a process namespace (unshare --pid)")

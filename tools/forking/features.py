@@ -190,8 +190,11 @@ FEATURES = {
     words="explain|lab/",
   ),
   "commands": Feature(
-    "commands that use a run: prepare, report, checkpoint, generate, evaluate, export",
-    files=("tools/prepare.py tools/report.py tools/checkpoint.py tools/generate.py tools/evaluate.py tools/export.py"),
+    "commands that use a run: prepare, report, checkpoint, generate, evaluate, export; doctor",
+    files=(
+      "tools/prepare.py tools/report.py tools/checkpoint.py tools/generate.py tools/evaluate.py tools/export.py "
+      "tools/doctor.py tools/sbom.py runtime/checkup.py"
+    ),
     needs="rows tokens tokenizers pretrained init_from",
     words="python -m tools",
   ),

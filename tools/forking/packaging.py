@@ -70,6 +70,8 @@ class Move:
     text = text_of(content)
     if text is None or path.endswith(UNTOUCHED):
       return content
+    if path.endswith("Dockerfile"):
+      text = self.copies(text)
     if path.endswith(".json"):  # pages show the commands of records
       return self.commands(text).encode()
     if path.endswith(".py"):
@@ -117,7 +119,7 @@ class Move:
     name, program = self.name, re.escape(PROGRAM)
     text = self._paths.sub(self._moved_path, text)
     text = re.sub(rf"(\bpython[\d.]* (?:-\w+ )?){program}\b", rf"\1-m {name}.train", text)
-    text = re.sub(rf'((?:"python"|sys\.executable), )"{program}"', rf'\1"-m", "{name}.train"', text)
+    text = re.sub(rf'((?:"python"|sys\.executable|first_process"), )"{program}"', rf'\1"-m", "{name}.train"', text)
     text = re.sub(rf"(?<=^TRAIN := ){program}", f"-m {name}.train", text, flags=re.MULTILINE)
     text = re.sub(rf"(?<=\]\()((?:\.\./)*){program}(?=[)#])", rf"\1{name}/{PROGRAM}", text)
     text = self.commands(text)
@@ -126,6 +128,11 @@ class Move:
     text = self._import.sub(lambda found: f"{found[1]}{self._imported(ast.alias(found[2]))}", text)
     text = self._root.sub(rf"\1{name}/\2", text)
     return self._dotted.sub(lambda found: self._moved_module(found[0]), text) if dotted else text
+
+  def copies(self, text: str) -> str:
+    """In a Dockerfile, the lines that copy what moves copy the package."""
+    rooms = "|".join(sorted(self.rooms))
+    return re.sub(rf"(^COPY ({rooms})\b.*\n)+", f"COPY {self.name} {self.name}/\n", text, flags=re.MULTILINE)
 
   def commands(self, text: str) -> str:
     """`-m` and a module."""
