@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import sys
 import threading
 import tracemalloc
 from pathlib import Path
@@ -111,7 +110,7 @@ def test_numbers_of_many_sources_are_computed_together(monkeypatch: pytest.Monke
   weights, sizes = tuple(made.integers(1, 50, 200).tolist()), tuple(made.integers(1, 300, 200).tolist())
   given, calls = tuple(made.integers(0, 1000, 200).tolist()), []
   mixed = mixture(weights, sizes, first=3, given=given)
-  monkeypatch.setattr(sys.modules["data.batches"], "shuffled", lambda *args: calls.append(1) or shuffled(*args))
+  monkeypatch.setitem(Mixture.ids.__globals__, "shuffled", lambda *args: calls.append(1) or shuffled(*args))
   positions = 3 + np.arange(9000)
   ids = mixed.ids(positions, seed=5)
   assert len(calls) == 1
