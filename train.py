@@ -24,7 +24,7 @@ from reporting import summary, trackers
 from reporting.appender import extra, warn
 from reporting.evaluation.evaluator import Evaluator
 from reporting.heartbeat import Heartbeat
-from reporting.metrics import NotWritten, read
+from reporting.metrics import NotWritten, last
 from reporting.progress import Diverged
 from reporting.reporter import Reporter
 from reporting.speed import Clock, process_start
@@ -216,9 +216,8 @@ def finish(run: Run, ended: Ended) -> dict[str, float]:
     return ended.result
   result, why = ended.result, reporter.why_ended()
   if first >= ended.step and not result:
-    evaluated = lambda: [line for line in read(reporter.writer.path) if line["split"] == "validation"][-1:]
-    lines = processes.on_process_zero(evaluated)
-    result = lines[0] if lines else evaluate(run, ended.state, first)
+    evaluated = lambda: last(reporter.writer.path, "validation")
+    result = processes.on_process_zero(evaluated) or evaluate(run, ended.state, first)
     if reporter.has_ended(first):
       reporter.say(f"finished  at step {first}: {why or f'all {run.plan.last} steps are done'}")
       reporter.journal.add("end", first)

@@ -63,15 +63,11 @@ class Mixture:
     source, before = turns(self.turns)
     period, turn = np.divmod(positions - self.first, len(source))
     whose = source[turn]
-    out = np.empty(len(positions), np.int64)
-    for s in np.unique(whose):
-      mine, size = whose == s, len(self.sources[s])
-      place = period[mine] * self.turns[s] + before[turn[mine]] + (self.given[s] if self.given else 0)
-      epoch, place = np.divmod(place, size)
-      out[mine] = self.starts[s] + np.concatenate(
-        [shuffled(place[epoch == e], size, seed, e, self.streams[s]) for e in range(epoch[0], epoch[-1] + 1)]
-      )
-    return out
+    given = np.array(self.given or (0,) * len(self.sources))
+    place = period * np.array(self.turns)[whose] + before[turn] + given[whose]
+    sizes = np.diff(self.starts)[whose]
+    epoch, place = np.divmod(place, sizes)
+    return self.starts[whose] + shuffled(place, sizes, seed, epoch, np.array(self.streams)[whose])
 
   def read(self, ids: np.ndarray) -> HostBatch:
     """The examples with these numbers, stacked."""

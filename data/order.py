@@ -14,27 +14,34 @@ import numpy as np
 MAX_PERIOD = 100_000  # the longest table of turns
 
 
-def shuffled(place: np.ndarray, size: int, seed: int, epoch: int, stream: int = 0) -> np.ndarray:
+def shuffled(
+  place: np.ndarray, size: int | np.ndarray, seed: int, epoch: int | np.ndarray, stream: int | np.ndarray = 0
+) -> np.ndarray:
   """The numbers of the examples at places [N] of an epoch's order, a permutation of range(size). Stores no table.
 
-  `stream` gives sources of the same size orders of their own.
+  `stream` gives sources of the same size orders of their own. Places of several sources and epochs are computed
+  together: then `size`, `epoch` and `stream` are arrays [N], with those of each place.
 
   It is a Feistel network over the smallest even number of bits that can hold every place. A result outside the range is
   permuted again (cycle walking; Black and Rogaway 2002, "Ciphers with arbitrary finite domains").
   """
-  half = max(1, ((size - 1).bit_length() + 1) // 2)
-  low = np.uint64((1 << half) - 1)
-  keys = np.random.Philox(key=[seed, epoch + (stream << 32)]).random_raw(6)
+  sizes = np.atleast_1d(size).astype(np.uint64)
+  bits = np.frexp((sizes - np.uint64(1)).astype(np.float64))[1]  # of the largest place
+  half = np.maximum(1, (bits + 1) // 2).astype(np.uint64)
+  orders, which = np.unique(np.atleast_1d(np.add(epoch, np.left_shift(stream, 32))), return_inverse=True)
+  keys = np.stack([np.random.Philox(key=[seed, order]).random_raw(6) for order in orders.tolist()], axis=1)[:, which]
 
-  def permute(x: np.ndarray) -> np.ndarray:
-    left, right = x >> np.uint64(half), x & low
+  def permute(x: np.ndarray, half: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    low = (np.uint64(1) << half) - np.uint64(1)
+    left, right = x >> half, x & low
     for key in keys:
       left, right = right, left ^ (_mix(right + key) & low)
-    return (left << np.uint64(half)) | right
+    return (left << half) | right
 
-  x = permute(place.astype(np.uint64))
-  while (outside := x >= size).any():
-    x[outside] = permute(x[outside])
+  x = permute(place.astype(np.uint64), half, keys)
+  of = lambda values, chosen: values[..., chosen] if values.shape[-1] > 1 else values
+  while (outside := x >= sizes).any():
+    x[outside] = permute(x[outside], of(half, outside), of(keys, outside))
   return x.astype(np.int64)
 
 

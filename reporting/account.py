@@ -4,7 +4,6 @@ It is made of the events of journal.jsonl (journal.py), which hold what each pro
 Damaged events are left out.
 """
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -138,15 +137,21 @@ def _stuck(event: Mapping[str, Any]) -> dict[str, float]:
 
 
 def account(found: Sequence[Attempt]) -> Account:
-  """The account of a job's attempts, which must be in order. After its last step a job is over, and not down."""
-  total = dict.fromkeys(CATEGORIES, 0.0)
-  for attempt in found:
-    for name, value in attempt.categories().items():
-      total[name] += value
-  for one, following in itertools.pairwise(found):
-    if not one.ended:
-      total["down"] += max(0.0, following.began - one.began - one.total)
-  return Account(total, max(0, len(found) - 1))
+  """The account of a job's attempts, which must be in order."""
+  total = Account(dict.fromkeys(CATEGORIES, 0.0), 0)
+  for before, attempt in zip((None, *found), found, strict=False):
+    total = followed(total, before, attempt)
+  return total
+
+
+def followed(total: Account, last: Attempt | None, attempt: Attempt) -> Account:
+  """The account of a job with one more attempt, after its `last` one. After its last step a job is over, not down."""
+  found = attempt.categories()
+  if last and not last.ended:
+    found["down"] += max(0.0, attempt.began - last.began - last.total)
+  return Account(
+    {name: seconds + found[name] for name, seconds in total.seconds.items()}, total.restarts + (last is not None)
+  )
 
 
 def sentence(found: Account) -> str:

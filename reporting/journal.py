@@ -14,10 +14,10 @@ from typing import Any
 
 from errors import first_line
 from reporting import recorded, report
-from reporting.account import Account, Attempt, account, attempts
+from reporting.account import Account, Attempt, account, attempts, followed
 from reporting.appender import Appender
 from reporting.heartbeat import Heartbeat
-from reporting.recorded import ENDINGS, JOURNAL, PAGE, load
+from reporting.recorded import ENDINGS, JOURNAL, PAGE, Reader
 from reporting.speed import Clock
 
 KEPT = ("time", "began", "wall_time", "host", "process", "doing", "since")  # kept of the last beat of a killed process
@@ -40,17 +40,18 @@ class Journal:
     self.workdir, self.clock, self.enabled, self.warn = workdir, clock, enabled, warn
     self.file = Appender(workdir / JOURNAL) if enabled else None
     self.step, self.written, self.cost, self.failed = 0, -float("inf"), 0.0, False
-    self.heartbeat = heartbeat
+    self.heartbeat, self.reader = heartbeat, Reader(workdir)
+    self.events = recorded.events(workdir) if enabled else []
     self.first: int | None = None  # the step from which this attempt started
     self.source = ""  # what it resumed from (`account.Attempt.source`)
     if self.file and heartbeat:
-      ended = [event.get("began") for event in recorded.events(workdir) if event["event"] in ENDINGS]
+      ended = [event.get("began") for event in self.events if event["event"] in ENDINGS]
       heartbeat.killed = [beat for beat in heartbeat.killed if beat["began"] not in ended]
       for beat in heartbeat.killed:
         self._write("killed", beat["step"], {name: beat.get(name) for name in KEPT})
-    events = recorded.events(workdir) if enabled else []
-    self.before = attempts(events)  # the attempts before this one
-    self.ended = {event["step"] for event in events if event["event"] == "end"}  # the steps at which they were finished
+    self.before = attempts(self.events)  # the attempts before this one
+    self.past = account(self.before)
+    self.ended = {event["step"] for event in self.events if event["event"] == "end"}  # where they were finished
 
   def __enter__(self) -> "Journal":
     return self
@@ -75,7 +76,7 @@ class Journal:
       if event == "evaluation" and self.cost > SHARE * (start - self.written):
         return
       try:
-        report.write(self.workdir / PAGE, [load(self.workdir)])
+        report.write(self.workdir / PAGE, [self.reader.load(self.events)])
       except Exception as error:  # a page is never worth a run
         if not self.failed:
           self.warn(f"{self.workdir / PAGE} cannot be written ({first_line(error)}); the run goes on without it")
@@ -89,8 +90,10 @@ class Journal:
 
   def account(self) -> Account:
     """Where the time of the job went until now, over all its attempts."""
-    return account([*self.before, self.now()])
+    return followed(self.past, self.before[-1] if self.before else None, self.now())
 
   def _write(self, event: str, step: int, values: dict[str, Any]) -> None:
     if self.file:
-      self.file.write(json.dumps({"event": event, "step": step, **values}).encode() + b"\n")
+      happened = {"event": event, "step": step, **values}
+      self.file.write(json.dumps(happened).encode() + b"\n")
+      recorded.add(self.events, happened)

@@ -1,10 +1,10 @@
 """Writes measurements to the terminal, `metrics.jsonl`, TensorBoard and other boards, and reads them."""
 
-import contextlib
 import functools
 import itertools
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,11 +14,11 @@ from tqdm import tqdm
 
 from errors import JobError, visible
 from reporting.appender import Appender, extra
+from reporting.json_lines import backwards, lines_of, objects
 from reporting.tensorboard import FOLDER, Board
 from reporting.trackers import MLFLOW, WANDB, Make, Tracker
-from runtime import folders
 from runtime.stderr import print_if_read
-from runtime.storage.bucket import Location
+from runtime.storage.owners import no_links
 from training.loop import LoopState
 
 # How each measurement is shown in the terminal. Other measurements go to the files only.
@@ -84,8 +84,9 @@ class Writer:
     if not enabled:
       return
     earlier = [workdir / name for name in RESULTS if (workdir / name).exists()]
+    again = list[dict[str, Any]]()
     if start.step > 0:
-      _cut(self.path, start)
+      again = _cut(self.path, start)
     elif earlier:
       number = next(n for n in itertools.count(1) if not (workdir / f"previous-{n}").exists())
       (workdir / f"previous-{number}").mkdir()
@@ -94,7 +95,6 @@ class Writer:
     self.file = Appender(self.path)
     self.boards: list[Board | Tracker] = []
     with extra(str(folder := workdir / FOLDER)):
-      again = [line for line in read(self.path) if line["step"] == start.step] if not start.evaluated else []
       self.boards.append(Board(folder, start, [(line.pop("split"), _numbers(line)) for line in again]))
     before = lambda: ((line["step"], line.pop("split"), _numbers(line)) for line in read(self.path))
     self.boards += [make(before if start.step else list) for make in trackers]
@@ -150,33 +150,41 @@ def _numbers(line: dict[str, Any]) -> dict[str, float]:
   return {name: math.nan if value is None else value for name, value in line.items() if name != "step"}
 
 
-def _cut(path: Path, start: LoopState) -> None:
-  """Drops broken lines, lines after the start, and the start's evaluation unless it was made before the checkpoint.
+def _cut(path: Path, start: LoopState) -> list[dict[str, Any]]:
+  """Drops lines after the start, and the start's evaluation unless it was made before the checkpoint.
 
-  An evaluation is followed by a line of the job.
+  An evaluation is followed by a line of the job. Lines are in the order of their steps, so only the end of the file is
+  read, and changed. What is broken there is dropped, too. Returns the lines of the start that stay.
   """
-  kept = [
-    line
-    for line in read(path)
-    if line["step"] < start.step or (line["step"] == start.step and (start.evaluated or line["split"] == "train"))
-  ]
-  folders.write(path, "".join(json.dumps(line) + "\n" for line in kept))
+  cut, kept = 0, list[dict[str, Any]]()
+  if not path.is_file():
+    return kept
+  with open(path, "r+b", opener=no_links) as file:
+    for position, text in backwards(path):
+      for line in _measurements([text]):
+        if line["step"] < start.step:
+          cut = position + len(text) + 1
+        elif line["step"] == start.step and (start.evaluated or line["split"] == "train"):
+          kept.insert(0, line)
+      if cut:
+        break
+    if cut < os.fstat(file.fileno()).st_size:
+      file.seek(cut)
+      file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+      file.truncate()
+  return kept
 
 
 def read(path: Path) -> list[dict]:
   """The lines of a metrics.jsonl, without incomplete ones (from a kill or a full disk). Empty if there is no file."""
-  return [line for line in objects(lines_of(path)) if "step" in line and "split" in line]
+  return _measurements(lines_of(path))
 
 
-def lines_of(path: Location) -> list[bytes]:
-  """The lines of a file; none if there is no file. A pipe or a device, which may never end, has none."""
-  return path.read_bytes().splitlines() if (path.is_file() if isinstance(path, Path) else path.exists()) else []
+def last(path: Path, split: str) -> dict[str, Any]:
+  """The last line of a split; {} if there is none."""
+  found = (line for _, text in backwards(path) for line in _measurements([text]) if line["split"] == split)
+  return next(found, {})
 
 
-def objects(lines: Iterable[bytes]) -> list[dict]:
-  """The JSON objects among lines, without what is damaged."""
-  found = []
-  for line in lines:
-    with contextlib.suppress(ValueError, RecursionError):
-      found.append(json.loads(line))
-  return [one for one in found if isinstance(one, dict)]
+def _measurements(lines: list[bytes]) -> list[dict[str, Any]]:
+  return [line for line in objects(lines) if "step" in line and "split" in line]

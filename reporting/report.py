@@ -13,7 +13,7 @@ from reporting import pages
 from reporting.account import account, category, seconds, sentence
 from reporting.pages.bars import stacked
 from reporting.pages.element import COLOURS, card, numbers, section, table, text, tiles
-from reporting.pages.lines import Line, lines, strip
+from reporting.pages.lines import Event, Line, lines, strip
 from reporting.pages.units import short
 from reporting.recorded import Recorded, moment
 
@@ -97,7 +97,7 @@ def _state(run: Recorded) -> str:
 
 
 def _left_out(runs: Sequence[Recorded]) -> str:
-  return " ".join(f"One in {run.every} lines of {run.name}'s training is shown." for run in runs if run.every > 1)
+  return " ".join(f"About one in {run.every} lines of {run.name}'s training is shown." for run in runs if run.every > 1)
 
 
 def _results(run: Recorded) -> list[tuple[str, str]]:
@@ -132,14 +132,17 @@ def _compared(runs: Sequence[Recorded]) -> str:
 
 
 def _charts(runs: Sequence[Recorded]) -> Iterator[str]:
+  measured = {
+    (r, split): dict.fromkeys(key for _, values in run.lines.get(split, []) for key in values)
+    for r, run in enumerate(runs)
+    for split in ("train", "validation")
+  }
   for name, title, unit in CHARTS:
     series = []
-    for run in runs:
-      for split in ("train", "validation"):
-        measured = dict.fromkeys(key for _, values in run.lines.get(split, []) for key in values)
-        for key in [key for key in measured if key.partition("/")[0] == name]:
-          parts = (run.name if len(runs) > 1 else "", split, key.partition("/")[2])
-          series.append(Line(" ".join(filter(None, parts)), run.points(split, key), dots=split == "validation"))
+    for (r, split), keys in measured.items():
+      for key in [key for key in keys if key.partition("/")[0] == name]:
+        parts = (runs[r].name if len(runs) > 1 else "", split, key.partition("/")[2])
+        series.append(Line(" ".join(filter(None, parts)), runs[r].points(split, key), dots=split == "validation"))
     yield lines(title, series, unit)
   yield lines("Loss by position", _by_position(runs), "nats", "positions in a text up to", log=True)
 
@@ -160,24 +163,30 @@ def _by_position(runs: Sequence[Recorded]) -> list[Line]:
 
 def _events(run: Recorded) -> str:
   kinds = ("starts", "skipped", "dead experts", "healed", "evaluated", "saved", "ends")
-  found: dict[str, list[tuple[float, str]]] = {kind: [] for kind in kinds}
+  found: dict[str, list[Event]] = {kind: [] for kind in kinds}
+
+  def mark(kind: str, step: float, says: str, value: float | None = 0.0) -> None:
+    found[kind].append((step, says, value))
+
   for event in run.events:
     at, when = float(event["step"]), moment(event)
     if event["event"] == "start":
-      found["starts"].append((at, f"{'started again' if found['starts'] else 'started'} {when}"))
+      mark("starts", at, f"{'started again' if found['starts'] else 'started'} {when}")
     elif event["event"] == "dead_experts":
-      found["dead experts"].append((at, str(event.get("why"))))
+      mark("dead experts", at, str(event.get("why")))
     elif event["event"] == "healed":
-      pieces = given if isinstance(given := event.get("pieces"), list) else []
-      found["healed"] += [(at, f"{p.get('array')} on device {p.get('device')}") for p in pieces if isinstance(p, dict)]
+      for piece in given if isinstance(given := event.get("pieces"), list) else []:
+        if isinstance(piece, dict):
+          mark("healed", at, f"{piece.get('array')} on device {piece.get('device')}")
     elif event["event"] != "evaluation":
-      found["ends"].append((at, f"{_ending(event)} {when}"))
+      mark("ends", at, f"{_ending(event)} {when}")
   for number, values in run.lines.get("validation", []):
     loss = values.get("loss")
-    found["evaluated"].append((number, "loss not finite" if loss is None else f"loss {loss:.4f}"))
+    mark("evaluated", number, "loss not finite" if loss is None else f"loss {loss:.4f}", loss)
   for step, skipped in run.points("train", "skipped_updates"):
-    found["skipped"].append((step, f"{short(skipped or 0)} updates skipped since the line before"))
-  found["saved"] = [(step, "checkpoint") for step in run.checkpoints]
+    mark("skipped", step, f"{short(skipped or 0)} updates skipped since the line before", skipped)
+  for step in run.checkpoints:
+    mark("saved", step, "checkpoint")
   return strip(f"Time line of {run.name}", run.step, found)
 
 

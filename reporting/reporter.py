@@ -14,7 +14,7 @@ from reporting.dead_experts import DeadExperts
 from reporting.evaluation.bigram import Baseline
 from reporting.heartbeat import Heartbeat
 from reporting.journal import Journal
-from reporting.metrics import PICTURE, Writer, read
+from reporting.metrics import PICTURE, Writer
 from reporting.progress import Progress
 from reporting.speed import Clock, Meter
 from reporting.status import Status
@@ -143,7 +143,9 @@ class Reporter:
     if self.writer.enabled:
       picture = self.workdir / PICTURE
       with self.clock("logging"), extra(str(picture)):
-        summary.plot_loss(picture, read(self.writer.path), baseline)
+        run = self.journal.reader.load(self.journal.events)
+        losses = {split: run.points(split, "loss") for split in run.lines}
+        summary.plot_loss(picture, losses, baseline)
     self.journal.add("end", step, sample=sample, **({"why": why} if (why := self.why_ended()) else {}))
     self.say("\n".join([*lines, *summary.wall_time_lines(self.clock)]))
     self.say(self.status.write(step))

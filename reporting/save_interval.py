@@ -5,7 +5,7 @@ from typing import Any
 
 from checkpointing.interval import choose, duration
 from checkpointing.save import Checkpoints
-from reporting.account import Attempt, account
+from reporting.account import Attempt
 from reporting.journal import Journal
 from runtime.signals import Requests
 from training.loop import AUTO
@@ -43,7 +43,7 @@ class SaveInterval:
       return
     self.step = cost.step
     known = [*self.journal.before, self.journal.now()]
-    found, failures = account(known), lost(known)
+    found, failures = self.journal.account(), lost(known)
     down = found.seconds["down"]
     restart = sum(found.seconds[name] for name in ("starting", "restoring", "compiling")) / len(known)
     restart += down / max(1, failures)

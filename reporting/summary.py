@@ -1,6 +1,7 @@
 """What a run prints at its start and its end."""
 
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -12,12 +13,15 @@ from data import Batches, Dataset
 from errors import ConfigError
 from reporting import metrics, pages
 from reporting.evaluation.bigram import Baseline
+from reporting.pages.lines import thinned
 from reporting.speed import Clock
 from runtime import device_memory, folders
 from strategies import Strategy
 from training.program import Program, TrainState
 from training.transformer import TransformerProgram
 
+Points = Sequence[tuple[float, float | None]]  # pairs of a step and a value
+POINTS = 4_000  # about the most of a line in a picture: more than it has pixels
 TOKENIZER = "tokenizer"  # the tokenizer's folder in a workdir
 
 
@@ -150,8 +154,8 @@ def sample(config: ConfigDict, strategy: Strategy, dataset: Dataset, state: Trai
   return dataset.text.decode(np.asarray(tokens)[0].tolist())
 
 
-def plot_loss(path: Path, lines: list[dict], baseline: Baseline | None = None) -> None:
-  """Plots the losses in the lines of a metrics.jsonl, and the baseline's loss as a dashed line.
+def plot_loss(path: Path, losses: Mapping[str, Points], baseline: Baseline | None = None) -> None:
+  """Plots the losses of each split, and the baseline's loss as a dashed line. None is a loss that was not finite.
 
   Raises what matplotlib raises: it needs a folder for its caches, and fails without one when it is imported.
   """
@@ -162,7 +166,7 @@ def plot_loss(path: Path, lines: list[dict], baseline: Baseline | None = None) -
 
   figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
   for split, style in (("train", {"linewidth": 1}), ("validation", {"marker": "o", "linewidth": 1.5})):
-    points = [(line["step"], line["loss"]) for line in lines if line["split"] == split and line["loss"] is not None]
+    points = thinned([(step, loss) for step, loss in losses.get(split, ()) if loss is not None], POINTS)
     if points:
       axes.plot(*zip(*points, strict=True), label=split, **style)
   if baseline:

@@ -21,6 +21,7 @@ from training.loop import LoopState
 FOLDER = "tensorboard"  # in a workdir
 NAME = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 HEADER, FOOTER = 12, 4  # bytes around a record's content: its length and two checksums
+TAIL = 1 << 20  # bytes at the end of a file, with many events
 
 
 class Board:
@@ -68,13 +69,18 @@ class Board:
 
 
 def _last_time(file: Path) -> float:
-  """The time of the last whole event of a file; 0 if there is none."""
-  found = 0.0
-  with contextlib.suppress(OSError, ValueError), file.open("rb") as records:
-    size = os.fstat(records.fileno()).st_size  # a damaged header may give any length
-    while len(header := records.read(HEADER)) == HEADER:
-      content = records.read(min(int.from_bytes(header[:8], "little"), size))
-      if len(records.read(FOOTER)) < FOOTER:
-        break
-      found = max(found, struct.unpack("<d", content[1:9])[0] if content[:1] == b"\x09" else 0.0)  # its first field
+  """The time of the last whole event of a file; 0 if there is none. Reads the end of the file."""
+  from tensorboardX.record_writer import masked_crc32c
+
+  found, records = 0.0, b""
+  with contextlib.suppress(OSError), file.open("rb") as opened:
+    opened.seek(max(0, os.fstat(opened.fileno()).st_size - TAIL))
+    records = opened.read(TAIL)
+  begins = lambda at: records[at + 8 : at + HEADER] == struct.pack("<I", masked_crc32c(records[at : at + 8]))
+  lengths = (at for at in range(len(records) - HEADER) if records[at + 4 : at + 8] == bytes(4))  # an event is small
+  at = next(filter(begins, lengths), len(records))
+  while (end := at + HEADER + int.from_bytes(records[at : at + 8], "little") + FOOTER) <= len(records):
+    time_there = records[at + HEADER : at + HEADER + 9]
+    found = max(found, struct.unpack("<d", time_there[1:])[0] if time_there[:1] == b"\x09" else 0.0)  # its first field
+    at = end
   return found

@@ -20,6 +20,7 @@ from configs.experiments import PRESETS
 from lab.benchmarks import (
   checkpoint_cost,
   generation,
+  growth,
   guide,
   input_pipeline,
   optimizers,
@@ -132,7 +133,7 @@ def test_the_pipeline_docstring_quotes_the_record():
 
 
 @pytest.mark.parametrize(
-  "benchmark", [checkpoint_cost, generation, input_pipeline, optimizers, preparation, replica_check]
+  "benchmark", [checkpoint_cost, generation, growth, input_pipeline, optimizers, preparation, replica_check]
 )
 def test_a_page_shows_its_benchmarks_record(benchmark: ModuleType):
   page = benchmark.PAGE.read_text()

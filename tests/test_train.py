@@ -75,7 +75,8 @@ def test_a_run_writes_the_page_that_its_files_give(finished: tuple[Path, str]):
   workdir, printed = finished
   page, run = (workdir / "report.html").read_text(), recorded.load(workdir)
   assert page == report.page([run])
-  assert [event["event"] for event in run.events] == ["start", "evaluation", "evaluation", "end"]
+  happened = [json.loads(line)["event"] for line in (workdir / "journal.jsonl").read_text().splitlines()]
+  assert happened == ["start", "evaluation", "evaluation", "end"]
   assert run.events[-1]["sample"].startswith("def ")
   assert run.checkpoints
   for expected in ("Finished at", "fsdp on mesh data=8", "step 30 of 30", "attention", "train.py --config="):

@@ -102,7 +102,15 @@ Stamps = list[tuple[str, int, int]]  # path, size and time of change of each fil
 
 def _stamps(files: TokenFiles) -> Stamps:
   paths = [path.absolute() for file in files.all for path in (file.bin, file.index) if path]
-  return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) if p.exists() else (str(p), 0, 0) for p in paths]
+  return list(map(_stamp, paths))
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+  try:
+    seen = path.stat()
+  except (FileNotFoundError, NotADirectoryError):
+    return str(path), 0, 0
+  return str(path), seen.st_size, seen.st_mtime_ns
 
 
 def _write(folder: Path, files: TokenFiles, stamps: Stamps, end: int | None, width: np.dtype) -> None:

@@ -1,5 +1,6 @@
 """Line charts: values by step, with a cross-hair that reads them, and a strip of what happened when."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
@@ -11,6 +12,7 @@ from reporting.pages.units import short
 
 POINTS = 400  # the most that are drawn of a line
 ROWS = 40  # the most in the table below a chart
+Event = tuple[float, str, float | None]  # the step, a text, and a value; None if that was not finite
 DASHES = ("", "6 3", "2 2", "8 3 2 3", "1 3", "10 4", "4 2 1 2", "3 5")
 
 
@@ -23,20 +25,25 @@ class Line(NamedTuple):
 
 
 def thinned(points: Sequence[tuple[float, float | None]], most: int = POINTS) -> list[tuple[float, float | None]]:
-  """At most about `most` of the points, all of them real: the lowest and the highest of each of equal parts.
+  """At most about `most` of the points, all of them real (`telling`)."""
+  return [points[i] for i in telling([y for _, y in points], most)]
 
-  The first and the last point stay, and so does one that is not finite in each part.
+
+def telling(values: Sequence[float | None], most: int = POINTS) -> list[int]:
+  """The numbers of at most about `most` values that show all: the lowest and the highest of each of equal parts.
+
+  The first and the last value stay, and so does one that is not finite in each part.
   """
-  if len(points) <= most:
-    return list(points)
-  size = math.ceil(2 * len(points) / most)
-  kept = {0, len(points) - 1}
-  for start in range(0, len(points), size):
-    part = range(start, min(start + size, len(points)))
-    finite = [(y, i) for i in part if (y := points[i][1]) is not None]
+  if len(values) <= most:
+    return list(range(len(values)))
+  size = math.ceil(2 * len(values) / most)
+  kept = {0, len(values) - 1}
+  for start in range(0, len(values), size):
+    part = range(start, min(start + size, len(values)))
+    finite = [(y, i) for i in part if (y := values[i]) is not None]
     kept |= {min(finite)[1], max(finite)[1]} if finite else set()
-    kept |= {i for i in part if points[i][1] is None and not kept & {i - 1}}
-  return [points[i] for i in sorted(kept)]
+    kept |= set(itertools.islice((i for i in part if values[i] is None), 1))
+  return sorted(kept)
 
 
 def lines(
@@ -124,15 +131,18 @@ def _rows(drawn: Sequence[Line]) -> list[list[object]]:
   return [[f"{step:g}", *(text(found, step) for found in at_step)] for step in chosen]
 
 
-def strip(title: str, last: float, events: Mapping[str, Sequence[tuple[float, str]]], x: str = "step") -> str:
+def strip(title: str, last: float, events: Mapping[str, Sequence[Event]], x: str = "step") -> str:
   """A row for each kind of event, with a mark at each one's step; "" if nothing happened.
 
+  Of very many events of a kind, some are shown (`telling`).
+
   Args:
-    events: kind → the step and a text about it, in order of time.
+    events: kind → the step, a text about it, and its value, in order of time.
   """
-  rows = {kind: found for kind, found in events.items() if found}
-  if not rows:
+  counts = {kind: len(found) for kind, found in events.items() if found}
+  if not counts:
     return ""
+  rows = {kind: [events[kind][i] for i in telling([value for _, _, value in events[kind]])] for kind in counts}
   height = TOP + 24 * len(rows)
   place = lambda step: LEFT + 40 + (WIDTH - RIGHT - LEFT - 46) * step / max(last, 1)
   drawn = []
@@ -140,10 +150,11 @@ def strip(title: str, last: float, events: Mapping[str, Sequence[tuple[float, st
     y = TOP + 24 * i + 8
     drawn.append(tag("text", escape(kind), x=0, y=at(y + 3.5)))
     drawn.append(tag("path", d=f"M{at(place(0))} {at(y)}H{at(place(last))}", class_="grid"))
-    drawn += [point(place(step), y, i, 4.2, data_label=f"{x} {step:g}: {says}") for step, says in found]
+    drawn += [point(place(step), y, i, 4.2, data_label=f"{x} {step:g}: {says}") for step, says, _ in found]
   ends = [tag("text", short(n), x=at(place(n)), y=at(height + 8), text_anchor="middle") for n in (0, last)]
-  says = "; ".join(f"{kind}: {len(found)}" for kind, found in rows.items()) + "."
-  table = [[f"{step:g}", kind, text] for kind, found in rows.items() for step, text in found]
+  shown = lambda kind: f", of which {len(rows[kind]):,} are shown" if len(rows[kind]) < counts[kind] else ""
+  says = "; ".join(f"{kind}: {count}{shown(kind)}" for kind, count in counts.items()) + "."
+  table = [[f"{step:g}", kind, text] for kind, found in rows.items() for step, text, _ in found]
   return figure(
     title,
     svg(*drawn, *ends, label=title, height=height + 12, tabindex=0, class_="marks"),

@@ -1,13 +1,19 @@
 """Prepared folders: prepared once, by one process, and never taken for whole when they are not."""
 
 import errno
+import json
 import multiprocessing
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from helpers import one_sentence
+from helpers import config, one_sentence
+from PIL import Image
 
+import data
 from data.cache import prepared
 from data.remote import brought
 from errors import ConfigError, Unavailable
@@ -36,6 +42,51 @@ def test_one_of_several_processes_prepares_and_the_others_wait(tmp_path: Path):
     process.join(30)
   assert [process.exitcode for process in several] == [0] * 4
   assert (tmp_path / "calls").read_text() == "x"
+
+
+_opened: list[str] | None = None  # the files that are opened now, if somebody asks
+
+
+def _note(event: str, values: tuple[Any, ...]) -> None:
+  if event == "open" and _opened is not None:
+    _opened.append(str(values[0]))
+
+
+sys.addaudithook(_note)  # stays for ever
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "npy", "bin", "png"])
+def test_a_second_start_opens_no_file_of_the_data(kind: str, tmp_path: Path):
+  """It looks at sizes and times only, and takes the rest from the cache."""
+  global _opened
+  for i in range(40):
+    file = tmp_path / "data" / ("cats", "dogs")[i % 2] / f"{i}.{kind}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "png":
+      Image.new("RGB", (8, 8), (i, 0, 0)).save(file)
+    elif kind == "npy":
+      np.save(file, np.arange(99, dtype=np.uint16))
+    elif kind == "bin":
+      np.arange(99, dtype=np.uint16).tofile(file)
+    else:
+      file.write_text(json.dumps({"text": f"{i} some words\n" * 9}) if kind == "jsonl" else f"{i} some words\n" * 9)
+  c = config(
+    data__path=str(tmp_path / "data"),
+    data__cache_dir=str(tmp_path / "cache"),
+    data__name="images" if kind == "png" else "text",
+  )
+  if kind == "png":
+    c.model.inputs, c.model.objective = "images", "class"
+  found = []
+  for _ in range(2):
+    _opened = []
+    try:
+      data.load(c)
+    finally:
+      opened, _opened = _opened, None
+    found.append(sum(path.startswith(str(tmp_path / "data")) for path in opened))
+  assert found[0] >= 40
+  assert found[1] == 0
 
 
 def test_a_killed_preparation_is_not_taken_for_whole_and_goes_on(tmp_path: Path):

@@ -14,7 +14,7 @@ import data
 from data import text
 from data.batches import Batches, HostBatch, Mixture
 from data.dataset import sources_of
-from data.order import MAX_PERIOD, turns, turns_of, turns_taken
+from data.order import MAX_PERIOD, shuffled, turns, turns_of, turns_taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +102,24 @@ def test_ids_tell_the_examples_of_all_sources_apart():
   order = Batches(mixed, 8)
   ids = np.concatenate([order.ids(step) for step in range(10)])
   assert sorted(set(ids.tolist())) == list(range(30))
+
+
+def test_numbers_of_many_sources_are_computed_together(monkeypatch: pytest.MonkeyPatch):
+  """Each source has the order that it has alone, however many others there are."""
+  made = np.random.default_rng(0)
+  weights, sizes = tuple(made.integers(1, 50, 200).tolist()), tuple(made.integers(1, 300, 200).tolist())
+  given, calls = tuple(made.integers(0, 1000, 200).tolist()), []
+  mixed = mixture(weights, sizes, first=3, given=given)
+  monkeypatch.setitem(Mixture.ids.__globals__, "shuffled", lambda *args: calls.append(1) or shuffled(*args))
+  positions = 3 + np.arange(9000)
+  ids = mixed.ids(positions, seed=5)
+  assert len(calls) == 1
+  source, _ = turns(mixed.turns)
+  for s in range(0, 200, 9):
+    mine = ids[source[(positions - 3) % len(source)] == s] - mixed.starts[s]
+    epochs, places = np.divmod(given[s] + np.arange(len(mine)), sizes[s])
+    each = zip(epochs.tolist(), places.tolist(), strict=True)
+    assert mine.tolist() == [int(shuffled(np.array([p]), sizes[s], 5, e, mixed.streams[s])[0]) for e, p in each]
 
 
 @pytest.mark.parametrize("processes", [2, 4])

@@ -1,6 +1,7 @@
 """What a run can do without: if a picture, a sample or event files fail, that is one warning."""
 
 import json
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,21 @@ def test_a_full_disk_leaves_no_half_of_a_picture(tmp_path: Path, monkeypatch: py
 
   monkeypatch.setattr(folders, "open", Full, raising=False)
   with pytest.raises(OSError, match="No space"):
-    summary.plot_loss(tmp_path / "loss.png", [])
+    summary.plot_loss(tmp_path / "loss.png", {})
   assert list(tmp_path.iterdir()) == []
+
+
+def test_a_picture_of_very_many_losses_draws_few_and_the_extremes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  from matplotlib.axes import Axes
+
+  losses = [(step, 2.0 + random.random()) for step in range(100_000)]
+  losses[777], losses[77_777], losses[5] = (777, 9.5), (77_777, 0.5), (5, None)
+  drawn, plot = [], Axes.plot
+  monkeypatch.setattr(Axes, "plot", lambda axes, *args, **how: drawn.append(args) or plot(axes, *args, **how))
+  summary.plot_loss(tmp_path / "loss.png", {"train": losses})
+  ((steps, values),) = drawn
+  assert len(steps) <= 4_010
+  assert {(777, 9.5), (77_777, 0.5), losses[0], losses[-1]} <= set(zip(steps, values, strict=True))
 
 
 def test_event_files_of_another_owner_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -3,7 +3,9 @@
 import json
 import math
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tensorboardX.proto.event_pb2 import Event
@@ -67,6 +69,62 @@ def test_half_a_line_does_not_swallow_the_next_one(tmp_path: Path):
     journal.close()
   assert [line["event"] for line in metrics.objects(metrics.lines_of(file))] == ["start", "killed", "start"]
   assert len(metrics.lines_of(file)) == 4
+
+
+def lines_of_a_run(steps: int) -> list[dict[str, Any]]:
+  """A line of training for each step, and after each third step an evaluation with the account of the job."""
+  found: list[dict[str, Any]] = []
+  for step in range(1, steps + 1):
+    splits = ("train", "validation", "job") if step % 3 == 0 else ("train",)
+    found += [{"step": step, "split": split, "loss": step / 7} for split in splits]
+  return found
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"step": 31, "split": "tr', b"null\n", bytes(100_000)])
+@pytest.mark.parametrize("step, evaluated", [(30, True), (30, False), (10, True), (7, False), (1, False), (99, True)])
+def test_a_restart_keeps_the_lines_up_to_its_step(step: int, evaluated: bool, torn: bytes, tmp_path: Path):
+  lines = lines_of_a_run(30)
+  (tmp_path / "metrics.jsonl").write_bytes("".join(json.dumps(line) + "\n" for line in lines).encode() + torn)
+  with metrics.Writer(tmp_path, LoopState(step=step, evaluated=evaluated), 100) as writer:
+    writer.write(100, "train", {"loss": 0.0})
+  kept = [one for one in lines if one["step"] < step]
+  kept += [one for one in lines if one["step"] == step and (evaluated or one["split"] == "train")]
+  assert metrics.read(writer.path) == [*kept, {"step": 100, "split": "train", "loss": 0.0}]
+  assert metrics.last(writer.path, "validation") == next((x for x in kept[::-1] if x["split"] == "validation"), {})
+
+
+def test_a_restart_reads_the_end_of_the_metrics_and_not_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """Of 20,000 lines it parses those after the checkpoint and two before it, and leaves the file where it is."""
+  file, parsed = tmp_path / "metrics.jsonl", [0]
+  file.write_text("".join(json.dumps(line) + "\n" for line in lines_of_a_run(12_000)))
+  whole, node = file.read_text(), file.stat().st_ino
+
+  def counted(lines: Iterable[bytes], parse: Callable = metrics.objects) -> list[dict]:
+    lines = list(lines)
+    parsed[0] += len(lines)
+    return parse(lines)
+
+  monkeypatch.setattr(metrics, "objects", counted)
+  with metrics.Writer(tmp_path, LoopState(step=11_997), 20_000) as writer:
+    metrics.last(writer.path, "validation")
+  assert parsed[0] < 20
+  assert file.stat().st_ino == node
+  assert file.read_text() == whole[: whole.index('{"step": 11998')]
+
+
+def test_the_end_of_an_event_file_has_its_last_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """What is before the end is not read: here it is damaged. An event that is cut off does not count."""
+  with metrics.Writer(tmp_path, LoopState(), 100) as writer:
+    for step in range(1, 200):
+      writer.write(step, "train", {"loss": 2.5, "grad_norm": 1.5})
+  (file,) = (tmp_path / "tensorboard").iterdir()
+  events, whole = read_events(tmp_path / "tensorboard"), file.read_bytes()
+  monkeypatch.setattr(tensorboard, "TAIL", 1000)
+  assert tensorboard._last_time(file) == events[-1].wall_time
+  file.write_bytes(bytes(5000) + whole[5000:-3])
+  assert tensorboard._last_time(file) == events[-2].wall_time
+  file.write_bytes(bytes(5000))
+  assert tensorboard._last_time(file) == 0.0
 
 
 def test_event_files_hold_the_same_values(tmp_path: Path):

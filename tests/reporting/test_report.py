@@ -1,8 +1,10 @@
 """The page of a run: its numbers are those of the files, damage is left out, and it never ends a run."""
 
+import itertools
 import json
 import random
 import re
+from collections.abc import Callable, Iterable
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from browser import Browser
 from helpers import each_once
 from reporting_runs import made
 
-from reporting import heartbeat, journal, report
+from reporting import heartbeat, journal, json_lines, recorded, report
 from reporting.journal import Journal
 from reporting.recorded import load
 from reporting.speed import Clock
@@ -98,21 +100,88 @@ def test_a_page_has_the_account_of_a_job_and_its_kills(tmp_path: Path):
 
 
 def test_a_run_of_many_lines_has_a_small_page_with_all_that_is_rare(tmp_path: Path):
-  """Of 50,000 lines one in three is read, and every evaluation, skipped update and value that was not finite."""
+  """Of 50,000 lines one in five is kept: the lowest and highest losses, evaluations, skipped and not finite ones."""
   workdir, count = made(tmp_path / "run"), 50_000
-  lines = [{"step": step, "split": "train", "loss": 1.5, "grad_norm": random.random()} for step in range(count)]
+  lines = [{"step": step, "split": "train", "loss": 1 + random.random(), "grad_norm": 1.0} for step in range(count)]
   lines[1000]["loss"], lines[2000]["skipped_updates"] = None, 3
   lines[3000] = {"step": 3000, "split": "validation", "loss": 7.25}
+  lines[20_001]["loss"], lines[30_001]["loss"] = 9.5, 0.5
   (workdir / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
   run = load(workdir)
   page = report.page([run])
   assert len(page.encode()) < LARGEST
   assert len(run.lines["train"]) < 20_000
   assert run.step == count - 1
-  assert "One in 3 lines of run&#x27;s training is shown." in page
-  assert [1000, None] in charts(page)["Loss"]["train"]
+  assert "About one in 5 lines of run&#x27;s training is shown." in page
+  assert {(1000, None), (20_001, 9.5), (30_001, 0.5)} <= set(map(tuple, charts(page)["Loss"]["train"]))
   assert charts(page)["Loss"]["validation"] == [[3000, 7.25]]
   assert "step 2000: 3 updates skipped" in page
+
+
+@pytest.mark.parametrize("pieces", [1, 7, 300])
+def test_however_a_long_run_is_read_little_is_kept_and_the_extremes(
+  pieces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+  monkeypatch.setattr(recorded, "LINES", 200)
+  monkeypatch.setattr(recorded, "FEW", 5000)
+  monkeypatch.setattr(json_lines, "BLOCK", 10_000)
+  lines: list[dict[str, Any]] = [{"step": s, "split": "train", "loss": 1 + random.random()} for s in range(3000)]
+  rare = {700: {"loss": None}, 1500: {"skipped_updates": 1}, 2100: {"split": "validation", "loss": 1.5}}
+  extremes = {401: {"loss": 9.5}, 1201: {"loss": 0.5}, 2002: {"loss": 1e-7}}
+  for step, values in (rare | extremes).items():
+    lines[step] |= values
+  file, reader = tmp_path / "metrics.jsonl", recorded.Reader(tmp_path)
+  text = "".join(json.dumps(line) + "\n" for line in lines)
+  for number in range(pieces):
+    with file.open("a") as out:
+      out.write(text[len(text) * number // pieces : len(text) * (number + 1) // pieces])
+    run = reader.load()
+  kept = dict(run.lines["train"])
+  assert len(run.lines["train"]) == len(kept) <= 210
+  assert {0, 2999, *extremes, 700, 1500} <= kept.keys()
+  assert max(b - a for a, b in itertools.pairwise(sorted(kept))) < 150  # no time is left out
+  assert all(values == {n: x for n, x in lines[s].items() if n not in ("step", "split")} for s, values in kept.items())
+  assert run.lines["validation"] == [(2100, {"loss": 1.5})]
+  assert run.every == round(2999 / len(kept))
+
+
+def test_a_page_of_many_evaluations_is_small_and_shows_the_best(tmp_path: Path):
+  workdir, count = made(tmp_path / "run"), 20_000
+  lines = [{"step": step, "split": "validation", "loss": 2 + random.random()} for step in range(count)]
+  lines[7777]["loss"], lines[8888]["loss"] = 1.25, None
+  (workdir / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+  page = report.page([load(workdir)])
+  assert len(page.encode()) < LARGEST / 4
+  assert re.search(r"evaluated: 20000, of which \d+ are shown", page)
+  for expected in ("step 7777: loss 1.2500", "step 8888: loss not finite", "step 0: loss", "step 19999: loss"):
+    assert expected in page, expected
+
+
+def test_the_page_of_a_run_that_goes_on_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """Whatever is written between two pages, the page is that of the files."""
+  parsed = [0]
+
+  def counted(lines: Iterable[bytes], parse: Callable = json_lines.objects) -> list[dict]:
+    lines = list(lines)
+    parsed[0] += len(lines)
+    return parse(lines)
+
+  workdir, line = made(tmp_path / "run"), '{"step": %d, "split": "train", "loss": 1.5}\n'
+  file = (workdir / "metrics.jsonl").open("a")
+  with file, Journal(workdir, Clock(), True, pytest.fail) as kept:
+    file.writelines(line % step for step in range(101, 9000))
+    file.flush()
+    kept.add("start", 9000)
+    monkeypatch.setattr(json_lines, "objects", counted)
+    for step in range(9000, 9005):
+      file.write((line % step)[:-10])  # half a line, and the rest of it
+      file.flush()
+      kept.add("end", step)
+      file.write((line % step)[-10:])
+      file.flush()
+      kept.add("end", step)
+    assert parsed[0] <= 20
+    assert (workdir / "report.html").read_text() == report.page([load(workdir)])
 
 
 def test_several_runs_show_their_differences_first(tmp_path: Path):

@@ -10,7 +10,7 @@ from helpers import config, one_sentence
 from checkpointing.interval import best_interval
 from checkpointing.save import Cost
 from reporting import save_interval
-from reporting.account import attempts
+from reporting.account import account, attempts
 from reporting.journal import Journal
 from reporting.save_interval import SaveInterval
 from reporting.speed import Clock
@@ -66,6 +66,7 @@ def test_only_failures_after_which_a_checkpoint_was_needed_count(tmp_path: Path)
   assert save_interval.lost(known) == 2
   ours, lines, _ = chooser(tmp_path, before=900.0)
   ours.journal.before, ours.checkpoints.cost = known[:-1], Cost(1, 1.0, 5.0)
+  ours.journal.past = account(known[:-1])
   ours.journal.source = "checkpoint"
   ours.update()
   assert ours.requests._timer.seconds == pytest.approx(best_interval(1.0, 5 * 900 / 2), rel=1e-3)

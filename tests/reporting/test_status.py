@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reporting import metrics
-from reporting.account import CATEGORIES, Account, account, attempts, sentence
+from reporting.account import CATEGORIES, Account, Attempt, account, attempts, sentence
 from reporting.journal import Journal
 from reporting.metrics import Writer
 from reporting.prometheus import PREFIX, Metric, exposition
@@ -129,6 +129,20 @@ def test_lines_of_the_account_go_to_the_file_and_count_earlier_attempts(tmp_path
   assert re.match(r"goodput 8\.0%: 8\.0 s of 100\.\d s, with 1 restart, trained new steps; down (89|90)\.", said)
   assert "job" not in capsys.readouterr().out
   assert account(attempts(events(tmp_path))).seconds["training"] == 8.0
+
+
+def test_a_line_after_many_restarts_adds_up_only_its_own_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """The account of earlier attempts does not change any more."""
+  starts = [{"event": "start", "step": 1, "began": float(i), "wall_time": {"train": 0.75}} for i in range(1, 1001)]
+  (tmp_path / "journal.jsonl").write_text("".join(json.dumps(event) + "\n" for event in starts))
+  ours, added = status(tmp_path, 40)[0], []
+  real = Attempt.categories
+  monkeypatch.setattr(Attempt, "categories", lambda attempt: added.append(attempt) or real(attempt))
+  found = ours.update(50)
+  assert len(added) == 1
+  assert (found.restarts, found.seconds["training"]) == (1000, 750.0)
+  now = ours.journal.now()
+  assert found.seconds["down"] == pytest.approx(999 * 0.25 + now.began - 1000.75, abs=1)
 
 
 @pytest.mark.parametrize("evaluated, kept", [(True, ["train", "validation", "job"]), (False, ["train"])])

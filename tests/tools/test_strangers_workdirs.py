@@ -237,7 +237,7 @@ def test_a_link_in_a_strangers_workdir_is_not_followed(workdir: Path, tmp_path: 
   ):
     with pytest.raises((OSError, ConfigError)):
       write()
-  summary.plot_loss(workdir / "loss.png", [])
+  summary.plot_loss(workdir / "loss.png", {})
   assert victim.read_text() == before
   for name in names:
     (workdir / name).unlink(missing_ok=True)

@@ -24,7 +24,7 @@ EVIL = "<script>alert('x')</script> & \"quoted\""
 def test_text_never_becomes_markup():
   parts = [
     lines(EVIL, [Line(EVIL, [(1, 2.0), (2, 3.0)]), Line("b", [(1, 1.0)])], EVIL, x=EVIL),
-    strip(EVIL, 4, {EVIL: [(1, EVIL)]}, x=EVIL),
+    strip(EVIL, 4, {EVIL: [(1, EVIL, 0.0)]}, x=EVIL),
     stacked(EVIL, [(EVIL, {EVIL: 1.0})], limit=(EVIL, 2.0)),
     grouped(EVIL, [(EVIL, {EVIL: 1.0})]),
     scatter(EVIL, [Point(1, 2, EVIL, EVIL)], EVIL, EVIL, EVIL, limit=(EVIL, 3.0)),
