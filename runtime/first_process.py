@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -40,20 +39,29 @@ def unforwarded(status: Path = Path("/proc/1/status")) -> str:
 
 def leave_to_a_child() -> None:
   """As PID 1, returns in a child only. Its end ends this process, with its status; 128 + N if signal N ended it."""
-  if os.getpid() != 1:
-    if os.getppid() == 1 and (why := unforwarded()):
-      print(f"note: {why}", file=sys.stderr, flush=True)
-    return
+  if os.getpid() == 1:
+    if (code := go_on_in_a_child()) is not None:
+      os._exit(code if code >= 0 else 128 - code)
+  elif os.getppid() == 1 and (why := unforwarded()):
+    print(f"note: {why}", file=sys.stderr, flush=True)
+
+
+def go_on_in_a_child() -> int | None:
+  """Forks. Returns None in the child; here when it has ended: its status, or -N if signal N ended it.
+
+  Until then this process forwards the signals that it is sent.
+  """
   taken = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGCHLD}
   signal.pthread_sigmask(signal.SIG_BLOCK, taken)  # they wait for `sigwait`, which misses none
   child = os.fork()
-  if child:
-    _forward(child, taken)
-  os.setpgid(0, 0)  # a terminal's SIGINT then comes once, from the first process
+  code = _forward(child, taken) if child else None
+  if not child:
+    os.setpgid(0, 0)  # a terminal's SIGINT then comes once, from the first process
   signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
+  return code
 
 
-def _forward(child: int, taken: set[signal.Signals]) -> NoReturn:
+def _forward(child: int, taken: set[signal.Signals]) -> int:
   while True:
     number = signal.sigwait(taken)
     if number != signal.SIGCHLD:
@@ -63,8 +71,7 @@ def _forward(child: int, taken: set[signal.Signals]) -> NoReturn:
     while ended:  # others, too, whose parents have ended
       ended, status = os.waitpid(-1, os.WNOHANG)
       if ended == child:
-        code = os.waitstatus_to_exitcode(status)
-        os._exit(code if code >= 0 else 128 - code)
+        return os.waitstatus_to_exitcode(status)
 
 
 if __name__ == "__main__":

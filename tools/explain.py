@@ -9,9 +9,14 @@ Compiles the step for this machine's devices and reads the compiled program. Wit
 lab/analysis/explanation.py computes the figures that are printed here.
 """
 
+import faulthandler
+import functools
 import json
 import re
-from collections.abc import Sequence
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +39,7 @@ from reporting import pages
 from reporting.pages.units import amount, duration, mfu
 from runtime import command_line, folders
 from runtime.devices import start_jax
+from runtime.first_process import FORWARDED, go_on_in_a_child
 from runtime.hardware import chip
 from strategies.execution.mesh import abstract_mesh, resolve
 from strategies.execution.strategy import Strategy
@@ -284,6 +290,26 @@ def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
     pages.write(Path(asked.html), strategy_page.page(found, strategy))
 
 
+def survive_compilers(run: Callable[[], None], asked: flags.FlagValues = flags.FLAGS) -> None:
+  """Runs a command in a child process. Its end ends this process, too.
+
+  Raises ConfigError if a signal ended it that nobody has sent: a compiler may die of its own mistakes.
+  """
+  code = go_on_in_a_child()
+  if code is None:
+    faulthandler.disable()  # its traceback would say less than the sentence below
+    return run()
+  if code >= 0 or -code in FORWARDED:
+    sys.exit(code if code >= 0 else 128 - code)
+  time.sleep(0.2)  # in which what the compiler has printed is shown (runtime/stderr.py)
+  where = f"{machine_of(asked.topology).count} devices of {asked.topology}" if asked.topology else "this machine"
+  raise ConfigError(
+    f"the compiler was ended by {signal.Signals(-code).name} while it compiled for {where}"
+    + (": the memory of this machine may be too small" if -code == signal.SIGKILL else ", by a mistake of its own")
+    + "; use fewer devices, or a strategy that splits weights over fewer of them, such as hsdp"
+  )
+
+
 def define(into: flags.FlagValues = flags.FLAGS) -> None:
   """Defines the command's flags other than `config`."""
   named = {"flag_values": into}
@@ -297,4 +323,4 @@ def define(into: flags.FlagValues = flags.FLAGS) -> None:
 
 if __name__ == "__main__":
   define()
-  command_line.run(main)
+  command_line.run(lambda config: survive_compilers(functools.partial(main, config)))

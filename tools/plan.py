@@ -259,4 +259,5 @@ def define(into: flags.FlagValues = flags.FLAGS) -> None:
 
 if __name__ == "__main__":
   define()
-  command_line.run(lambda _: main(flags.FLAGS), needs_config=False)
+  plan = lambda: main(flags.FLAGS)
+  command_line.run(lambda _: explain.survive_compilers(plan) if flags.FLAGS.compile else plan(), needs_config=False)

@@ -144,7 +144,8 @@ class ModuleProgram(Program, abc.ABC):
     """Those of the products and convolutions in the gradient of one example."""
     fields = self.example_shapes().items()
     example = {name: jax.ShapeDtypeStruct((1, *field.shape), field.dtype) for name, field in fields}
-    params, step = jax.eval_shape(self.init_params, jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
+    params = jax.eval_shape(lambda: self.init_params(jax.random.key(0)))
+    step = jax.ShapeDtypeStruct((), jnp.int32)
     counted = counting.flops(jax.make_jaxpr(self.part_gradient_sums)(params, example, step))
     return counted, counted
 

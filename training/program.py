@@ -152,7 +152,7 @@ class Program:
 
   def used_dtypes(self) -> Params:
     """The dtype in which the model uses each parameter."""
-    return jax.tree.map(lambda w: w.dtype.name, jax.eval_shape(self.init_params, jax.random.key(0)))
+    return jax.tree.map(lambda w: w.dtype.name, jax.eval_shape(lambda: self.init_params(jax.random.key(0))))
 
   def trained(self, params: Params) -> Params:
     """The parameters that are trained, or the same part of a tree like the parameters."""
@@ -212,7 +212,7 @@ class Program:
   @functools.cache  # noqa: B019 - equal programs share it, and there are few
   def abstract_state(self) -> TrainState:
     """The shapes and dtypes of the state that `init` returns."""
-    state: TrainState = jax.eval_shape(self.init, jax.random.key(0))
+    state: TrainState = jax.eval_shape(lambda: self.init(jax.random.key(0)))
     return state
 
   @property

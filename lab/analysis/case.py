@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from configs.base import get_config
-from lab.analysis.weights import Weight
+from lab.analysis.weights import Weight, weights
 from models import remat
 from models.dimensions import Dims
 from models.expert_sizes import ExpertSizes
@@ -225,11 +225,18 @@ class Case:
 
   def held(self, weight: Weight) -> float:
     """Elements of a weight that one device stores."""
-    return piece_size(self.layout, weight.shape, weight.dims)
+    return self._held_and_used[weight][0]
 
   def used(self, weight: Weight) -> float:
     """Elements of a weight that one device computes with: gathered along `embed`."""
-    return self.held(weight) * (self.layout.shards_in(weight.dims, "embed") if "embed" in weight.dims else 1)
+    return self._held_and_used[weight][1]
+
+  @functools.cached_property
+  def _held_and_used(self) -> dict[Weight, tuple[int, int]]:
+    """Both for each weight, because predictions ask for them more than ten times."""
+    held = {weight: piece_size(self.layout, weight.shape, weight.dims) for weight in weights(self.sizes)}
+    shards = lambda dims: self.layout.shards_in(dims, "embed") if "embed" in dims else 1
+    return {weight: (size, size * shards(weight.dims)) for weight, size in held.items()}
 
   def whole(self, weight: Weight) -> float:
     """The same without padding along `embed`."""

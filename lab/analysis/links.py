@@ -57,12 +57,14 @@ class Switched:
     domains: the number of each device's domain, in the shape of the mesh.
     names: the mesh axes.
     network: bytes/s from each GPU to other domains.
+    counted: what `_adapters` has found, because a step has many collectives along the same axes.
   """
 
   chip: Chip
   domains: np.ndarray
   names: Axes
   network: float
+  counted: dict[Axes, int] = dataclasses.field(default_factory=dict, init=False, compare=False, repr=False)
 
   def bandwidth(self, kind: str, axes: Axes) -> float:
     """Within a domain, that of NVLink. Across domains, traffic uses the adapters of all the group's GPUs in a domain.
@@ -70,12 +72,19 @@ class Switched:
     Permutes send straight to one other GPU, so they use one adapter. If groups differ, the slowest counts, because the
     next collective waits for it.
     """
-    return min(self._bandwidth(kind, group) for group in groups(self.domains, self.names, axes))
+    if axes not in self.counted:
+      self.counted[axes] = self._adapters(axes)
+    if not self.counted[axes]:
+      return self.chip.link
+    adapters = 1 if kind == "collective-permute" else self.counted[axes]
+    return min(self.chip.link, adapters * self.network)
 
-  def _bandwidth(self, kind: str, group: np.ndarray) -> float:
-    _, gpus = np.unique(group, return_counts=True)
-    adapters = 1 if kind == "collective-permute" else int(gpus.min())
-    return self.chip.link if len(gpus) == 1 else min(self.chip.link, adapters * self.network)
+  def _adapters(self, axes: Axes) -> int:
+    """The fewest GPUs that a group along these axes has in one domain; 0 if no group is in several domains."""
+    found = groups(self.domains, self.names, axes)
+    apart = found[(found != found[:, :1]).any(axis=1)]
+    numbered = apart + np.arange(len(apart))[:, None] * (int(self.domains.max()) + 1)  # no two groups share a number
+    return int(np.unique(numbered, return_counts=True)[1].min()) if len(apart) else 0
 
 
 def groups(numbers: np.ndarray, names: Iterable[str], axes: Iterable[str]) -> np.ndarray:

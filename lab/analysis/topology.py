@@ -4,6 +4,7 @@ The compilers are the real ones: libtpu for TPUs (`devices`), and that of JAX's 
 """
 
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -110,11 +111,7 @@ class Cluster:
 
   def links(self, mesh: Mapping[str, int]) -> Switched:
     """The links of a mesh. Its innermost axes are within a host, or within hosts that NVLink connects."""
-    count = -(-self.hosts // self.chip.hosts)  # of domains, which have as many hosts as one another, if possible
-    hosts = np.arange(self.count) // self.per_host
-    domains = hosts // -(-self.hosts // count)
-    sizes = tuple(mesh.values())
-    return Switched(self.chip, domains[: math.prod(sizes)].reshape(sizes), tuple(mesh), self.network)
+    return _switched(self, tuple(mesh), tuple(mesh.values()))
 
   def links_of(self, mesh: Mesh) -> Links | None:
     """The links of a mesh of this cluster's devices."""
@@ -130,6 +127,15 @@ class Cluster:
   def devices(self) -> list[jax.Device]:
     """The devices, to lower and compile programs for. Raises ConfigError if the CUDA plugin is not installed."""
     return gpus.devices(self.version, self.hosts, self.per_host)
+
+
+@functools.lru_cache(maxsize=8)  # a search has many candidates on one mesh, and then those on the next
+def _switched(where: Cluster, names: tuple[str, ...], sizes: tuple[int, ...]) -> Switched:
+  """The links of a mesh with these axes of these sizes."""
+  count = -(-where.hosts // where.chip.hosts)  # of domains, which have as many hosts as one another, if possible
+  hosts = np.arange(where.count) // where.per_host
+  domains = hosts // -(-where.hosts // count)
+  return Switched(where.chip, domains[: math.prod(sizes)].reshape(sizes), names, where.network)
 
 
 Machine = Slice | Cluster

@@ -67,8 +67,8 @@ class Strategy:
     def pad(state: TrainState) -> TrainState:
       return TrainState(state.step, stored.pad(state.params), stored_state.pad(state.opt_state))
 
-    def init(key: jax.Array) -> TrainState:
-      return pad(program.init(key))
+    def init(seed: jax.Array) -> TrainState:
+      return pad(program.init(jax.random.key(seed)))
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
       state = TrainState(state.step, stored.cut(state.params), stored_state.cut(state.opt_state))
@@ -116,7 +116,7 @@ class Strategy:
   def init(self, seed: int) -> TrainState:
     """The state at step 0. It is created sharded: no device ever holds more than its part."""
     with on_mesh(self.mesh):
-      return self._init(jax.random.key(seed))
+      return self._init(np.int64(seed))
 
   def abstract_state(self) -> TrainState:
     """The state's shapes, dtypes and shardings, for restoring and ahead-of-time compilation."""

@@ -26,13 +26,15 @@ class Writing:
     text_writer = lambda params, *given, **places: runner.text_writer(stored.cut(params), *given, **places)
     writer = functools.partial(text_writer, sharding=sharding.place(batch=None, sequence=None))
     self._generate = jax.jit(
-      lambda params, sampling, prompt, key, length: generate(writer(params, sampling), prompt, length=length, key=key),
+      lambda params, sampling, prompt, seed, length: generate(
+        writer(params, sampling), prompt, length=length, key=jax.random.key(seed)
+      ),
       static_argnums=(1, 4),
       out_shardings=replicated,
     )
     self._begin_texts = jax.jit(
-      lambda params, sampling, prompts, lengths, key, size: writer(params, sampling).begin(
-        prompts, lengths, text_keys(key, len(prompts)), size=size
+      lambda params, sampling, prompts, lengths, seed, size: writer(params, sampling).begin(
+        prompts, lengths, text_keys(jax.random.key(seed), len(prompts)), size=size
       ),
       static_argnums=1,
       static_argnames="size",
@@ -52,14 +54,14 @@ class Writing:
   def generate(self, params: Params, prompt: np.ndarray, *, length: int, seed: int, temperature: float) -> jax.Array:
     """Continues prompts [B, P] by `length` tokens → [B, P + length], replicated."""
     with on_mesh(self.mesh):
-      return self._generate(params, Sampling(temperature=temperature), prompt, jax.random.key(seed), length)
+      return self._generate(params, Sampling(temperature=temperature), prompt, np.int64(seed), length)
 
   def begin(
     self, params: Params, prompts: np.ndarray, lengths: np.ndarray, *, size: int, seed: int, sampling: Sampling
   ) -> Texts:
     """`TextWriter.begin`: reads prompts [B, P], padded at the right, and writes the first token of each."""
     with on_mesh(self.mesh):
-      return self._begin_texts(params, sampling, prompts, lengths, jax.random.key(seed), size=size)
+      return self._begin_texts(params, sampling, prompts, lengths, np.int64(seed), size=size)
 
   def extend(self, params: Params, texts: Texts, sampling: Sampling) -> Texts:
     """Writes one more token of each text. Donates the cache, so `texts` cannot be continued again."""

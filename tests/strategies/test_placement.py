@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -208,3 +209,21 @@ def test_train_step_donates_its_state(program: Program):
   state = runner.init(seed=0)
   runner.train_step(state, runner.shard(random_batch(program, BATCH), BATCH))
   assert all(x.is_deleted() for x in jax.tree.leaves(state.params))
+
+
+def test_no_key_is_a_program_of_its_own(monkeypatch: pytest.MonkeyPatch):
+  """A key outside of a program is two more, which each start compiles again: they are too small for the cache."""
+  apart, key = [], jax.random.key
+
+  def seen(seed: Any) -> jax.Array:
+    made = key(seed)
+    apart.extend([] if isinstance(made, jax.core.Tracer) else [seed])
+    return made
+
+  monkeypatch.setattr(jax.random, "key", seen)
+  runner = strategy("single", settings.program(config(seed=17), "cpu"))
+  runner._init = functools.partial(jax.eval_shape, runner._init)
+  runner.init(17)
+  runner.writing._generate = lambda *_: None
+  runner.writing.generate(None, np.zeros((1, 4), np.int32), length=2, seed=3, temperature=1.0)
+  assert apart == []

@@ -4,6 +4,9 @@ import html
 import json
 import math
 import re
+import signal
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -26,7 +29,7 @@ from lab.analysis.topology import machine_of
 from lab.views import strategy_page
 from reporting import pages
 from reporting.pages.units import amount
-from runtime import hardware
+from runtime import command_line, hardware
 from tools import explain
 
 ROOT = Path(__file__).parents[2]
@@ -537,3 +540,39 @@ def test_a_model_folder_gives_the_sizes():
   folder = Path(__file__).parents[1] / "golden/pretrained/qwen3"
   sizes = explain.create(config("fsdp", init_from=str(folder)), None).program.sizes
   assert (sizes.width, sizes.head_dim, sizes.qk_norm, sizes.vocab_size) == (32, 8, True, 64)
+
+
+DIES = """
+import os, runpy, signal
+from lab.analysis import explanation
+explanation.compile_step = lambda *_: os.kill(os.getpid(), signal.SIGSEGV)
+runpy.run_module("tools.explain", run_name="__main__")
+"""
+
+
+def test_a_compiler_that_dies_of_a_signal_leaves_a_sentence():
+  command = [sys.executable, "-c", DIES, f"--config={ROOT}/configs/single.py:tiny"]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+  assert (done.returncode, done.stdout) == (command_line.BAD_INPUT, "")
+  assert done.stderr.splitlines()[-1].startswith("error: the compiler was ended by SIGSEGV while it compiled for this")
+  assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+  "number, says", [(signal.SIGFPE, "mistake of its own"), (signal.SIGKILL, "memory of this machine")]
+)
+def test_the_sentence_names_the_devices_and_what_to_try(
+  number: signal.Signals, says: str, monkeypatch: pytest.MonkeyPatch
+):
+  monkeypatch.setattr(explain, "go_on_in_a_child", lambda: -number)
+  with one_sentence(number.name, "4096 devices of v5p:16x16x16", says, "fewer devices", "hsdp"):
+    explain.survive_compilers(pytest.fail, command_line_of(explain.define, "--topology=v5p:16x16x16"))
+
+
+@pytest.mark.parametrize("code, status", [(0, 0), (2, 2), (-signal.SIGTERM, 143)])
+def test_explain_ends_as_its_child_does(code: int, status: int, monkeypatch: pytest.MonkeyPatch):
+  """Also after a signal that somebody has sent, which both have received."""
+  monkeypatch.setattr(explain, "go_on_in_a_child", lambda: code)
+  with pytest.raises(SystemExit) as ended:
+    explain.survive_compilers(pytest.fail)
+  assert ended.value.code == status

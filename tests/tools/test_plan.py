@@ -10,13 +10,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browser import Browser
 from helpers import command_line_of, in_full, one_sentence
 
 import strategies
 from configs import base
-from lab.analysis import memory, predict, search
+from lab.analysis import links, memory, predict, search, topology
 from lab.analysis.case import Case
 from lab.analysis.topology import Cluster, machine_of
 from lab.views import plan_page
@@ -249,6 +250,22 @@ def test_a_slower_network_makes_plans_slower_and_prefers_those_that_send_less_ov
 
 
 @pytest.mark.full
+def test_a_search_groups_the_devices_of_a_mesh_once_for_each_choice_of_axes(monkeypatch: pytest.MonkeyPatch):
+  """Not again for each collective of each plan: on thousands of GPUs that took minutes."""
+  grouped: list[tuple] = []
+  groups = links.groups
+
+  def counted(numbers: np.ndarray, names: tuple[str, ...], axes: tuple[str, ...]) -> np.ndarray:
+    grouped.append((numbers.shape, names, axes))
+    return groups(numbers, names, axes)
+
+  monkeypatch.setattr(links, "groups", counted)
+  topology._switched.cache_clear()
+  plans = search.search(model(1e9, platform="gpu"), 64, cluster("h100:2x8"), ("fsdp", "two_d"))
+  assert len(plans) > 50
+  assert 0 < len(grouped) == len(set(grouped))
+
+
 def test_one_host_has_the_same_plans_on_every_network():
   few = ("fsdp", "two_d")
   plans = lambda network: search.search(model(1e9, platform="gpu"), 64, cluster("h100:1x8", network), few)
