@@ -15,7 +15,7 @@ LOCK := uv pip compile --universal --fork-strategy requires-python --python-vers
   --no-emit-index-url --no-header --constraint requirements.lock
 TRAIN := train.py --config=configs/fsdp.py
 
-.PHONY: train test test-all test-topology test-cluster accelerator site lint format lock lock-others sbom fuzz clean
+.PHONY: train test test-all test-topology test-cluster upgrade-check accelerator site lint format lock lock-others sbom fuzz clean
 
 train: $(INSTALLED)
 	@echo "python $(TRAIN)"
@@ -39,6 +39,12 @@ test-topology: $(COMPILERS)
 # A real SLURM of two nodes on this machine, and jobs that are hurt and requeued; needs Debian, and root to install it.
 test-cluster: $(INSTALLED)
 	tests/cluster/slurm.sh
+
+# Compiles some steps for CPUs, TPUs and GPUs with the jax of each environment that is there, and fails if the newest one
+# needs over a tenth more than the record says. RECORD=1 writes the record; WORKSPACE.md says when.
+upgrade-check: STACKS ?= $(wildcard .venv .venv-*)
+upgrade-check: $(COMPILERS)
+	$(VENV)/bin/python -m tools.benchmark upgrade $(if $(RECORD),--record) $(STACKS:%=%/bin/python)
 
 # On a machine with GPUs or TPUs: checks and measures them in steps of under ten minutes each, and fails where there are
 # none. `make accelerator STEP=parity` runs one step; docs/accelerator.md says what to install first.

@@ -59,9 +59,10 @@ def called(
 def test_ci_lints_tests_trains_and_lists_what_ran_nowhere(tmp_path: Path):
   calls, _ = called(tmp_path, browser=0)
   assert calls[:3] == ["make .venv/.compilers .venv/.emulators ", "make lint ", "make test-all skips"]
-  assert calls[3].startswith("python train.py --config=configs/fsdp.py")
-  assert calls[4].startswith("python tests/skips.py ")
-  assert len(calls) == 5
+  assert calls[3] == "make upgrade-check STACKS= "
+  assert calls[4].startswith("python train.py --config=configs/fsdp.py")
+  assert calls[5].startswith("python tests/skips.py ")
+  assert len(calls) == 6
 
 
 def newest_stack(folder: Path) -> str:
@@ -80,7 +81,8 @@ def test_two_stacks_share_the_further_cases(tmp_path: Path):
   python = newest_stack(tmp_path)
   assert_begins_with_both_stacks(calls, python)
   assert calls[3:5] == ["make test-all skips share 1", f"make test-all {python} skips share 2"]
-  assert len(calls) == 7
+  assert calls[5] == "make upgrade-check STACKS=.venv-3.13 "
+  assert len(calls) == 8
   assert "the suite again on the newest stack, with Python 3.13.1" in printed
 
 

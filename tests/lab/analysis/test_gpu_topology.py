@@ -337,14 +337,6 @@ def test_a_slow_program_is_noticed(fields: dict, options: dict, expected: set[st
   assert slow_parts(*realistic.__wrapped__(REALISTIC[0], **fields)) == expected
 
 
-@pytest.mark.parametrize("devices, seconds", [("h100:128x8", 0.025), ("h100:16x8", 0.62)])
-def test_kernels_hide_most_of_what_many_hosts_send(devices: str, seconds: float):
-  """FSDP of 8 billion parameters on 1,024 GPUs, and `two_d` of 70 billion on 128."""
-  (number,) = (number for number, case in enumerate(predictions.GPU) if case[1] == devices)
-  where, runner, step = realistic(number)
-  assert 0 < step.overlap(where.chip, where.links_of(runner.mesh)).exposed <= seconds
-
-
 def test_a_model_of_8_billion_on_1024_gpus_is_explained_in_8_gb(tmp_path: Path):
   """Runs the command as a user would. All bytes cross the network, since `data` spans all hosts."""
   model = predictions.MODELS["8B, GQA"] | {"seq_len": 8192, "remat": "full"}
