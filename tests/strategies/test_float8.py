@@ -58,8 +58,8 @@ FAR = (
   "expert",
 )  # another strategy sends as they do
 CASES = each_once([name for name in STRATEGIES if name not in FAR], KINDS, ("pipeline", "text"))
-CASES += [pytest.param(name, kind, marks=pytest.mark.full) for name in FAR for kind in KINDS]
-CASES += [pytest.param(name, kind, marks=pytest.mark.full) for name in STRATEGIES for kind in OTHERS]
+CASES += [pytest.param(name, kind, marks=pytest.mark.full) for i, name in enumerate(FAR) for kind in KINDS[i % 2 :: 2]]
+CASES += [pytest.param(name, OTHERS[i % 2], marks=pytest.mark.full) for i, name in enumerate(STRATEGIES)]
 
 
 @functools.cache
@@ -96,7 +96,7 @@ def test_a_scale_of_a_devices_own_numbers_would_be_seen(monkeypatch: pytest.Monk
       assert_trees_close(found, as_on_one_device("context", variant, **FIELDS)[1], 1e-4)
 
 
-@pytest.mark.parametrize("name", in_full([name for name in STRATEGIES if name not in STAGED], "fsdp"))
+@pytest.mark.parametrize("name", in_full(["fsdp", "tensor_parallel", "context", "hsdp"], "fsdp"))
 @pytest.mark.parametrize("products, tolerance", [("float8", 2e-2), pytest.param("float8_gathers", PARITY)])
 def test_a_step_in_float32_is_near_that_of_a_single_device(name: str, products: str, tolerance: float):
   (loss, found), (expected, alone) = (

@@ -53,7 +53,7 @@ class Slim:
     self.strategies = [name for name in features.strategies_of(every) if name in kept]
     self.here, self.wanted = set[str](), defaultdict[str, set[str]](set)
     self.standins = dict[str, str]()
-    tools = [path for path in every if re.fullmatch(r"(tools|lab)/.*[a-z]\.py", path) and path not in self.out]
+    tools = [path for path in every if re.fullmatch(r"(tools|lab)/.*[a-z0-9]\.py", path) and path not in self.out]
     roots = [*ROOTS, *(f"{where}/{name}.py" for name in self.strategies for where in ("strategies", "configs"))]
     roots += [path for name in kept for path in WITH.get(name, ())] + tools
     projects = [path for path in every if re.fullmatch(r"projects/.*\.py", path) and path not in self.out]
