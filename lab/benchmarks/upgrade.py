@@ -150,10 +150,12 @@ def _is_installed(package: str) -> bool:
 def of(pythons: Iterable[str]) -> list[Record]:
   """What each of these Pythons finds. Raises ConfigError for one that cannot compile the steps."""
   found = []
+  # JAX tells its children where its own TPU compiler is, which is not that of another Python.
+  own = {name: value for name, value in os.environ.items() if name != "TPU_LIBRARY_PATH"}
   for python in pythons:
     try:
       command = [python, "-m", "lab.benchmarks.upgrade"]
-      done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True)
+      done = subprocess.run(command, cwd=ROOT, env=own, stdout=subprocess.PIPE, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
       raise ConfigError(
         f"python={python!r} cannot compile the steps ({error}); name one that has this project's packages"

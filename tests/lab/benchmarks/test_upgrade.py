@@ -1,6 +1,7 @@
 """What an upgrade of jax costs: what counts as worse, what a note allows, and what the record says."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +103,12 @@ def test_a_step_needs_its_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pyte
   monkeypatch.setattr(upgrade.jax.config, "update", lambda *_: None)
   assert json.dumps(upgrade.stack({STEP: STEPS[STEP]})["figures"]) == "{}"
   assert capsys.readouterr().err == f"left out, because its compiler is not installed: {STEP}\n"
+
+
+def test_each_python_takes_its_own_tpu_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  """JAX names its own in a variable, which a child would take before that of its own packages."""
+  monkeypatch.setenv("TPU_LIBRARY_PATH", "/another/libtpu.so")
+  python = tmp_path / "python"
+  python.write_text('#!/bin/sh\necho "{\\"path\\": \\"$TPU_LIBRARY_PATH\\"}"\n')
+  python.chmod(0o755)
+  assert upgrade.of([str(python)]) == [{"path": ""}]
