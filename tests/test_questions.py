@@ -24,6 +24,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from configs import base
 from lab.benchmarks.pages import ROOT
 
 PAGE = ROOT / "docs/questions.md"
@@ -126,6 +127,12 @@ def replicated():
 @says("Received incompatible devices for jitted computation")
 def two_places():
   jax.jit(lambda x, y: x + y).lower(split(np.ones(8), "data"), jax.device_put(np.ones(8), jax.devices()[0]))
+
+
+@says("Length of device assignment")
+def one_device_for_a_mesh():
+  sharding = NamedSharding(mesh(AxisType.Explicit).abstract_mesh, P("data"))
+  jax.jit(lambda x: jax.reshard(x, sharding)).lower(np.ones(8))
 
 
 @says("acts as an assert")
@@ -283,6 +290,20 @@ def test_each_of_fifty_questions_leads_to_a_page():
   assert len(entries()) >= 50
   for entry in entries():
     assert re.search(r"\]\((?!https:)", entry.answer), entry.question
+
+
+def test_the_commands_and_fields_of_the_answers_exist():
+  fields = base.get_config().to_dict()
+  code = re.findall(r"`([^`]+)`", " ".join(one.answer for one in entries()))
+  for tool in re.findall(r"tools\.(\w+)", " ".join(code)):
+    assert (ROOT / f"tools/{tool}.py").exists(), tool
+  for config in re.findall(r"--config=(\S+)", " ".join(code)):
+    assert (ROOT / config).exists(), config
+  named = [name for one in code for name in re.findall(r"^(?:--config\.)?(\w+\.\w+)(?:=|$)|--config\.(\w+\.\w+)", one)]
+  for section, field in (("".join(pair)).split(".") for pair in named):
+    if isinstance(fields.get(section), dict) and section != "mesh":
+      assert field in fields[section], f"{section}.{field}"
+  assert len(named) > 15
 
 
 # What people asked in public (word for word where it is an error text), each with a part of the entry's question.
