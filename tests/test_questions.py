@@ -295,8 +295,8 @@ def test_each_of_fifty_questions_leads_to_a_page():
 def test_the_commands_and_fields_of_the_answers_exist():
   fields = base.get_config().to_dict()
   code = re.findall(r"`([^`]+)`", " ".join(one.answer for one in entries()))
-  for tool in re.findall(r"tools\.(\w+)", " ".join(code)):
-    assert (ROOT / f"tools/{tool}.py").exists(), tool
+  for tool in re.findall(r"python -m ([\w.]+)", " ".join(code)):
+    assert (ROOT / f"{tool.replace('.', '/')}.py").exists(), tool
   for config in re.findall(r"--config=(\S+)", " ".join(code)):
     assert (ROOT / config).exists(), config
   named = [name for one in code for name in re.findall(r"^(?:--config\.)?(\w+\.\w+)(?:=|$)|--config\.(\w+\.\w+)", one)]
