@@ -58,7 +58,7 @@ class Texts(NamedTuple):
 
   Attributes:
     cache: what the mixer keeps of all tokens but the newest (`Mixer.empty_cache`); None while it is passed apart, to be
-      donated.
+      donated without the rest: a step's newest token is read while the next step runs.
     newest: [B], the newest token of each text.
     lengths: [B], how many tokens each text has.
     seen: [B, V], whether a text holds a token; [B, 0] if sampling does not need it.

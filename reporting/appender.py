@@ -15,6 +15,8 @@ from runtime import processes
 class Appender:
   """Appends lines to a file. On a full disk: warns once, buffers, and retries on the next write.
 
+  TensorBoard's own writer ends its thread at the first error, and blocks training when its queue of ten is full.
+
   If a kill has left half a line in the file, the first write begins a new line, so that its own lines can be read.
   """
 

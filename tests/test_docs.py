@@ -149,6 +149,48 @@ def test_muon_is_better_than_adamw_from_every_seed():
     assert record["losses"][name][-1]["rate"] in optimizers.RATES[1:-1]
 
 
+# The field's names, each beside ours, and the pages on which somebody would look for it.
+COMMON = {
+  "activation checkpointing": ["questions"],
+  "async dispatch": ["profile", "questions"],
+  "collective matmul": ["thousand-chips"],
+  "CPU offload": ["memory"],
+  "DCN": ["cluster", "strategies", "thousand-chips"],
+  "deadlock": ["cluster"],
+  "early stopping": ["checkpoints"],
+  "FP8": ["float8"],
+  "gradient accumulation": ["memory", "strategies"],
+  "gradient checkpointing": ["memory"],
+  "gradient clipping": ["optimizers"],
+  "latency hiding": ["thousand-chips"],
+  "logical ax": ["fork", "strategies"],  # axis or axes
+  "master weights": ["optimizers"],
+  "mixed precision": ["memory", "optimizers"],
+  "experts (MoE": ["strategies"],
+  "multi-host": ["cluster"],
+  "multi-node": ["cluster"],
+  "multi-slice": ["cluster", "strategies", "thousand-chips"],
+  "NCCL": ["cluster"],
+  "out of memory": ["memory"],
+  "recompile": ["data"],
+  "RESOURCE_EXHAUSTED": ["memory"],
+  "ring attention": ["strategies"],
+  "roofline": ["profile", "thousand-chips"],
+  "sequence packing": ["data"],
+  "Ulysses": ["strategies"],
+  "W&B": ["cluster"],
+  "ZeRO-1": ["strategies"],
+  "ZeRO-2": ["strategies"],
+  "ZeRO-3": ["strategies"],
+}
+
+
+@pytest.mark.parametrize("name", COMMON)
+def test_common_names_stand_beside_ours(name: str):
+  for page in COMMON[name]:
+    assert name.lower() in " ".join((ROOT / f"docs/{page}.md").read_text().lower().split()), page
+
+
 def test_the_memory_page_lists_the_names_of_values():
   table = (ROOT / "docs/memory.md").read_text().partition("| Name | Value |")[2].partition("\n\n")[0]
   rows = [row.split("|")[1] for row in table.splitlines()[2:]]

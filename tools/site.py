@@ -95,6 +95,7 @@ as a single device, and that it sends what the formulas here say.
 - [Calculator](calculator): the same numbers for large models on TPUs and GPUs, and the time of a step
 - [Timeline](timeline): when the kernels and links of a step work on 64 TPUs, with the recommended compiler options and
   without
+- [Something is wrong?](docs/questions.md) Questions and error texts, with answers
 - [Guide](guide): all pages of the documentation, beginning with a [tour](docs/tour.md) of sharding in JAX
 - [README](README.md): how to install it and train a first model in about a minute
 - [Map of the code](WORKSPACE.md): what to read first

@@ -6,7 +6,7 @@ The second lesson of the tour. Next: four_ways.py.
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from data.batches import EvaluationBatches
@@ -101,8 +101,10 @@ def uneven_batch():
 def resharding():
   """Moving an array to another sharding
 
-  `jax.device_put` in plain Python and `jax.reshard` in a jitted function give an array another spec. The values stay
-  the same and the pieces move. The old and the new spec determine the collective that moves them:
+  `jax.device_put` in plain Python and `jax.reshard` in a jitted function give an array another spec. With `Auto` mesh
+  axes, as in this repository, `reshard` moves nothing in a jitted function (the last lines): use
+  `with_sharding_constraint` there. The values stay the same and the pieces move. The old and the new spec determine
+  the collective that moves them:
 
   - From split to whole, every device must get all other pieces: an all-gather.
   - From whole to split, or to a finer split, every device already has its piece: nothing is sent.
@@ -132,6 +134,12 @@ def resharding():
       y = program(x)
     print(f"{jax.typeof(x)}  →  {jax.typeof(y)}")
     result[before, after] = x, y, print_sent(program, mesh)
+  mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+  x = jax.device_put(np.zeros((16, 16)), NamedSharding(mesh, P("data")))
+  for way in (jax.reshard, jax.lax.with_sharding_constraint):
+    y = jax.jit(lambda x, way=way: way(x, NamedSharding(mesh, P())))(x)
+    print(f"Auto axes: {way.__name__} to whole copies gives {y.sharding.spec}")
+    result[way.__name__] = y
   return result
 
 

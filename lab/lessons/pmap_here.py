@@ -23,9 +23,8 @@ def begin_and_go_on():
   strategy in one line.
 
   Below, a small Transformer trains for two steps with pmap_ddp. Then data_parallel takes over the state as it is. The
-  losses equal those of a run with data_parallel alone, to 1e-5. So you can migrate a run in the middle. [The
-  tour](tour.md#the-same-training-step-with-pmap-and-with-jit) compares what the two send, and tests compare both with a
-  single device.
+  losses equal those of a run with data_parallel alone, to 1e-5. So you can migrate a run in the middle. [This
+  page](strategies.md#data_parallel) shows what the two send, and tests compare both with a single device.
   """
   config = base.get_config("tiny", "data_parallel")
   program = settings.program(config, "cpu")

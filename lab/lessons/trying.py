@@ -195,16 +195,6 @@ print(f"{jnp.mean(split(w, x) / whole):.1f} × the gradient on one device")""",
     ("reduce = jnp.sum", "reduce = jnp.mean"),
     "8.0 × the gradient on one device",
   ),
-  "pmap_and_jit": Try(
-    "Take another strategy, such as `fsdp`. What does it send, and how often?",
-    """\
-name = "data_parallel"
-program = settings.program(base.get_config("tiny", name), "cpu")
-strategy = strategies.create(base.get_config("tiny", name), program, jax.devices())
-sent = print_sent(strategy.lower_train_step(batch_size=16).compile(), strategy.mesh)""",
-    ('"data_parallel"', '"fsdp"'),
-    "all-gather over data",
-  ),
   "keys_go_round": Try(
     "Let eight devices share the text. The pieces are half as large, and there are more of them. How much more does "
     "each device send?",
