@@ -7,7 +7,6 @@ import pytest
 
 from lab.benchmarks import float8
 
-
 RECORD = json.loads(float8.RECORD.read_text())
 
 
