@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from models import objectives, sizes
+from models import objectives, parameters, sizes, transformer
 
 FIELDS = {"model__dtype": "float64", "model__param_dtype": "float64"}
 
@@ -25,5 +25,8 @@ def in_float64() -> Iterator[None]:
     for name in ("dtype", "param_dtype"):
       patch.setitem(sizes.KNOWN, name, (*sizes.DTYPES, "float64"))
     patch.setattr(sizes, "DTYPES", (*sizes.DTYPES, "float64"))
+    used = transformer.used_dtype
+    for module in (parameters, transformer):  # routers compute in float32, whatever the rest does
+      patch.setattr(module, "used_dtype", lambda w, sizes: used(w, sizes).replace("float32", "float64"))
     patch.setattr(objectives.Objective, "sums", {"correct": "int64"})
     yield
