@@ -33,7 +33,7 @@ Line = tuple[int, str, dict[str, float]]  # (step, split, values)
 
 
 class Run(NamedTuple):
-  """What a tracker is told of the run.
+  """The run that a tracker shows.
 
   Attributes:
     project: the field's value: what runs are grouped by.
@@ -121,7 +121,7 @@ class Tracker:
 
 
 class Wandb:
-  """Weights & Biases. Offline unless WANDB_MODE=online; `wandb sync`, in the workdir, sends what is there."""
+  """Weights & Biases. It writes files, which `wandb sync` sends; with WANDB_MODE=online it sends them at once."""
 
   settles = 30.0  # it writes its file every 15 s
 

@@ -301,8 +301,8 @@ def variables() -> str:
   path = os.environ.get("LD_LIBRARY_PATH", "")
   if "cuda" in path.lower() and devices.has_gpu_compiler():
     raise Doubt(f"LD_LIBRARY_PATH={path!r} may lead to another CUDA than the one that jax has installed; unset it")
-  told = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(("JAX_", "XLA_"))]
-  return ", ".join(told) or "none of JAX or XLA is set"
+  known = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(("JAX_", "XLA_"))]
+  return ", ".join(known) or "none of JAX or XLA is set"
 
 
 def device_list() -> str:

@@ -57,7 +57,7 @@ Figures = Mapping[str, Mapping[str, float]]  # by step and figure; CPUs have no 
 
 
 class Step(NamedTuple):
-  """A training step: what `tools.explain` would be told."""
+  """A training step, by the flags with which `tools.explain` explains it."""
 
   strategy: str
   machine: str

@@ -23,7 +23,7 @@ FIELDS = {"reporting__wandb": "mine", "reporting__mlflow": "mine"}
 
 
 class Service:
-  """What the two libraries were told, by the id of a run: (step, names and values). It has what is used of both."""
+  """Stands in for both libraries, and keeps what is sent to them: by the id of a run, (step, names and values)."""
 
   def __init__(self) -> None:
     self.lines: dict[str, list[tuple[int, dict[str, float]]]] = {}
