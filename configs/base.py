@@ -67,12 +67,12 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         "width": 128,  # of the residual stream
         "depth": 4,  # blocks
         "mixer": "attention",  # how a block's positions read each other: "attention" or "recurrence"
-        "mlp": "swiglu",  # what a block does with each position; with experts, that of dense blocks
+        "mlp": "swiglu",  # what a block or an expert does with each position: also "geglu" or "swiglu_clamped"
         "heads": 8,  # query heads
         "kv_heads": 8,  # key-value heads, each shared by heads / kv_heads query heads
         "head_dim": 0,  # size of a head; 0: width / heads
         "mlp_width": 384,  # hidden units of the gated MLP
-        # A mixture of experts in place of the MLP (docs/strategies.md#expert)
+        # A mixture of experts in place of the MLP (docs/experts.md)
         "experts": 0,  # of each block; 0: none
         "dense_layers": 0,  # of a mixture: so many blocks at the start have the MLP of mlp_width, and no experts
         "experts_per_token": 2,  # how many work on a token
@@ -88,18 +88,30 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         # How many tokens of a sequence an expert takes at most, relative to an equal load; 0: all, so none is dropped
         "expert_capacity": 0.0,
         "seq_len": 128,  # tokens of a training example
-        # How many positions a local layer sees, itself included. A model of such layers reads at most as many.
-        "window": 0,  # 0: there are none
-        "layers_pattern": "",  # the layers that are local, such as "local:5,global:1", repeated; "": all, if any is
+        "window": 0,  # how many positions a local layer sees, itself included; 0: no layer is local
+        # The kinds of layers, repeated, such as "local:5,global:1": "local", "global" or "nope" (global, without rotary
+        # positions). "": with a window all are local, else all global
+        "layers_pattern": "",
         "vocab_size": 256,  # 256 for bytes; a BPE is trained to this size; 0: that of the data's tokenizer
         "tied_embedding": False,  # the head is the embedding, transposed
         "dropout": 0.0,  # on the output of attention and MLP
         "rope_base": 10_000.0,  # of rotary embedding; use more for longer texts
-        # Llama 3's, to read longer texts than before: (factor, low, high, length of before), such as (8., 1., 4., 8192)
+        "rope_base_local": 0.0,  # that of local layers, which rope_scaling leaves as they are; 0: the same for all
+        # To read longer texts than before. Llama 3's: (factor, low, high, length of before), such as (8., 1., 4., 8192)
         "rope_scaling": (),
+        # Also "linear": (factor,); "yarn" and "yarn_unrounded": (factor, slow, fast, length, scale)
+        "rope_scaling_kind": "llama3",
+        "embedding_scale": 1.0,  # of tokens: Gemma's is the root of the width
+        "attention_scale": 0.0,  # what scores of queries and keys are multiplied by; 0: 1 / the root of head_dim
+        "norms": "before",  # of mixers and MLPs; "after": of what these return, as OLMo 2; "both", as Gemma 3
         "norm_eps": 1e-5,
+        "norm_offset": 0.0,  # what is added to the scales of norms: Gemma's are stored without the 1
         "qkv_bias": False,  # add biases to queries, keys and values, as Qwen2 does
+        "out_bias": False,  # and to what attention returns, as gpt-oss does
+        "mlp_bias": False,  # and to each product of an MLP, or of experts and their router
+        "attention_sinks": False,  # each head sees one more key: its score is learned, and its value is zero
         "qk_norm": False,  # normalize queries and keys, as Qwen3 does
+        "qk_norm_over": "head",  # over each head; "width": over all heads together, as OLMo 2
         # Train small adapters of some weights and no other weight (docs/fine-tuning.md).
         "lora_rank": 0,  # of the adapters; 0: train all weights
         "lora_alpha": 16.0,  # what adapters add is multiplied by lora_alpha / lora_rank

@@ -17,36 +17,55 @@ from models.ops.layers import RMSNorm, dropout, fold_in
 from models.ops.loss import Sums
 from models.ops.routing import Counted
 from models.sizes import ModelSizes
+from models.windows import LOCAL, NOPE
 
 
 class SideInputs(NamedTuple):
   """What every block reads beside the residual stream. `Transformer.side_inputs` makes it.
 
   Attributes:
-    angles: [T, H/2] or [B, T, H/2], the angles of rotary embedding.
+    angles: [T, H/2] or [B, T, H/2], the angles of rotary embedding; after `of_layer` None if the layer has none.
+    local_angles: those of local layers, if these have others.
+    scale: what queries and keys are multiplied by when they are rotated by `angles`.
+    window: how many positions local layers see, and after `of_layer` those that this layer sees; 0: all.
     segments: [B, T], the document of each token, for all positions, even if a device has only some of them; or None.
     keys: [B], the dropout keys of the examples, or None.
     counted: the tokens and predictions that count in the sums of routers; None: there are no sums.
   """
 
-  angles: jax.Array
+  angles: jax.Array | None
   segments: jax.Array | None = None
   keys: jax.Array | None = None
   counted: Counted | None = None
+  local_angles: jax.Array | None = None
+  scale: float = 1.0
+  window: int = 0
 
-  def of_layer(self, number: jax.Array) -> "SideInputs":
-    """The same inputs, with the dropout keys of one block."""
-    return self._replace(keys=fold_in(self.keys, number))
+  def of_layer(self, number: jax.Array, kind: str) -> "SideInputs":
+    """What one block reads, with its dropout keys, and with the window and the angles of its kind (windows.py)."""
+    found = self._replace(keys=fold_in(self.keys, number), window=self.window if kind == LOCAL else 0)
+    if kind == NOPE:
+      return found._replace(angles=None)
+    has_own = kind == LOCAL and self.local_angles is not None
+    return found._replace(angles=self.local_angles, scale=1.0) if has_own else found
+
+
+# The names of norms of a mixer or MLP, by `model.norms`.
+PLACES = {"before": ("_norm",), "after": ("_norm_after",), "both": ("_norm", "_norm_after")}
 
 
 class Block(nnx.Module):
-  """Adds mixer(norm(x)) to x, then mlp(norm(x)). The weights of a mixer are under the name of its kind."""
+  """Adds mixer(norm(x)) to x, then mlp(norm(x)). The weights of a mixer are under the name of its kind.
+
+  With `model.norms` "after" it adds norm(mixer(x)) and norm(mlp(x)), and with "both" norm(mixer(norm(x))).
+  """
 
   def __init__(self, sizes: ModelSizes, rngs: nnx.Rngs):
     self.mixer = sizes.mixer
-    setattr(self, f"{self.mixer}_norm", RMSNorm(sizes.width, sizes))
+    self.norms = tuple(part + place for part in (self.mixer, "mlp") for place in PLACES[sizes.norms])
+    for name in self.norms:
+      setattr(self, name, RMSNorm(sizes.width, sizes))
     setattr(self, self.mixer, MIXERS[self.mixer](sizes, rngs))
-    self.mlp_norm = RMSNorm(sizes.width, sizes)
     self.mlp = Experts(sizes, rngs) if sizes.experts else MLPS[sizes.mlp](sizes, rngs)
     self.dropout, self.limit = sizes.dropout, sizes.expert_limit
 
@@ -59,18 +78,22 @@ class Block(nnx.Module):
     start: jax.Array | int = 0,
   ) -> tuple[jax.Array, Any, Sums]:
     """Returns the residual stream [B, T, D], the second result of the mixer, and the sums of the block's router."""
-    mix, norm = getattr(self, self.mixer), getattr(self, f"{self.mixer}_norm")
-    mixed, new = mix(norm(x), side, sharding, cache, start)
-    mixed = checkpoint_name(mixed, "attention_output")
+    mixed, new = getattr(self, self.mixer)(self._norm(f"{self.mixer}_norm", x), side, sharding, cache, start)
+    mixed = self._norm(f"{self.mixer}_norm_after", checkpoint_name(mixed, "attention_output"))
     # Pinned, so that a gradient that goes both to a sum and into a product is gathered for the product alone. XLA's GPU
     # compiler turns a gather that is sliced again into a permute without pairs, which returns zeros (jax 0.10.2).
     stream = lambda x: sharding.activation(x, "batch", "sequence", None)
     x = stream(x + dropout(mixed, self.dropout, fold_in(side.keys, 0), sharding))
-    normed = self.mlp_norm(x)
+    normed = self._norm("mlp_norm", x)
     routed: Sums = {}
     if isinstance(self.mlp, Experts):
       # When a text is written or scored, no token is dropped: the tokens before it may not be at hand.
       out, routed = self.mlp(normed, side.counted, sharding, self.limit if cache is None else 0)
     else:
       out = self.mlp(normed, sharding)
+    out = self._norm("mlp_norm_after", out)
     return stream(x + dropout(out, self.dropout, fold_in(side.keys, 1), sharding)), new, routed
+
+  def _norm(self, name: str, x: jax.Array) -> jax.Array:
+    """x after this norm, if the block has it."""
+    return getattr(self, name)(x) if name in self.norms else x

@@ -4,21 +4,24 @@ Prompts of different lengths stand in one array, padded at the right. A text nev
 its own tokens over it.
 """
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from errors import ConfigError, not_negative
+from models import windows
 from models.dimensions import UNSHARDED, Sharding
 from models.keys import Purpose
-from models.ops.attention import Cache
+from models.ops import cache as caches
+from models.ops.cache import AnyCache, Cache
 from models.ops.loss import LOGITS
 from models.transformer import Transformer
 
-RunBlocks = Callable[[jax.Array, Cache, jax.Array | int], tuple[jax.Array, Cache]]  # (x, cache, start)
+RunBlocks = Callable[[jax.Array, AnyCache, jax.Array | int], tuple[jax.Array, AnyCache]]  # (x, cache, start)
 
 
 class Sampling(NamedTuple):
@@ -65,7 +68,7 @@ class Texts(NamedTuple):
     keys: [B], a random key for each text.
   """
 
-  cache: Cache | None
+  cache: AnyCache | None
   newest: jax.Array
   lengths: jax.Array
   seen: jax.Array
@@ -146,7 +149,7 @@ class TextWriter(NamedTuple):
       seen = jax.vmap(lambda row, token: row.at[token].set(True))(seen, newest)
     return Texts(cache, newest, texts.lengths + 1, seen, texts.keys)
 
-  def _run(self, x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
+  def _run(self, x: jax.Array, cache: AnyCache, start: jax.Array | int) -> tuple[jax.Array, AnyCache]:
     if self.run_blocks:
       return self.run_blocks(x, cache, start)
     return run_cached(self.model, x, cache, start, self.sharding)
@@ -155,11 +158,11 @@ class TextWriter(NamedTuple):
 def run_cached(
   model: Transformer,
   x: jax.Array,  # [B, T, D]
-  cache: Cache,  # of all layers, or of those of `only`
+  cache: AnyCache,  # of all layers, or of those of `only`
   start: jax.Array | int,
   sharding: Sharding = UNSHARDED,
   only: str | None = None,
-) -> tuple[jax.Array, Cache]:
+) -> tuple[jax.Array, AnyCache]:
   """Runs the blocks on positions that see earlier ones in the cache. Also returns the cache with the new positions.
 
   Args:
@@ -168,24 +171,33 @@ def run_cached(
   """
   side = model.side_inputs(x.shape[1], start=start, sharding=sharding)
 
-  def run(name: str, x: jax.Array, first: int) -> tuple[jax.Array, Cache]:
+  def run(name: str, x: jax.Array, before: list[bool]) -> tuple[jax.Array, Cache, list[bool]]:
     weights, block_of = model.scanned(name, sharding)
+    kinds, held = model.kinds(name), jax.tree.leaves(weights)[0].shape[0]
+    is_local = [model.sizes.has_window(kind) for kind in kinds]
 
-    def body(x: jax.Array, layer: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Cache]:
+    def body(at: int, x: jax.Array, layer: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Cache]:
       weights, number = layer
+      local, place = is_local[at], number
+      if len({*before, *is_local}) > 1:  # its number among the layers whose cache is like its own
+        periods = (number - len(before)) // len(kinds)
+        place = before.count(local) + periods * is_local.count(local) + is_local[:at].count(local)
       # A block takes its part of the cache by its number: a part for each stack would be a copy.
-      x, new, _ = block_of(weights)(x, side, sharding, cache.of_layer(number), start)
+      own_cache = caches.of_kind(cache, local).of_layer(place)
+      x, new, _ = block_of(weights)(x, side.of_layer(number, kinds[at]), sharding, own_cache, start)
       assert new is not None
       return x, new
 
-    return jax.lax.scan(body, x, (weights, first + jnp.arange(jax.tree.leaves(weights)[0].shape[0])))
+    bodies = [functools.partial(body, at) for at in range(len(kinds))]
+    x, new = windows.scan(bodies, x, (weights, len(before) + jnp.arange(held)))
+    return x, new, before + [is_local[i % len(kinds)] for i in range(held)]
 
-  news = list[Cache]()
+  news, local = list[Any](), list[bool]()
   for name in [only] if only else [stack.name for stack in model.sizes.stacks]:
-    x, new = run(name, x, sum(len(cache[0]) for cache in news))
+    x, new, local = run(name, x, local)
     news.append(new)
   # Written once for all blocks: a scan that returned the cache would copy it.
-  return x, cache.add(jax.tree.map(lambda *parts: jnp.concatenate(parts), *news), start)
+  return x, caches.added(cache, jax.tree.map(lambda *parts: jnp.concatenate(parts), *news), local, start)
 
 
 def generate(writer: TextWriter, prompt: jax.Array, *, length: int, key: jax.Array) -> jax.Array:

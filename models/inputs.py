@@ -107,9 +107,12 @@ class Tokens(Input):
   def embed(self, table: jax.Array, x: jax.Array, sharding: Sharding) -> jax.Array:
     # Pinning the table also pins its gradient, so each device sums the gradient over its own examples. Otherwise the
     # compiler may send the activations' gradients to where the table is stored.
+    # Pinned once more: otherwise an all-to-all moves the gradients of activations to where the table is stored.
     table, x = sharding.activation(table, "vocab", None), own(x, sharding)
     rows_of = summed_in_float32 if table.dtype == "bfloat16" else lookup
-    return sharding.split_sequence(rows_of(table, x, sharding))
+    found = sharding.split_sequence(rows_of(table, x, sharding))
+    scale = self.sizes.embedding_scale
+    return found if scale == 1 else (found * scale).astype(found.dtype)
 
 
 class Vectors(Input):

@@ -16,9 +16,12 @@ from jax.ad_checkpoint import checkpoint_name
 from errors import ConfigError
 from models.dimensions import Sharding
 from models.lora import Adapters
-from models.ops.attention import Cache, attend, rotate, with_past
+from models.ops import cache as caches
+from models.ops.attention import attend
+from models.ops.cache import Cache, with_past
 from models.ops.layers import RMSNorm, linear, linears, weight
 from models.ops.recurrence import State, states
+from models.ops.rotary import rotate
 
 if TYPE_CHECKING:
   from models.block import SideInputs
@@ -104,7 +107,9 @@ class Heads(Mixer):
     if sizes.qkv_bias:
       bias = lambda heads: nnx.Param(jnp.zeros((heads, h), dtype), dims=("heads", None))
       self.query_bias, self.key_bias, self.value_bias = bias(n), bias(k), bias(k)
-    self.has_bias = sizes.qkv_bias
+    if sizes.out_bias:
+      self.out_bias = nnx.Param(jnp.zeros(d, dtype), dims=(None,))
+    self.has_bias, self.has_out_bias = sizes.qkv_bias, sizes.out_bias
     self.lora = Adapters(
       sizes, rngs, query=(self.query, 1), key=(self.key, 1), value=(self.value, 1), out=(self.out, 2)
     )
@@ -123,6 +128,7 @@ class Heads(Mixer):
     """What the heads have [B, T, N, H] → what is added to the stream [B, T, D]."""
     mixed = sharding.activation(mixed, "batch", None, "heads", None)
     out = sharding.split_sequence(linear(mixed, self.out[...], sharding, inputs=2, flat=False))
+    out = out + self.out_bias[...].astype(out.dtype) if self.has_out_bias else out
     return self.lora.into_stream("out", out, mixed, sharding, inputs=2)
 
   def _join(self, arrays: Arrays) -> jax.Array:
@@ -149,26 +155,33 @@ class Attention(Heads):
 
   def __init__(self, sizes: "ModelSizes", rngs: nnx.Rngs):
     super().__init__(sizes, rngs)
-    if sizes.qk_norm:
+    if sizes.qk_norm and sizes.qk_norm_over == "head":
       self.query_norm, self.key_norm = RMSNorm(sizes.head_dim, sizes), RMSNorm(sizes.head_dim, sizes)
-    self.has_norms = sizes.qk_norm
+    elif sizes.qk_norm:
+      norm = lambda heads: RMSNorm((heads, sizes.head_dim), sizes, ("heads", None))
+      self.query_norm, self.key_norm = norm(sizes.heads), norm(sizes.kv_heads)
+    if sizes.attention_sinks:
+      self.sinks = nnx.Param(jnp.zeros(sizes.heads, sizes.param_dtype), dims=("heads",))
+    self.has_norms, self.has_sinks = sizes.qk_norm, sizes.attention_sinks
     self.core = functools.partial(attend, sizes)
+    self.query_scale = sizes.attention_scale * math.sqrt(sizes.head_dim) or 1.0  # cores divide by the root
 
   @jax.named_scope("attention")
   def __call__(
     self, x: jax.Array, side: "SideInputs", sharding: Sharding, cache: Any = None, start: jax.Array | int = 0
   ) -> tuple[jax.Array, Any]:
     q, k, v = self.read(x, sharding)
-    v = checkpoint_name(v, "value")
+    v, turned = checkpoint_name(v, "value"), lambda x, scale=1.0: _turned(x, side, scale)
     if self.has_norms:  # the gradients of norms need the inputs of norms, so these are saved
       q, k = self.query_norm(checkpoint_name(q, "query")), self.key_norm(checkpoint_name(k, "key"))
-      q, k = rotate(q, side.angles), rotate(k, side.angles)
+      q, k = turned(q, self.query_scale), turned(k)
     else:
-      q, k = checkpoint_name(rotate(q, side.angles), "query"), checkpoint_name(rotate(k, side.angles), "key")
+      q, k = checkpoint_name(turned(q, self.query_scale), "query"), checkpoint_name(turned(k), "key")
+    sinks = self.sinks[...].astype(jnp.float32) if self.has_sinks else None
     if cache is None or (isinstance(start, int) and start == 0):  # nothing came before, so the fastest core can read
-      attended = self.core(q, k, v, side.segments, sharding)
+      attended = self.core(q, k, v, side.segments, sharding, side.window, sinks)
     else:
-      attended = with_past(q, k, v, cache.k, cache.v, start)
+      attended = with_past(q, k, v, cache, start, side.window, sinks)
     new = None if cache is None else Cache(k.swapaxes(1, 2), v.swapaxes(1, 2))
     return self.write(attended, sharding), new
 
@@ -187,9 +200,16 @@ class Attention(Heads):
     return 2 * sizes.heads * sizes.head_dim  # for the score, and for what is read
 
   @staticmethod
-  def empty_cache(sizes: "ModelSizes", lengths: jax.Array, room: int) -> Cache:
-    zeros = jnp.zeros((sizes.depth, len(lengths), sizes.kv_heads, room, sizes.head_dim), sizes.dtype)
-    return Cache(zeros, zeros)
+  def empty_cache(sizes: "ModelSizes", lengths: jax.Array, room: int) -> Any:
+    shape = len(lengths), sizes.kv_heads, room, sizes.head_dim
+    return caches.empty(sizes.windowed, shape, sizes.shown, lengths, sizes.dtype)
+
+
+def _turned(x: jax.Array, side: "SideInputs", scale: float) -> jax.Array:
+  """Heads [B, T, N, H], rotated by the angles of their positions if the layer has any, times `scale`."""
+  if side.angles is not None:
+    return rotate(x, side.angles, side.scale * scale)
+  return x if scale == 1 else (x * scale).astype(x.dtype)
 
 
 class Recurrence(Heads):
@@ -224,8 +244,9 @@ class Recurrence(Heads):
   @staticmethod
   def check(sizes: "ModelSizes") -> None:
     Heads.check(sizes)
-    if sizes.qk_norm:
-      raise ConfigError("model.qk_norm=True is for model.mixer='attention', not 'recurrence'; set it to False")
+    for name in ("qk_norm", "attention_sinks"):
+      if getattr(sizes, name):
+        raise ConfigError(f"model.{name}=True is for model.mixer='attention', not 'recurrence'; set it to False")
 
   @staticmethod
   def state(sizes: "ModelSizes") -> int:

@@ -71,7 +71,8 @@ def _reads_bits(primitive: Any, **named: Any) -> bool:
 
 # What a block's backward pass reuses from the forward pass. "minimal" recomputes only what is cheap: gathers and
 # elementwise operations. "dots" saves only the results of products with weights, of attention kernels and of
-# `blockwise`. "full" saves only the block's input, and "offload" too, but in the host's memory.
+# `blockwise`. "full" saves only the block's input, and "offload" too, but in the host's memory. They decide by
+# primitive: with a name for the gathered weight, the value before it and the reshape after it would still be saved.
 REMAT_POLICIES: dict[str, Policy] = {
   "minimal": save_all_but(VIEWS | ELEMENTWISE),
   "dots": lambda primitive, *given, **named: (

@@ -4,6 +4,7 @@ What only some models have is a group of its own: experts, adapters, images.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from models.mixers import MIXERS, Mixer
 from models.mlps import MLPS
 from models.objectives import OBJECTIVES, Objective
 from models.ops.context import WAYS
+from models.ops.rotary import SCALINGS
 from models.packings import PACKINGS, counts_parts
 from models.remat import names_of
 
@@ -29,10 +31,13 @@ UNROLL = ("scan", "all", "auto")  # how the blocks run: in a loop, or one after 
 PRODUCTS = ("dtype", "float8", "float8_gathers")  # how weights of blocks multiply (ops/float8.py)
 WITH_BLOCKS = ("nvfp4", "mxfp4", "mxfp6", "mxfp8")  # formats that are not among them
 DTYPES = ("float32", "bfloat16")  # float16 would need loss scaling
+NORMS = ("before", "after", "both")  # where norms stand: before mixers and MLPs, or after what these return
+NORMED = ("head", "width")  # what `qk_norm` normalizes over: each head, or all of them
 # The fields that name one of several things.
 KNOWN: dict[str, Collection[str]] = {
   "inputs": INPUTS, "objective": OBJECTIVES, "mixer": MIXERS, "mlp": MLPS, "attention": ATTENTION, "dtype": DTYPES,
   "attention_context": WAYS, "remat": REMAT, "param_dtype": DTYPES, "unroll": UNROLL, "products": PRODUCTS,
+  "rope_scaling_kind": SCALINGS, "norms": NORMS, "qk_norm_over": NORMED,
 }  # fmt: skip
 # The entries of the parameters that hold blocks, in the order in which these run, and the dimension that counts them.
 STACKS = {"dense_blocks": "dense_layers", "blocks": "layers"}
@@ -62,15 +67,25 @@ class ModelSizes:
   mlp_width: int
   seq_len: int
   window: int  # 0: none (windows.py)
-  layers_pattern: str  # which layers have the window; "": all
+  layers_pattern: str  # the kinds of layers (windows.py); "": all are alike
+  rope_base_local: float  # that of local layers; 0: rope_base
   vocab_size: int
   tied_embedding: bool
   dropout: float
   rope_base: float
-  rope_scaling: tuple[float, ...]  # (factor, low, high, length) (attention.rope_angles), or () for none
+  rope_scaling: tuple[float, ...]  # (factor, low, high, length) (rotary.frequencies), or () for none
+  rope_scaling_kind: str  # one of rotary.SCALINGS
+  embedding_scale: float  # of the rows of tokens
+  attention_scale: float  # 0: 1 / the root of head_dim
+  norms: str  # one of block.NORMS
   qkv_bias: bool
+  out_bias: bool
+  mlp_bias: bool  # of an MLP's products, or of those of experts and of their router
+  attention_sinks: bool
   qk_norm: bool
+  qk_norm_over: str  # one of NORMED
   norm_eps: float
+  norm_offset: float  # what is added to the scales of norms
   attention: str
   attention_context: str  # one of ops.context.WAYS
   remat: str
@@ -89,6 +104,7 @@ class ModelSizes:
   segments: bool  # whether a batch has the field `segments` (`example_shapes`)
   completions: bool  # whether a batch has the field `completions` (`example_shapes`)
   attention_why: str = dataclasses.field(default="", compare=False)  # why `attention` is not the platform's best
+  local_way: str = "halo"  # how local layers read other devices' positions, if these share a text (context.of_local)
   context_why: str = dataclasses.field(default="", compare=False)  # why `attention_context` was chosen
 
   def __post_init__(self) -> None:
@@ -106,10 +122,16 @@ class ModelSizes:
     above_zero("model.rope_base", self.rope_base, "10000")
     not_negative("model.loss_chunk", self.loss_chunk, "use 0 to choose")
     above_zero("model.norm_eps", self.norm_eps, "1e-5")
-    if self.rope_scaling and not (len(self.rope_scaling) == 4 and 0 < self.rope_scaling[1] < self.rope_scaling[2]):
+    above_zero("model.embedding_scale", self.embedding_scale, "1.0")
+    not_negative("model.attention_scale", self.attention_scale, "use 0 for the usual")
+    numbers, wanted = self.rope_scaling, SCALINGS[self.rope_scaling_kind]
+    if numbers and not (
+      len(numbers) == len(wanted) and min(numbers) > 0 and (len(numbers) == 1 or numbers[1] < numbers[2])
+    ):
       raise ConfigError(
-        f"model.rope_scaling={self.rope_scaling} needs four numbers: factor, low, high (above low) and length; use "
-        "(8.0, 1.0, 4.0, 8192) for that of Llama 3.1, or () for none"
+        f"model.rope_scaling={numbers} with model.rope_scaling_kind={self.rope_scaling_kind!r} needs {len(wanted)} "
+        f"numbers above 0: {', '.join(wanted)}, the third above the second; use (8.0, 1.0, 4.0, 8192) and 'llama3' for "
+        "that of Llama 3.1, or () for none"
       )
     if not self.head_dim:
       if self.width % self.heads:
@@ -124,7 +146,7 @@ class ModelSizes:
     self.mixes.check(self)
     check_targets(self)
     self.reads.check()
-    windows.check(self.window, self.layers_pattern, self.depth, self.positions)
+    windows.check(self)
     self.predicts.check()
 
   @property
@@ -136,6 +158,45 @@ class ModelSizes:
     dense = dataclasses.replace(self, experts=None)
     others = dataclasses.replace(self, experts=dataclasses.replace(experts, dense_layers=0))
     return Stack("dense_blocks", dense, first), Stack("blocks", others, self.depth - first)
+
+  @functools.cached_property
+  def kinds(self) -> tuple[tuple[str, str], ...]:
+    """Of each block, its stack and its kind (windows.py): "global" if another kind would change nothing."""
+    plain, first = windows.GLOBAL, self.dense_layers
+    alike = {plain} if self.shown or self.rope_base_local else {plain, windows.LOCAL}
+    kinds = windows.kinds_of_layers(self.layers_pattern, self.depth, windows.LOCAL if self.window else plain)
+    kinds = tuple(plain if kind in alike else kind for kind in kinds)
+    return tuple(("dense_blocks" if i < first else "blocks", kind) for i, kind in enumerate(kinds))
+
+  @functools.cached_property
+  def groups(self) -> dict[tuple[str, str], Stack]:
+    """The blocks of each kind: a stack, or a part of one that has blocks of several kinds."""
+    found = dict[tuple[str, str], Stack]()
+    for stack in self.stacks:
+      kinds = sorted({kind for kind in self.kinds if kind[0] == stack.name})
+      for kind in kinds:
+        sizes = stack.sizes if len(kinds) == 1 else stack.sizes.only(kind[1])
+        found[kind] = Stack(stack.name, sizes, self.kinds.count(kind))
+    return found
+
+  def only(self, kind: str) -> "ModelSizes":
+    """The sizes of a model that has only such layers."""
+    window, pattern = (self.window, "") if kind == windows.LOCAL else (0, f"{kind}:1")
+    return dataclasses.replace(self, layers_pattern=pattern, window=window, rope_base_local=0.0)
+
+  def has_window(self, kind: str) -> bool:
+    """Whether layers of a kind see less than the whole text."""
+    return kind == windows.LOCAL and self.shown > 0
+
+  @property
+  def windowed(self) -> list[bool]:
+    """Of each layer, whether it sees less than the whole text."""
+    return [self.has_window(kind) for _, kind in self.kinds]
+
+  @property
+  def shown(self) -> int:
+    """How many positions a local layer sees; 0: all, because the model reads no more."""
+    return self.window if self.window < self.positions else 0
 
   @property
   def dense_layers(self) -> int:

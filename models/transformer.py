@@ -9,6 +9,7 @@ A training step has three parts, each a method (`embed`, `run_blocks`, `head_los
 them on different devices.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from models import windows
 from models.block import Block, SideInputs
 from models.dimensions import UNSHARDED, Sharding
-from models.ops.attention import rope_angles
+from models.ops import rotary
 from models.ops.float8 import Quantized, quantized
 from models.ops.layers import RMSNorm, linear_by_rows, weight
 from models.ops.loss import Sums, Targets
@@ -127,10 +129,14 @@ class Transformer(nnx.Module):
     if segments is None:
       positions = jnp.expand_dims(start, -1) + own(jnp.arange(length)[None], sharding)[0]  # [T] or [B, T]
     else:
+      # Whole: the compiler would split them in attention, and permutes inside a pipeline's units hang.
       segments = sharding.activation(segments, "batch", None)
       positions = own(sharding.activation(positions_in(segments), "batch", None), sharding)  # [B, T]
-    angles = rope_angles(self.sizes.reads.locate(positions), self.sizes)
-    return SideInputs(angles, segments, keys, counted)
+    c, located = self.sizes, self.sizes.reads.locate(positions)
+    pairs, scaling = c.head_dim // 2 // located.shape[-1], (c.rope_scaling, c.rope_scaling_kind)
+    angles = rotary.angles(located, rotary.frequencies(pairs, c.rope_base, *scaling))
+    local = rotary.angles(located, rotary.frequencies(pairs, c.rope_base_local, ())) if c.rope_base_local else None
+    return SideInputs(angles, segments, keys, counted, local, rotary.scale_of(*scaling), c.shown)
 
   def run_blocks(
     self, x: jax.Array, side: SideInputs, sharding: Sharding = UNSHARDED, policy: Policy | None = None
@@ -171,22 +177,26 @@ class Transformer(nnx.Module):
     # The last stage of a pipeline may have room for more blocks than are left.
     padded = not isinstance(first_layer, int) and c.stacks[-1].layers % held != 0
 
-    def body(x: jax.Array, layer: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Sums]:
+    def body(kind: str, x: jax.Array, layer: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Sums]:
       x, (weights, number) = checkpoint_name(x, "block_input"), layer
       block = block_of(weights)
-      run = lambda x: block(x, side.of_layer(number), sharding)[::2]
+      run = lambda x: block(x, side.of_layer(number, kind), sharding)[::2]
       if not padded:
         return run(x)
       nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, x)[1])
       return jax.lax.cond(number < c.depth, run, lambda x: (x, nothing), x)
 
-    numbers = first_layer + jnp.arange(held)
+    numbers, kinds = first_layer + jnp.arange(held), self.kinds(name)
     # Without a loop, compilers would merge what is computed again with the forward pass, and save it.
-    no_loop = c.unroll == "all" or (len(c.stacks) > 1 and held == 1)
+    no_loop = c.unroll == "all" or (len(c.stacks) > 1 and held == 1) or len(kinds) > 1
     policy = policy or policy_of(c.remat, c.saved, c.lora.rank if c.lora else 0)
-    body = jax.checkpoint(body, policy=policy, prevent_cse=no_loop)
-    x, routed = jax.lax.scan(body, x, (weights, numbers), unroll=held if c.unroll == "all" else unroll)
+    bodies = [jax.checkpoint(functools.partial(body, kind), policy=policy, prevent_cse=no_loop) for kind in kinds]
+    x, routed = windows.scan(bodies, x, (weights, numbers), unroll=held if c.unroll == "all" else unroll)
     return x, of_layers(routed, numbers, c)
+
+  def kinds(self, name: str) -> tuple[str, ...]:
+    """The period of a stack's layers (windows.py), or of a slice that is whole periods."""
+    return windows.period_of([kind for stack, kind in self.sizes.kinds if stack == name])
 
   def scanned(self, name: str, sharding: Sharding) -> tuple[nnx.State, Callable[[nnx.State], Block]]:
     """A stack's weights, to scan over its layers, and a function for the scan's body: one layer's weights → a block.

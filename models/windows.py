@@ -1,28 +1,41 @@
-"""Windows: how many positions a position sees, itself included (`model.window`), and which layers have a window.
+"""Kinds of layers by what attention sees in them. `model.layers_pattern` says which layers are of which kind.
 
-A layer with a window is local, the others are global. No implementation of attention hides what is outside a window. So
-a model with local layers reads at most as many positions as a window shows, and computes the same as with windows.
+    local   a position sees itself and the `window` - 1 before it; or, without a causal mask, fewer than `window` on
+            each side (`model.window`)
+    global  a position sees the whole text
+    nope    global, without rotary positions (arXiv:2305.19466)
+
+The scan over blocks runs over periods of the pattern (`scan`). So the kind of each block is known when the step is
+compiled, and kernels skip what a window hides.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
 
 from errors import ConfigError, not_negative
 
-KINDS = ("local", "global")
+if TYPE_CHECKING:
+  from models.sizes import ModelSizes
+
+KINDS = ("local", "global", "nope")
+LOCAL, GLOBAL, NOPE = KINDS
 
 
-def local_layers(pattern: str, depth: int) -> tuple[bool, ...]:
-  """Whether each layer is local. A pattern such as "local:5,global:1" repeats from layer 0; with "" all are local."""
-  period: list[bool] = []
-  for part in pattern.split(",") if pattern else ["local:1"]:
+def kinds_of_layers(pattern: str, depth: int, default: str = LOCAL) -> tuple[str, ...]:
+  """The kind of each layer. A pattern such as "local:5,global:1" repeats from layer 0; with "" all are `default`."""
+  period: list[str] = []
+  for part in pattern.split(",") if pattern else [f"{default}:1"]:
     kind, _, count = part.partition(":")
     if kind not in KINDS or not (count.isdecimal() and int(count)):
       raise ConfigError(
         f"model.layers_pattern={pattern!r} has the part {part!r}, which is not KIND:NUMBER with a kind of "
-        f"{' or '.join(KINDS)}; write it as 'local:5,global:1', or '' if all layers are local"
+        f"{' or '.join(KINDS)}; write it as 'local:5,global:1', or '' if all layers are alike"
       )
-    period += [kind == "local"] * int(count)
+    period += [kind] * int(count)
   if len(period) > depth:
     raise ConfigError(
       f"model.layers_pattern={pattern!r} is for {len(period)} layers, but model.depth={depth}; use at most {depth}"
@@ -30,23 +43,76 @@ def local_layers(pattern: str, depth: int) -> tuple[bool, ...]:
   return tuple(period[layer % len(period)] for layer in range(depth))
 
 
-def pattern_of(local: Sequence[bool]) -> str:
-  """The pattern for which `local_layers` returns `local`; "" if all layers are local."""
-  runs = [(KINDS[not is_local], len(list(run))) for is_local, run in itertools.groupby(local)]
-  return "" if all(local) else ",".join(f"{kind}:{count}" for kind, count in runs)
+def pattern_of(kinds: Sequence[str]) -> str:
+  """The pattern for which `kinds_of_layers` returns `kinds`; "" if all layers are local, or all global."""
+  runs = [(kind, len(list(run))) for kind, run in itertools.groupby(period_of(kinds))]
+  return "" if set(kinds) in ({LOCAL}, {GLOBAL}) else ",".join(f"{kind}:{count}" for kind, count in runs)
 
 
-def check(window: int, pattern: str, depth: int, positions: int) -> None:
-  """Raises ConfigError for an invalid window or pattern, or a window that is shorter than what the model reads."""
-  if pattern and not window:
-    raise ConfigError(f"model.layers_pattern={pattern!r} needs a window; set model.window, or leave the pattern empty")
-  if not_negative("model.window", window, "use 0 for none") and not any(local_layers(pattern, depth)):
+def period_of(kinds: Sequence[str]) -> tuple[str, ...]:
+  """The first layers, as few as give all layers if they are repeated."""
+  fits = lambda size: all(kinds[i] == kinds[i % size] for i in range(len(kinds)))
+  return tuple(kinds[: next(size for size in range(1, len(kinds) + 1) if fits(size))])
+
+
+def pairs(length: int, window: int, causal: bool) -> int:
+  """How many pairs of a position and one that it sees a text of this length has. A window of 0 shows all."""
+  seen = min(window, length) if window else length
+  before = length * seen - seen * (seen - 1) // 2  # those of a position with itself, and with those before it
+  return before if causal else 2 * before - length
+
+
+def check(sizes: "ModelSizes") -> None:
+  """Raises ConfigError for an invalid window or pattern."""
+  window, pattern = not_negative("model.window", sizes.window, "use 0 for none"), sizes.layers_pattern
+  kinds = kinds_of_layers(pattern, sizes.depth, LOCAL if window else GLOBAL)
+  if window and LOCAL not in kinds:
     raise ConfigError(
       f"model.layers_pattern={pattern!r} has no local layer for model.window={window}; use "
       "model.layers_pattern='' if all layers are local"
     )
-  if 0 < window < positions:
+  if LOCAL in kinds and not window:
     raise ConfigError(
-      f"model.seq_len={positions} is longer than the window of {window} positions that the model's local layers see "
-      f"(model.window); use at most {window}"
+      f"model.layers_pattern={pattern!r} has local layers; set model.window, the positions that they see"
     )
+  if not_negative("model.rope_base_local", sizes.rope_base_local, "use 0 for rope_base") and not window:
+    raise ConfigError(
+      f"model.rope_base_local={sizes.rope_base_local} is for models with local layers; set model.window, or use 0"
+    )
+  if (window or pattern) and not sizes.mixes.per_pair(sizes):
+    raise ConfigError(
+      f"model.window={window} and model.layers_pattern={pattern!r} are for attention, and model.mixer={sizes.mixer!r} "
+      "has no pairs of positions; use 0 and ''"
+    )
+
+
+def scan(
+  bodies: Sequence[Callable[[jax.Array, Any], tuple[jax.Array, Any]]], x: jax.Array, layers: Any, unroll: int = 1
+) -> tuple[jax.Array, Any]:
+  """`jax.lax.scan` over layers, where layer i runs `bodies[i % len(bodies)]`.
+
+  One iteration runs all bodies, a period. Layers of a last period that is not whole follow the loop.
+
+  Args:
+    layers: the arrays of all layers, stacked along their first dimension.
+    unroll: how many layers one iteration runs, if that is more than a period.
+  """
+  size, count = len(bodies), jax.tree.leaves(layers)[0].shape[0]
+  if size == 1:
+    return jax.lax.scan(bodies[0], x, layers, unroll=unroll)
+  looped = count // size * size
+
+  def run(x: jax.Array, layers: Any) -> tuple[jax.Array, Any]:
+    results = []
+    for number, body in zip(range(jax.tree.leaves(layers)[0].shape[0]), bodies, strict=False):
+      x, found = body(x, jax.tree.map(lambda array, number=number: array[number], layers))
+      results.append(found)
+    return x, jax.tree.map(lambda *each: jnp.stack(each), *results)
+
+  periods = jax.tree.map(lambda array: array[:looped].reshape(-1, size, *array.shape[1:]), layers)
+  x, found = jax.lax.scan(run, x, periods, unroll=max(1, unroll // size))
+  found = jax.tree.map(lambda array: array.reshape(looped, *array.shape[2:]), found)
+  if looped == count:
+    return x, found
+  x, rest = run(x, jax.tree.map(lambda array: array[looped:], layers))
+  return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), found, rest)

@@ -7,6 +7,7 @@ strategy under its full name, such as `projects.sounds.pairs`.
 """
 
 import contextlib
+import functools
 import importlib
 import pkgutil
 import warnings
@@ -36,7 +37,12 @@ __all__ = [
 
 
 def _modules() -> dict[str, ModuleType]:
-  modules = {info.name: importlib.import_module(f"strategies.{info.name}") for info in pkgutil.iter_modules(__path__)}
+  return _modules_in(tuple(__path__))
+
+
+@functools.cache  # predictions ask for layouts thousands of times
+def _modules_in(folders: tuple[str, ...]) -> dict[str, ModuleType]:
+  modules = {info.name: importlib.import_module(f"strategies.{info.name}") for info in pkgutil.iter_modules(folders)}
   return {name: module for name, module in modules.items() if hasattr(module, "LAYOUT")}
 
 

@@ -16,12 +16,13 @@ Communication: for a block of N query and K key heads of size H, each of n devic
     gather      6·(n−1)/n·B·T·K·H numbers; the arithmetic waits for them
     exchange    (4·N+4·max(K, n))·(n−1)/n²·B·T·H, or half as much again unless remat is "minimal"; it waits, too
     ring        (4·n−2)/n·B·T·K·H, and 2·(n−1)/n·B·T·K·H of gradients in float32, beside the scores
-and gradients are all-reduced once a step, as in data parallelism. "auto" takes the ring where scores take longer than
-keys need to arrive, else what sends less.
+A local layer with a window of W positions (models/ops/halo.py) sends 8·(W−1)·B·K·H, or half as much again if remat
+repeats it, however long the text is. Gradients are all-reduced once a step, as in data parallelism. "auto" takes the
+ring where scores take longer than keys need to arrive, else what sends less.
 
-Use it for texts that do not fit on a device, or with more devices than sequences: it splits activations and attention.
-Don't use it for short texts: kernels want some hundred positions on a device. Weights are whole on each device:
-join it with fsdp (long_context.py), or with any other strategy by `|`. In the stages of a pipeline there is no ring.
+Use it for texts that do not fit on one device, or with more devices than sequences in a batch. Don't use it for short
+texts: kernels want some hundred positions on a device. Weights are whole on each device: join it with fsdp
+(long_context.py), or with any other strategy by `|`. In the stages of a pipeline there is no ring.
 
 Sources: Liu et al. 2023 (ring), arXiv:2310.01889; Jacobs et al. 2023 (exchange: Ulysses), arXiv:2309.14509; Llama Team
 2024 (gather; two chunks a device), arXiv:2407.21783.

@@ -8,9 +8,9 @@ and a few scalars. With `accumulation` there is still one: each device adds up t
 (by_hand.py). The forward pass sends nothing. The compiler adds the all-reduce: the loss is a sum over a sharded batch,
 and so is its gradient.
 
-Use it when parameters, gradients and both Adam moments fit on one device: 16 bytes a parameter in float32. Of the
-strategies that split only batch and weights, it sends the least. Don't use it when they do not fit: fsdp does the same
-arithmetic in 1/n of that memory.
+Use it when the state fits on one device, with 16 bytes a parameter in float32. Don't use it when it does not: fsdp does
+the same arithmetic in 1/n of that memory. Of the strategies that split only batch and weights, this one sends the
+least.
 
 Source: Goyal et al. 2017, arXiv:1706.02677; PyTorch's DistributedDataParallel.
 """

@@ -17,7 +17,7 @@ Communication: for a block, a token of D numbers and k experts, and n devices wi
 and the arithmetic waits for them. Gradients of experts are not sent; all others are all-reduced once a step, as in data
 parallelism. "auto" takes what sends less of the first two.
 
-Use it for mixtures whose experts do not fit on a device. Don't use it for dense models: it is data parallelism there.
+Use it for mixtures whose experts do not fit on one device. Don't use it for dense models: it is data parallelism there.
 Weights outside the experts are whole on each device: expert_fsdp.py splits them, too. It joins any strategy by `|`.
 
 Sources: Lepikhin et al. 2020 (GShard), arXiv:2006.16668; Gale et al. 2022 (no token is dropped), arXiv:2211.15841.

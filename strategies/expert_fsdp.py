@@ -9,8 +9,8 @@ weights are split over both: for these, a device with other experts is one more 
 
 Communication: fsdp's, for experts over `data` and for other weights over all devices; and expert's over `expert`.
 
-Use it to train large mixtures: no weight is whole anywhere. Put `expert` along fast links, and make it large enough
-that the experts of one block fit on a device. Don't use it for dense models, where it is fsdp.
+Use it for large mixtures: no weight is whole anywhere. Don't use it for dense models, where it is fsdp. Put `expert`
+along fast links, and make it large enough that the experts of one block fit on a device.
 
 Sources: those of fsdp.py and expert.py.
 """

@@ -15,9 +15,8 @@ are gathered once, and the scales of the norms (under 1% of the bytes) stay repl
 gathers and scatters again; `gather=step` does so once, and keeps whole weights and gradients until then. (XLA's CPU
 backend all-reduces each gradient, at twice the bytes, and slices: it does not reduce-scatter.)
 
-Use it when the state does not fit on one device and the batch has at least one example for each device. Don't use it
-when the pieces are so thin that a gather takes longer than the arithmetic that hides it; add tensor parallelism then
-(two_d).
+Use it when the state does not fit on one device, and each device has an example of the batch. Don't use it when the
+pieces are so thin that a gather takes longer than the arithmetic that hides it: add tensor parallelism then (two_d).
 
 Source: Rajbhandari et al. 2020 (ZeRO stage 3), arXiv:1910.02054; PyTorch's FSDP2.
 """

@@ -12,8 +12,8 @@ already scattered: each device sends 2·P/d·(r−1)/r numbers over the slow lin
 `replica`). With `accumulation`, every part gathers and scatters within its row, but the rows exchange once. The
 gradients of the norms' scales are all-reduced over both axes, and without `accumulation` the embedding's too.
 
-Use it when FSDP over all devices would gather over slow links: with several hosts without a fast network, or with
-several slices (set `mesh.replica` to their number). Don't use it when the state does not fit into one row.
+Use it when links between hosts or slices are slow, and the state fits into one host or slice. Don't use it when the
+state does not fit into one row. Set `mesh.replica` to the number of hosts or slices.
 
 Source: Zhao et al. 2023 (PyTorch FSDP, hybrid sharding), arXiv:2304.11277.
 """

@@ -10,9 +10,9 @@ are split over both: for a weight, a device that has other positions is one more
 
 Communication: fsdp's over all devices, and context's over `context` (context.py).
 
-Use it to train on texts of 32 thousand to a million tokens, or with more devices than sequences in a batch. Put
-`context` along fast links, and use `replica` on more than 1,024 TPUs (docs/thousand-chips.md). Don't use it where each
-device has a whole sequence and memory for it: fsdp sends less.
+Use it for texts of 32 thousand to a million tokens, or with more devices than sequences in a batch. Don't use it when
+each device has a whole sequence and memory for it: fsdp sends less. Put `context` along fast links, and use `replica`
+on more than 1,024 TPUs (docs/thousand-chips.md).
 
 Sources: those of fsdp.py and context.py.
 """

@@ -20,13 +20,15 @@ of embedding, final norm and head are all-reduced over `stage` and `data`, and t
 however many microbatches there are. `interleaved` also moves weights to the stages that use them and gradients back,
 once a step, so that the state keeps the layers in order.
 
-Use it for deep models and slow links: no other strategy sends so little between devices. Don't use it with few
-microbatches: stages idle for (S − 1) / (M + S − 1) of the time. gpipe and 1f1b idle equally long, and 1f1b holds the
+Use it for deep models over slow links: no other strategy sends so little between devices. Don't use it with few
+microbatches: stages idle for (S − 1) / (M + S − 1) of the time.
+
+The schedules: gpipe and 1f1b idle equally long, and 1f1b holds the
 activations of at most 2·S − 1 microbatches. `interleaved` idles less and sends more. With enough microbatches
 `zero_bubble` idles a third as long as 1f1b, or half as long with remat "full"; it needs more memory (docs/pipeline.md).
 
 Measured at 4 stages × 2 data, 16 microbatches, 8 simulated devices on 2 cores, against a single device at the same
-global batch: gpipe 0.97 of its throughput, 1f1b 1.02, interleaved 0.99, zero_bubble 0.95 (docs/pipeline.md).
+global batch: gpipe 1.00 of its throughput, 1f1b 1.04, interleaved 1.07, zero_bubble 1.02 (docs/pipeline.md).
 
 Sources: Huang et al. 2018 (GPipe), arXiv:1811.06965; Narayanan et al. 2021 (1F1B, interleaved), arXiv:2104.04473; Qi
 et al. 2024 (zero bubble), arXiv:2401.10241.

@@ -5,7 +5,10 @@
 
 Since jax 0.8, pmap is a `jit` of a fully manual `shard_map`. The state is replicated (`None` in `in_axes`) over a
 process's own devices, and `train_step` makes it global. Communication: as in data_parallel, but once a step even with
-`accumulation`. Use it to understand old code. Migrate to data_parallel, or to a `jax.shard_map` over "data".
+`accumulation`.
+
+Use it to understand old code, and to migrate it (docs/pmap.md). Don't use it for new code: data_parallel does the same.
+
 Source: https://docs.jax.dev/en/latest/migrate_pmap.html; Li et al. 2020 (PyTorch DDP), arXiv:2006.15704.
 """
 

@@ -4,9 +4,10 @@
 
 Communication: none.
 
-Use it to debug, to measure the speed of one device, and as the reference of the parity tests. On a single device every
-other strategy is the same as this one. (pmap_ddp is then a pmap over one device, with the same numbers.) Don't use it
-when there are more devices: it leaves them idle.
+Use it to debug, and as the reference of all others. Don't use it when there are more devices: it leaves them idle.
+
+On a single device every other strategy is the same as this one. (pmap_ddp is then a pmap over one device, with the same
+numbers.)
 """
 
 from strategies.layout import Layout

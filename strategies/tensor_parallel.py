@@ -20,8 +20,8 @@ repeats attention's sum. (XLA's CPU backend all-reduces where others reduce and 
 If the devices do not divide the positions, or with `sequence_parallel=False`, the stream stays whole: all-reduces of
 2·(n−1)/n·B·T·D numbers, four a block, and every device repeats norms and residual sums.
 
-Use it within a host, where links are fast, for layers too large for one device or a batch too small to split. Don't use
-it across hosts, or over more devices than the model has key-value heads. Joined with fsdp it is two_d.
+Use it within a host, for layers too large for one device or a batch too small to split. Don't use it across hosts, or
+over more devices than the model has key-value heads. Joined with fsdp it is two_d.
 
 Sources: Shoeybi et al. 2019 (Megatron-LM), arXiv:1909.08053; Korthikanti et al. 2022 (sequence parallelism),
 arXiv:2205.05198.

@@ -11,8 +11,8 @@ which splits their positions). Within a stage, tensor parallelism's in each unit
 come once a step: a stage keeps its weights whole until all microbatches have passed. Only the state between steps is
 split over `data`.
 
-Use it when a model needs more devices than two_d can use well. Put `stage` across the slowest links, and keep `model`
-within a host. Don't use it where a stage's weights and gradients do not fit on a device, split over `model` alone.
+Use it when a model needs more devices than two_d can use well. Don't use it when a stage's weights and gradients do not
+fit on a device, split over `model` alone. Put `stage` across the slowest links, and keep `model` within a host.
 
 Source: Narayanan et al. 2021, arXiv:2104.04473, for pipeline, tensor and data parallelism together.
 """

@@ -11,8 +11,8 @@ over `model`.
 Communication: FSDP's gathers and reduce-scatters, of weights 1/m as large (m = size of `model`), and tensor
 parallelism's, of activations 1/d as large (d = size of `data`).
 
-Use it when there are more devices than the batch has examples, or when the arithmetic no longer hides FSDP's gathers.
-Keep `model` within a host. Don't use it for models that train well with fsdp, which is simpler.
+Use it with more devices than examples in a batch, or when the arithmetic no longer hides FSDP's gathers. Don't use it
+for models that train well with fsdp, which is simpler. Keep `model` within a host.
 
 Source: Xu et al. 2021 (GSPMD), arXiv:2105.04663.
 """

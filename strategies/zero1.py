@@ -13,9 +13,9 @@ float32 this is 2·P·(n−1)/n numbers, as many as data_parallel's all-reduce. 
 because the new weights travel in float32. With `accumulation` each device adds up whole gradients, and they are
 scattered once a step. Exception: CPUs all-reduce the gradients and slice, if there is no `accumulation`.
 
-Use it when weights and gradients fit on one device but Adam's moments do not: they take half of the 16 bytes a
-parameter. Don't use it when the gathers at the end of a step cost more than the time that the update saves: nothing
-hides them. If the weights do not fit, use fsdp.
+Use it when weights and gradients fit on one device, but Adam's moments, half of the state, do not. Don't use it when
+the gather at the end of a step takes longer than the update that it saves: nothing hides it. If the weights do not fit
+either, use fsdp.
 
 Source: Rajbhandari et al. 2020 (ZeRO stage 1), arXiv:1910.02054; Xu et al. 2020 (weight-update sharding),
 arXiv:2004.13336.

@@ -1,5 +1,6 @@
 """What tests ask of compiled steps, with the laboratory. helpers.py does without it."""
 
+import collections
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 from helpers import ROOT
 
+from lab.analysis import theory
 from lab.analysis.case import Case
 from lab.analysis.compiled import CompiledStep
 from lab.analysis.hlo import Module
@@ -50,3 +52,15 @@ def holds_all_logits(case: Case, step: CompiledStep) -> bool:
   assert not {case.outputs, tokens} & others, "another array would have the same shape"
   found = (shape for visit in step.module.walk(step.rounds) if not visit.fused for shape in visit.instruction.shapes)
   return any(shape.size == tokens * case.outputs and case.outputs in shape.dims for shape in found)
+
+
+def sent_and_wanted(case: Case, step: CompiledStep) -> tuple[dict, dict]:
+  """Bytes that a device sends in a step by (kind, axes): in the compiled program, and by the formulas."""
+  ours: collections.Counter = collections.Counter()
+  for collective in step.collectives():
+    assert collective.times, f"nothing says how often {collective} runs"
+    ours[collective.kind, collective.axes] += collective.sent_in_step
+  wanted: collections.Counter = collections.Counter()
+  for row in theory.sent(case):
+    wanted[row.kind, row.axes] += row.bytes
+  return ours, wanted

@@ -95,5 +95,5 @@ class Optimizer:
 
 
 def is_decayed(params: dict[str, Any]) -> dict[str, Any]:
-  """Weight decay applies to matrices, not to the scales of norms, nor to biases."""
-  return jax.tree.map_with_path(lambda path, _: not path[-1].key.endswith(("scale", "bias")), params)
+  """Weight decay applies to matrices, not to the scales of norms, nor to biases and sinks."""
+  return jax.tree.map_with_path(lambda path, _: not path[-1].key.endswith(("scale", "bias", "sinks")), params)

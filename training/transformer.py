@@ -140,8 +140,11 @@ class TransformerProgram(Program):
     found, sizes = list[str](), self.sizes
     if shards("positions") > 1:
       way = f" by {sizes.attention_context}" if sizes.mixes.per_pair(sizes) else ""
-      found.append(f"{sizes.mixer} reads other positions{way}")
-      found[-1] += f", because {sizes.context_why}" if sizes.context_why else ""
+      if not all(sizes.windowed):
+        found.append(f"{sizes.mixer} reads other positions{way}")
+        found[-1] += f", because {sizes.context_why}" if sizes.context_why else ""
+      if any(sizes.windowed):
+        found.append(f"{sizes.mixer} of local layers reads other positions by {sizes.local_way}")
     if shards("experts") > 1 and sizes.experts:
       found.append(f"tokens get to experts by {sizes.experts.transport}")
     return found

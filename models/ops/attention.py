@@ -1,4 +1,4 @@
-"""Ways to compute attention's core: which values each query reads, and how much. Also rotary positions and the cache.
+"""Ways to compute attention's core: which values each query reads, and how much.
 
 All ways compute the same function. `plain` is the reference, and runs anywhere. `choose` picks the best for a platform:
 cuDNN's fused attention on NVIDIA GPUs, splash attention on TPUs, `blockwise` on CPUs. The fused ones never hold the
@@ -7,35 +7,25 @@ scores of all pairs of positions in memory.
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from errors import ConfigError
-from models.dimensions import Sharding
-from models.ops import context
+from models.dimensions import Dims, Sharding
+from models.ops import context, halo, pieces
 from models.ops.context import Choice
 from models.ops.gradients import with_gradient
-from models.ops.pieces import (
-  BLOCKWISE,
-  CUDNN,
-  SPLASH,
-  TILE,
-  Read,
-  Segments,
-  same_segment,
-  segment_ids,
-  splash_kernel,
-  with_padding,
-)  # fmt: skip
+from models.ops.pieces import TILE, Kernel, Read, Segments, mask_name, same_segment
 from models.remat import KERNEL
 
 if TYPE_CHECKING:
   from models.sizes import ModelSizes
 
-CUDNN_HEAD = 128  # the largest head that cuDNN's backward pass supports on every GPU since A100
+CUDNN_HEAD = 256  # the largest head of cuDNN's backward pass, on GPUs since H100 (on older ones: choice.on_device)
 
 
 def choose(sizes: "ModelSizes", platform: str) -> Choice:
@@ -60,6 +50,8 @@ def _obstacle(name: str, sizes: "ModelSizes", platform: str) -> str:
     return "computes in bfloat16, and model.dtype='float32'"
   if name == "cudnn" and sizes.head_dim > CUDNN_HEAD:
     return f"has heads of at most {CUDNN_HEAD}, and model.head_dim={sizes.head_dim}"
+  if name == "cudnn" and sizes.shown and not sizes.predicts.causal:
+    return "has windows with a causal mask only"
   if name == "splash" and platform != "tpu":
     return f"needs a TPU, and this run has platform {platform!r}"
   if name == "splash" and sizes.positions < TILE:
@@ -74,21 +66,41 @@ def attend(
   v: jax.Array,
   segments: jax.Array | None,  # [B, T]; of all positions, even if q, k and v have only a device's own
   sharding: Sharding,
+  window: int = 0,
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
-  """What each head reads [B, T, N, H], by the model's implementation. A kernel runs on each device's own part."""
+  """What each head reads [B, T, N, H], by the model's implementation. A kernel runs on each device's own part.
+
+  Args:
+    window: how many positions a query sees, itself included; 0: all.
+    sinks: [N], float32, the score of one more key that each query of a head sees, and of which the value is zero.
+  """
   name, causal = sizes.attention, sizes.predicts.causal
-  core, splits = functools.partial(IMPLEMENTATIONS[name], causal=causal), sharding.shards("positions") > 1
+
+  def core(q: jax.Array, k: jax.Array, v: jax.Array, segments: Any, sinks: Any) -> jax.Array:
+    as_piece = name in KERNELS and sinks is not None
+    run = functools.partial(_whole, PIECES[name]) if as_piece else IMPLEMENTATIONS[name]
+    more = {} if sinks is None else {"sinks": sinks}
+    return run(q, k, v, causal=causal, segments=segments, window=window, **more)
+
+  splits = sharding.shards("positions") > 1
   if name not in KERNELS and not splits:
-    return core(q, k, v, segments=segments)
+    return core(q, k, v, segments, sinks)
+  heads = ("batch", None, "heads", None)
+  given: list[tuple[jax.Array, Dims]] = [(x, heads) for x in (q, k, v)]
+  given += [] if segments is None else [(segments, ("batch", None))]
+  given += [] if sinks is None else [(sinks, ("heads",))]
 
   def kernel(q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array) -> jax.Array:
-    segments = rest[0] if rest else None
+    own = q, k, v, None if segments is None else rest[0], None if sinks is None else rest[-1]
+    if splits and window and sizes.local_way != "exchange":
+      return halo.attend(PIECES[name], *own, sharding, window, sizes.local_way == "halo")
     if splits:
-      return context.attend(sizes.attention_context, core, PIECES[name], q, k, v, segments, sharding, causal)
-    return core(q, k, v, segments=segments)
+      return context.attend(sizes.attention_context, core, PIECES[name], *own, sharding, causal)
+    return core(*own)
 
-  heads, rest = ("batch", None, "heads", None), () if segments is None else (segments,)
-  return sharding.local(kernel, q, k, v, *rest, dims=(*(heads,) * 3, ("batch", None))[: 3 + len(rest)], results=heads)
+  arrays, dims = zip(*given, strict=True)
+  return sharding.local(kernel, *arrays, dims=dims, results=heads)
 
 
 def plain(
@@ -99,11 +111,15 @@ def plain(
   causal: bool,
   offset: jax.Array | int = 0,  # or [B]
   segments: jax.Array | None = None,  # [B, S]
+  window: int = 0,
+  sinks: jax.Array | None = None,  # [N]
 ) -> jax.Array:
   """The reference: each query attends to the keys that it sees → [B, T, N, H].
 
   If `causal`, query t sees the keys up to position t + offset. With `segments`, the queries are the last T of the S
   positions, and see only the keys of their own segment. Padding is a segment too, so every query sees at least itself.
+  With a `window`, a query sees only keys that are fewer positions away. With `sinks`, each also sees a key with this
+  score, of which the value is zero.
   """
   b, t, n, h = q.shape
   s, groups = k.shape[1], k.shape[2]
@@ -113,130 +129,80 @@ def plain(
   if causal:
     offset = jnp.reshape(offset, (-1, 1, 1, 1, 1))  # [1 or B, K, G, T, S]
     visible = jnp.arange(s) <= jnp.arange(t)[:, None] + offset
+  if window:
+    distance = jnp.arange(t)[:, None] + offset - jnp.arange(s)
+    visible &= (distance < window) & (distance > -window)
   if segments is not None:
     visible &= same_segment(segments[:, s - t :], segments)[:, None, None]  # [B, 1, 1, T, S]
   if visible is not True:
     scores = jnp.where(visible, scores, -jnp.inf)
-  weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+  weights = pieces.softmax(scores, sinks).astype(v.dtype)
   return checkpoint_name(jnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(b, t, n, h), "attended")
 
 
-def rope_angles(coordinates: jax.Array, sizes: "ModelSizes") -> jax.Array:
-  """The angles of rotary embedding (arXiv:2104.09864): coordinates [..., C] → [..., head_dim / 2].
-
-  C is the number of coordinates of a position: 1 in a text, 2 (row and column) in an image. Each coordinate sets the
-  angles of an equal share of the pairs.
-
-  With `rope_scaling`, pairs that turn slowly turn `factor` times slower, as in Llama 3.1 (arXiv:2407.21783). So a model
-  reads longer texts than it was trained on. Pairs that turn at least `high` times over `length` positions stay as they
-  are, pairs that turn at most `low` times are slowed down in full, and those between in part.
-  """
-  count = coordinates.shape[-1]
-  pairs = sizes.head_dim // 2 // count
-  frequency = sizes.rope_base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
-  if sizes.rope_scaling:
-    factor, low, high, length = sizes.rope_scaling
-    unscaled = jnp.clip((length * frequency / (2 * math.pi) - low) / (high - low), 0, 1)
-    frequency *= unscaled + (1 - unscaled) / factor
-  return (coordinates[..., None] * frequency).reshape(*coordinates.shape[:-1], count * pairs)
-
-
-def rotate(x: jax.Array, angles: jax.Array) -> jax.Array:
-  """Rotates each pair of elements (i, i + H/2) of x [B, T, N, H] by angles [T, H/2] or [B, T, H/2]."""
-  cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]
-  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
-
-
-class Cache(NamedTuple):
-  """Keys and values of the positions seen so far, [B, K, S, H] each; [L, B, K, S, H] for all blocks stacked.
-
-  Heads come before positions, so that what a head reads is one matrix. XLA's CPU backend takes two to three times as
-  long to read the other order.
-  """
-
-  k: jax.Array
-  v: jax.Array
-
-  def of_layer(self, number: jax.Array) -> "Cache":
-    """The cache of one block."""
-    return Cache(*(jax.lax.dynamic_index_in_dim(x, number, keepdims=False) for x in self))
-
-  def add(self, new: "Cache", start: jax.Array | int) -> "Cache":
-    """The cache of all blocks with the new positions [L, B, K, T, H] from `start` on: a number, or [B]."""
-    starts = jnp.asarray(start)
-
-    def write(cache: jax.Array, x: jax.Array) -> jax.Array:
-      if not starts.ndim:
-        return jax.lax.dynamic_update_slice_in_dim(cache, x, starts, axis=3)
-
-      def row(b: jax.Array, cache: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(cache, jax.lax.dynamic_slice_in_dim(x, b, 1, 1), (0, b, 0, starts[b], 0))
-
-      # A loop writes in place. XLA's CPU backend takes 400 times as long to scatter.
-      return jax.lax.fori_loop(0, x.shape[1], row, cache)
-
-    return Cache(*map(write, self, new))
-
-
-def with_past(
-  q: jax.Array,  # [B, T, N, H]
-  k: jax.Array,  # [B, T, K, H]
+def _whole(
+  kernel: Kernel,
+  q: jax.Array,
+  k: jax.Array,
   v: jax.Array,
-  past_k: jax.Array,  # [B, K, S, H], as in a Cache
-  past_v: jax.Array,
-  start: jax.Array | int,  # or [B]
+  *,
+  causal: bool,
+  segments: jax.Array | None = None,
+  window: int = 0,
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
-  """`plain` for positions from `start` on: each sees the first `start` past positions, and new ones up to itself."""
-  (b, t, n, h), (groups, s) = q.shape, past_k.shape[1:3]
-  q = q.reshape(b, t, groups, n // groups, h)
-  k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
-  scores = lambda keys, visible: jnp.where(
-    visible, jnp.einsum("btkgh,bksh->bkgts", q, keys, preferred_element_type=jnp.float32) / math.sqrt(h), -jnp.inf
-  )
-  before = scores(past_k, jnp.arange(s) < jnp.reshape(start, (-1, 1, 1, 1, 1)))
-  own = scores(k, jnp.arange(t) <= jnp.arange(t)[:, None])
-  weights = jax.nn.softmax(jnp.concatenate([before, own], axis=-1), axis=-1).astype(v.dtype)
-  # Weights come first in the result: XLA's CPU backend runs the other order on one thread, in ten times as long.
-  read = lambda part, values: jnp.einsum("bkgts,bksh->bkgth", part, values)
-  attended = read(weights[..., :s], past_v) + read(weights[..., s:], v)
-  return jnp.moveaxis(attended, 3, 1).reshape(b, t, n, h)
+  """`plain` by a kernel for pieces of texts: the whole text is one piece. It saves the log-sum-exp of scores."""
+
+  def forward(*given: Any) -> tuple[jax.Array, Any]:
+    q, k, v, segments, sinks = given
+    own = _segments_twice(segments)
+    read = pieces.with_sinks(kernel.forward(q, k, v, own, causal, window=window), sinks)
+    read = Read(*(checkpoint_name(x, KERNEL) for x in read))
+    return read.out, (q, k, v, own, sinks, read)
+
+  def backward(given: Any, of_out: jax.Array) -> tuple[jax.Array | None, ...]:
+    q, k, v, own, sinks, read = given
+    gradients = kernel.backward(q, k, v, own, causal, read, of_out, window=window)
+    return *(g.astype(q.dtype) for g in gradients), None, pieces.of_sinks(sinks, read, of_out)
+
+  return with_gradient(forward, backward, q, k, v, segments, sinks)
 
 
 def blockwise(
-  q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  *,
+  causal: bool,
+  segments: jax.Array | None = None,
+  window: int = 0,
+  sinks: jax.Array | None = None,
 ) -> jax.Array:
   """`plain` on one block of queries at a time. If causal, each block skips the keys that it cannot see.
 
   It saves the log-sum-exp of a query's scores instead of its weights.
   """
   if not causal:
-    return plain(q, k, v, causal=False, segments=segments)
-
-  def forward(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array | None) -> tuple[jax.Array, Any]:
-    own = _segments_twice(segments)
-    read = Read(*(checkpoint_name(x, KERNEL) for x in BLOCKWISE.forward(q, k, v, own, True)))
-    return read.out, (q, k, v, own, read)
-
-  def backward(given: Any, of_out: jax.Array) -> tuple[jax.Array | None, ...]:
-    q, k, v, own, read = given
-    gradients = BLOCKWISE.backward(q, k, v, own, True, read, of_out)
-    return *(g.astype(q.dtype) for g in gradients), None
-
-  return with_gradient(forward, backward, q, k, v, segments)
+    return plain(q, k, v, causal=False, segments=segments, window=window, sinks=sinks)
+  return _whole(pieces.BLOCKWISE, q, k, v, causal=True, segments=segments, window=window, sinks=sinks)
 
 
-def cudnn(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None) -> jax.Array:
+def cudnn(
+  q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None = None, window: int = 0
+) -> jax.Array:
   """cuDNN's fused attention, for bfloat16 on NVIDIA GPUs. It turns segments into a bias [B, 1, T, T].
 
   Pads heads to a multiple of 8 and the text to an even length, as cuDNN needs.
   """
   (_, t, _, h), scale = q.shape, 1 / math.sqrt(q.shape[-1])
   more = t % 2
-  both = with_padding(_segments_twice(segments), q, k, more, more, causal)
+  both = pieces.with_padding(_segments_twice(segments), q, k, more, more, causal)
   mask = None if both is None else same_segment(*both)[:, None]
   q, k, v = (jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, -h % 8))) for x in (q, k, v))
-  out = jax.nn.dot_product_attention(q, k, v, mask=mask, scale=scale, is_causal=causal, implementation="cudnn")
+  local = (window - 1, 0) if window else None
+  out = jax.nn.dot_product_attention(
+    q, k, v, mask=mask, scale=scale, is_causal=causal, local_window_size=local, implementation="cudnn"
+  )
   return out[:, :t, :, :h]
 
 
@@ -247,6 +213,7 @@ def splash(
   *,
   causal: bool,
   segments: jax.Array | None = None,
+  window: int = 0,
   interpret: bool = False,
 ) -> jax.Array:
   """Splash attention, a kernel for TPUs that skips blocks of masked pairs. It comes with JAX.
@@ -257,10 +224,12 @@ def splash(
     interpret: run the kernel step by step, on any platform; for tests.
   """
   (_, t, n, h), more = q.shape, -q.shape[1] % TILE
-  ids = segment_ids(with_padding(_segments_twice(segments), q, k, more, more, causal))
+  ids = pieces.segment_ids(pieces.with_padding(_segments_twice(segments), q, k, more, more, causal))
   rows = lambda x: jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))).swapaxes(1, 2)  # [B, N, T, H]
-  kernel = splash_kernel(t + more, t + more, n, causal, residual_checkpoint_name=KERNEL, interpret=interpret)
-  with jax.named_scope("causal" if causal else "full"):  # the mask, for readers of the program (lab/analysis/calls.py)
+  kernel = pieces.splash_kernel(
+    t + more, t + more, n, causal, window, residual_checkpoint_name=KERNEL, interpret=interpret
+  )
+  with jax.named_scope(mask_name(causal, window)):
     attended = jax.vmap(kernel)(rows((q / math.sqrt(h)).astype(q.dtype)), rows(k), rows(v), ids)
   return attended.swapaxes(1, 2)[:, :t]
 
@@ -270,7 +239,9 @@ def _segments_twice(segments: jax.Array | None) -> Segments:
   return None if segments is None else (segments, segments)
 
 
-IMPLEMENTATIONS = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn, "splash": splash}
-PIECES = {"plain": BLOCKWISE, "blockwise": BLOCKWISE, "cudnn": CUDNN, "splash": SPLASH}  # for pieces of texts
+Core = Callable[..., jax.Array]
+IMPLEMENTATIONS: dict[str, Core] = {"plain": plain, "blockwise": blockwise, "cudnn": cudnn, "splash": splash}
+# For pieces of texts, and for texts with sinks.
+PIECES = {"plain": pieces.BLOCKWISE, "blockwise": pieces.BLOCKWISE, "cudnn": pieces.CUDNN, "splash": pieces.SPLASH}
 KERNELS = frozenset({"cudnn", "splash"})  # the compiler cannot split them
 BEST = {"cpu": "blockwise", "gpu": "cudnn", "tpu": "splash"}

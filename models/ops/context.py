@@ -1,6 +1,6 @@
 """Attention over a text whose positions several devices share: how queries read the keys of other devices.
 
-positions.py says which positions a device has. There are three ways:
+positions.py says which positions a device has. There are three ways, and a fourth for local layers (halo.py):
 
     gather      keys and values are all-gathered, and their gradients reduce-scattered
     exchange    an all-to-all turns a device's positions of all heads into all positions of its heads. Another one turns
@@ -23,7 +23,7 @@ from errors import ConfigError
 from models.dimensions import Sharding
 from models.ops.gradients import with_gradient
 from models.ops.peers import Peers
-from models.ops.pieces import HIDDEN, Kernel, Read, Segments, merge
+from models.ops.pieces import HIDDEN, Kernel, Read, Segments, merge, of_sinks, with_sinks
 from models.ops.positions import halves, join, of_device
 from models.ops.workarounds import in_order
 from models.remat import KERNEL
@@ -51,7 +51,7 @@ def choose(way: str, devices: int, positions: int, heads: int, kv_heads: int, pe
 
   Raises ConfigError if the named way does not fit.
   """
-  groups, splits = heads // kv_heads, heads % devices == 0 and (kv_heads % devices == 0 or devices % kv_heads == 0)
+  groups, splits = heads // kv_heads, _splits(devices, heads, kv_heads)
   if way == "exchange" and not splits:
     raise ConfigError(
       f"model.attention_context='exchange' gives each of mesh.context={devices} devices whole heads, but a device has "
@@ -69,6 +69,29 @@ def choose(way: str, devices: int, positions: int, heads: int, kv_heads: int, pe
   return Choice("gather", why)
 
 
+def of_local(way: str, devices: int, heads: int, kv_heads: int, *, causal: bool, permutes: bool) -> str:
+  """How local layers read, if `model.attention_context` is `way`; the other arguments are those of `choose`.
+
+  "halo": as halo.py says; "ends": devices gather the ends of all chunks, because they cannot send to one another at any
+  time; "exchange": if that is asked for, or each position sees later ones, too.
+
+  Raises ConfigError if none fits.
+  """
+  if causal and way != "exchange":
+    return "halo" if permutes else "ends"
+  if not _splits(devices, heads, kv_heads) and way != "exchange":
+    raise ConfigError(
+      f"model.window needs a causal objective, or heads that mesh.context={devices} devices share, but a device has "
+      f"{heads} query heads and {kv_heads} key heads; use other sizes, or model.window=0"
+    )
+  return "exchange"
+
+
+def _splits(devices: int, heads: int, kv_heads: int) -> bool:
+  """Whether `exchange` can give each device whole heads."""
+  return heads % devices == 0 and (kv_heads % devices == 0 or devices % kv_heads == 0)
+
+
 def attend(
   way: str,
   core: Callable[..., jax.Array],
@@ -77,20 +100,21 @@ def attend(
   k: jax.Array,  # [B, t, K, H]
   v: jax.Array,
   segments: jax.Array | None,  # [B, T], of all positions
+  sinks: jax.Array | None,  # [N]
   sharding: Sharding,
   causal: bool,
 ) -> jax.Array:
   """What each head reads [B, t, N, H]; called on a device's own heads.
 
   Args:
-    core: (q, k, v, segments), all of whole texts → what each head reads.
+    core: (q, k, v, segments, sinks), all of whole texts → what each head reads.
     kernel: does the same for pieces of texts.
   """
   peers = PositionPeers(sharding)
   if way == "exchange":
-    return _exchange(peers, core, q, k, v, segments)
+    return _exchange(peers, core, q, k, v, segments, sinks)
   forward = functools.partial(_forward, way, peers, kernel, causal)
-  return with_gradient(forward, functools.partial(_backward, way, peers, kernel, causal), q, k, v, segments)
+  return with_gradient(forward, functools.partial(_backward, way, peers, kernel, causal), q, k, v, segments, sinks)
 
 
 class PositionPeers(Peers):
@@ -104,8 +128,11 @@ class PositionPeers(Peers):
 
   def pass_on(self, x: jax.Array) -> jax.Array:
     """Sends x to the next device of the ring. Returns what the device before it has sent, in the same shape."""
-    turn = [(i, (i + 1) % self.count) for i in range(self.count)]
-    return self._send(lambda x, axes: jax.lax.ppermute(x, axes, turn), x)
+    return self.permute(x, [(i, (i + 1) % self.count) for i in range(self.count)])
+
+  def permute(self, x: jax.Array, pairs: list[tuple[int, int]]) -> jax.Array:
+    """Sends x along pairs of (from, to). Returns what this device is sent, or zeros."""
+    return self._send(lambda x, axes: jax.lax.ppermute(x, axes, pairs), x)
 
   def all_gather(self, x: jax.Array) -> jax.Array:
     """[...] → [devices, ...]."""
@@ -139,6 +166,7 @@ def _exchange(
   k: jax.Array,
   v: jax.Array,
   segments: jax.Array | None,
+  sinks: jax.Array | None,
 ) -> jax.Array:
   """`attend` by `exchange`: `core` reads all positions of some heads [B, T, ...]."""
   n = peers.count
@@ -148,7 +176,8 @@ def _exchange(
   queries, keys = parts[0].shape[3], parts[1].shape[3]
   moved = peers.to_heads(jnp.concatenate(parts, axis=3))  # sent as one array
   q, k, v = jnp.split(moved, (queries, queries + keys), axis=2)
-  return peers.to_positions(core(q, k, v, segments=segments))
+  of_own_heads = None if sinks is None else sinks.reshape(n, -1)[peers.index]
+  return peers.to_positions(core(q, k, v, segments, of_own_heads))
 
 
 def _forward(
@@ -160,6 +189,7 @@ def _forward(
   k: jax.Array,
   v: jax.Array,
   segments: jax.Array | None,
+  sinks: jax.Array | None,
 ) -> tuple[jax.Array, Any]:
   """`attend` by `gather` or `ring`. Returns what a device's queries read [B, t, N, H], and what `_backward` gets."""
 
@@ -172,21 +202,21 @@ def _forward(
   others = _start_sending(way, peers, kv)
   own = _segments_of_two_devices(segments, peers.index, peers.index, peers.count)
   out, logsumexp = kernel.forward(q, k, v, own, causal)
-  read = others(step, Read(out.astype(jnp.float32), logsumexp))
+  read = with_sinks(others(step, Read(out.astype(jnp.float32), logsumexp)), sinks)
   read = Read(*(checkpoint_name(x, KERNEL) for x in (read.out.astype(q.dtype), read.logsumexp)))
-  return read.out, (q, k, v, segments, read)
+  return read.out, (q, k, v, segments, sinks, read)
 
 
 def _backward(
   way: str, peers: PositionPeers, kernel: Kernel, causal: bool, given: Any, of_out: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-  """The gradients of q, k and v, in their shapes and dtypes, and None for the segments.
+  """The gradients of q, k and v, in their shapes and dtypes, None for the segments, and the gradient of the sinks.
 
   Args:
     given: the second result of `_forward`.
     of_out: [B, t, N, H], the gradient of the loss with respect to the first result.
   """
-  q, k, v, segments, read = given
+  q, k, v, segments, sinks, read = given
 
   def step(i: jax.Array | int, gradients: tuple[jax.Array, jax.Array], kv: jax.Array) -> tuple[jax.Array, jax.Array]:
     of_q, of_kv = gradients
@@ -210,7 +240,7 @@ def _backward(
   of_q, of_kv = others(step, (of_q.astype(jnp.float32), of_kv))
   of_kv = of_kv.astype(kv.dtype)  # the sum is complete, so it goes home in fewer bytes
   of_k, of_v = peers.pass_on(of_kv) if way == "ring" else peers.reduce_scatter(of_kv)
-  return *(g.astype(q.dtype) for g in (of_q, of_k, of_v)), None
+  return *(g.astype(q.dtype) for g in (of_q, of_k, of_v)), None, of_sinks(sinks, read, of_out)
 
 
 def _start_sending(way: str, peers: PositionPeers, kv: jax.Array) -> Callable[[Callable, Any], Any]:

@@ -87,7 +87,9 @@ def dims_of(weights: Weights) -> Any:
   """The names of the dimensions of each array, in the tree of `weights`."""
   halves = lambda name: (("experts", SIDES[name][0], None), ("experts", None, SIDES[name][1]))
   adapters = None if weights.adapters is None else {name: halves(name) for name in weights.adapters}
-  return Weights(*(("experts", *SIDES[name]) for name in NAMES), adapters=adapters)  # type: ignore
+  biases = None if weights.biases is None else (("experts", "mlp"),) * len(weights.biases)
+  gate, up, down = (("experts", *SIDES[name]) for name in NAMES)
+  return Weights(gate, up, down, weights.gated, biases, adapters)
 
 
 def _gathered(names: Dims) -> Dims:

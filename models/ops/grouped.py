@@ -8,6 +8,7 @@ computes with zeros in place of the missing rows.
 gradients of weights also on TPUs (libtpu 0.0.42).
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,35 +21,47 @@ OF_EXPERT = 8  # blocks of an expert at equal loads; so about a sixteenth of the
 LEAST, MOST = 8, 2048  # rows of a block; each block reads all weights of its expert, and adds to their gradients
 
 NAMES = ("gate", "up", "down")
+BIASED = ("gate", "up")  # a bias of `down` would be added once for each device that has some of the hidden units
 
 
-class Weights(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Weights:
   """The weights of experts.
 
   Attributes:
     gate, up: [e, D, F].
     down: [e, F, D].
+    gated: hidden units, from the results of gate and up (mlps.py).
+    biases: [e, F] each, what is added to the results of gate and up; None: nothing.
     adapters: for some of these weights by name, the halves of an adapter (models/lora.py), [e, I, R] and [e, R, O].
-      Then only adapters are trained. None: the weights are trained.
+      Then only adapters are trained. None: the weights and biases are trained.
   """
 
-  gate: jax.Array
-  up: jax.Array
-  down: jax.Array
-  adapters: dict[str, tuple[jax.Array, jax.Array]] | None = None
+  gate: Any
+  up: Any
+  down: Any
+  gated: Callable[[jax.Array, jax.Array], jax.Array] = dataclasses.field(metadata={"static": True})
+  biases: Any = None
+  adapters: Any = None
 
   @property
   def trained(self) -> Any:
-    """The arrays that have gradients: the weights, or the adapters by name."""
-    return self[:3] if self.adapters is None else self.adapters
+    """The arrays that have gradients: the weights and biases, or the adapters by name."""
+    return ((self.gate, self.up, self.down), self.biases) if self.adapters is None else self.adapters
 
   def with_trained(self, values: Any) -> "Weights":
     """The same tree with these values for the trained arrays, and None for the others."""
-    return Weights(*values) if self.adapters is None else Weights(None, None, None, values)  # type: ignore[arg-type]
+    if self.adapters is not None:
+      return Weights(None, None, None, self.gated, adapters=values)
+    (gate, up, down), biases = values
+    return Weights(gate, up, down, self.gated, biases)
 
   def product(self, name: str, x: jax.Array) -> jax.Array:
-    """Rows x [b, I] times a weight of one expert and, if it has an adapter, times both halves → [b, O]."""
+    """Rows x [b, I] times a weight of one expert and both halves of its adapter, plus its bias, if any → [b, O]."""
     product = x @ getattr(self, name)
+    if self.biases and name in BIASED:
+      product += self.biases[BIASED.index(name)]
     if self.adapters and name in self.adapters:
       a, b = self.adapters[name]
       product += (x @ a) @ b
@@ -72,7 +85,7 @@ class Rows(NamedTuple):
 
 
 def forward(rows: Rows, weights: Weights, likely: int) -> jax.Array:
-  """down(scale · silu(gate(x)) · up(x)) of each row [R, D]; 0 for rows that belong to no expert.
+  """down(scale · gated(gate(x), up(x))) of each row [R, D]; 0 for rows that belong to no expert.
 
   Args:
     likely: how many rows belong to experts, if all devices and experts have equal loads.
@@ -80,7 +93,7 @@ def forward(rows: Rows, weights: Weights, likely: int) -> jax.Array:
 
   def one(block: RowBlock, out: jax.Array) -> jax.Array:
     x, scales, own = block.of(rows.x), block.of(rows.scales), block.weights_of(weights)
-    hidden = scales[:, None] * jax.nn.silu(own.product("gate", x)) * own.product("up", x)
+    hidden = scales[:, None] * weights.gated(own.product("gate", x), own.product("up", x))
     return block.put(out, own.product("down", hidden))
 
   return _each_block(rows, likely, one, jnp.zeros_like(rows.x))
@@ -97,13 +110,17 @@ def backward(rows: Rows, weights: Weights, of_out: jax.Array, likely: int) -> tu
     of_x, of_scales, of_weights = carry
     x, g, scales = block.of(rows.x), block.of(of_out), block.of(rows.scales)[:, None]
     own = block.weights_of(weights)
-    hidden, pull = jax.vjp(lambda gate, up: jax.nn.silu(gate) * up, own.product("gate", x), own.product("up", x))
+    hidden, pull = jax.vjp(weights.gated, own.product("gate", x), own.product("up", x))
     of_hidden = own.transposed("down", g)
     of_gate, of_up = pull(scales * of_hidden)
     inputs, gradients = (x, x, scales * hidden), (of_gate, of_up, g)
     add = lambda total, x, g: total.at[block.expert].add(product(x.T, g))
     if own.adapters is None:
-      of_weights = tuple(map(add, of_weights, inputs, gradients))
+      of_matrices, of_biases = of_weights
+      if of_biases is not None:
+        added = lambda total, g: total.at[block.expert].add(jnp.sum(g.astype(jnp.float32), axis=0))
+        of_biases = tuple(map(added, of_biases, gradients[: len(BIASED)]))
+      of_weights = tuple(map(add, of_matrices, inputs, gradients)), of_biases
     else:
       pairs = {name: pair for name, *pair in zip(NAMES, inputs, gradients, strict=True) if name in own.adapters}
       halves = {name: (*own.adapters[name], *of_weights[name]) for name in pairs}

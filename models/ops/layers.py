@@ -128,16 +128,21 @@ def _rows(x: jax.Array) -> jax.Array:
 
 
 class RMSNorm(nnx.Module):
-  """Root mean square normalization over the last dimension, of this size, in float32 (arXiv:1910.07467)."""
+  """Root mean square normalization over the last dimensions, of this shape, in float32 (arXiv:1910.07467).
 
-  def __init__(self, size: int, sizes: "ModelSizes"):
-    self.eps = sizes.norm_eps
-    self.scale = nnx.Param(jnp.ones(size, sizes.param_dtype), dims=(None,))
+  Args:
+    dims: the names of these dimensions, of which a layout may split some.
+  """
 
-  def __call__(self, x: jax.Array) -> jax.Array:  # [..., size] → [..., size]
+  def __init__(self, shape: int | tuple[int, ...], sizes: "ModelSizes", dims: Dims = (None,)):
+    self.eps, self.offset, self.axes = sizes.norm_eps, sizes.norm_offset, tuple(range(-len(dims), 0))
+    self.scale = nnx.Param(jnp.full(shape, 1 - self.offset, sizes.param_dtype), dims=dims)
+
+  def __call__(self, x: jax.Array) -> jax.Array:  # [..., *shape] → [..., *shape]
     x32 = x.astype(jnp.float32)
-    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-    return (normed * self.scale[...]).astype(x.dtype)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=self.axes, keepdims=True) + self.eps)
+    scale = self.scale[...] + self.offset if self.offset else self.scale[...]
+    return (normed * scale).astype(x.dtype)
 
 
 def dropout(x: jax.Array, rate: float, keys: jax.Array | None, sharding: Sharding) -> jax.Array:

@@ -37,10 +37,11 @@ class Kernel(NamedTuple):
   """An implementation of attention to a piece, for a platform.
 
   Attributes:
-    forward: (q [B, T, N, H], k [B, S, K, H], v, segments, causal) → Read. If `causal`, queries and keys are the same
-      positions, in order.
-    backward: (q, k, v, segments, causal, Read of all pieces, gradient of its `out`) → the gradients of q, k and v that
-      come from this piece.
+    forward: (q [B, T, N, H], k [B, S, K, H], v, segments, causal, window=0) → Read. If `causal`, queries and keys are
+      the same positions, in order. With a window, each query sees so many keys at most, its own and those before it;
+      only if `causal`.
+    backward: (q, k, v, segments, causal, Read of all pieces, gradient of its `out`, window=0) → the gradients of q, k
+      and v that come from this piece.
   """
 
   forward: Callable[..., Read]
@@ -54,27 +55,59 @@ def merge(a: Read, b: Read) -> Read:
   return Read(share(a) + share(b), total)
 
 
+def with_sinks(read: Read, sinks: jax.Array | None) -> Read:
+  """`merge` with one more key for each head, of which the score is given [N] and the value is zero. None: without."""
+  if sinks is None:
+    return read
+  total = jnp.logaddexp(read.logsumexp, sinks)
+  return Read((read.out * jnp.exp(read.logsumexp - total)[..., None]).astype(read.out.dtype), total)
+
+
+def softmax(scores: jax.Array, sinks: jax.Array | None) -> jax.Array:
+  """The weights of keys [B, K, G, T, S], by their scores; of `with_sinks`, where all scores are at hand."""
+  if sinks is None:
+    return jax.nn.softmax(scores)
+  one = jnp.broadcast_to(sinks.reshape(scores.shape[1], -1, 1, 1), (*scores.shape[:-1], 1))
+  return jax.nn.softmax(jnp.concatenate([scores, one], axis=-1))[..., :-1]
+
+
+def of_sinks(sinks: jax.Array | None, read: Read, of_out: jax.Array) -> jax.Array | None:
+  """The gradient of sinks [N], from what queries read beside them (`with_sinks`) and the gradient of its `out`."""
+  if sinks is None:
+    return None
+  mean = jnp.sum(of_out * read.out, axis=-1, dtype=jnp.float32)
+  return -jnp.sum(jnp.exp(sinks - read.logsumexp) * mean, axis=(0, 1))
+
+
 def same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
   """Whether a query and a key are in the same segment: [B, T] and [B, S] → [B, T, S]."""
   return queries[:, :, None] == keys[:, None, :]
 
 
-def splash_block(length: int) -> int:
-  """How many positions of a text of this length splash attention processes at a time."""
-  padded = length + -length % TILE
-  return next(size for size in BLOCKS if padded % size == 0)
+def splash_block(length: int, window: int = 0) -> int:
+  """How many positions of a text of this length splash attention processes at a time.
+
+  With a window at most a quarter of it, or TILE. So a block of queries computes few pairs that the window hides.
+  """
+  padded, most = length + -length % TILE, max(window // 4, TILE) if window else BLOCKS[0]
+  return next(size for size in BLOCKS if padded % size == 0 and size <= most)
 
 
-def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool) -> Read:
+def query_block(window: int) -> int:
+  """How many queries `BLOCKWISE` processes at a time: few for a short window, so that few keys are outside of it."""
+  return min(QUERY_BLOCK, max(8, window // 8)) if window else QUERY_BLOCK
+
+
+def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, window: int = 0) -> Read:
   """`Kernel.forward`, for a block of queries at a time: q [B, T, N, H], k and v [B, S, K, H]."""
   keys, values = k.swapaxes(1, 2), v.swapaxes(1, 2)
   read, logsumexp = [], []
-  for _, scores in _scores(q, keys, segments, causal):
+  for _, seen, scores in _scores(q, keys, segments, causal, window):
     largest = jnp.max(scores, axis=-1, keepdims=True)
     exponentials = jnp.exp(scores - largest)
     total = jnp.sum(exponentials, axis=-1, keepdims=True)
-    seen = values[:, :, : scores.shape[-1]]
-    summed = jnp.einsum("bkgts,bksh->bkgth", exponentials.astype(v.dtype), seen, preferred_element_type=jnp.float32)
+    weights, own = exponentials.astype(v.dtype), values[:, :, seen]
+    summed = jnp.einsum("bkgts,bksh->bkgth", weights, own, preferred_element_type=jnp.float32)
     read.append(summed / total)
     logsumexp.append(largest + jnp.log(total))
   joined = lambda parts: _positions_first(jnp.concatenate(parts, axis=3))
@@ -82,7 +115,14 @@ def _blockwise(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, cau
 
 
 def _blockwise_backward(
-  q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, read: Read, of_out: jax.Array
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  segments: Segments,
+  causal: bool,
+  read: Read,
+  of_out: jax.Array,
+  window: int = 0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """`Kernel.backward`: gradients of q, k, v in their shapes, float32. `of_out` [B, T, N, H]: the gradient of `out`."""
   keys, values, groups = k.swapaxes(1, 2), v.swapaxes(1, 2), k.shape[2]
@@ -90,33 +130,42 @@ def _blockwise_backward(
   mean = _heads_first(jnp.sum(of_out * read.out, axis=-1, keepdims=True, dtype=jnp.float32), groups)
   of_k, of_v = jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32)
   product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-  add = lambda total, part: jax.lax.dynamic_update_slice(total, total[:, :, : part.shape[2]] + part, (0, 0, 0, 0))
+  add = lambda total, at, part: jax.lax.dynamic_update_slice(total, total[:, :, at] + part, (0, 0, at.start, 0))
   scale, of_q = 1 / math.sqrt(q.shape[-1]), []
-  for rows, scores in _scores(q, keys, segments, causal):
-    seen = slice(scores.shape[-1])
+  for rows, seen, scores in _scores(q, keys, segments, causal, window):
     block = lambda x, rows=rows: x[:, :, :, rows]
     weights = jnp.exp(scores - block(logsumexp))
     of_weights = product("bkgth,bksh->bkgts", block(of_read), values[:, :, seen])
     of_scores = (weights * (of_weights - block(mean)) * scale).astype(q.dtype)
     of_q.append(product("bkgts,bksh->bkgth", of_scores, keys[:, :, seen]))
-    of_k = add(of_k, product("bkgts,bkgth->bksh", of_scores, block(queries)))
-    of_v = add(of_v, product("bkgts,bkgth->bksh", weights.astype(q.dtype), block(of_read)))
+    of_k = add(of_k, seen, product("bkgts,bkgth->bksh", of_scores, block(queries)))
+    of_v = add(of_v, seen, product("bkgts,bkgth->bksh", weights.astype(q.dtype), block(of_read)))
   return _positions_first(jnp.concatenate(of_q, axis=3)), of_k.swapaxes(1, 2), of_v.swapaxes(1, 2)
 
 
-def _scores(q: jax.Array, keys: jax.Array, segments: Segments, causal: bool) -> Iterator[tuple[slice, jax.Array]]:
-  """For each block of queries, its rows and its scores [B, K, G, t, s]; if causal, of the keys up to its last query."""
+def _scores(
+  q: jax.Array, keys: jax.Array, segments: Segments, causal: bool, window: int
+) -> Iterator[tuple[slice, slice, jax.Array]]:
+  """For each block of queries: its rows, the keys that it may see, and the scores of these [B, K, G, t, s].
+
+  If causal, these keys end with the block's last query. With a window, they begin with the first that it shows.
+  """
   queries = _heads_first((q / math.sqrt(q.shape[-1])).astype(q.dtype), keys.shape[1])
-  for start in range(0, q.shape[1], QUERY_BLOCK):
-    rows, stop = slice(start, start + QUERY_BLOCK), start + QUERY_BLOCK if causal else keys.shape[2]
-    block, seen = queries[:, :, :, rows], keys[:, :, :stop]
+  size = query_block(window)
+  for start in range(0, q.shape[1], size):
+    rows = slice(start, start + size)
+    first, stop = max(start + 1 - window, 0) if window else 0, start + size if causal else keys.shape[2]
+    seen = slice(first, stop)
+    block, shown = queries[:, :, :, rows], keys[:, :, seen]
     visible: Any = True
     if causal:
-      visible = jnp.arange(seen.shape[2]) <= start + jnp.arange(block.shape[3])[:, None]
+      own = start - seen.start + jnp.arange(block.shape[3])[:, None]  # the key of each query
+      visible = jnp.arange(shown.shape[2]) <= own
+      visible &= jnp.arange(shown.shape[2]) > own - window if window else True
     if segments is not None:
-      visible &= same_segment(segments[0][:, rows], segments[1][:, :stop])[:, None, None]
-    scores = jnp.einsum("bkgth,bksh->bkgts", block, seen, preferred_element_type=jnp.float32)
-    yield rows, scores if visible is True else jnp.where(visible, scores, HIDDEN)
+      visible &= same_segment(segments[0][:, rows], segments[1][:, seen])[:, None, None]
+    scores = jnp.einsum("bkgth,bksh->bkgts", block, shown, preferred_element_type=jnp.float32)
+    yield rows, seen, scores if visible is True else jnp.where(visible, scores, HIDDEN)
 
 
 def _heads_first(x: jax.Array, groups: int) -> jax.Array:
@@ -142,18 +191,28 @@ def with_padding(segments: Segments, q: jax.Array, k: jax.Array, queries: int, k
   return add(own[0], queries), add(own[1], keys)
 
 
-def splash_kernel(queries: int, keys: int, heads: int, causal: bool, **options: Any) -> Any:
+def splash_kernel(queries: int, keys: int, heads: int, causal: bool, window: int = 0, **options: Any) -> Any:
   """Splash attention of one example, for lengths that are multiples of `TILE`: a function of q, k, v and SegmentIds."""
   from jax.experimental.pallas.ops.tpu import splash_attention as pallas  # only here, as it takes long to import
 
-  shape, (q, k) = (queries, keys), map(splash_block, (queries, keys))
+  shape, (q, k) = (queries, keys), (splash_block(length, window) for length in (queries, keys))
+  mask: Any
+  if window:
+    mask = pallas.LocalMask(shape, (window - 1, 0 if causal else window - 1), offset=0)
+  else:
+    mask = (pallas.CausalMask if causal else pallas.FullMask)(shape)
   return pallas.make_splash_mha(
-    pallas.MultiHeadMask([(pallas.CausalMask if causal else pallas.FullMask)(shape)] * heads),
+    pallas.MultiHeadMask([mask] * heads),
     block_sizes=pallas.BlockSizes(q, k, k, q, k, k, q, k),  # forward pass; gradients of keys; gradients of queries
     head_shards=1,
     q_seq_shards=1,
     **options,
   )
+
+
+def mask_name(causal: bool, window: int) -> str:
+  """The name of a kernel's mask, for readers of the program (lab/analysis/calls.py)."""
+  return ("causal" if causal else "full") + (f"_{window}" if window else "")
 
 
 def segment_ids(segments: Segments) -> Any:
@@ -164,7 +223,14 @@ def segment_ids(segments: Segments) -> Any:
 
 
 def _splash(
-  q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, *read: jax.Array, interpret: bool = False
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  segments: Segments,
+  causal: bool,
+  *read: jax.Array,
+  window: int = 0,
+  interpret: bool = False,
 ) -> Any:
   """One direction of splash attention. `read`: for the backward pass, `out`, the log-sum-exp, and `out`'s gradient."""
   (t, s), h = (x.shape[1] for x in (q, k)), q.shape[-1]
@@ -172,8 +238,10 @@ def _splash(
   ids = segment_ids(with_padding(segments, q, k, queries, keys, causal))
   rows = lambda x, more: jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))).swapaxes(1, 2)  # [B, N, T, ...]
   given = rows((q / math.sqrt(h)).astype(q.dtype), queries), rows(k, keys), rows(v, keys), ids
-  kernel = splash_kernel(t + queries, s + keys, q.shape[2], causal, save_residuals=not read, interpret=interpret)
-  with jax.named_scope("causal" if causal else "full"):  # the mask, for readers of the program (lab/analysis/calls.py)
+  kernel = splash_kernel(
+    t + queries, s + keys, q.shape[2], causal, window, save_residuals=not read, interpret=interpret
+  )
+  with jax.named_scope(mask_name(causal, window)):
     if not read:
       out, (logsumexp,) = jax.vmap(kernel)(*given)
       return Read(out.swapaxes(1, 2)[:, :t], logsumexp.swapaxes(1, 2)[:, :t])
@@ -191,7 +259,9 @@ def _splash_backward(kernel: Any, q: jax.Array, k: jax.Array, v: jax.Array, ids:
   return rules._splash_attention_bwd(**kernel.kwargs, res=residuals, do=of_out)[3:6]
 
 
-def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, *read: jax.Array) -> Any:
+def _cudnn(
+  q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal: bool, *read: jax.Array, window: int = 0
+) -> Any:
   """One direction of cuDNN's fused attention, which needs even lengths, and heads of a multiple of 8."""
   from jax._src.cudnn import fused_attention_stablehlo as fused
 
@@ -209,7 +279,7 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal:
     "variadic_args": (segments is not None, False),  # has a bias, which has no gradient
     "mask_type": fused.MaskType.CAUSAL if causal else fused.MaskType.NO_MASK,
     "layout": fused.AttentionLayout.BTNH.value,
-    "sliding_window_length": None,
+    "sliding_window_length": window or None,
   } | ({"score_mod": None} if jax.__version_info__ >= (0, 12) else {})
   given = rows(q, queries), rows(k, keys), rows(v, keys), bias if segments is None else bias[:, None], *(none,) * 6
   if not read:
@@ -223,7 +293,12 @@ def _cudnn(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments, causal:
 
 def _kernel(run: Callable[..., Any]) -> Kernel:
   """A kernel, from a function that runs both directions."""
-  return Kernel(run, lambda q, k, v, segments, causal, read, of_out: run(q, k, v, segments, causal, *read, of_out))
+
+  def backward(*given: Any, window: int = 0) -> Any:
+    *inputs, read, of_out = given
+    return run(*inputs, *read, of_out, window=window)
+
+  return Kernel(run, backward)
 
 
 BLOCKWISE, CUDNN = Kernel(_blockwise, _blockwise_backward), _kernel(_cudnn)

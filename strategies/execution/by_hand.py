@@ -12,7 +12,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from models.dimensions import Dims
-from models.ops.workarounds import sum_in_dtype
+from models.ops.workarounds import in_order, sum_in_dtype
 from strategies.execution.collectives import Collectives
 from strategies.execution.constraints import Constraints
 from strategies.execution.padding import Stored, cut, pad
@@ -82,6 +82,7 @@ class ByHand(Runner):
       if transfers.gathered_once:
         weights = jax.tree.map(collectives.all_gather, weights, dims)
       sums, gradients = work(weights, batch, step, inside)
+      sums = in_order((sums, gradients), sums)  # none is summed over devices while the model still sends
       gradients = {} if step is None else stored(gradients, held, sent)
       return jax.tree.map(lambda x: jax.lax.psum(x, axes), sums), gradients
 

@@ -7,7 +7,7 @@ import jax
 
 from errors import ConfigError
 from models.ops import experts
-from models.ops.context import choose
+from models.ops.context import choose, of_local
 from models.ops.loss import chunk_of_gpus
 from models.ops.positions import chunks
 from models.sizes import ModelSizes
@@ -55,6 +55,7 @@ def runner_of(
 
 # The kinds of devices that multiply float8 numbers faster than those of bfloat16: how `jax.Device.device_kind` begins.
 MULTIPLY_FLOAT8 = ("NVIDIA L4", "NVIDIA H", "NVIDIA B", "NVIDIA GB", "TPU7x")
+CUDNN_HEAD_BEFORE = 128  # the largest head of cuDNN's backward pass on GPUs before H100 (compute capability 9.0)
 UNROLLED = 32  # blocks, at most: more would take minutes to compile
 
 
@@ -70,6 +71,10 @@ def on_device(sizes: ModelSizes, layout: Layout, device: jax.Device | None) -> M
       f"model.products='float8' gains nothing on {kind}, which multiplies float8 numbers no faster; use "
       "'float8_gathers', which halves the bytes of gathered weights, or 'dtype'"
     )
+  capability = getattr(device, "compute_capability", None) or "9.0"
+  if sizes.attention == "cudnn" and sizes.head_dim > CUDNN_HEAD_BEFORE and float(capability) < 9:
+    why = f"cudnn has heads of at most {CUDNN_HEAD_BEFORE} on {kind}, and model.head_dim={sizes.head_dim}"
+    sizes = dataclasses.replace(sizes, attention="plain", attention_why=why)
   if device and device.platform == "gpu" and not sizes.loss_chunk:
     sizes = dataclasses.replace(sizes, loss_chunk=chunk_of_gpus(sizes.width, sizes.vocab_size))
   if sizes.unroll != "auto":
@@ -110,5 +115,8 @@ def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:
     return sizes
   heads = layout.shards("heads")
   own_heads, in_stages = (sizes.heads // heads, sizes.kv_heads // heads), layout.shards("layers") > 1
+  if any(sizes.windowed):
+    local = of_local(sizes.attention_context, count, *own_heads, causal=sizes.predicts.causal, permutes=not in_stages)
+    sizes = dataclasses.replace(sizes, local_way=local)
   chosen = choose(sizes.attention_context, count, sizes.positions, *own_heads, permutes=not in_stages)
   return dataclasses.replace(sizes, attention_context=chosen.name, context_why=chosen.why)

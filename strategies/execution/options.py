@@ -1,6 +1,6 @@
 """What each compiler needs, so that communication runs while kernels do and sends no more than it must.
 
-First, options for the training step. docs/explain.md shows what remains exposed with them and without.
+First, options for the training step. docs/evidence.md shows what remains exposed with them and without.
 
 - GPUs: XLA's compiler has a scheduler that starts a collective early and awaits it where its result is needed. With
   these options it may do so with several collectives, and across the rounds of the scan over blocks. Larger thresholds

@@ -123,7 +123,7 @@ def test_devices_score_equally_many_pairs_and_none_in_vain(way: str, monkeypatch
 
   kernel = Kernel(forward, BLOCKWISE.backward)
   monkeypatch.setitem(attention.PIECES, "blockwise", kernel)
-  whole = lambda q, k, v, segments, causal: forward(q, k, v, segments, causal).out
+  whole = lambda q, k, v, segments, causal, window: forward(q, k, v, segments, causal).out
   monkeypatch.setitem(attention.IMPLEMENTATIONS, "blockwise", whole)
   shared(way, 8, "plain")
   jax.effects_barrier()

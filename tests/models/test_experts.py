@@ -23,6 +23,7 @@ from helpers import (
 
 from models.dimensions import UNSHARDED
 from models.expert_sizes import ROUTERS, ExpertSizes
+from models.mlps import ClampedSwiGLU, SwiGLU
 from models.ops import experts, grouped, routing
 from models.ops.grouped import Rows, Weights
 from models.ops.routing import Counted
@@ -43,6 +44,12 @@ def mlp(x: jax.Array, w: Any) -> jax.Array:
   return (jax.nn.silu(x @ w[0]) * (x @ w[1])) @ w[2]
 
 
+def clamped(x: jax.Array, w: Any, biases: Any) -> jax.Array:
+  """With biases, as gpt-oss defines it (arXiv:2508.10925)."""
+  gate, up = jnp.minimum(x @ w[0] + biases[0], 7), jnp.minimum(jnp.maximum(x @ w[1] + biases[1], -7), 7)
+  return (gate / (1 + jnp.exp(-1.702 * gate)) * (1 + up)) @ w[2]
+
+
 def counts_of(case: str, rows: int) -> np.ndarray:
   """How many rows each expert has; some are left that belong to none."""
   found = {"equal": np.full(E, rows // E - 1), "one": np.eye(E)[3] * (rows - 2), "none": np.zeros(E)}
@@ -59,10 +66,18 @@ def test_products_of_sorted_rows_are_those_of_their_experts():
   scales = random.uniform(0.5, 2, size).astype(np.float32)
   draw = lambda *shape: random.standard_normal((E, *shape)).astype(np.float32)
   adapters = {"gate": (draw(D, RANK), draw(RANK, F)), "down": (draw(F, RANK), draw(RANK, D))}
+  biases, large = (
+    (2 * draw(F), 2 * draw(F)),
+    tuple(k * w for k, w in zip((2, 2, 1), weights(), strict=True)),
+  )  # some are clamped
 
   def plain(x: jax.Array, scales: jax.Array, w: Any, counts: jax.Array) -> jax.Array:
     of = jnp.sum(jnp.arange(size)[:, None] >= jnp.cumsum(counts), axis=1)  # E for rows of none
-    done = [scales[:, None] * mlp(x, [w[i][e] for i in range(3)]) for e in range(E)]
+    if len(w) == 2:
+      one = lambda e: clamped(x, [part[e] for part in w[0]], [part[e] for part in w[1]])
+    else:
+      one = lambda e: mlp(x, [part[e] for part in w])
+    done = [scales[:, None] * one(e) for e in range(E)]
     return sum(jnp.where((of == e)[:, None], one, 0) for e, one in enumerate(done))
 
   def summed(adapters: Any) -> list[jax.Array]:
@@ -73,8 +88,9 @@ def test_products_of_sorted_rows_are_those_of_their_experts():
   def both(counts: jax.Array) -> Any:
     rows, found = Rows(x, scales, counts), []
     for ours, whole, trained in (
-      (Weights(*weights()), lambda w: w, weights()),
-      (Weights(*weights(), adapters=adapters), summed, adapters),
+      (Weights(*weights(), SwiGLU.gated), lambda w: w, weights()),
+      (Weights(*weights(), SwiGLU.gated, adapters=adapters), summed, adapters),
+      (Weights(*large, ClampedSwiGLU.gated, biases), lambda w: w, (large, biases)),
     ):
       out, pull = jax.vjp(lambda x, scales, w, whole=whole: plain(x, scales, whole(w), counts), x, scales, trained)
       found.append((grouped.forward(rows, ours, size), grouped.backward(rows, ours, g, size), out, pull(g)))
@@ -91,10 +107,10 @@ def sizes_of(**fields: Any) -> ModelSizes:
   return model_sizes(**(small | {"experts": E, "experts_per_token": K, "router_z": 0.01} | fields))
 
 
-def dense(x: jax.Array, chosen: jax.Array, scales: jax.Array, w: Any) -> jax.Array:
+def dense(x: jax.Array, chosen: jax.Array, scales: jax.Array, w: Weights) -> jax.Array:
   """Every expert on every token."""
   share = jnp.sum(jnp.where(chosen[..., None] == jnp.arange(E), scales[..., None], 0), axis=-2)
-  return sum(share[..., e, None] * mlp(x, [w[i][e] for i in range(3)]) for e in range(E))
+  return sum(share[..., e, None] * mlp(x, [w.gate[e], w.up[e], w.down[e]]) for e in range(E))
 
 
 def plainly_routed(scores: jax.Array, bias: Any, experts: ExpertSizes, sharding: Any, limit: int) -> routing.Routes:

@@ -27,13 +27,23 @@ BEFORE, OWN = 91, 149  # keys of the first piece; keys of the second, which are 
 class FakeCudnn:
   """cuDNN's attention, as JAX hands it to the GPU: forward 10 arrays, backward 13. This one runs anywhere."""
 
-  def bind(self, *arrays: jax.Array, scale: float, mask_type: Any, is_training: bool = False, **_: Any) -> list:
+  def bind(
+    self,
+    *arrays: jax.Array,
+    scale: float,
+    mask_type: Any,
+    is_training: bool = False,
+    sliding_window_length: int | None = None,
+    **_: Any,
+  ) -> list:
     (q, k, v, bias), saved = arrays[:4], arrays[10:]
     assert is_training != bool(saved)
     for x in (q, k, v):
       assert not any(np.array(x.shape)[[1, 3]] % (2, 8)), "cuDNN needs even lengths, and heads of a multiple of 8"
     group = lambda x: x.reshape(*x.shape[:2], k.shape[2], -1, x.shape[-1])
     causal = jnp.tril(jnp.ones((q.shape[1], k.shape[1]), bool)) | (mask_type == fused.MaskType.NO_MASK)
+    if sliding_window_length:  # a query sees fewer than so many positions back
+      causal &= jnp.triu(jnp.ones_like(causal), 1 - sliding_window_length)
     by_heads = lambda x: x.reshape(x.shape[0], k.shape[2], -1, x.shape[-1], 1)  # [B, N, T] → [B, K, G, T, 1]
 
     def scored(q: jax.Array, k: jax.Array) -> jax.Array:
@@ -128,6 +138,30 @@ ARRAYS = [
 SAVED = ["activation", "fwd_output", "grad_output"]
 OPTIONS = ["scale", "seed", "dropout_rate", "variadic_args", "mask_type", "layout", "sliding_window_length"]
 NEW, NEW_OPTION = ([], []) if jax.__version_info__ < (0, 12) else (["score_mod_args"], ["score_mod"])
+
+
+@pytest.mark.parametrize(
+  "name, documents", in_full((name, documents) for name in KERNELS for documents in (False, True))
+)
+def test_a_kernel_shows_a_window(name: str, documents: bool, monkeypatch: pytest.MonkeyPatch):
+  """The keys that `plain` shows, and their gradients."""
+  monkeypatch.setattr(fused, "_dot_product_attention_fwd_p_wrapper", FakeCudnn())
+  monkeypatch.setattr(fused, "_dot_product_attention_bwd_p_wrapper", FakeCudnn())
+  q, k, v, segments = given(documents, 2)
+  k, v, own = k[:, BEFORE:], v[:, BEFORE:], None if segments is None else segments[:, BEFORE:]
+  both, window = None if own is None else (own, own), 33
+
+  def kernel(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+    read = KERNELS[name].forward(q, k, v, both, True, window=window)
+    return read.out, *KERNELS[name].backward(q, k, v, both, True, read, jnp.cos(read.out), window=window)
+
+  def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+    core = functools.partial(attention.plain, causal=True, segments=own, window=window)
+    out, backward = jax.vjp(core, q, k, v)
+    return out, *backward(jnp.cos(out))
+
+  for ours, expected in zip(jax.jit(kernel)(q, k, v), jax.jit(plain)(q, k, v), strict=True):
+    assert relative_difference(ours, expected) < EXACT
 
 
 @pytest.mark.parametrize(

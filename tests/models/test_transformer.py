@@ -26,7 +26,7 @@ from models.dimensions import UNSHARDED
 from models.flops import palm_flops_per_example, train_flops_per_example
 from models.generate import Sampling, TextWriter, generate, text_keys
 from models.inputs import patches
-from models.ops import attention, layers
+from models.ops import attention, layers, rotary
 from models.sizes import ModelSizes
 
 
@@ -34,15 +34,15 @@ def apply(sizes: ModelSizes, inputs: jax.Array) -> jax.Array:
   return jax.jit(lambda params, inputs: parameters.bind(sizes, params)(inputs))(params_of(sizes), inputs)
 
 
-def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool) -> np.ndarray:
+def naive_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool, window: int = 0) -> np.ndarray:
   """One head, one query at a time, in float64."""
-  out = np.zeros(q.shape)
+  out, reach = np.zeros(q.shape), window or k.shape[1]
   group = q.shape[2] // k.shape[2]
   for b, t, n in np.ndindex(*q.shape[:3]):
-    seen = t + 1 if causal else k.shape[1]
-    scores = k[b, :seen, n // group] @ q[b, t, n] / np.sqrt(q.shape[-1])
+    seen = slice(max(t + 1 - reach, 0), t + 1 if causal else t + reach)
+    scores = k[b, seen, n // group] @ q[b, t, n] / np.sqrt(q.shape[-1])
     weights = np.exp(scores - scores.max())
-    out[b, t, n] = weights / weights.sum() @ v[b, :seen, n // group]
+    out[b, t, n] = weights / weights.sum() @ v[b, seen, n // group]
   return out
 
 
@@ -61,8 +61,8 @@ def heads(length: int) -> tuple[np.ndarray, ...]:
 
 
 @functools.cache
-def with_gradients(core: Callable[..., jax.Array], length: int, causal: bool) -> tuple[jax.Array, ...]:
-  run = functools.partial(core, causal=causal)
+def with_gradients(core: Callable[..., jax.Array], length: int, causal: bool, window: int = 0) -> tuple[jax.Array, ...]:
+  run = functools.partial(core, causal=causal, window=window)
   gradients = jax.grad(lambda *arrays: jnp.sum(jnp.sin(run(*arrays))), argnums=(0, 1, 2))
   return jax.jit(lambda *arrays: (run(*arrays), *gradients(*arrays)))(*heads(length))
 
@@ -78,17 +78,67 @@ def test_attention_equals_the_definition(core: str, length: int, causal: bool):
     assert relative_difference(a, b) < 1e-5
 
 
+@pytest.mark.parametrize(
+  "core, causal, window",
+  in_full([(core, causal, window) for core in CORES for causal in (True, False) for window in (2, 64, 77)],
+          ("blockwise", True, 77)),
+)  # fmt: skip
+def test_attention_with_a_window_equals_the_definition(core: str, causal: bool, window: int):
+  output, *gradients = with_gradients(CORES[core], 150, causal, window)
+  expected = naive_attention(*(np.asarray(x, np.float64) for x in heads(150)), causal, window)
+  assert relative_difference(output, expected) < 1e-5
+  for a, b in zip(gradients, with_gradients(attention.plain, 150, causal, window)[1:], strict=True):
+    assert relative_difference(a, b) < 1e-5
+
+
 def test_rotary_scores_depend_only_on_the_distance():
-  sizes = model_sizes(head_dim=16)
   q, k = (normal(1, 1, 1, 16, seed=i) for i in range(2))
 
   @jax.jit
   def score(query_at: int, key_at: int) -> jax.Array:
-    angles = [attention.rope_angles(jnp.array([[p]]), sizes) for p in (query_at, key_at)]
-    return jnp.sum(attention.rotate(q, angles[0]) * attention.rotate(k, angles[1]))
+    angles = [rotary.angles(jnp.array([[p]]), rotary.frequencies(8, 1e4, ())) for p in (query_at, key_at)]
+    return jnp.sum(rotary.rotate(q, angles[0]) * rotary.rotate(k, angles[1]))
 
   assert float(score(3, 1)) == pytest.approx(float(score(12, 10)), rel=1e-4)
   assert float(score(3, 1)) != pytest.approx(float(score(3, 2)), rel=1e-2)
+
+
+@pytest.mark.parametrize("base, scaling", [(5e5, (8.0, 1.0, 4.0, 8192))])
+def test_angles_are_right_at_a_million_positions(base: float, scaling: tuple[float, ...]):
+  """Against float64, all 64 angles of the last positions. Products in float32 are off by 0.06."""
+  at = 2**20 - 4096 + np.arange(4096)
+  exact = np.outer(at, rotary.frequencies(64, base, scaling))
+  found = np.asarray(jax.jit(lambda at: rotary.angles(at[:, None], rotary.frequencies(64, base, scaling)))(at))
+  off = np.abs(np.exp(1j * found.astype(np.float64)) - np.exp(1j * exact)).max()
+  assert off < 1e-6
+  float32 = np.outer(at.astype(np.float32), rotary.frequencies(64, base, scaling).astype(np.float32))
+  assert np.abs(np.exp(1j * float32.astype(np.float64)) - np.exp(1j * exact)).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+  "kind, expected",
+  [
+    ("yarn", [1, 0.03162075206, 0.00701571396, 0.00227727205, 2.279478358e-4, 3.830881178e-5, 3.023511397e-7]),
+    (
+      "yarn_unrounded",
+      [1, 0.03170569614, 0.00679495931, 0.00209379266, 1.293186942e-4, 3.830881178e-5, 3.023511397e-7],
+    ),
+  ],
+)
+def test_frequencies_of_yarn_equal_those_of_transformers(kind: str, expected: list[float]):
+  """Of gpt-oss, as version 5.24 of the library computes them in float32, with and without `truncate`."""
+  found = rotary.frequencies(32, 150_000, (32, 1, 32, 4096, 1.35), kind)[[0, 9, 12, 14, 17, 18, 31]]
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_frequencies_equal_those_of_llama():
+  """Those of Llama 3.1's first, middle and last pairs, computed by hand: kept, slowed in part, slowed 8 times."""
+  kept, part, slowed = rotary.frequencies(64, 5e5, (8.0, 1.0, 4.0, 8192))[[0, 32, 63]]
+  assert kept == 1
+  turns = 8192 * 5e5**-0.5 / (2 * np.pi)  # 1.84 turns over the length: between 1 and 4
+  unscaled = (turns - 1) / 3
+  assert part == pytest.approx(5e5**-0.5 * (unscaled + (1 - unscaled) / 8), rel=1e-12)
+  assert slowed == pytest.approx(5e5 ** (-63 / 64) / 8, rel=1e-12)
 
 
 def test_a_token_does_not_see_later_tokens():

@@ -39,7 +39,7 @@ MISTAKES: list[Fields] = [
   {"model.experts": 4, "model.dense_layers": 9},
   {"model.experts": 4, "model.experts_per_token": 9},
   {"model.window": 128, "model.layers_pattern": "global:1"},
-  {"model.window": 8},
+  {"model.window": -1},
   {"data.augment": True},
 ]
 OPEN = ("another strategy", "set model.experts")  # advice that leaves the choice to the user

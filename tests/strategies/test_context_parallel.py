@@ -22,10 +22,12 @@ from helpers import (
   step_and_evaluation,
   trained,
 )
+from parting import explained
 
 import strategies
+from lab.analysis import hlo
 from models import mixers
-from models.ops import attention
+from models.ops import rotary
 from strategies import Strategy, layout_of
 from strategies.execution.mesh import abstract_mesh, on_mesh
 from strategies.layout import Layout
@@ -101,8 +103,36 @@ def schedule_of(name: str) -> dict[str, object]:
 @pytest.mark.parametrize("name, way, variant", in_full(CASES, SHORT))
 def test_shared_positions_equal_a_single_device(name: str, way: str, variant: str):
   """In the loss, every gradient, and the sums of an evaluation."""
-  ours = gradients(build(LAYOUTS[name], program_of(way, variant), **schedule_of(name)))
-  assert_trees_close(ours, expected(variant), PARITY)
+  runner = build(LAYOUTS[name], program_of(way, variant), **schedule_of(name))
+  ours = gradients(runner)
+  with explained(runner, build(layout_of("single"), program_of("auto", variant)), BATCH):
+    assert_trees_close(ours, expected(variant), PARITY)
+
+
+def test_no_sum_over_devices_may_run_beside_the_model():
+  """XLA's CPU backend may begin what is independent at once. A device that waits in both holds two of its threads."""
+  runner = build(LAYOUTS["context-2"], program_of("ring", "text"))
+  program = hlo.parse(runner.lower_train_step(BATCH).compile().as_text())
+  main = program.computations[program.entry]
+  sums = [x for x in main.values() if x.operation == "all-reduce"]
+  loops = {x.name for x in main.values() if x.operation == "while" and "collective-permute" in operations(program, x)}
+  assert sums
+  assert len(loops) == 2  # forward and backward
+  for found in sums:
+    assert loops <= needed(main, found), f"{found.op_name} does not wait for the model"
+
+
+def operations(program: hlo.Module, loop: hlo.Instruction) -> set[str]:
+  """What runs in a loop."""
+  return {visit.instruction.operation for visit in hlo.Module(program.computations, loop.attribute("body")).walk()}
+
+
+def needed(main: hlo.Computation, found: hlo.Instruction) -> set[str]:
+  """What must have run before an instruction of a program."""
+  names = set(found.operands)
+  while more := {name for known in names for name in main[known].operands} - names:
+    names |= more
+  return names
 
 
 def losses(runner: Strategy) -> np.ndarray:
@@ -121,11 +151,11 @@ def test_losses_of_20_steps_equal_a_single_device(name: str, way: str):
 
 def test_training_and_evaluation_compute_with_own_positions(monkeypatch: pytest.MonkeyPatch):
   """A device has 48 / 8 positions. Whole positions would give the same numbers, with all work on every device."""
-  lengths, rotate = [], attention.rotate
+  lengths, rotate = [], rotary.rotate
 
-  def rotated(x: jax.Array, angles: jax.Array) -> jax.Array:
+  def rotated(x: jax.Array, angles: jax.Array, scale: float) -> jax.Array:
     lengths.append(x.shape[1])
-    return rotate(x, angles)
+    return rotate(x, angles, scale)
 
   monkeypatch.setattr(mixers, "rotate", rotated)
   runner = build(LAYOUTS["context-8"], program_of("ring", "documents"))

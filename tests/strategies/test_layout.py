@@ -332,3 +332,89 @@ def test_pieces_of_the_state_within_pieces_of_the_weights_must_divide():
   layout.check_divides([("embed", "model.width", 66)])
   with one_sentence("model.width=63", "use 1 or 3 devices"):
     layout.check_divides([("embed", "model.width", 63)])
+
+
+def test_positions_stay_whole_unless_they_split_evenly():
+  layout = TENSOR.place(positions="context", mesh={"context": 2, "model": 4})
+  assert layout.for_positions(16) is layout
+  assert layout.for_positions(17) == layout.for_positions(20) == layout.place(sequence=None)  # 20 / 8
+  assert layout.for_positions(16, sequence_parallel=False) == layout.place(sequence=None)
+
+
+def test_a_layout_in_words():
+  two_d = strategies.layout_of("two_d").on(data=4, model=2)
+  assert two_d.mesh_in_words == "data=4 × model=2"
+  assert two_d.on(data=1).mesh_in_words == "model=2"
+  assert FSDP.on(data=8).placed(" × ") == ["batch over data", "embed over data"]
+  names = strategies.layout_of("zero2").placed(" and ", mark="`")
+  assert names == ["`batch` over data", "`gradients` over data", "`optimizer state` over data"]
+  assert strategies.layout_of("zero1").placed(", ") == ["batch over data", "optimizer state over data"]
+  assert strategies.layout_of("hsdp").placed(" × ")[0] == "batch over replica × data"
+
+
+def test_an_axis_is_used_if_it_splits_anything():
+  assert strategies.layout_of("zero1").uses_every_axis()
+  assert Layout({"replica": 2, "data": 4}, state="data", batch="replica").uses_every_axis()
+  assert not Layout({"replica": 2, "data": 4}, batch="data").uses_every_axis()
+  assert not strategies.layout_of("single").uses_every_axis()
+
+
+def test_pieces_of_a_dimension_and_of_it_in_an_array_with_experts():
+  layout = strategies.layout_of("expert_fsdp").on(data=2, expert=4)
+  assert (layout.shards("embed"), layout.shards("experts"), layout.shards("heads")) == (8, 4, 1)
+  assert layout.axes_in(("experts", "embed"), "experts") == ("expert",)
+  assert layout.axes_in(("experts", "embed"), "embed") == ("data",)
+  assert layout.axes_in(("embed", "mlp"), "embed") == ("data", "expert")
+  assert layout.shards_in(("embed", "mlp"), "embed") == 8
+  assert layout.device_count == 8
+
+
+def test_sequence_splits_what_positions_have_split():
+  layout = Layout({"data": 2, "context": 2, "model": 2}, batch="data", positions="context", sequence="model")
+  assert layout.spec(("batch", "sequence", None)) == P("data", ("context", "model"), None)
+  assert layout.spec(("batch", "positions")) == P("data", "context")
+  assert layout.spec((None, "heads")) == P(None, None)
+
+
+def test_a_layout_seen_by_code_that_knows_some_axes():
+  layout = strategies.layout_of("hsdp").on(replica=2, data=4)
+  inner = layout.restricted_to(["data"])
+  assert (dict(inner.mesh), inner.batch, inner.embed) == ({"data": 4}, "data", "data")
+  assert dict(layout.on(replica=1).compact.mesh) == {"data": 4}
+  with pytest.raises(ValueError, match=r"mesh axes \['model'\] are not in this layout's mesh \{'data': 8\}"):
+    Layout({"data": 8}, heads="model")
+
+
+def test_an_axis_that_splits_nothing_of_a_model_is_refused():
+  layout = Layout({"data": 2, "context": 4}, batch="data", positions="context", embed=("data", "context"))
+  layout.check_used(("batch", "positions", "embed"))
+  layout.on(context=1).check_used(("batch",))
+  with one_sentence("mesh.context=4 splits nothing", "use mesh.context=1"):
+    layout.check_used(("batch", "embed"))  # without positions its devices would compute the same
+  with one_sentence("mesh.data=2 splits nothing"):
+    Layout({"data": 2}, mlp="data").check_used(("batch", "embed"))
+  strategies.layout_of("zero1").on(data=2).check_used(("embed",))  # the state of it is split
+
+
+@pytest.mark.parametrize(
+  "mesh, size, fix",
+  [
+    ({"data": 2, "model": 3}, 8, "1 or 2, or model.mlp_width=9"),  # a factor of 6, since data takes what is left
+    ({"model": 6}, 8, "1, 2 or 4 devices, or model.mlp_width=12"),
+    ({"model": 2}, 7, "1 device, or model.mlp_width=8"),
+  ],
+)
+def test_sizes_that_fit_are_named(mesh: dict[str, int], size: int, fix: str):
+  layout = Layout(mesh, batch="data" if "data" in mesh else None, mlp="model", vocab="model")
+  layout.check_divides([("vocab", "model.vocab_size", 7), ("mlp", "model.mlp_width", 24)])  # a vocabulary is padded
+  with one_sentence(f"mesh.model={mesh['model']} does not divide model.mlp_width={size}; use {fix}"):
+    layout.check_divides([("mlp", "model.mlp_width", size)])
+
+
+def test_only_the_width_need_divide_if_the_state_is_in_finer_pieces():
+  layout = Layout({"replica": 2, "data": 2}, batch="replica", vocab="data", embed="data", state=("data", "replica"))
+  layout.check_divides([("vocab", "model.vocab_size", 7), ("embed", "model.width", 8)])
+  with one_sentence("mesh.data=2 × mesh.replica=2", "model.width=6", "use 1, 2 or 3 devices"):
+    layout.check_divides([("embed", "model.width", 6)])
+  FSDP.on(data=4).check_divides([("embed", "model.width", 6)])
+  strategies.layout_of("zero1").on(data=4).check_divides([("embed", "model.width", 6)])

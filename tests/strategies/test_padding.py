@@ -21,6 +21,7 @@ from helpers import (
   random_batch,
   unpadded,
 )
+from parting import explained
 from variants import MICROBATCHES, VARIANTS, make_program
 
 import strategies
@@ -97,9 +98,11 @@ def run(runner: Strategy) -> tuple[np.ndarray, Params]:
 def check(name: str, devices: int, variant: str = "text") -> None:
   """Raises AssertionError unless a strategy on so many devices equals a single device."""
   program = program_on(name, devices, variant)
-  (losses, gradients), (expected, of_one) = run(runner_on(name, devices, program)), alone(program)
-  assert_trees_close(gradients, of_one, PARITY)
-  np.testing.assert_allclose(losses, expected, rtol=PARITY)
+  runner = runner_on(name, devices, program)
+  (losses, gradients), (expected, of_one) = run(runner), alone(program)
+  with explained(runner, strategies.create(config("single"), program, jax.devices()[:1]), BATCH):
+    assert_trees_close(gradients, of_one, PARITY)
+    np.testing.assert_allclose(losses, expected, rtol=PARITY)
 
 
 @pytest.mark.parametrize("name, devices", in_full(CASES, *OFTEN))

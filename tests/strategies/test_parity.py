@@ -17,6 +17,7 @@ from helpers import (
   random_batch,
   strategy,
 )
+from parting import explained
 from variants import (
   ACCUMULATED,
   ACCUMULATION,
@@ -66,8 +67,9 @@ def reference(variant: str) -> tuple[np.ndarray, Params]:
 def test_strategy_equals_single_device(name: str, variant: str):
   losses, gradients = trained(name, variant)
   expected_losses, expected_gradients = reference(variant)
-  assert_trees_close(gradients, expected_gradients, PARITY)
-  np.testing.assert_allclose(losses, expected_losses, rtol=PARITY)
+  with explained(runner_of(name, variant), runner_of("single", variant), BATCH):
+    assert_trees_close(gradients, expected_gradients, PARITY)
+    np.testing.assert_allclose(losses, expected_losses, rtol=PARITY)
   assert np.isfinite(losses).all()
   assert len(set(losses[:, 0])) == STEPS
 
@@ -81,7 +83,8 @@ def test_gradients_that_are_scattered_by_hand_equal_a_single_devices(name: str, 
   assert runner.transfers.by_hand
   batch = random_batch(program, BATCH)
   ours, expected = (r.gradients(initial_state(r), r.shard(batch, BATCH))[1] for r in (runner, alone))
-  assert_trees_close(ours, expected, PARITY)
+  with explained(runner, alone, BATCH):
+    assert_trees_close(ours, expected, PARITY)
 
 
 # Bfloat16 has 8 significant bits, so gradients are up to 3% from those in float32. Another layout rounds other numbers,
@@ -137,11 +140,14 @@ def test_bfloat16_is_as_close_to_float32_as_on_a_single_device(name: str, way: s
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["single", "fsdp", "pipeline"])
 def test_with_weights_in_bfloat16_gradients_of_many_parts_are_as_close(name: str):
-  """Their sum is in float32, also in the stages of a pipeline, which add up four times as many parts."""
+  """Their sum is in float32, also in the stages of a pipeline, which add up four times as many parts.
+
+  The last norm has few numbers: its ratio is from 0.71 to 1.27, by the CPU. With a sum in bfloat16 it is 2.0 and more.
+  """
   apart = lambda *run: distances(of_large_batch(*run, LARGE, stored="bfloat16")[1], LARGE)
   ours, own = apart(name, "bfloat16", PARTS), apart("single", "bfloat16", 1)
   for (path, distance), alone in zip(jax.tree.leaves_with_path(ours), jax.tree.leaves(own), strict=True):
-    assert 0 < distance <= IN_BFLOAT16 * alone < 0.05, jax.tree_util.keystr(path)
+    assert 0 < distance <= 1.5 * alone < 0.05, jax.tree_util.keystr(path)
 
 
 @pytest.mark.full

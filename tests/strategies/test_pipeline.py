@@ -22,6 +22,7 @@ from helpers import (
 )
 from helpers import program as make_program
 from jax.sharding import PartitionSpec as P
+from parting import explained
 
 import strategies
 from lab.analysis import search, work
@@ -85,10 +86,12 @@ def reference(depth: int) -> tuple[list[float], Params]:
 def test_pipeline_equals_single_device(schedule: str, mesh: str, factor: int):
   """Every layer's gradient too: interleaved keeps the layers of the state in order, and moves weights within a step."""
   stages = MESHES[mesh][1]
-  losses, gradient = run(pipeline(schedule, factor * stages, mesh, program(2 * stages)))
+  runner = pipeline(schedule, factor * stages, mesh, program(2 * stages))
+  losses, gradient = run(runner)
   expected_losses, expected_gradient = reference(2 * stages)
-  assert_trees_close(gradient, expected_gradient, PARITY)
-  np.testing.assert_allclose(losses, expected_losses, rtol=PARITY)
+  with explained(runner, strategy("single", program(2 * stages)), BATCH):
+    assert_trees_close(gradient, expected_gradient, PARITY)
+    np.testing.assert_allclose(losses, expected_losses, rtol=PARITY)
   assert np.isfinite(losses).all()
   assert all(np.abs(g).max() > 0 for g in jax.tree.leaves(gradient))
 

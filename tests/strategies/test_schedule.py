@@ -201,3 +201,10 @@ def test_timeline_shows_units_and_the_bubble():
     "stage 0  0    1 2(0) (1)[0] (2)[1][2]\n"
     "stage 1  · 0(0) 1(1)   2(2) [0][1][2]"
   )  # fmt: skip
+
+
+def test_microbatches_fill_groups_of_as_many_as_there_are_stages():
+  """With several chunks; a single group may be smaller. With one chunk any number runs."""
+  fills = lambda microbatches, chunks: orders.fills_groups(4, microbatches, chunks)
+  assert [m for m in range(1, 14) if fills(m, 2)] == [1, 2, 3, 4, 8, 12]
+  assert [m for m in range(1, 14) if fills(m, 1)] == list(range(1, 14))

@@ -68,7 +68,7 @@ REFERENCES: dict[str, tuple[Callable[[Optimizer], optax.GradientTransformation],
 }
 
 
-@pytest.mark.parametrize("name", in_full(REFERENCES, "muon"))
+@pytest.mark.parametrize("name", in_full(REFERENCES))  # in make test: test_updates_by_hand.py
 def test_updates_equal_optax_for_each_matrix(name: str):
   """Each layer and each expert apart, by `vmap`, with the heads of a matrix as one dimension."""
   p = small(optimizer__name=name, optimizer__clip_norm=0.0, optimizer__weight_decay=0.0, **MIXTURE)

@@ -1,6 +1,7 @@
 """The training step: sums, the optimizer compared with optax's, non-finite updates, and random numbers."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,15 @@ from models.ops import loss as losses
 from models.sizes import STACKS
 from training.optimizer import is_decayed
 from training.program import Program, TrainState
+from training.schedules import SCHEDULES
 from training.streaming import streamed
+
+# Whether weight decay applies to the weights of a name: to matrices, but neither to the scales of norms nor to biases.
+DECAYED = dict.fromkeys(
+  ("embedding", "head", "query", "key", "value", "out", "gate", "up", "down", "router", "a", "b"), True
+)
+NOT_DECAYED = ("scale", "sinks", "bias", "query_bias", "key_bias", "value_bias", "out_bias", "decay_bias")
+DECAYED |= dict.fromkeys((*NOT_DECAYED, "router_bias", "gate_bias", "up_bias", "down_bias"), False)
 
 
 @functools.cache
@@ -49,7 +58,7 @@ def test_updates_equal_optax_adamw():
   o = ours.optimizer
   reference = optax.chain(
     optax.clip_by_global_norm(o.clip_norm),
-    optax.adamw(o.learning_rate_at, o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=is_decayed),
+    optax.adamw(o.learning_rate_at, o.b1, o.b2, o.eps, weight_decay=o.weight_decay, mask=decayed),
   )
   state, update, gradients_of = begin(ours), jax.jit(reference.update), jax.jit(functools.partial(gradients, ours))
   params, opt_state = state.params, jax.jit(reference.init)(state.params)
@@ -63,20 +72,32 @@ def test_updates_equal_optax_adamw():
     assert_trees_close(state.params, params, 1e-5)
 
 
-def test_weight_decay_spares_the_norms():
-  params = begin(program()).params
-  decayed = jax.tree.leaves_with_path(is_decayed(params))
-  spared = {path[-2].key for path, value in decayed if not value}
-  assert spared == {"norm", "attention_norm", "mlp_norm"}
+def decayed(params: dict) -> dict:
+  """Whether a weight is decayed, for each of the weights that have this name, whatever the model."""
+  return jax.tree.map_with_path(lambda path, _: DECAYED[path[-1].key], params)
+
+
+def test_weight_decay_spares_norms_and_biases():
+  """In models that have every kind of weight. A weight with a new name belongs into the list above."""
+  for fields in (
+    {"model__qkv_bias": True, "model__qk_norm": True, "model__experts": 4, "model__router": "sigmoid_bias"},
+    {"model__out_bias": True, "model__mlp_bias": True, "model__experts": 4, "model__attention_sinks": True},
+    {"model__mixer": "recurrence", "model__lora_rank": 2, "init_from": "a model"},
+    IMAGES,
+  ):
+    params = jax.eval_shape(program(**fields).init, jax.random.key(0)).params
+    assert is_decayed(params) == decayed(params)
 
 
 def test_learning_rate_warms_up_and_decays_to_its_fraction():
+  """From an eleventh of the peak in a line, then half a cosine over the 90 steps after the warm-up."""
   optimizer = program(
     steps=100, optimizer__learning_rate=1.0, optimizer__warmup=10, optimizer__final_fraction=0.1
   ).optimizer
-  rates = jax.jit(jax.vmap(optimizer.learning_rate_at))(np.arange(101)).tolist()
-  assert 0 < rates[0] < rates[5] < rates[10] == pytest.approx(1.0)
-  assert rates[10] > rates[55] > rates[100] == pytest.approx(0.1)
+  rates = jax.jit(jax.vmap(optimizer.learning_rate_at))(np.arange(131)).tolist()
+  rising = [(t + 1) / 11 for t in range(10)]
+  falling = [0.1 + 0.9 * (1 + math.cos(math.pi * t / 90)) / 2 for t in range(91)]
+  assert rates == pytest.approx([*rising, *falling, *[0.1] * 30], rel=1e-5)
 
 
 def test_the_learning_rate_follows_the_schedule_that_is_named():
@@ -85,13 +106,14 @@ def test_the_learning_rate_follows_the_schedule_that_is_named():
     steps=100, optimizer__learning_rate=2.0, optimizer__warmup=9, optimizer__schedule=name,
     **{f"optimizer__{field}": x for field, x in more.items()},
   ).optimizer  # fmt: skip
-  rates = lambda optimizer: jax.jit(jax.vmap(optimizer.learning_rate_at))(np.arange(130)).tolist()
+  every = of("constant"), of("wsd", final_fraction=0.1, decay_fraction=0.2), of("wsd", decay_fraction=1.0)
+  rates = jax.jit(lambda steps: [jax.vmap(optimizer.learning_rate_at)(steps) for optimizer in every])
+  constant, falls, at_once = (np.asarray(rate).tolist() for rate in rates(np.arange(130)))
   rising = [2.0 * (1 + 9 * t / 9) / 10 for t in range(10)]
-  assert rates(of("constant")) == pytest.approx([*rising, *[2.0] * 120], rel=1e-6)
+  assert constant == pytest.approx([*rising, *[2.0] * 120], rel=1e-6)
   falling = [2.0 * (1 - 0.9 * t / 20) for t in range(20)]
-  wsd = [*rising, *[2.0] * 70, *falling, *[0.2] * 30]
-  assert rates(of("wsd", final_fraction=0.1, decay_fraction=0.2)) == pytest.approx(wsd, rel=1e-5)
-  assert min(rates(of("wsd", decay_fraction=1.0))[:10]) == pytest.approx(0.2)  # the decay waits for the warm-up
+  assert falls == pytest.approx([*rising, *[2.0] * 70, *falling, *[0.2] * 30], rel=1e-5)
+  assert min(at_once[:10]) == pytest.approx(0.2)  # the decay waits for the warm-up
 
 
 @pytest.mark.parametrize("broken", in_full(["loss", "gradient"], "loss"))
@@ -183,6 +205,13 @@ def test_the_loss_in_bfloat16_is_near_that_in_float32():
   _, metrics = step(p, state, random_batch(p, 4))
   exact, sums = jax.jit(lambda batch: program().loss_sums(state.params, batch, 0))(random_batch(p, 4))
   assert float(metrics["loss"]) == pytest.approx(float(exact / sums["count"]), rel=0.02)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_warm_up_may_take_all_steps(name: str):
+  """Of 9 steps of warm-up a run of 4 has 4, and no schedule is left with no step at all."""
+  optimizer = program(steps=4, optimizer__warmup=9, optimizer__schedule=name).optimizer
+  assert jax.eval_shape(optimizer.learning_rate_at, jax.ShapeDtypeStruct((), np.int32)).shape == ()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError, not_negative, one_of, positive
+from models import windows
 from models.generate import Sampling, TextWriter, run_cached
-from models.ops.attention import Cache
+from models.ops.cache import AnyCache, split
 from models.ops.workarounds import sum_in_dtype
 from models.parameters import bind, in_float8
 from models.sizes import ModelSizes
@@ -65,6 +66,7 @@ class Staged(ByHand):
           stacklevel=2,
         )
     check_depth(schedule, stages, chunks, named, depth, layout.fitting(layout.axes("layers")))
+    check_periods(program.sizes, stages * chunks, named, depth)
     if not orders.fills_groups(stages, microbatches, chunks):
       raise ConfigError(
         f"pipeline.microbatches={microbatches} is not a multiple of mesh.stage={stages}, as the interleaved "
@@ -140,8 +142,8 @@ class Staged(ByHand):
     """
     blocks = Stored(sharding.layout, self.program.dims()["blocks"], params["blocks"], ["stage"])
 
-    def in_turn(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
-      def stage(blocks: Params, x: jax.Array, cache: Cache, start: jax.Array) -> tuple[jax.Array, Cache]:
+    def in_turn(x: jax.Array, cache: AnyCache, start: jax.Array | int) -> tuple[jax.Array, AnyCache]:
+      def stage(blocks: Params, x: jax.Array, cache: AnyCache, start: jax.Array) -> tuple[jax.Array, AnyCache]:
         stages, index = sharding.layout.mesh["stage"], jax.lax.axis_index("stage")
         model = bind(self.program.sizes, params | {"blocks": blocks})
 
@@ -171,9 +173,9 @@ class Staged(ByHand):
 
     model, first = bind(self.program.sizes, params), self.program.sizes.dense_layers
 
-    def run(x: jax.Array, cache: Cache, start: jax.Array | int) -> tuple[jax.Array, Cache]:
+    def run(x: jax.Array, cache: AnyCache, start: jax.Array | int) -> tuple[jax.Array, AnyCache]:
       """All stages run the dense blocks with which a mixture may begin. This copies the cache for each token."""
-      before, own = (jax.tree.map(lambda x, part=part: x[part], cache) for part in (slice(first), slice(first, None)))
+      before, own = split(cache, model.sizes.windowed[:first])
       x, new = run_cached(model, x, before, start, sharding, only="dense_blocks")
       x, own = in_turn(x, own, start)
       return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), new, own)
@@ -185,6 +187,18 @@ def shared_axes(layout: Layout) -> list[str]:
   """The mesh axes along which devices share a stage and an example. They are left to the compiler."""
   by_hand = ("stage", *layout.axes("batch"), *layout.axes("positions"))
   return [axis for axis, size in layout.mesh.items() if size > 1 and axis not in by_hand]
+
+
+def check_periods(sizes: ModelSizes, chunks: int, named: str, depth: int) -> None:
+  """Raises ConfigError unless each of so many chunks of the layers begins with a period of `model.layers_pattern`."""
+  period = len(windows.period_of([kind for stack, kind in sizes.kinds if stack == "blocks"]))
+  held = -(-depth // chunks)
+  if period > 1 and held % period:
+    raise ConfigError(
+      f"model.layers_pattern={sizes.layers_pattern!r} repeats after {period} layers, but {named}={depth} gives each "
+      f"part of the pipeline {held}, which are not whole periods; use a depth that is a multiple of {chunks * period}, "
+      "or fewer stages"
+    )
 
 
 def check_compiler(layout: Layout, sizes: ModelSizes, platform: str) -> None:
