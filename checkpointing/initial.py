@@ -19,6 +19,12 @@ from runtime import processes
 from runtime.storage.bucket import Location, location
 from training.program import Params, Program
 
+# Fields of models that change what weights of the same shapes compute. A run may change how it rotates positions, to
+# read longer texts (`rope_base`, `rope_scaling`), and give windows to layers that had none.
+SAME = ("mlp", "norm_eps", "norm_offset", "embedding_scale", "attention_scale", "router", "router_scale")
+OFF = ("norm_offset", "attention_scale")  # of these, 0 is what a run did that is older than the field
+SAME_WINDOWS = ("window", "layers_pattern", "rope_base_local")
+
 Base = dict[str, Any]  # "path", and the digests of "weights" by name
 
 
@@ -74,7 +80,7 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> Initial:
       raise ConfigError(
         f"{where} was trained on tokens of {theirs!r}, but this run has tokens of {ours!r}; use the same tokenizer"
       )
-    _check_window(saved["config"].get("model", {}), now["config"]["model"], where)
+    _check_same_model(saved, now, where)
 
     def stored(path: Any, w: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:  # in the dtype in which it was saved
       name = "params/" + jax.tree_util.keystr(path, simple=True, separator="/")
@@ -85,11 +91,14 @@ def load(source: str, wanted: Params, program: Program, now: Record) -> Initial:
   return Initial(params, f"{source}, step {saved['loop']['step']}, saved by {saved['strategy']}", saved["context"])
 
 
-def _check_window(theirs: dict[str, Any], ours: dict[str, Any], where: str) -> None:
-  """Raises ConfigError if the model that is read has a window, and this run has another."""
-  fields = ("window", "layers_pattern")
-  if theirs.get("window") and [theirs.get(name) for name in fields] != [ours.get(name) for name in fields]:
-    both = lambda model: " and ".join(f"model.{name}={model.get(name)!r}" for name in fields)
+def _check_same_model(saved: Record, now: Record, where: str) -> None:
+  """Raises ConfigError if this run would compute something else with the weights, without any other shape."""
+  theirs, ours, _, _ = record.fields_of(saved, now)
+  of = lambda fields, name: fields.get(f"model.{name}") or 0
+  names = [name for name in SAME if f"model.{name}" in theirs or name in OFF]
+  names += SAME_WINDOWS if of(theirs, "window") else ()
+  if differing := [name for name in names if of(theirs, name) != of(ours, name)]:
+    both = lambda fields: " and ".join(f"model.{name}={of(fields, name)!r}" for name in differing)
     raise ConfigError(f"{where} has {both(theirs)}, but this run has {both(ours)}; use the same")
 
 

@@ -43,7 +43,10 @@ FREE_TO_CHANGE = (
 )  # fmt: skip
 EMA = "opt_state/ema/"  # the names of averages of weights begin so
 # Fields of a model that are newer than some records, with what those runs had. Of others, it is what is empty or 0.
-BEFORE = {"model.name": "transformer", "model.mixer": "attention", "model.mlp": "swiglu"}
+BEFORE = {
+  "model.name": "transformer", "model.mixer": "attention", "model.mlp": "swiglu", "model.rope_scaling_kind": "llama3",
+  "model.embedding_scale": 1.0, "model.norms": "before", "model.qk_norm_over": "head",
+}  # fmt: skip
 STATE = ("optimizer.name", "optimizer.moments")  # other fields that must agree, because the arrays follow them
 DATA = tuple(  # fields that may change the examples
   f"data.{name}" for name in (

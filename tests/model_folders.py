@@ -9,7 +9,7 @@ import numpy as np
 from helpers import config, strategy
 
 from checkpointing import pretrained
-from checkpointing.pretrained.tensors import tensors
+from checkpointing.pretrained.tensors import by_name, tensors, whole
 from models.sizes import ModelSizes
 from strategies import Strategy
 from training import settings
@@ -40,4 +40,4 @@ def weight(params: Params, name: str) -> Any:
 def of_tensors(sizes: ModelSizes, params: Params) -> dict[str, np.ndarray]:
   """The weights, or gradients of them, as the tensors of a folder."""
   host = jax.device_get(params)
-  return {tensor.name: tensor.of_weight(weight(host, tensor.weight)) for tensor in tensors(sizes)}
+  return {name: whole(own, lambda of: weight(host, of)) for name, own in by_name(tensors(sizes)).items()}

@@ -17,7 +17,7 @@ import numpy as np
 
 from checkpointing.pretrained import families
 from checkpointing.pretrained.folder import CONFIG, INDEX, SINGLE
-from checkpointing.pretrained.tensors import Tensor, adapter_tensors, tensors
+from checkpointing.pretrained.tensors import Tensor, adapter_tensors, by_name, tensors, whole
 from errors import ConfigError
 from models.sizes import ModelSizes
 
@@ -54,14 +54,14 @@ def export(
     for name, text in {**files, CONFIG: config}.items():
       (unfinished / name).write_text(text)
     item = np.dtype(dtype).itemsize
-    shards = list(_shards(tensors(sizes), item, shard_bytes))
+    shards = list(_shards([*by_name(tensors(sizes)).values()], item, shard_bytes))
     names = [SINGLE] if len(shards) == 1 else [_name(number, len(shards)) for number in range(len(shards))]
     layers = _Layers(read)
     for name, shard in zip(names, shards, strict=True):
       _write(unfinished / name, shard, dtype, layers)
     if len(shards) > 1:
-      total = sum(_bytes(tensor, item) for shard in shards for tensor in shard)
-      places = {tensor.name: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+      total = sum(_bytes(own, item) for shard in shards for own in shard)
+      places = {own[0].name: name for name, shard in zip(names, shards, strict=True) for own in shard}
       index = {"metadata": {"total_size": total}, "weight_map": places}
       (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
@@ -98,7 +98,7 @@ def export_adapters(
   with _new_folder(out) as unfinished:
     for name, text in {**files, ADAPTER_CONFIG: json.dumps(config, indent=2) + "\n"}.items():
       (unfinished / name).write_text(text)
-    _write(unfinished / ADAPTERS, adapter_tensors(sizes), "float32", _Layers(read))
+    _write(unfinished / ADAPTERS, [*by_name(adapter_tensors(sizes)).values()], "float32", _Layers(read))
 
 
 @contextlib.contextmanager
@@ -126,50 +126,51 @@ class _Layers:
   """Reads weights for their layers' tensors, each weight once: tensors of one weight follow one another."""
 
   def __init__(self, read: Callable[[str], np.ndarray]):
-    self.read, self.name, self.weight = read, "", np.zeros(0)
+    self.read, self.weights = read, dict[str, np.ndarray]()
 
-  def __call__(self, tensor: Tensor) -> np.ndarray:
-    if self.name != tensor.weight:
-      self.weight = np.zeros(0)  # frees the one before
-      self.name, self.weight = tensor.weight, self.read(tensor.weight)
-    return tensor.of_weight(self.weight)
+  def __call__(self, own: Sequence[Tensor]) -> np.ndarray:
+    names = [tensor.weight for tensor in own]
+    if [*self.weights] != names:
+      self.weights = {}  # frees those before
+      self.weights = {name: self.read(name) for name in names}
+    return whole(own, self.weights.__getitem__)
 
 
-def _shards(every: Sequence[Tensor], item: int, most: int) -> Iterator[list[Tensor]]:
-  """The tensors of each file, in their order."""
-  shard: list[Tensor] = []
+def _shards(every: Sequence[list[Tensor]], item: int, most: int) -> Iterator[list[list[Tensor]]]:
+  """The tensors of each file, in their order; each with the weights that it holds."""
+  shard: list[list[Tensor]] = []
   size = 0
-  for tensor in every:
-    if shard and size + _bytes(tensor, item) > most:
+  for own in every:
+    if shard and size + _bytes(own, item) > most:
       yield shard
       shard, size = [], 0
-    shard.append(tensor)
-    size += _bytes(tensor, item)
+    shard.append(own)
+    size += _bytes(own, item)
   yield shard
 
 
-def _bytes(tensor: Tensor, item: int) -> int:
-  return item * int(np.prod(tensor.shape))
+def _bytes(own: Sequence[Tensor], item: int) -> int:
+  return item * int(np.prod(own[0].shape))
 
 
 def _name(number: int, count: int) -> str:
   return f"model-{number + 1:05}-of-{count:05}.safetensors"
 
 
-def _write(path: Path, shard: Sequence[Tensor], dtype: str, layers: _Layers) -> None:
+def _write(path: Path, shard: Sequence[Sequence[Tensor]], dtype: str, layers: _Layers) -> None:
   """A file of tensors (https://huggingface.co/docs/safetensors): the size of a header, the header, and the numbers.
 
   The library that writes such files wants all tensors in memory.
   """
   header: dict[str, object] = {"__metadata__": {"format": "pt"}}
   at = 0
-  for tensor in shard:
-    end = at + _bytes(tensor, np.dtype(dtype).itemsize)
-    header[tensor.name] = {"dtype": DTYPES[dtype], "shape": tensor.shape, "data_offsets": [at, end]}
+  for own in shard:
+    end = at + _bytes(own, np.dtype(dtype).itemsize)
+    header[own[0].name] = {"dtype": DTYPES[dtype], "shape": own[0].shape, "data_offsets": [at, end]}
     at = end
   text = json.dumps(header).encode()
   text += b" " * (-len(text) % 8)
   with path.open("wb") as file:
     file.write(struct.pack("<Q", len(text)) + text)
-    for tensor in shard:
-      file.write(np.ascontiguousarray(layers(tensor), dtype).reshape(-1).view(np.uint8).data)
+    for own in shard:
+      file.write(np.ascontiguousarray(layers(own), dtype).reshape(-1).view(np.uint8).data)

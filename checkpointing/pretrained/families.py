@@ -1,18 +1,15 @@
-"""The families of models that are read and written, and what their config.json says: the fields of `config.model`.
-
-All are decoders with rotary positions, RMSNorm and a gated MLP or a mixture of experts. They differ in biases, in the
-norms of queries and keys, in their defaults, and in how experts are weighed.
-"""
+"""What a config.json says: the family of a model (registry.py), and the fields of `config.model`. And the way back."""
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import limits
-from checkpointing.pretrained import windows
+from checkpointing.pretrained import rotary, windows
+from checkpointing.pretrained.registry import DEFAULTS, FAMILIES, PLAIN
 from checkpointing.pretrained.windows import Windows
-from errors import ConfigError, one_of, shown
+from errors import ConfigError, shown
 from models.expert_sizes import EXPERT_FIELDS
 from models.sizes import ModelSizes
 
@@ -42,80 +39,19 @@ IGNORED = {
 # What the models of some well-known families compute, and this model cannot.
 REFUSED = {
   "deepseek_v2": "multi-head latent attention", "deepseek_v3": "multi-head latent attention",
-  "olmoe": "norms over all heads of queries and keys", "qwen2_moe": "a gate for the shared expert",
+  "olmoe": "norms over all heads of queries and keys in a mixture",
+  "gemma3": "an encoder of images", "qwen2_moe": "a gate for the shared expert",
 }  # fmt: skip
-LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 # What fields hold that may be absent: the type, the smallest value, and both in words. A COUNT or a FLAG may be null.
-NUMBER, MOST = (int, float), 1e30
+NUMBER = (int, float)
 COUNT, FLAG = (int, 1, "a positive number"), (bool, False, "true or false")
 TYPES: dict[str, tuple[Any, int, str]] = {
   **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window", "max_position_embeddings"), COUNT),
   "max_window_layers": (int, 0, "a number of layers"),
   **dict.fromkeys(("rms_norm_eps", "rope_theta", "router_aux_loss_coef"), (NUMBER, 0, "a number")),
+  "query_pre_attn_scalar": (NUMBER, 1, "a number of at least 1"),
   **dict.fromkeys(("tie_word_embeddings", "use_sliding_window", "norm_topk_prob"), FLAG),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-  """A family of models.
-
-  Attributes:
-    architecture: the class in the library transformers.
-    qkv_bias, qk_norm: fields of the model, the same in all models of the family.
-    experts: what a config.json calls the fields of experts; {} if the family has none.
-    routers: how experts are weighed, if the family has any: without norm_topk_prob, and with it.
-    dense_layers: whether layers may have an MLP instead of experts (`mlp_only_layers`).
-    windows: how its models may have windows; None if they have none.
-    defaults: what a config.json means that leaves a field out; None for a value that follows from others.
-  """
-
-  architecture: str
-  qkv_bias: bool = False
-  qk_norm: bool = False
-  experts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  routers: tuple[str, ...] = ()
-  dense_layers: bool = False
-  windows: Windows | None = None
-  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-DEFAULTS = {
-  "num_key_value_heads": None, "head_dim": None, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-  "rope_theta": 10_000.0, "norm_topk_prob": False, "router_aux_loss_coef": 0.001,
-}  # fmt: skip
-BY_LAYER = Windows(default=4096, switch=True, first=28)
-FAMILIES = {
-  "llama": Family("LlamaForCausalLM"),
-  "mistral": Family("MistralForCausalLM", windows=Windows(default=4096), defaults={"num_key_value_heads": 8}),
-  "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, windows=BY_LAYER, defaults={"num_key_value_heads": 32}),
-  "qwen3": Family(
-    "Qwen3ForCausalLM",
-    qk_norm=True,
-    windows=BY_LAYER,
-    defaults={"num_key_value_heads": 32, "head_dim": 128},
-  ),
-  "mixtral": Family(
-    "MixtralForCausalLM",
-    experts={
-      "num_local_experts": "experts", "num_experts_per_tok": "experts_per_token", "intermediate_size": "expert_width",
-    },
-    routers=("softmax_topk",),
-    windows=Windows(),
-    defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
-  ),
-  "qwen3_moe": Family(
-    "Qwen3MoeForCausalLM",
-    qk_norm=True,
-    experts={
-      "num_experts": "experts", "num_experts_per_tok": "experts_per_token", "moe_intermediate_size": "expert_width",
-    },
-    routers=("topk_softmax", "softmax_topk"),
-    dense_layers=True,
-    windows=Windows(default=4096, switch=True),
-    defaults={"num_key_value_heads": 4},
-  ),
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,17 +74,23 @@ def read(given: dict[str, Any], where: str) -> Shape:
   name = str(given.get("model_type"))
   if name in REFUSED:
     raise ConfigError(f"{where} names {name}, a family with {REFUSED[name]}, which is not supported; use another model")
-  family = FAMILIES[one_of(f"model_type in {where}", name, FAMILIES)]
-  known, required = READ | IGNORED, {**REQUIRED, **family.experts}
+  if name not in FAMILIES:  # a family with a similar name is another model, so none is suggested
+    raise ConfigError(
+      f"model_type in {where}={name!r} does not exist here; use a model of {', '.join(sorted(FAMILIES))}"
+    )
+  family = FAMILIES[name]
+  known, required, fixed = READ | IGNORED | {*family.known}, {**REQUIRED, **family.experts}, {**FIXED, **family.fixed}
   if family.experts:
     known |= {*family.experts, *READ_OF_EXPERTS}
   if "num_experts" in family.experts:  # newer files call it num_local_experts
     given = {"num_experts": given.get("num_local_experts"), **given}
   dense = (given.get("mlp_only_layers") or []) if family.dense_layers else []
+  if family.packed and (given.get("quantization_config") or {}).get("quant_method") == "mxfp4":
+    fixed["quantization_config"] = given["quantization_config"]
   for key, value in given.items():
-    if key in FIXED and not (dense and key == "mlp_only_layers") and value not in (FIXED[key], None):
+    if key in fixed and not (dense and key == "mlp_only_layers") and value not in (fixed[key], None):
       raise ConfigError(f"{where} has {key}={shown(value)}, which this model cannot compute; use a model without it")
-    if key not in known and not key.endswith(("_token_id", "name_or_path")):
+    if key not in known and key not in fixed and not key.endswith(("_token_id", "name_or_path")):
       raise ConfigError(
         f"{where} has the field {key!r}, which is not known here; remove it if the model computes the same without it"
       )
@@ -175,27 +117,19 @@ def read(given: dict[str, Any], where: str) -> Shape:
       f"{where} has mlp_only_layers={dense!r}, but only the first layers may be dense, and not all; use another model"
     )
   get = lambda key: {**DEFAULTS, **family.defaults, **given}[key]
-  for key in ("rope_scaling", "rope_parameters"):
-    if not isinstance(given.get(key) or {}, dict):
-      raise ConfigError(f"{where} has {key}={given[key]!r}, and needs its fields; copy the file again")
-  rope = (given.get("rope_parameters") or {}) | (given.get("rope_scaling") or {})
-  theta = rope.get("rope_theta", get("rope_theta"))
-  if not isinstance(theta, NUMBER) or isinstance(theta, bool) or not 0 < theta < MOST:
-    raise ConfigError(f"{where} has rope_theta={shown(theta)}, and needs a number; copy the file again")
   fields = {
     **{ours: given[theirs] for theirs, ours in REQUIRED.items()},
     "inputs": "tokens",
     "objective": "next_token",
     "mixer": "attention",
-    "mlp": "swiglu",
+    **family.of_model(),
     "kv_heads": get("num_key_value_heads") or given["num_attention_heads"],
     "head_dim": get("head_dim") or 0,
     "tied_embedding": bool(get("tie_word_embeddings")),
     "norm_eps": float(get("rms_norm_eps")),
-    "rope_base": float(theta),
-    "rope_scaling": _scaling(rope, where),
-    "qkv_bias": family.qkv_bias,
-    "qk_norm": family.qk_norm,
+    "embedding_scale": given["hidden_size"] ** 0.5 if family.scales_embedding else 1.0,
+    "attention_scale": _attention_scale(given, get),
+    **rotary.read(given, get("rope_theta"), family.local_theta, family.rope_scaling, where),
     **windows.read(family.windows, given, where),
     "experts": 0,
     "dense_layers": len(dense),
@@ -208,7 +142,15 @@ def read(given: dict[str, Any], where: str) -> Shape:
       "router_scale": 1.0,
       "router_aux": get("router_aux_loss_coef") / _aux_unit(fields),
     }
+  if not fields["window"]:
+    fields["rope_base_local"] = 0.0
   return Shape(name, fields, context=given.get("max_position_embeddings") or 0)
+
+
+def _attention_scale(given: Mapping[str, Any], get: Callable[[str], Any]) -> float:
+  """What scores are multiplied by, if it is not the usual: 0."""
+  scalar, usual = get("query_pre_attn_scalar"), get("head_dim") or given["hidden_size"] / given["num_attention_heads"]
+  return 0.0 if scalar in (None, usual) else scalar**-0.5
 
 
 def _aux_unit(fields: Mapping[str, Any]) -> float:
@@ -220,36 +162,28 @@ def _aux_unit(fields: Mapping[str, Any]) -> float:
   return (fields["depth"] - fields["dense_layers"]) / fields["experts_per_token"]
 
 
-def _scaling(rope: dict[str, Any], where: str) -> tuple[float, ...]:
-  kind = rope.get("rope_type", rope.get("type", "default"))
-  wanted = LLAMA3 if kind == "llama3" else ()
-  others = {key for key in rope if key not in (*wanted, "rope_theta", "rope_type", "type")}
-  others -= {"partial_rotary_factor"} if rope.get("partial_rotary_factor") in (1, None) else set()
-  is_known = kind in ("llama3", "default") and not others
-  if not is_known or not all(isinstance(rope.get(key), NUMBER) and abs(rope[key]) < MOST for key in wanted):
-    raise ConfigError(
-      f"{where} scales rotary positions by {shown(rope)}; only 'llama3' with {', '.join(LLAMA3)} is known: use a model "
-      "with that, or with none"
-    )
-  return tuple(float(rope[key]) for key in wanted)
-
-
 def of(sizes: ModelSizes) -> str:
   """The family of a model. Raises ConfigError for one of none."""
-  if (sizes.mixer, sizes.mlp) != ("attention", "swiglu"):
-    raise ConfigError(
-      f"model.mixer={sizes.mixer!r} with model.mlp={sizes.mlp!r} is no known family; use "
-      "model.mixer='attention' and model.mlp='swiglu'"
-    )
-  if sizes.qkv_bias and sizes.qk_norm:
-    raise ConfigError("model.qkv_bias=True with model.qk_norm=True is no known family; use one of them")
-  norms_and_biases, experts = (sizes.qkv_bias, sizes.qk_norm), sizes.experts
+  if sizes.mixer != "attention":
+    raise ConfigError(f"model.mixer={sizes.mixer!r} is no known family; use model.mixer='attention'")
+  own, experts = {name: getattr(sizes, name) for name in PLAIN}, sizes.experts
+  if not own["qk_norm"]:
+    own["qk_norm_over"] = PLAIN["qk_norm_over"]
+  is_scaled = sizes.embedding_scale != 1
   fitting = [
     name
     for name, family in FAMILIES.items()
-    if (family.qkv_bias, family.qk_norm) == norms_and_biases
-    and bool(family.experts) == bool(experts)
-    and (not experts or experts.router in family.routers)
+    if family.of_model() == own and family.scales_embedding == is_scaled
+    and ("query_pre_attn_scalar" in family.known or not sizes.attention_scale)
+  ]  # fmt: skip
+  if not fitting or (is_scaled and not math.isclose(sizes.embedding_scale, sizes.width**0.5, rel_tol=1e-6)):
+    said = own | {"embedding_scale": sizes.embedding_scale, "attention_scale": sizes.attention_scale}
+    others = ", ".join(f"model.{name}={value!r}" for name, value in said.items() if value != PLAIN.get(name, 0))
+    raise ConfigError(f"a model with {others} is of no known family; use the fields of one (docs/pretrained.md)")
+  fitting = [
+    name
+    for name in fitting
+    if bool(FAMILIES[name].experts) == bool(experts) and (not experts or experts.router in FAMILIES[name].routers)
   ]
   if not fitting:
     of_experts = f"model.experts={experts.count} and model.router={experts.router!r}" if experts else "model.experts=0"
@@ -269,6 +203,13 @@ def of(sizes: ModelSizes) -> str:
       f"model.window={sizes.window} with model.layers_pattern={sizes.layers_pattern!r} is no known family; use "
       "model.layers_pattern='', or one without experts and with model.qkv_bias=True or model.qk_norm=True, as Qwen has"
     )
+  fitting = [name for name in fitting if rotary.fits(sizes, FAMILIES[name].local_theta)]
+  if not fitting:
+    raise ConfigError(
+      f"model.rope_base_local={sizes.rope_base_local} with model.rope_base={sizes.rope_base} and "
+      f"model.rope_scaling={sizes.rope_scaling} is no known family; use model.rope_base_local=0, or the other fields "
+      "of Gemma 3, whose local layers have a base of their own"
+    )
   if experts and (experts.shared or experts.router_scale != 1):
     raise ConfigError(
       f"model.shared_experts={experts.shared} with model.router_scale={experts.router_scale} is no known family; use 0 "
@@ -279,7 +220,11 @@ def of(sizes: ModelSizes) -> str:
 
 
 def _has_window(family: Windows | None, sizes: ModelSizes) -> bool:
-  """Whether models of a family, with such windows, may have that of the sizes."""
+  """Whether models of a family, with such windows, may have the kinds of layers of the sizes."""
+  if "nope" in sizes.layers_pattern or (family and family.nope):
+    return bool(family and family.nope) and "nope" in sizes.layers_pattern and not sizes.window
+  if family and family.period:
+    return sizes.window > 0
   return not sizes.window or (family is not None and (family.first is not None or not sizes.layers_pattern))
 
 
@@ -298,10 +243,7 @@ def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> d
     )
   name = of(sizes)
   family = FAMILIES[name]
-  scaling = None
-  if sizes.rope_scaling:
-    *factors, length = sizes.rope_scaling  # the length counts tokens: transformers wants a whole number
-    scaling = {"rope_type": "llama3", **dict(zip(LLAMA3, (*factors, round(length)), strict=True))}
+  scalar = round((sizes.attention_scale or sizes.head_dim**-0.5) ** -2)
   mixture: dict[str, Any] = {}
   if experts := sizes.experts:
     fields = {name: getattr(experts, ours) for ours, name in EXPERT_FIELDS.items()}
@@ -318,11 +260,11 @@ def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> d
     **{theirs: getattr(sizes, ours) for theirs, ours in REQUIRED.items()},
     "num_key_value_heads": sizes.kv_heads,
     "head_dim": sizes.head_dim,
-    "hidden_act": "silu",
+    **{name: value for name, value in {"hidden_act": "silu", **family.fixed}.items() if value is not None},
     "tie_word_embeddings": sizes.tied_embedding,
     "rms_norm_eps": sizes.norm_eps,
-    "rope_theta": sizes.rope_base,
-    "rope_scaling": scaling,
+    **rotary.write(sizes, family.local_theta, family.rope_scaling),
+    **({"query_pre_attn_scalar": scalar} if "query_pre_attn_scalar" in family.known else {}),
     "max_position_embeddings": max(context, sizes.seq_len),
     **windows.write(family.windows, sizes.window, sizes.layers_pattern, sizes.depth),
     **mixture,

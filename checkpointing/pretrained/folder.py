@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 import limits
-from checkpointing.pretrained import families
+from checkpointing.pretrained import families, mxfp4
 from checkpointing.pretrained.tensors import Tensor, tensors
 from errors import ConfigError, file_name, first_line, shown
 from models.sizes import ModelSizes
@@ -222,13 +222,25 @@ class Folder:
     unused = (*UNUSED, HEAD) if self._head_differs is False else UNUSED
     if EMBEDDING not in self.stored:
       self._tensor(EMBEDDING)  # says why
+    packed = {name: mxfp4.shapes(tensor.shape) for name, tensor in wanted.items() if self._is_packed(tensor)}
+    of_packed = {name + part: shape for name, shapes in packed.items() for part, shape in shapes.items()}
     for name in self.stored:
-      if name not in wanted and not name.endswith(unused):
+      if name not in wanted and name not in of_packed and not name.endswith(unused):
         raise ConfigError(
           f"{self.where} holds the tensor {name!r}, which a {self.shape.family} model does not have; use a model "
           "without it"
         )
+    for name, wanted_shape in of_packed.items():
+      found = self.stored.get(name)
+      if found is None or (found.dtype, found.shape) != ("U8", wanted_shape):
+        held = "does not hold it" if found is None else f"holds {found.dtype} {list(found.shape)}"
+        raise ConfigError(
+          f"{self.where} has weights in four bits, of which {name!r} should be U8 {list(wanted_shape)}, but it {held}; "
+          "copy all files of the model"
+        )
     for name, tensor in wanted.items():
+      if name in packed:
+        continue
       found = self._tensor(name)
       if 0 in found.shape:
         raise ConfigError(
@@ -241,17 +253,37 @@ class Folder:
           f"{list(tensor.shape)}; copy both from the same model"
         )
 
+  def _is_packed(self, tensor: Tensor) -> bool:
+    """Whether a tensor is stored in four bits (mxfp4.py)."""
+    parts = [tensor.name + part for part in (mxfp4.BLOCKS, mxfp4.SCALES)]
+    return tensor.name not in self.stored and len(tensor.shape) == 3 and any(part in self.stored for part in parts)
+
   @functools.cached_property
   def dtypes(self) -> list[str]:
-    """The dtypes of the tensors."""
-    return sorted({found.dtype for found in self.stored.values()})
+    """The dtypes of the tensors. MXFP4 stands for weights in four bits."""
+    return sorted({"MXFP4" if found.dtype == "U8" else found.dtype for found in self.stored.values()})
 
   def read(self, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
     """A part of the weight that a tensor holds."""
     rows, *columns = tensor.part(index)
-    found = list(self._rows(tensor.name, range(rows.start, rows.stop), columns))
+    read = self._unpacked if self._is_packed(tensor) else self._rows
+    found = [tensor.own(part) for part in read(tensor.name, range(rows.start, rows.stop), columns)]
     shape = [len(range(*at.indices(size))) for at, size in zip(index, tensor.sizes, strict=True)]
     return tensor.to_weight(np.concatenate(found) if len(found) > 1 else found[0], shape)
+
+  def _unpacked(self, name: str, experts: range, others: Sequence[slice]) -> Iterator[np.ndarray]:
+    """Parts of a tensor that is stored in four bits (mxfp4.py), of one expert each."""
+    inputs, outputs = others
+    groups = slice(inputs.start // mxfp4.SIZE, -(-inputs.stop // mxfp4.SIZE))
+    within = slice(inputs.start - mxfp4.SIZE * groups.start, inputs.stop - mxfp4.SIZE * groups.start)
+    for expert in experts:
+      parts = []
+      for part in (mxfp4.BLOCKS, mxfp4.SCALES):
+        with safe_open(self.stored[name + part].file, "numpy") as opened:
+          parts.append(opened.get_slice(name + part)[slice(expert, expert + 1), outputs, groups])
+      if (parts[1] == mxfp4.NO_NUMBER).any():
+        raise ConfigError(f"{self.where} holds {name + part!r} with a scale that is not a number; copy it again")
+      yield mxfp4.numbers(*parts)[..., within].swapaxes(1, 2)
 
   def _rows(self, name: str, rows: range, columns: Sequence[slice]) -> Iterator[np.ndarray]:
     """Parts of a tensor, of some rows each.

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 
 import jax
+import ml_dtypes
 import model_folders
 import numpy as np
 import pytest
@@ -36,6 +38,17 @@ def shape_of(folder: Path) -> families.Shape:
   return families.read(json.loads((folder / "config.json").read_text()), "it")
 
 
+def unpacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """With the numbers of those that are stored in four bits each, which are written as they are trained."""
+  found = {name: x for name, x in tensors.items() if not name.endswith(("_blocks", "_scales"))}
+  for name in (name.removesuffix("_blocks") for name in tensors if name.endswith("_blocks")):
+    blocks, scales = tensors[f"{name}_blocks"], tensors[f"{name}_scales"].view(ml_dtypes.float8_e8m0fnu)
+    bits = np.stack([blocks % 16, blocks // 16], axis=-1).reshape(*scales.shape, 32)
+    numbers = bits.view(ml_dtypes.float4_e2m1fn).astype(np.float32) * scales.astype(np.float32)[..., None]
+    found[name] = numbers.reshape(*scales.shape[:2], -1).swapaxes(1, 2)
+  return found
+
+
 @pytest.mark.parametrize("name, shard_bytes", each_once(model_folders.NAMES, [10**9, 10_000]))
 def test_what_comes_in_goes_out_bit_for_bit(name: str, shard_bytes: int, tmp_path: Path):
   """In one file, and in several with an index."""
@@ -43,7 +56,7 @@ def test_what_comes_in_goes_out_bit_for_bit(name: str, shard_bytes: int, tmp_pat
   runner, params = model_folders.loaded(name, "single")
   read = lambda weight: np.asarray(model_folders.weight(params, weight))
   export(out, runner.program.sizes, read, {}, shard_bytes=shard_bytes, context=1 << 17)
-  ours, theirs = weights_of(out), weights_of(given)
+  ours, theirs = weights_of(out), unpacked(weights_of(given))
   assert ours.keys() == theirs.keys()
   for tensor, x in theirs.items():
     np.testing.assert_array_equal(ours[tensor], x)
@@ -210,3 +223,19 @@ def test_an_image_classifier_is_refused(tmp_path: Path):
   images = model_sizes(inputs="images", objective="class", image_size=8, channels=1, classes=2)
   with one_sentence("model.inputs='images'", "predict the next token"):
     export(tmp_path / "out", images, lambda weight: np.zeros(1), {})
+
+
+def test_a_family_may_scale_positions_unless_a_config_denies_it():
+  """In the library, gpt-oss without `rope_scaling`, or with null, is scaled by YaRN. What is exported says so."""
+  given = json.loads((model_folders.FOLDER / "gpt_oss" / "config.json").read_text())
+  del given["rope_parameters"]
+  for said in ({}, {"rope_scaling": None}, {"rope_parameters": None}):
+    fields = families.read(given | said, "it").fields
+    assert fields["rope_scaling_kind"] == "yarn_unrounded"
+    assert fields["rope_scaling"] == pytest.approx((32, 1, 32, 4096, 0.1 * math.log(32) + 1))
+    assert fields["rope_base"] == 150_000
+  denied = families.read(given | {"rope_scaling": {"rope_type": "default"}}, "it").fields
+  assert denied["rope_scaling"] == ()
+  sizes = model_folders.program_of("gpt_oss").sizes
+  written = families.write(dataclasses.replace(sizes, rope_scaling=()), "float32", None)
+  assert families.read(written, "it").fields["rope_scaling"] == ()

@@ -34,9 +34,9 @@ TOLERANCE = 1e-4
 FRESH = {"steps": 1, "eval_examples": 16, "batch_size": 16, "eval_batch_size": 16, "sample_length": 0}
 
 
-# Llama 3 and Qwen have all of Llama and Mistral, and scaled angles, biases or norms. `llama_untied` has a head, and a
-# config.json that denies it.
-@pytest.mark.parametrize("name", in_full(model_folders.NAMES, "llama3", "qwen3", "mixtral"))
+# Gemma 3 and OLMo 3 have all that others have but biases: scaled angles, norms, windows. `llama_untied` has a
+# head, and a config.json that denies it.
+@pytest.mark.parametrize("name", in_full(model_folders.NAMES, "gemma3", "mixtral"))
 def test_logits_and_gradients_equal_those_of_transformers(name: str):
   expected = np.load(model_folders.FOLDER / name / "expected.npz")
   runner, params = model_folders.loaded(name)
@@ -57,7 +57,7 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str):
 
 
 @pytest.mark.parametrize(
-  "name", in_full(["mixtral", "qwen3_moe", "qwen3_moe_dense", "qwen3_moe_unnormed"], "qwen3_moe")
+  "name", in_full(["mixtral", "qwen3_moe", "qwen3_moe_dense", "qwen3_moe_unnormed", "gpt_oss"], "qwen3_moe")
 )
 def test_the_balance_loss_counts_as_in_transformers(name: str):
   """Of one text. In the library the blocks of a model have one loss together, here each has its own."""
@@ -72,9 +72,15 @@ def test_the_balance_loss_counts_as_in_transformers(name: str):
 @pytest.mark.parametrize(
   "name, under",
   in_full(
-    [*(("llama", name) for name in strategies.names() if name != "single"), ("mixtral", "expert"), ("mixtral", "fsdp")],
+    [
+      *(("llama", name) for name in strategies.names() if name != "single"),
+      ("mixtral", "expert"),
+      ("mixtral", "fsdp"),
+      ("gpt_oss_mxfp4", "fsdp"),
+      ("gpt_oss_mxfp4", "two_d"),
+      ("gpt_oss_mxfp4", "hsdp"),
+    ],
     ("llama", "two_d"),
-    ("mixtral", "expert"),
   ),
 )
 def test_every_strategy_loads_the_same_weights_to_where_its_layout_wants_them(
@@ -207,12 +213,17 @@ HEAD, EMBEDDING, INV_FREQ = (
 @pytest.mark.parametrize(
   "break_it, parts",
   [
-    (lambda f: edit(f, model_type="gpt2"), ["model_type", "'gpt2'", "llama, mistral, mixtral, qwen2, qwen3"]),
+    (lambda f: edit(f, model_type="gpt2"), ["model_type", "'gpt2'", "gemma3_text, gpt_oss, llama, mistral"]),
     (lambda f: edit(f, hidden_act="gelu"), ["config.json", "hidden_act='gelu'"]),
     (lambda f: edit(f, alibi=True), ["config.json", "'alibi'", "not known"]),
     (lambda f: edit(f, attention_bias=True), ["attention_bias=True"]),
     (lambda f: edit(f, hidden_size="many"), ["hidden_size='many'", "positive number"]),
-    (lambda f: edit(f, rope_parameters={"rope_type": "yarn", "factor": 4.0}), ["'yarn'", "'llama3'"]),
+    (lambda f: edit(f, rope_parameters={"rope_type": "longrope", "factor": 4.0}), ["'longrope'", "'llama3'", "'yarn'"]),
+    (lambda f: edit(f, rope_parameters={"rope_type": "yarn", "factor": "4"}), ["'factor': '4'", "with a factor"]),
+    (
+      lambda f: edit(f, rope_parameters={"rope_type": "yarn", "factor": 4.0, "truncate": "no"}),
+      ["'truncate': 'no'", "'yarn'"],
+    ),
     (lambda f: (f / "config.json").write_text("{"), ["config.json", "copy it again"]),
     (lambda f: (f / "model.safetensors").unlink(), ["'model.safetensors'", "copy it there"]),
     (cut, ["'model.safetensors' is damaged"]),

@@ -1,6 +1,8 @@
 """A model with a window keeps it: in the record, in everything that reads the workdir, and in what is exported."""
 
+import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ import train
 from checkpointing import initial, pretrained, record
 from checkpointing.pretrained import families
 from checkpointing.reading import read_record
-from models.windows import local_layers
+from models import parameters
+from models.windows import kinds_of_layers
 from reporting.source import config_of, laid_out, open_model
 from tools import evaluate, export, generate
 from training import settings
@@ -61,7 +64,7 @@ def test_each_layer_has_the_window_that_transformers_gives_it(family: str, field
   """And what is written for the model means the same again."""
   found = fields_of(family, fields)
   windows = lambda model: [
-    model["window"] * is_local for is_local in local_layers(model["layers_pattern"], model["depth"])
+    model["window"] * (kind == "local") for kind in kinds_of_layers(model["layers_pattern"], model["depth"])
   ]
   assert windows(found) == expected
   written = families.write(model_sizes(**found, seq_len=8), "float32", None)
@@ -103,6 +106,22 @@ def test_a_pattern_of_no_family_is_refused():
     families.write(model_sizes(seq_len=8, window=64, layers_pattern="local:1,global:1"), "float32", None)
 
 
+@pytest.mark.parametrize(
+  "name, fields",
+  [
+    ("qwen3_local", {"rope_base_local": 100.0}),  # a base that its config.json cannot say
+    ("olmo3", {"rope_base_local": 0.0}),  # its local layers would be scaled, too
+    ("olmo3", {"rope_base_local": 100.0}),
+    ("gemma3", {"rope_base_local": 0.0}),
+  ],
+)
+def test_angles_of_local_layers_that_no_family_has_are_not_exported(name: str, fields: dict[str, Any]):
+  sizes = model_folders.program_of(name).sizes
+  assert families.of(sizes)
+  with one_sentence(f"model.rope_base_local={fields['rope_base_local']}", "model.rope_scaling", "no known family"):
+    families.of(dataclasses.replace(sizes, **fields))
+
+
 def saved_of(asked: ConfigDict) -> dict[str, Any]:
   """The record of a run, as far as it says what the model is."""
   data = {"seed": 0, "batch_size": 16, "tokenizer": "synthetic", "fingerprints": [1], "turns": [1]}
@@ -121,27 +140,40 @@ def of_old_version(saved: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_run_keeps_the_window_of_the_model_it_began_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-  """Its workdir is refused beyond it, as the folder is; within, it is the same model."""
-  with one_sentence("model.seq_len=64", "window of 48 positions", "at most 48"):
-    settings.check(adopted("qwen2_window", 64), "cpu")
+  """Its workdir and its folder are the same model, whatever the length of the text."""
   saved = saved_of(adopted("qwen2_window"))
   monkeypatch.setattr("reporting.source.checkpoint_of", lambda workdir, step: (tmp_path / "checkpoints/1", saved))
   for source in (str(tmp_path), str(model_folders.FOLDER / "qwen2_window")):
     model = open_model(source)
-    sizes = laid_out(model, "single", {}, 48, jax.devices()[:1]).program.sizes
-    assert (sizes.window, sizes.layers_pattern) == (48, "global:2,local:1")
-    with one_sentence("49 tokens", "window of 48 positions", "use fewer"):
-      laid_out(model, "single", {}, 49, jax.devices()[:1])
+    sizes = laid_out(model, "single", {}, 64, jax.devices()[:1]).program.sizes
+    assert (sizes.window, sizes.layers_pattern, sizes.shown) == (48, "global:2,local:1", 48)
 
 
 def test_a_run_that_begins_with_a_workdir_has_its_window():
-  saved, where = saved_of(adopted("mistral")), "init_from='runs/a'"
-  same = config(model__window=48).model
-  initial._check_window(saved["config"]["model"], same, where)
-  initial._check_window(config().model, same, where)  # a window of its own
+  saved, where = saved_of(config(model__window=48)), "init_from='runs/a'"
+  initial._check_same_model(saved, saved, where)
+  initial._check_same_model(saved_of(config()), saved, where)  # a window of its own
   for other in (0, 47):
     with one_sentence(where, "model.window=48", f"model.window={other}", "use the same"):
-      initial._check_window(saved["config"]["model"], config(model__window=other).model, where)
+      initial._check_same_model(saved, saved_of(config(model__window=other)), where)
+
+
+@pytest.mark.parametrize(
+  "field, other",
+  [("mlp", "geglu"), ("norm_eps", 1e-3), ("norm_offset", 1.0), ("embedding_scale", 8.0), ("attention_scale", 0.5)],
+)
+def test_a_run_computes_what_the_workdir_that_it_begins_with_did(field: str, other: Any):
+  """Weights of the same shapes would be another model without a word."""
+  saved, now, where = saved_of(config()), saved_of(config(**{f"model__{field}": other})), "init_from='runs/a'"
+  initial._check_same_model(now, now, where)
+  with one_sentence(where, f"model.{field}={other!r}", "use the same"):
+    initial._check_same_model(saved, now, where)
+  model = {name: value for name, value in saved["config"]["model"].items() if name != field}  # older than the field
+  older = saved | {"config": saved["config"] | {"model": model}}
+  initial._check_same_model(older, saved, where)
+  if field != "norm_eps":  # a record has always said it
+    with one_sentence(where, f"model.{field}={other!r}", "use the same"):
+      initial._check_same_model(older, now, where)
 
 
 def test_a_record_of_before_windows_still_resumes_and_says_what_is_new(tmp_path: Path):
@@ -193,11 +225,8 @@ def test_windows_hold_from_folder_to_run_to_folder(tmp_path: Path, monkeypatch: 
   asked = [f"--data.path={texts}", "--data.text_field=content", f"--data.cache_dir={tmp_path}/cache", "--batch-size=16"]
   losses = []
   for source in (folder, plain, adapted, *out.values()):
-    with one_sentence("64 tokens", "window of 48 positions"):
-      evaluate.main([str(source), *asked, "--seq-len=64"])
-    with one_sentence("tokens are more than the window of 48 positions"):
-      generate.main([str(source), "--prompt=so it is", "--length=48"])
-    evaluate.main([str(source), *asked, "--seq-len=48", f"--json={tmp_path / 'found.json'}"])
+    generate.main([str(source), "--prompt=so it is", "--length=48"])
+    evaluate.main([str(source), *asked, "--seq-len=64", f"--json={tmp_path / 'found.json'}"])
     losses.append(json.loads((tmp_path / "found.json").read_text())["text"]["loss"])
   assert losses == pytest.approx([losses[0]] * 5, rel=1e-5)
   for name in out:
@@ -208,3 +237,35 @@ def test_windows_hold_from_folder_to_run_to_folder(tmp_path: Path, monkeypatch: 
   with one_sentence("init_from=", "model.window=48", "model.window=0"):
     train.train(config("fsdp", **again | {"model__window": 0}), tmp_path / "again")
   train.train(config("fsdp", **again), tmp_path / "again")
+
+
+PUBLISHED = json.loads((model_folders.FOLDER / "published.json").read_text())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_are_understood_without_their_weights(name: str, tmp_path: Path):
+  """They have as many parameters as the library gives them, and what is written for them means the same again."""
+  given = PUBLISHED[name]
+  (tmp_path / "config.json").write_text(json.dumps(given["config"]))
+  sizes = settings.program(pretrained.adopt(config(init_from=str(tmp_path), model__seq_len=8192)), "cpu").sizes
+  held = jax.tree.leaves(parameters.definition(sizes)[1])
+  assert sum(math.prod(w.shape) for w in held) == given["parameters"]
+  fields = families.read(given["config"], "config.json").fields
+  written = families.write(sizes, "bfloat16", None)
+  assert written["model_type"] == given["config"]["model_type"]
+  assert families.read(written, "config.json").fields == fields | {"head_dim": sizes.head_dim}
+
+
+def test_kinds_of_layers_are_those_that_a_config_means():
+  """Every sixth layer of Gemma 3 is global, the fourth of OLMo 3, and the fourth of SmolLM3 has no rotary positions."""
+  of = lambda name: families.read(PUBLISHED[name]["config"], "config.json").fields
+  patterns = {name: (of(name)["window"], of(name)["layers_pattern"]) for name in PUBLISHED}
+  assert patterns == {
+    "gpt-oss 20B": (128, "local:1,global:1"), "gpt-oss 120B": (128, "local:1,global:1"),
+    "Gemma 3 1B": (512, "local:5,global:1"), "Gemma 3 4B": (1024, "local:5,global:1"),
+    "Gemma 3 27B": (1024, "local:5,global:1"), "OLMo 2 7B": (0, ""), "OLMo 3 7B": (4096, "local:3,global:1"),
+    "OLMo 3 32B": (4096, "local:3,global:1"), "SmolLM3 3B": (0, "global:3,nope:1"),
+  }  # fmt: skip
+  assert of("Gemma 3 27B")["attention_scale"] == 168**-0.5
+  assert (of("Gemma 3 4B")["rope_base"], of("Gemma 3 4B")["rope_base_local"]) == (1e6, 1e4)
+  assert of("OLMo 3 7B")["rope_base_local"] == of("OLMo 3 7B")["rope_base"] == 5e5  # unscaled in local layers

@@ -51,6 +51,8 @@ def test_a_model_that_came_in_and_goes_out_computes_the_same(name: str, tmp_path
   expected = np.load(model_folders.FOLDER / name / "expected.npz")
   found = logits_of(tmp_path / "out", expected["tokens"][:, :-1])
   assert relative_difference(found, expected["logits"]) < 1e-6
+  if "mxfp4" in name and not importlib.util.find_spec("accelerate"):  # without which the library reads none of these
+    return
   longer = np.arange(60)[None] * 7 % 64  # than the windows of some
   whole = [logits_of(folder, longer) for folder in (model_folders.FOLDER / name, tmp_path / "out")]
   assert relative_difference(*whole) < 1e-6
