@@ -49,29 +49,33 @@ def leave_to_a_child() -> None:
 def go_on_in_a_child() -> int | None:
   """Forks. Returns None in the child; here when it has ended: its status, or -N if signal N ended it.
 
-  Until then this process forwards the signals that it is sent.
+  Until then this process forwards the signals that it is sent. Libraries may have threads, and the kernel may give any
+  of them a signal that the main thread blocks. So all have handlers, which leave the signal's number in a pipe.
   """
   taken = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGCHLD}
-  signal.pthread_sigmask(signal.SIG_BLOCK, taken)  # they wait for `sigwait`, which misses none
+  sent, noted = os.pipe()
+  os.set_blocking(noted, False)
+  before = {number: signal.signal(number, lambda *_: None) for number in taken}
+  signal.set_wakeup_fd(noted, warn_on_full_buffer=False)
+  signal.pthread_sigmask(signal.SIG_BLOCK, taken)  # in the child until its handlers are its own
   child = os.fork()
-  code = _forward(child, taken) if child else None
   if not child:
+    signal.set_wakeup_fd(-1)
+    for number, handler in before.items():
+      signal.signal(number, handler or signal.SIG_DFL)  # None: of a library
     os.setpgid(0, 0)  # a terminal's SIGINT then comes once, from the first process
   signal.pthread_sigmask(signal.SIG_UNBLOCK, taken)
-  return code
+  return _forward(child, sent) if child else None
 
 
-def _forward(child: int, taken: set[signal.Signals]) -> int:
+def _forward(child: int, sent: int) -> int:
   while True:
-    number = signal.sigwait(taken)
-    if number != signal.SIGCHLD:
-      os.kill(child, number)
-      continue
-    ended = 1
-    while ended:  # others, too, whose parents have ended
-      ended, status = os.waitpid(-1, os.WNOHANG)
-      if ended == child:
-        return os.waitstatus_to_exitcode(status)
+    for number in os.read(sent, 512):
+      if number != signal.SIGCHLD:
+        os.kill(child, number)
+      while number == signal.SIGCHLD and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        if ended[0] == child:  # others are those whose parents have ended
+          return os.waitstatus_to_exitcode(ended[1])
 
 
 if __name__ == "__main__":

@@ -20,16 +20,19 @@ _WATCH = 'read -r line || { cat "$0" >&2; rm -f "$0"; }'
 
 
 @contextlib.contextmanager
-def silenced() -> Iterator[None]:
+def silenced() -> Iterator[list[str]]:
   """Captures standard error, at the level of the file descriptor, while the body runs.
+
+  Yields a list, which has the captured text as its one entry when the body has ended.
 
   An exception that leaves the body carries the captured text as a note: a traceback shows it, a one-line error does
   not. C++ code may also abort the process before anything here can run, so a shell watches and then prints the text.
   """
+  said: list[str] = []
   try:
     captured = tempfile.NamedTemporaryFile()  # noqa: SIM115  # entered below
   except OSError:  # no folder for temporary files can be written: then it is shown
-    yield
+    yield said
     return
   with captured, contextlib.ExitStack() as cleanup:
     watch = subprocess.Popen(["sh", "-c", _WATCH, captured.name], stdin=subprocess.PIPE)
@@ -38,7 +41,7 @@ def silenced() -> Iterator[None]:
     kept = os.dup(2)
     os.dup2(captured.fileno(), 2)
     try:
-      yield
+      yield said
     except BaseException as error:
       if text := Path(captured.name).read_text(errors="replace").strip():
         error.add_note(f"standard error until then:\n{text}")
@@ -46,6 +49,7 @@ def silenced() -> Iterator[None]:
     finally:
       os.dup2(kept, 2)
       os.close(kept)
+      said.append(Path(captured.name).read_text(errors="replace"))
 
 
 class Visible:

@@ -17,12 +17,10 @@ given = os.environ.get("XLA_FLAGS", "")
 if FASTER not in given:  # a worker inherits them; flags given twice would be another key of the compilation cache
   os.environ["XLA_FLAGS"] = given + FASTER
 
-for interrupt in (
-  signal.SIGINT,
-  signal.SIGTERM,
-):  # a shell's background job ignores SIGINT, and so would what it starts
-  if signal.getsignal(interrupt) == signal.SIG_IGN:
-    signal.signal(interrupt, signal.default_int_handler if interrupt == signal.SIGINT else signal.SIG_DFL)
+# A shell's background job ignores SIGINT, and what `nohup` starts SIGHUP. So would what these start.
+for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+  if signal.getsignal(stop) == signal.SIG_IGN:
+    signal.signal(stop, signal.default_int_handler if stop == signal.SIGINT else signal.SIG_DFL)
 
 import jax
 import pytest

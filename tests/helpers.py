@@ -253,18 +253,19 @@ def random_segments(random: np.random.Generator, size: int, length: int) -> np.n
 def relative_difference(a: Any, b: Any) -> float:
   """The largest difference between two arrays of the same shape, relative to the largest entry of `b`."""
   a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
-  assert a.shape == b.shape
-  assert np.isfinite(a).all()
-  assert np.isfinite(b).all()
+  assert a.shape == b.shape, f"arrays of the shapes {a.shape} and {b.shape}"
+  for name, x in (("first", a), ("second", b)):
+    assert np.isfinite(x).all(), f"{np.sum(~np.isfinite(x))} of {x.size} numbers of the {name} array are not finite"
   return float(np.abs(a - b).max() / max(np.abs(b).max(), np.finfo(np.float32).tiny))
 
 
 def assert_trees_close(a: Any, b: Any, tolerance: float) -> None:
   """Checks that each leaf of `a` is within `tolerance` of its leaf in `b`, relative to that leaf's largest entry."""
   assert jax.tree.structure(a) == jax.tree.structure(b)
-  for (path, x), y in zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True):
-    difference = relative_difference(x, y)
-    assert difference <= tolerance, f"{jax.tree_util.keystr(path)} differs by {difference:.1e}"
+  pairs = list(zip(jax.tree.leaves_with_path(a), jax.tree.leaves(b), strict=True))
+  apart = {jax.tree_util.keystr(path): relative_difference(x, y) for (path, x), y in pairs}
+  shown = [f"{name} by {difference:.1e}" for name, difference in apart.items() if difference > tolerance]
+  assert not shown, f"{len(shown)} of {len(pairs)} arrays differ: {', '.join(shown)}"
 
 
 def equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

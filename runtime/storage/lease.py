@@ -124,7 +124,7 @@ class Lease:
   def _write(self, held: bool) -> bool:
     """Changes the lock, if it is still as this run knows it."""
     with self._change:
-      self._count += 1
+      self._count += 1  # S3's ETag is a hash of the content: without it, equal versions would have the same one
       if self.beats:
         self.beat = _text(self.beats)
       said = {"held": held, "owner": self.owner, "home": self.home, "whole": self._whole, "count": self._count}

@@ -113,21 +113,55 @@ def can_unshare() -> bool:
   return bool(shutil.which("unshare")) and not subprocess.run([*UNSHARE, "true"], capture_output=True).returncode
 
 
-@pytest.mark.skipif(not can_unshare(), reason="this machine lets no user make a process namespace (unshare --pid)")
-def test_a_signal_while_a_containers_program_still_imports_ends_it():
-  """`runtime.first_process` starts it. Nothing of the program has to handle signals yet."""
-  code = "import time; print('importing', flush=True); time.sleep(30)"
-  command = [*UNSHARE, sys.executable, "-m", "runtime.first_process", "-c", code]
-  with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as outer:
+in_a_namespace = pytest.mark.skipif(
+  not can_unshare(), reason="this machine lets no user make a process namespace (unshare --pid)"
+)
+
+
+def first_in(outer: subprocess.Popen) -> int:
+  """The number that this machine gives to PID 1 of a namespace."""
+  return int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
+
+
+def stopped_after(line: bytes, *arguments: str) -> int:
+  """The status of Python as PID 1 that is sent SIGTERM when it has printed a line."""
+  with subprocess.Popen([*UNSHARE, sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE) as outer:
     try:
-      assert outer.stdout.readline() == b"importing\n"
-      os.kill(int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text()), signal.SIGTERM)
-      assert outer.wait(20) == 143
+      assert outer.stdout.readline() == line
+      os.kill(first_in(outer), signal.SIGTERM)
+      return outer.wait(20)
     finally:
       outer.kill()
 
 
-@pytest.mark.skipif(not can_unshare(), reason="this machine lets no user make a process namespace (unshare --pid)")
+@in_a_namespace
+def test_a_signal_while_a_containers_program_still_imports_ends_it():
+  """`runtime.first_process` starts it. Nothing of the program has to handle signals yet."""
+  code = "import time; print('importing', flush=True); time.sleep(30)"
+  assert stopped_after(b"importing\n", "-m", "runtime.first_process", "-c", code) == 143
+
+
+THREADED = """
+import signal, sys, threading, time
+from runtime import first_process
+
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+forward = first_process._forward
+first_process._forward = lambda *given: (time.sleep(0.3), forward(*given))[1]  # as on a busy machine
+first_process.leave_to_a_child()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@in_a_namespace
+def test_a_signal_that_a_thread_of_a_library_is_given_is_forwarded():
+  """The kernel gives a signal to any thread that does not block it, and libraries start threads."""
+  assert stopped_after(b"ready\n", "-c", THREADED) == 7
+
+
+@in_a_namespace
 @pytest.mark.parametrize(
   "looping, sent, status",
   in_full(
@@ -149,7 +183,7 @@ def test_the_first_process_of_a_container_ends_as_any_other(looping: bool, sent:
     watch = threading.Timer(60, outer.kill)
     watch.start()
     assert outer.stdout.readline() == b"ready\n"
-    first = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
+    first = first_in(outer)
     os.kill(first, sent[0])
     if looping:
       assert outer.stdout.readline() == b"saving\n"
