@@ -1,6 +1,6 @@
 """The cells of the throughput table: what is measured, and the specification that a process gets for each.
 
-A cell is one strategy at one number of devices, or the peer (PyTorch), or the machine's peak speeds. Next: rounds.py
+A cell is one strategy at one number of devices, or the peer (in PyTorch), or the machine's peak speeds. Next: rounds.py
 runs the cells, worker.py and torch_llama.py measure them, figures.py computes the figures.
 """
 
@@ -17,6 +17,7 @@ from errors import ConfigError
 DEVICES = (1, 2, 4, 8)
 REFERENCE = "single"  # the others are compared with it; always on one device
 PEER, PEAKS = "peer", "peaks"  # rows that are not strategies
+PEER_NAME = "transformers' Llama"  # what is measured of PyTorch: that model, with its own loss
 COMPILED = "-compiled"  # ends the name of a peer's cell that runs torch.compile on a CPU
 WORKER = (sys.executable, "-m", "lab.benchmarks.worker")
 

@@ -15,7 +15,6 @@ The model is a transformer whose state has half a gigabyte, under FSDP on 8 simu
 import argparse
 import collections
 import contextlib
-import json
 import os
 import shutil
 import statistics
@@ -35,7 +34,8 @@ from checkpointing.memory.tier import Tier
 from checkpointing.save import Checkpoints
 from configs import base
 from errors import positive
-from lab.benchmarks.pages import RESULTS, ROOT, machine, rewrite, source
+from lab.benchmarks.header import machine, source, started, write
+from lab.benchmarks.pages import RESULTS, ROOT, rewrite
 from runtime import command_line
 from runtime.devices import start_jax
 from training import settings
@@ -74,7 +74,7 @@ def copy(source: Path, target: Path) -> None:
 def measure(rounds: int, folder: Path) -> dict[str, Any]:
   """The record: seconds of each part in each round, and the bytes of the state and of its files."""
   asked = config()
-  devices = start_jax(asked)
+  begun, devices = started(), start_jax(asked)
   program = settings.program(asked, devices[0].platform)
   strategy = strategies.create(asked, program, devices)
   dataset = data.load(asked)
@@ -125,6 +125,7 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
   return {
     "command": f"python -m tools.benchmark checkpoint_cost --rounds={rounds}",
     **machine(devices),
+    **begun,
     "steps": STEPS,
     "state_bytes": sum(x.nbytes for x in jax.tree.leaves(state)),
     "file_bytes": sum(f.stat().st_size for f in saved.rglob("*") if f.is_file()),
@@ -184,5 +185,5 @@ def main() -> None:
   logging.set_verbosity(logging.WARNING)
   if not options.tables:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-      RECORD.write_text(json.dumps(measure(options.rounds, Path(folder)), indent=1) + "\n")
+      write(RECORD, measure(options.rounds, Path(folder)))
   print(rewrite(PAGE, RECORD, tables)["cost"])

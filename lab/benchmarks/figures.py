@@ -18,7 +18,7 @@ from models.sizes import model_sizes
 Record = dict[str, Any]
 
 # The aims for simulated devices: a strategy's throughput on the most devices (single device = 1), and our throughput on
-# one device (PyTorch = 1).
+# one device (that of transformers' Llama in PyTorch = 1).
 AIMS = {"data_parallel": 0.95, "fsdp": 0.95}
 AIM, PEER_AIM = 0.85, 1.0
 
@@ -135,6 +135,15 @@ def _reference(record: Record) -> dict[int, float]:
   for turn in record["cells"][f"{REFERENCE}/1"]["rounds"]:
     seconds[turn["turn"]] += turn["seconds"]
   return {turn: statistics.median(steps) for turn, steps in seconds.items()}
+
+
+def spread(record: Record) -> float | None:
+  """How much the reference itself varies: its slowest run over its fastest, less 1. A run counts with its median step.
+
+  None if it ran less than twice. It is measured in every round, and several times in a long one.
+  """
+  runs = [statistics.median(turn["seconds"]) for turn in record["cells"][f"{REFERENCE}/1"]["rounds"]]
+  return max(runs) / min(runs) - 1 if len(runs) > 1 else None
 
 
 def flops(record: Record) -> tuple[float, float]:

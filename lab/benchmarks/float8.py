@@ -12,8 +12,9 @@ import statistics
 from typing import Any
 
 from configs import base
+from lab.benchmarks.header import machine, source, started
 from lab.benchmarks.optimizers import SEEDS, trained
-from lab.benchmarks.pages import RESULTS, ROOT, command, machine, source
+from lab.benchmarks.pages import RESULTS, ROOT, command
 from runtime.devices import start_jax
 
 RECORD, PAGE = RESULTS / "float8.json", ROOT / "docs" / "float8.md"
@@ -31,7 +32,7 @@ def config(preset: str, way: str, seed: int, steps: int) -> Any:
 
 def measure(steps: int) -> dict[str, Any]:
   """The record: the validation loss of each preset, way and seed."""
-  devices = start_jax(config("lm", "float32", SEEDS[0], steps))
+  begun, devices = started(), start_jax(config("lm", "float32", SEEDS[0], steps))
   losses: dict[str, dict[str, list[float]]] = {}
   for preset in PRESETS:
     losses[preset] = {way: [trained(config(preset, way, seed, steps), devices) for seed in SEEDS] for way in WAYS}
@@ -39,6 +40,7 @@ def measure(steps: int) -> dict[str, Any]:
   return {
     "command": f"python -m tools.benchmark float8 --steps={steps}",
     **machine(devices),
+    **begun,
     "steps": {preset: config(preset, "float32", SEEDS[0], steps).steps for preset in PRESETS},
     "losses": losses,
   }

@@ -15,7 +15,6 @@ have slept begin on a single core.
 import argparse
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,8 @@ import numpy as np
 
 from errors import ConfigError, positive
 from lab.benchmarks.figures import Figure
-from lab.benchmarks.pages import RESULTS, ROOT, host, keep, source
+from lab.benchmarks.header import host, source, started
+from lab.benchmarks.pages import RESULTS, ROOT, keep
 from lab.benchmarks.peer_generation import CACHES
 from lab.benchmarks.rounds import environment
 from lab.benchmarks.sections import table
@@ -90,7 +90,7 @@ def prompts(vocabulary: int, batch: int) -> list[list[int]]:
 
 def measure(rounds: int, ours: Ask, theirs: Ask, folder: Path, say: Callable[[str], None]) -> Record:
   """Measures all cases and returns the record."""
-  load, described, models, cases = os.getloadavg()[0], host(), {}, {}
+  begun, described, models, cases = started(), host(), {}, {}
   for model, fields in MODELS.items():
     path = str(folder / model.replace(" ", ""))
     models[model] = {"fields": fields, **ours({"task": "make", "model": fields, "folder": path})}
@@ -114,7 +114,7 @@ def measure(rounds: int, ours: Ask, theirs: Ask, folder: Path, say: Callable[[st
   return {
     "command": f"python -m tools.benchmark generation --rounds={rounds}",
     **described,
-    "load": load,
+    **begun,
     "prompt": PROMPT,
     "shorter": SHORTER,
     "length": LENGTH,

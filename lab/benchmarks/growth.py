@@ -22,7 +22,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from errors import ConfigError, positive
-from lab.benchmarks.pages import RESULTS, ROOT, host, keep, source
+from lab.benchmarks.header import host, source, started
+from lab.benchmarks.pages import RESULTS, ROOT, keep
 from lab.benchmarks.sections import table
 from runtime import command_line
 
@@ -78,7 +79,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str
   """Measures all parts in rounds, in each with both versions one after the other, and returns the record."""
   versions = {"before": options.before} if options.before else {}
   versions["now"] = ROOT
-  load, parts = os.getloadavg()[0], dict[str, dict[str, list[dict[str, Any]]]]()
+  begun, parts = started(), dict[str, dict[str, list[dict[str, Any]]]]()
   for name in options.parts:
     size, found = max(1, int(PARTS[name].size * options.scale)), dict[str, list[dict[str, Any]]]()
     with tempfile.TemporaryDirectory(dir=options.folder) as at:
@@ -98,7 +99,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str
   given = f"--rounds={options.rounds}" + (" --before=FOLDER" if options.before else "")
   given += f" --scale={options.scale:g}" if options.scale != 1 else ""
   given += f" --parts={','.join(options.parts)}" if options.parts != list(PARTS) else ""
-  about = {"kind": "growth", "command": f"python -m tools.benchmark growth {given}", **host(), "load": load}
+  about = {"kind": "growth", "command": f"python -m tools.benchmark growth {given}", **host(), **begun}
   return about | {"scale": options.scale, "parts": parts}
 
 

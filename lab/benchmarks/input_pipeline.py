@@ -12,7 +12,6 @@ runs in a fresh process for each round, and the cells take turns. input_worker.p
 
 import argparse
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +22,8 @@ from errors import ConfigError, above_zero, positive
 from lab.benchmarks import rounds
 from lab.benchmarks.cells import Cell
 from lab.benchmarks.figures import Figure
-from lab.benchmarks.pages import RESULTS, ROOT, host, keep, source
+from lab.benchmarks.header import host, source, started
+from lab.benchmarks.pages import RESULTS, ROOT, keep
 from lab.benchmarks.sections import table
 from runtime import command_line
 
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None], run: rounds
     raise ConfigError(f"no data can be measured: {'; '.join(left_out.values())}")
   asked = [cell for name in records for cell in cells(name, records[name], options.seconds, options.peer_python)]
   found: dict[str, dict[str, Any]] = {cell.name: {"rounds": []} for cell in asked}
-  load = os.getloadavg()[0]
+  begun = started()
   versions: dict[str, str] = {}
   for turn in range(options.rounds):
     start = turn * len(asked) // options.rounds
@@ -110,7 +110,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None], run: rounds
     "command": f"python -m tools.benchmark input_pipeline --rounds={options.rounds} --seconds={options.seconds:g}",
     **described,
     "versions": described["versions"] | versions,
-    "load": load,
+    **begun,
     "rounds": options.rounds,
     "cases": {name: {key: r[key] for key in ("count", "batch_size", "shapes")} for name, r in records.items()},
     "left_out": left_out,

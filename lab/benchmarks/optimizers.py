@@ -17,7 +17,8 @@ import data
 import strategies
 from configs import base
 from lab.analysis.weights import weights
-from lab.benchmarks.pages import RESULTS, ROOT, command, machine, source
+from lab.benchmarks.header import machine, source, started
+from lab.benchmarks.pages import RESULTS, ROOT, command
 from reporting.evaluation.evaluator import Evaluator
 from runtime.devices import start_jax
 from training import settings
@@ -48,7 +49,7 @@ def trained(asked: Any, devices: list[jax.Device]) -> float:
 
 def measure(steps: int) -> dict[str, Any]:
   """The record: the validation loss of each optimizer, learning rate and seed."""
-  devices = start_jax(config(NAMES[0], RATES[0], SEEDS[0], steps))
+  begun, devices = started(), start_jax(config(NAMES[0], RATES[0], SEEDS[0], steps))
   run = lambda name, rate, seed: trained(config(name, rate, seed, steps), devices)
   losses: dict[str, list[dict[str, float]]] = {}
   for name in NAMES:
@@ -60,6 +61,7 @@ def measure(steps: int) -> dict[str, Any]:
   return {
     "command": f"python -m tools.benchmark optimizers --steps={steps}",
     **machine(devices),
+    **begun,
     "steps": steps,
     "tokens": fields.batch_size * fields.model.seq_len,
     "parameters": sum(weight.size for weight in weights(settings.program(fields, "cpu").sizes)),

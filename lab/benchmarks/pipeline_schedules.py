@@ -17,7 +17,8 @@ import data
 import strategies
 from configs import base
 from lab.analysis.timeline import describe, schedules
-from lab.benchmarks.pages import RESULTS, ROOT, command, machine, source
+from lab.benchmarks.header import machine, source, started
+from lab.benchmarks.pages import RESULTS, ROOT, command
 from runtime.devices import start_jax
 from training import settings
 
@@ -37,7 +38,7 @@ def config(strategy: str, schedule: str = "1f1b", microbatches: int = MICROBATCH
 def measure(rounds: int) -> dict[str, Any]:
   """The record: seconds of each step of each program, and temporary bytes for several numbers of microbatches."""
   asked = {"single": config("single")} | {name: config("pipeline", name) for name in schedules(1, 1, 1)}
-  devices = start_jax(asked["single"])
+  begun, devices = started(), start_jax(asked["single"])
   runs = {}
   for name, c in asked.items():
     program = settings.program(c, devices[0].platform)
@@ -65,6 +66,7 @@ def measure(rounds: int) -> dict[str, Any]:
   return {
     "command": f"python -m tools.benchmark pipeline_schedules --rounds={rounds}",
     **machine(devices),
+    **begun,
     "seconds": seconds,
     "temporary_bytes": memory,
   }

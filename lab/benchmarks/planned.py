@@ -9,7 +9,6 @@ Compiles with the recommended options alone. Needs no TPU or GPU, only their com
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
@@ -21,7 +20,7 @@ from lab.analysis import predict
 from lab.analysis.roofline import Roofline
 from lab.analysis.search import Candidate, best, doubt, search
 from lab.analysis.topology import machine_of
-from lab.benchmarks import predictions
+from lab.benchmarks import header, predictions
 from lab.benchmarks.pages import RESULTS, rewrite
 from lab.benchmarks.predictions import (
   COMPILER,
@@ -97,23 +96,28 @@ def tables(record: dict[str, Any]) -> dict[str, str]:
 
 def planned(record: dict[str, Any]) -> str:
   """Plan's rows beside the compiled steps."""
-  heads, rows = ("Devices", "Plan", "Remat", "Its step", "Compiled, at best", "Ratio", "Marked by `plan`"), []
+  heads, rows = ("Devices", "Plan", "Remat", "Its step, ms", "Compiled, at best", "Ratio", "Marked by `plan`"), []
   for found in record["plans"]:
     name, topology, _, _, _, remat, fields = found["case"]
     ours, theirs, reason = beside(found)
-    times = f"{1e3 * ours:,.1f} ms", f"{1e3 * theirs:,.1f} ms", f"{ours / theirs:.2f}"
+    times = f"{1e3 * ours:,.1f}", f"{1e3 * theirs:,.1f}", f"{ours / theirs:.2f}"
     rows.append((devices(topology), f"{name}, {_mesh(fields)}", remat, *times, reason))
+  if not any(row[-1] for row in rows):  # the last column says nothing
+    heads, rows = heads[:-1], [row[:-1] for row in rows]
   return with_source(heads, rows, record)
 
 
 def sent(record: dict[str, Any]) -> str:
   """What strategies send on 64 chips, beside theory."""
-  heads, rows = ("Strategy", "Devices", "Model, sequence, remat", "Sent", "Of theory", "Links busy", "Exposed"), []
+  heads, rows = (
+    ("Strategy", "Devices", "Model, sequence, remat", "Sent, GB", "Of theory", "Links, ms", "Exposed, ms"),
+    [],
+  )
   for found in record["bytes"]:
     name, topology, model, length, _, remat, fields = found["case"]
     size = sum(found["sent"].values())
-    sizes = f"{size / 1e9:.1f} GB", f"{size / by_formula(found['case'])['sent']:.2f}"
-    times = [f"{1e3 * s:,.1f} ms" for s in (found["communication"], found["exposed"]["recommended"])]
+    sizes = f"{size / 1e9:.1f}", f"{size / by_formula(found['case'])['sent']:.2f}"
+    times = [f"{1e3 * s:,.1f}" for s in (found["communication"], found["exposed"]["recommended"])]
     what = ", ".join(filter(None, (name, _mesh(fields))))
     rows.append((what, devices(topology), f"{model}, {length}, {remat}", *sizes, *times))
   return with_source(heads, rows, record)
@@ -123,12 +127,16 @@ def _mesh(fields: dict[str, Any]) -> str:
   return " × ".join(f"{name[5:]}={size}" for name, size in fields.items() if name.startswith("mesh."))
 
 
-def record(platform: str, plan_rows: Sequence[dict], bytes_rows: Sequence[dict]) -> dict[str, Any]:
+def record(
+  platform: str, begun: dict[str, Any], plan_rows: Sequence[dict], bytes_rows: Sequence[dict]
+) -> dict[str, Any]:
+  """The record. `begun` is what `header.started` returned before."""
   package = COMPILER[platform]
   return {
     "command": f"python -m tools.benchmark planned {platform}",
     "machine": f"compiled on {' and '.join(sorted({found['machine'] for found in [*plan_rows, *bytes_rows]}))}",
     "versions": {"jax": jax.__version__, package: metadata.version(package)},
+    **begun,
     "plans": list(plan_rows),
     "bytes": list(bytes_rows),
   }
@@ -141,8 +149,8 @@ def main() -> None:
   options = parser.parse_args()
   with command_line.bad_input_ends_the_program():
     if not options.tables:
+      begun = header.started()
       compiled = lambda cases: [predictions.measure(case, ("recommended",)) for case in cases]
       rows = compiled(case for topology in MACHINES[options.platform] for case in plans(topology))
-      made = record(options.platform, rows, compiled(BYTES[options.platform]))
-      RECORDS[options.platform].write_text(json.dumps(made, indent=1) + "\n")
+      header.write(RECORDS[options.platform], record(options.platform, begun, rows, compiled(BYTES[options.platform])))
     print(*rewrite(LARGE_PAGE, RECORDS[options.platform], tables).values(), sep="\n\n")

@@ -1,6 +1,6 @@
 """Compares our formulas with the compilers for TPUs and GPUs: a step's memory, operations, traffic and bytes sent.
 
-    python -m tools.benchmark predictions tpu              # compiles all cases (an hour), fills docs/explain.md
+    python -m tools.benchmark predictions tpu              # compiles all cases (an hour), fills docs/evidence.md
     python -m tools.benchmark predictions gpu              # the same for NVIDIA GPUs (5 minutes)
     python -m tools.benchmark predictions tpu --cases=0,3  # compiles these cases again
     python -m tools.benchmark predictions tpu --tables     # writes the tables from the existing record
@@ -29,15 +29,16 @@ from lab.analysis.compiled import compile_step
 from lab.analysis.roofline import Roofline
 from lab.analysis.shapes import LLAMA3
 from lab.analysis.topology import Machine, machine_of
-from lab.benchmarks.pages import RESULTS, ROOT, cpu, rewrite, source
+from lab.benchmarks.header import cpu, source, started, write
+from lab.benchmarks.pages import RESULTS, ROOT, rewrite
 from lab.benchmarks.sections import table
 from runtime import command_line
 from strategies.execution.mesh import abstract_mesh, resolve
 from strategies.execution.options import CHOICES
 from training import settings
 
-PAGE, LARGE_PAGE = ROOT / "docs" / "explain.md", ROOT / "docs" / "thousand-chips.md"
-LARGE = 64  # devices of the cases on the second page
+PAGE, LARGE_PAGE = ROOT / "docs" / "evidence.md", ROOT / "docs" / "thousand-chips.md"
+LARGE = 64  # devices of the smallest case on the second page
 RECORDS = {name: RESULTS / f"predictions-{name}.json" for name in ("tpu", "gpu")}
 COMPILER = {"tpu": "libtpu", "gpu": "jax-cuda13-pjrt"}  # the package that the compiler is part of
 
@@ -131,7 +132,7 @@ def measure(case: list | tuple, choices: Sequence[str] = CHOICES) -> dict[str, A
 
   `exposed` has the seconds of exposed communication, with each choice of compiler options.
   """
-  asked, where = config(case), machine_of(case[1])
+  begun, asked, where = started(), config(case), machine_of(case[1])
   program, found = settings.program(asked, where.platform), where.devices()
   steps, overlaps, options = {}, {}, {}
   for choice in choices:
@@ -156,6 +157,8 @@ def measure(case: list | tuple, choices: Sequence[str] = CHOICES) -> dict[str, A
     "exposed": {choice: found.exposed for choice, found in overlaps.items()},
     "compile_seconds": step.seconds,
     "machine": f"{os.cpu_count()} cores of {cpu()}",
+    "commit": begun["commit"],
+    "date": begun["date"],
   }
 
 
@@ -188,57 +191,63 @@ def _by_formula(written: str) -> dict[str, float]:
 
 
 def tables(record: dict[str, Any]) -> dict[str, str]:
-  """The generated parts of docs/explain.md that come from one record."""
-  platform = machine_of(record["cases"][0]["case"][1]).platform
-  memory = [
-    "| Strategy | Devices | Model, sequence | Batch | Remat "
-    "| Memory by the compiler | Memory, ratio | FLOPs, ratio | Traffic, ratio | Sent, ratio | Compile time |",
-    "|---|---|---|---|---|---|---|---|---|---|---|",
-  ]
-  both = {"default": "Exposed, default options", "recommended": "Exposed, recommended"}
-  head = ["Strategy", "Devices", "Model, sequence", "Remat", "Kernels", "Communication"]
-  head += [*both.values(), "By formula"]
-  exposed = [f"| {' | '.join(head)} |", "|" + len(head) * "---|"]
-  for found in record["cases"]:
-    name, topology, model, length, batch_size, remat, _ = found["case"]
-    ours = by_formula(found["case"])
-    theirs = found | {"sent": sum(found["sent"].values())}
-    ratios = [f"{ours[what] / theirs[what]:.2f}" for what in ("memory", "flops", "traffic", "sent")]
-    held_out = " (held out)" if tuple(found["case"]) in HELD_OUT[platform] else ""
-    memory.append(
-      f"| {name}{held_out} | {topology} | {model}, {length} | {batch_size} | {remat} | {theirs['memory'] / 1e9:.2f} GB "
-      f"| {' | '.join(ratios)} | {found['compile_seconds']:.0f} s |"
-    )
-    times = [found["kernels"], found["communication"], *map(found["exposed"].get, both)]
-    exposed.append(
-      f"| {name} | {topology} | {model}, {length} | {remat} | "
-      f"{' | '.join(f'{1e3 * seconds:,.1f} ms' for seconds in (*times, ours['exposed']))} |"
-    )
-  end = ["", source(record)]
-  return {f"predictions-{platform}": "\n".join(memory + end), f"exposed-{platform}": "\n".join(exposed + end)}
+  """The generated part of docs/evidence.md that comes from one record: steps on fewer than 64 devices."""
+  return _part("predictions", record, [found for found in record["cases"] if _count(found) < LARGE], [])
 
 
 def large(record: dict[str, Any]) -> dict[str, str]:
-  """The generated part of docs/thousand-chips.md that comes from one record: what many devices send and wait for."""
+  """The generated part of docs/thousand-chips.md: the other steps, with what they send and how fast they can be."""
+  heads = ["Sent, GB", "Links, ms", "At best, ms", "MFU at most"]
+  return _part("large", record, [found for found in record["cases"] if _count(found) >= LARGE], heads)
+
+
+def _count(found: dict[str, Any]) -> int:
+  return machine_of(found["case"][1]).count
+
+
+def _part(name: str, record: dict[str, Any], cases: Sequence[dict[str, Any]], more: list[str]) -> dict[str, str]:
+  """A table of cases. Ratios are predicted figures to the compiler's; what is always close to 1 is said below."""
   platform = machine_of(record["cases"][0]["case"][1]).platform
-  heads = ("Strategy", "Devices", "Model, sequence, remat", "Sent", "Of theory", "Links busy", "Exposed, default")
-  heads, rows = (*heads, "Recommended", "A step at best", "MFU at most"), []
-  for found in record["cases"]:
-    name, topology, model, length, _, remat, _ = found["case"]
-    where = machine_of(topology)
-    if where.count < LARGE:
-      continue
-    case, sent = case_on(where, config(found["case"])), sum(found["sent"].values())
-    waits = found["exposed"]
-    times = Roofline(
-      found["flops"] / where.chip.flops, found["traffic"] / where.chip.bandwidth, found["communication"],
-      exposed=waits["recommended"], idle=case.idle,
-    )  # fmt: skip
-    shown = [f"{1e3 * s:,.1f} ms" for s in (times.communication, waits["default"], times.exposed, times.seconds)]
-    size = f"{sent / 1e9:.1f} GB", f"{sent / by_formula(found['case'])['sent']:.2f}"
-    mfu = f"{times.mfu(case.model_flops, where.chip):.1%}"
-    rows.append((name, devices(topology), f"{model}, {length}, {remat}", *size, *shown, mfu))
-  return {f"large-{platform}": with_source(heads, rows, record)}
+  heads = ["Strategy", "Devices", "Model, sequence", "Batch", "Remat", "Memory, GB", "Predicted", "Traffic, predicted"]
+  heads += ["Exposed, ms: default", "Recommended", "By formula", *more]
+  rows, exact = [], collections.defaultdict(list)
+  for found in cases:
+    strategy, topology, model, length, batch_size, remat, _ = found["case"]
+    ours, theirs = by_formula(found["case"]), found | {"sent": sum(found["sent"].values())}
+    ratios = {what: ours[what] / theirs[what] for what in ("memory", "flops", "traffic", "sent")}
+    for what in ("flops", "sent"):
+      exact[what].append(ratios[what])
+    held_out = " (held out)" if tuple(found["case"]) in HELD_OUT[platform] else ""
+    row = [
+      f"{strategy}{held_out}",
+      devices(topology) if more else topology,
+      f"{model}, {length}",
+      str(batch_size),
+      remat,
+    ]
+    row += [f"{theirs['memory'] / 1e9:.2f}", f"{ratios['memory']:.2f}", f"{ratios['traffic']:.2f}"]
+    row += [_ms(s) for s in (found["exposed"]["default"], found["exposed"]["recommended"], ours["exposed"])]
+    rows.append(row + (_at_best(found, theirs["sent"]) if more else []))
+  span = {what: " to ".join(sorted({f"{min(ratios):.2f}", f"{max(ratios):.2f}"})) for what, ratios in exact.items()}
+  seconds = [found["compile_seconds"] for found in cases]
+  below = f"Predicted operations are {span['flops']} of the compiler's, and predicted bytes {span['sent']}. "
+  below += f"Compiling a step took {min(seconds):.0f} to {max(seconds):.0f} s."
+  return {f"{name}-{platform}": "\n".join([*table(heads, rows), "", below, "", source(record)])}
+
+
+def _at_best(found: dict[str, Any], sent: float) -> list[str]:
+  """The last cells of a large step: bytes, time of the links, and the lower bound of the step."""
+  case, chip = case_on(machine_of(found["case"][1]), config(found["case"])), machine_of(found["case"][1]).chip
+  times = Roofline(
+    found["flops"] / chip.flops, found["traffic"] / chip.bandwidth, found["communication"],
+    exposed=found["exposed"]["recommended"], idle=case.idle,
+  )  # fmt: skip
+  mfu = f"{times.mfu(case.model_flops, chip):.1%}"
+  return [f"{sent / 1e9:.1f}", _ms(times.communication), _ms(times.seconds), mfu]
+
+
+def _ms(seconds: float) -> str:
+  return f"{1e3 * seconds:,.1f}"
 
 
 def devices(topology: str) -> str:
@@ -267,6 +276,7 @@ def compile_cases(platform: str, asked: str | None) -> None:
       f"cases={asked!r} cannot be added to a record of other versions, {known['versions']}; leave out --cases"
     )
   cases = {json.dumps(found["case"]): found for found in known["cases"] if same}
+  begun = started()
   for number in chosen:
     cases[json.dumps(list(known_cases[number]))] = measure(known_cases[number])
     kept = [cases[key] for case in known_cases if (key := json.dumps(list(case))) in cases]
@@ -274,9 +284,10 @@ def compile_cases(platform: str, asked: str | None) -> None:
       "command": f"python -m tools.benchmark predictions {platform}",
       "machine": f"compiled for {platform.upper()}s on {' and '.join(sorted({found['machine'] for found in kept}))}",
       "versions": versions,
+      **begun,
       "cases": kept,
     }
-    file.write_text(json.dumps(record, indent=1) + "\n")
+    write(file, record)
 
 
 def main() -> None:

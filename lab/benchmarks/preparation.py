@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import gzip
 import itertools
-import os
 import shutil
 import statistics
 import sys
@@ -24,7 +23,8 @@ from typing import Any
 
 from errors import ConfigError
 from lab.benchmarks import rounds
-from lab.benchmarks.pages import RESULTS, ROOT, host, keep, source
+from lab.benchmarks.header import host, source, started
+from lab.benchmarks.pages import RESULTS, ROOT, keep
 from lab.benchmarks.sections import megabytes, table
 from runtime import command_line
 
@@ -95,7 +95,7 @@ def measure(sizes: dict[str, float], folder: str | None, say: Callable[[str], No
     say(f"  {name}: " + ", ".join(f"{key} {value}" for key, value in result.items() if not isinstance(value, list)))
     return result
 
-  load, texts = os.getloadavg()[0], {}
+  begun, texts = started(), {}
   wanted = {"small": sizes["size"] / SMALL} | sizes
   for name, size in wanted.items():
     say(f"{name}: {size:.3g} bytes")
@@ -109,7 +109,7 @@ def measure(sizes: dict[str, float], folder: str | None, say: Callable[[str], No
     "kind": "preparation",
     "command": f"python -m tools.benchmark preparation {given}",
     **host(),
-    "load": load,
+    **begun,
     "batches": BATCHES,
     "texts": texts,
     "step": step,

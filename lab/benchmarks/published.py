@@ -1,6 +1,6 @@
 """Speeds that other projects have published, and our bounds for the same steps.
 
-    python -m tools.benchmark published              # writes the table of ways to share positions into docs/explain.md
+    python -m tools.benchmark published              # writes the table of ways to share positions into docs/evidence.md
     python -m tools.benchmark published --compile    # first compiles our ways to share positions for TPUs (30 minutes)
 
 Needs no devices: the bounds come from the formulas of lab/analysis/predict.py. Each is the longest of the times that
@@ -21,7 +21,7 @@ from lab.analysis import predict
 from lab.analysis.case import Case
 from lab.analysis.roofline import Roofline
 from lab.analysis.topology import Machine, machine_of
-from lab.benchmarks import sections
+from lab.benchmarks import header, sections
 from lab.benchmarks.pages import RESULTS, fill
 from lab.benchmarks.predictions import MODELS, PAGE, Prediction, case_on, config, measure, with_source
 from runtime import command_line
@@ -276,12 +276,12 @@ def ways(record: dict[str, Any]) -> str:
 def compile_ways() -> None:
   """Compiles our ways, and writes each into the record when it is done."""
   versions = {"jax": jax.__version__, "libtpu": metadata.version("libtpu")}
-  cases: list[dict[str, Any]] = []
+  begun, cases = header.started(), list[dict[str, Any]]()
   for one in WAYS:
     cases.append(measure(one.case, ("recommended",)))
     machine = f"compiled for TPUs on {' and '.join(sorted({found['machine'] for found in cases}))}"
     record = {"command": "python -m tools.benchmark published --compile", "machine": machine, "versions": versions}
-    RECORD.write_text(json.dumps(record | {"cases": cases}, indent=1) + "\n")
+    header.write(RECORD, record | begun | {"cases": cases})
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Fits what a step really takes to measured and published steps, and predicts each of them from the others.
 
-    python -m tools.benchmark rates             # fits, writes the record, and the table of docs/explain.md
+    python -m tools.benchmark rates             # fits, writes the record, and the table of docs/evidence.md
     python -m tools.benchmark rates --tables    # writes the table from the existing record
 
 Takes a few seconds and needs no devices. The time of a step is that of its products, of attention and of memory traffic
@@ -24,7 +24,7 @@ from lab.analysis import predict
 from lab.analysis.reached import Rates
 from lab.analysis.roofline import Roofline
 from lab.analysis.topology import machine_of
-from lab.benchmarks import published
+from lab.benchmarks import header, published
 from lab.benchmarks.pages import RESULTS, fill
 from lab.benchmarks.predictions import PAGE, RECORDS, case_on, config
 from lab.benchmarks.sections import table
@@ -169,7 +169,7 @@ def compared() -> dict[str, Any]:
 
 
 def tables(record: dict[str, Any]) -> dict[str, str]:
-  """The generated part of docs/explain.md."""
+  """The generated part of docs/evidence.md."""
   reasons = list(dict.fromkeys(row["unlike"] for row in record["rows"] if row["unlike"]))
   rows = []
   for row in record["rows"]:
@@ -197,7 +197,8 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--tables", action="store_true", help="write the table from the existing record")
   if not parser.parse_args().tables:
-    RECORD.write_text(json.dumps(compared(), indent=1) + "\n")
+    begun = header.started()
+    header.write(RECORD, {**header.host(), **begun, **compared()})
   made = tables(json.loads(RECORD.read_text()))
   PAGE.write_text(fill(PAGE.read_text(), made))
   print(*made.values())

@@ -21,7 +21,8 @@ from jax.sharding import PartitionSpec as P
 import strategies
 from checkpointing import record
 from configs import base
-from lab.benchmarks.pages import RESULTS, ROOT, command, machine, source
+from lab.benchmarks.header import machine, source, started
+from lab.benchmarks.pages import RESULTS, ROOT, command
 from runtime.devices import start_jax
 from runtime.replicas import Replicas
 from training import settings
@@ -79,9 +80,10 @@ def _bytes(state: Any) -> int:
 
 
 def measure(rounds: int) -> dict[str, Any]:
-  devices = start_jax(base.get_config("lm", "data_parallel"))
+  begun, devices = started(), start_jax(base.get_config("lm", "data_parallel"))
   found = {"preset lm": of_preset(devices, rounds), "1 GB": of_gigabyte(devices[:2], rounds)}
-  return {"command": f"python -m tools.benchmark replica_check --rounds={rounds}", **machine(devices), "states": found}
+  command = f"python -m tools.benchmark replica_check --rounds={rounds}"
+  return {"command": command, **machine(devices), **begun, "states": found}
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lab.benchmarks import figures
-from lab.benchmarks.cells import COMPILED
+from lab.benchmarks.cells import COMPILED, PEER_NAME
 from lab.benchmarks.figures import Record, Result
-from lab.benchmarks.pages import source
+from lab.benchmarks.header import source
 from reporting.pages.units import mfu
 
 NONE = "–"
@@ -27,7 +27,7 @@ def where(record: Record) -> str:
 
 
 def summary(name: str, record: Record) -> str:
-  """A record's section in README.md: the rows on the most devices, PyTorch, and the aims."""
+  """A record's section in README.md: the rows on the most devices, the peer, and the aims."""
   return "\n".join(
     [
       f"## {title(record)}",
@@ -133,7 +133,7 @@ def _aims(record: Record) -> list[str]:
   unknown = [_name(aim.row) for aim in found if aim.got is None]
   return [
     f"The aims on the most devices are {kinds} and {figures.AIM} for the other strategies. On one device the aim is "
-    f"{figures.PEER_AIM} times PyTorch's speed. "
+    f"{figures.PEER_AIM} times the speed of {PEER_NAME} in PyTorch. "
     + " ".join([*missed(record), *([f"Not measured: {', '.join(unknown)}."] if unknown else [])]),
     "",
   ]
@@ -149,7 +149,7 @@ def missed(record: Record) -> list[str]:
 
 
 def _name(row: str) -> str:
-  return "PyTorch" if row == figures.PEER else row
+  return PEER_NAME if row == figures.PEER else row
 
 
 def _speed(record: Record) -> list[str]:
@@ -193,7 +193,7 @@ def _predictions(record: Record) -> list[str]:
 def _peer(record: Record) -> list[str]:
   rows = figures.peers(record)
   if not rows:
-    return [f"PyTorch was not measured ({record['left_out'].get('peer', 'it was not in --rows')})."]
+    return [f"{PEER_NAME} was not measured ({record['left_out'].get('peer', 'it was not in --rows')})."]
   lines = []
   for row in rows:
     kind = row.name.partition("/")[2]
@@ -206,7 +206,7 @@ def _peer(record: Record) -> list[str]:
       f"{kind.removesuffix(COMPILED)} attention, {turn['precision']} ({versions})", f"{row.per_second:,.0f}",
       f"{milliseconds(row.seconds.median)} ms", f"{1 / row.relative.median:.2f}",
     ))  # fmt: skip
-  heads = ("PyTorch, same model, one device", f"{record['unit']}/s", "Step", "Our throughput, PyTorch = 1")
+  heads = (f"{PEER_NAME} in PyTorch, same sizes, one device", f"{record['unit']}/s", "Step", "Our throughput, its = 1")
   return table(heads, lines)
 
 

@@ -1,13 +1,13 @@
-"""Measures the throughput of every strategy at 1, 2, 4 and 8 devices, and of PyTorch.
+"""Measures the throughput of every strategy at 1, 2, 4 and 8 devices, and of transformers' Llama in PyTorch.
 
     python -m tools.benchmark throughput                                       # all rows (45 minutes); writes the pages
     python -m tools.benchmark throughput --rows=fsdp,data_parallel --devices=8 --rounds=3       # some rows, into runs/
     python -m tools.benchmark throughput --config=configs/single.py:cifar10 --config.batch_size=128    # another model
-    python -m tools.benchmark throughput --check=lab/benchmarks/results/NAME.json   # again: are its rows reproduced?
+    python -m tools.benchmark throughput --check=lab/benchmarks/results/NAME.json   # reproduced? (10 minutes at most)
     python -m tools.benchmark throughput --tables                              # writes pages and plots from the records
 
 On a machine with GPUs or TPUs it measures those and makes another record. Elsewhere it simulates devices on the CPU.
-PyTorch needs `pip install '.[peer]'`, or `--peer-python=` with a Python that has it. lab/benchmarks/README.md and
+The Llama needs `pip install '.[peer]'`, or `--peer-python=` with a Python that has it. lab/benchmarks/README.md and
 lab/benchmarks/rounds.py explain how the measuring works.
 """
 
@@ -15,12 +15,11 @@ import argparse
 import functools
 import json
 import math
-import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ import jax
 
 from configs import base
 from errors import ConfigError, positive
-from lab.benchmarks import cells, figures, rounds, sections, tables
+from lab.benchmarks import cells, figures, header, rounds, sections, tables
 from lab.benchmarks.comparison import compare
 from lab.benchmarks.figures import Record
 from lab.benchmarks.options import ROUNDS, STEPS, parse
@@ -37,6 +36,8 @@ from lab.benchmarks.pages import ROOT
 from runtime import command_line, folders
 from training import settings
 
+CHECKING = 570.0  # seconds for --check; with its start and end it takes less than ten minutes
+UNSTEADY = 4  # exit status of --check without a verdict
 CONFIG = str(ROOT / "configs" / "single.py")
 
 
@@ -54,6 +55,7 @@ def measure(
   found: Record,
   run: rounds.Run = rounds.run,
   among: Iterable[str] | None = None,
+  deadline: float = math.inf,
 ) -> Record:
   """Measures the table on this machine and returns the record.
 
@@ -61,6 +63,7 @@ def measure(
     options: as `parse` returns them.
     found: what `machine` returns.
     among: the names of the cells to measure; None for all.
+    deadline: when to end, by time.monotonic; what there is no time for is left out.
 
   Raises ConfigError if the table cannot be measured here.
   """
@@ -74,10 +77,10 @@ def measure(
   asked = [cell for cell in asked if among is None or cell.name in among]
   reason = cells.without_peer(config, hardware["platform"], program.sizes.dtype)
   state = jax.eval_shape(program.init, jax.random.key(0))
-  (commit, dirty), load = checked_out(), os.getloadavg()[0]  # the load shows whether the machine was idle
+  begun = header.started()
   say = functools.partial(print, flush=True)
   with tempfile.TemporaryDirectory() as cache:
-    measured = rounds.measure(asked, options.rounds, options.steps, Path(cache), say, run)
+    measured = rounds.measure(asked, options.rounds, options.steps, Path(cache), say, run, deadline)
   if all("error" in measured[cell.name] for cell in asked if cell.compiled):
     raise ConfigError(f"no row can be measured: {measured[asked[0].name]['error']}")
   return {
@@ -86,9 +89,7 @@ def measure(
     "machine": described(hardware),
     "hardware": hardware | {"peak_flops": hardware["peak_flops"] if program.sizes.dtype == "bfloat16" else None},
     "versions": found["versions"],
-    "commit": commit,
-    "dirty": dirty,
-    "load": load,
+    **begun,
     "config": cells.training(config, cells.REFERENCE, 1)["config"],
     "unit": unit,
     "items": config.batch_size * per_example,
@@ -117,15 +118,6 @@ def described(hardware: dict[str, Any]) -> str:
   )
 
 
-def checked_out() -> tuple[str | None, bool]:
-  """The commit of the repository, and whether any file differs from it."""
-  try:
-    git = lambda *words: subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
-    return git("rev-parse", "--short=12", "HEAD").stdout.strip(), bool(git("status", "--porcelain", "-uno").stdout)
-  except (OSError, subprocess.CalledProcessError):
-    return None, False
-
-
 def read(path: Path) -> Record:
   """Reads a throughput record. Raises ConfigError if the file is not one."""
   try:
@@ -141,9 +133,13 @@ def read(path: Path) -> Record:
   return found
 
 
-def again(path: Path, options: argparse.Namespace, run: rounds.Run = rounds.run) -> int:
-  """Measures a record's rows again and prints which are reproduced. Returns the exit status: 1 if some are not."""
-  old = read(path)
+def again(path: Path, options: argparse.Namespace, run: rounds.Run | None = None) -> int:
+  """Measures a record's rows again, in CHECKING seconds, and prints which are reproduced.
+
+  Returns the exit status: 0 if all are reproduced, 1 if some are not, and UNSTEADY if the machine allows no verdict.
+  """
+  deadline, old = time.monotonic() + CHECKING, read(path)
+  run = run or rounds.in_time(deadline)
   options.devices = options.devices or sorted({row.devices for row in figures.rows(old)})
   options.steps = old["steps"]
   config = base.get_config("lm", "single")
@@ -154,9 +150,9 @@ def again(path: Path, options: argparse.Namespace, run: rounds.Run = rounds.run)
   found = machine(run)
   if found["hardware"]["simulated"] != old["hardware"]["simulated"]:
     raise ConfigError(f"check={str(path)!r} was made on {old['machine']}; measure it again on such a machine")
-  lines, good = compare(old, measure(config, options, found, run, old["cells"]))
+  lines, good = compare(old, measure(config, options, found, run, old["cells"], deadline))
   print("\n".join(lines))
-  return 0 if good else 1
+  return UNSTEADY if good is None else 0 if good else 1
 
 
 def keep(config: Any, preset: str, options: argparse.Namespace, found: Record) -> None:
@@ -168,7 +164,7 @@ def keep(config: Any, preset: str, options: argparse.Namespace, found: Record) -
   made = measure(config, options, found)
   whole = is_whole and made["rounds"] == options.rounds  # a run that was stopped is partial too
   path = folders.writable_file(place(whole), "record")
-  path.write_text(json.dumps(made, indent=1) + "\n")
+  header.write(path, made)
   print(sections.summary(path.stem, made), sections.details(path.stem, made), sep="\n\n")
   if path.parent.resolve() == tables.RESULTS:
     tables.write()
@@ -188,6 +184,15 @@ def _name(config: Any, preset: str, hardware: dict[str, Any]) -> str:
 def main() -> None:
   jax.config.update("jax_platforms", "cpu")  # leaves the accelerators to the processes that measure
   signal.signal(signal.SIGTERM, signal.default_int_handler)  # as for ^C, complete rounds are kept
+  try:
+    measure_or_check()
+  except KeyboardInterrupt:
+    print("stopped: the processes that measured are ended, and nothing was written", file=sys.stderr)
+    sys.exit(command_line.INTERRUPTED)
+
+
+def measure_or_check() -> None:
+  """What the command line asks for."""
   with command_line.bad_input_ends_the_program():
     options, rest = parse(sys.argv[1:], __doc__)
     if options.tables:

@@ -6,7 +6,6 @@ Writes lab/benchmarks/results/timeline.json, which the site draws (lab/views/ste
 compiler: pip install '.[topology]'.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from importlib import metadata
@@ -19,7 +18,8 @@ from lab.analysis import spans
 from lab.analysis.compiled import compile_step
 from lab.analysis.overlap import Overlap
 from lab.analysis.topology import machine_of
-from lab.benchmarks.pages import RESULTS, cpu
+from lab.benchmarks.header import cpu, started, write
+from lab.benchmarks.pages import RESULTS
 from lab.benchmarks.predictions import COMPILER, Prediction, config
 from strategies.execution.options import CHOICES
 from training import settings
@@ -28,13 +28,18 @@ FILE = RESULTS / "timeline.json"
 CASE: Prediction = ("fsdp", "v5p:4x4x4", "7B", 4096, 64, "dots", {})
 
 
-def record(found: Mapping[str, Overlap]) -> dict[str, Any]:
-  """What the file holds: for each choice of compiler options, the step's seconds and its panels."""
+def record(found: Mapping[str, Overlap], begun: dict[str, Any]) -> dict[str, Any]:
+  """What the file holds: for each choice of compiler options, the step's seconds and its panels.
+
+  Args:
+    begun: what `header.started` returned before.
+  """
   package = COMPILER[machine_of(CASE[1]).platform]
   return {
     "command": "python -m tools.benchmark timeline",
     "machine": f"compiled on {os.cpu_count()} cores of {cpu()}",
     "versions": {"jax": jax.__version__, package: metadata.version(package)},
+    **begun,
     "case": list(CASE),
     "choices": {
       choice: {
@@ -58,5 +63,5 @@ def measure(choice: str) -> Overlap:
 
 
 def main() -> None:
-  found = record({choice: measure(choice) for choice in reversed(CHOICES)})
-  FILE.write_text(json.dumps(found, separators=(",", ":")) + "\n")
+  begun = started()
+  write(FILE, record({choice: measure(choice) for choice in reversed(CHOICES)}, begun), indent=None)

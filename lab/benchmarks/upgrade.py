@@ -32,14 +32,15 @@ from configs import base
 from errors import ConfigError
 from lab.analysis.compiled import compile_step
 from lab.analysis.topology import machine_of
-from lab.benchmarks import throughput
-from lab.benchmarks.pages import RESULTS, ROOT, cpu, rewrite, source
+from lab.benchmarks.header import cpu, source, started, write
+from lab.benchmarks.pages import RESULTS, ROOT, rewrite
 from lab.benchmarks.predictions import MODELS
 from runtime import command_line
 from runtime.devices import has_gpu_compiler
 from training import settings
 
 PAGE, RECORD = ROOT / "docs" / "thousand-chips.md", RESULTS / "upgrade.json"
+COMMAND = "make upgrade-check RECORD=1"
 MORE = 1.1  # a figure may be so many times the recorded one
 NOTHING = 1e-5  # seconds: a shorter exposed time is as good as none
 UNITS = {
@@ -124,20 +125,18 @@ def stack(steps: Mapping[str, Step] = STEPS) -> Record:
   """The figures of the steps with this Python's jax, and what made them. Uses the CPU, whatever else is there."""
   jax.config.update("jax_platforms", "cpu")
   jax.config.update("jax_num_cpu_devices", int(CPUS.partition(":")[2]))
-  start, figures = time.perf_counter(), {}
+  begun, start, figures = started(), time.perf_counter(), {}
   for name, step in steps.items():
     if has_compiler(step.machine):
       figures[name] = measure(step)
       print(f"{time.perf_counter() - start:4.0f} s: {name}", file=sys.stderr, flush=True)
     else:
       print(f"left out, because its compiler is not installed: {name}", file=sys.stderr, flush=True)
-  commit, dirty = throughput.checked_out()
   return {
     "versions": {name: metadata.version(name) for name in PACKAGES if _is_installed(name)},
     "machine": f"{os.cpu_count()} cores of {cpu()}",
-    "commit": commit,
-    "dirty": dirty,
-    "date": time.strftime("%Y-%m-%d"),
+    "command": COMMAND,
+    **begun,
     "seconds": round(time.perf_counter() - start),
     "figures": figures,
   }
@@ -251,9 +250,9 @@ def tables(record: Record) -> dict[str, str]:
   for one in worse({"stacks": [first], "notes": {}}, last["figures"]):
     what = f"{one.figure} {shown(one.figure, one.old)} → {shown(one.figure, one.new)}"
     lines.append(f"- {one.step}: {what}. {record['notes'][one.step][one.figure]}")
-  made = {"command": "make upgrade-check RECORD=1", "machine": f"compiled on {last['machine']}"}
+  made = {"command": COMMAND, "date": last["date"], "machine": f"compiled on {last['machine']}"}
   versions = {name: f"{first['versions'][name]} and {last['versions'][name]}" for name in last["versions"]}
-  end = f"{source(made | {'versions': versions})} Commit {last['commit']}; {last['date']}."
+  end = f"{source(made | {'versions': versions})} Commit {last['commit']}."
   return {"upgrade": "\n".join([*lines, "", end])}
 
 
@@ -274,7 +273,7 @@ def main() -> None:
   print(side_by_side(record, found))
   if options.record:
     record = written(record, found)
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    write(RECORD, record)
   bad = judged(record, found)
   print(*(bad or ["Nothing needs over a tenth more than the record, except what has a note."]), sep="\n")
   if options.record and not bad:

@@ -24,7 +24,7 @@ import strategies
 from configs import base
 from errors import ConfigError
 from lab.analysis.compiled import planned
-from lab.benchmarks.pages import cpu
+from lab.benchmarks.header import cpu
 from lab.benchmarks.predicted import predicted_step
 from runtime import hardware
 from runtime.devices import start_jax

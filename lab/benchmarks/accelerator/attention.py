@@ -94,7 +94,7 @@ def in_a_ring(name: str) -> Attention:
     return positions.join(early, late[:, ::-1]).reshape(x.shape[1], -1, *x.shape[3:])
 
   def ring(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, segments: jax.Array | None) -> jax.Array:
-    attend = lambda *own: context.attend("ring", plain, kernel, *own, segments, sharding, causal)
+    attend = lambda *own: context.attend("ring", plain, kernel, *own, segments, None, sharding, causal)
 
     # The gradient is taken on each device: JAX runs the backward pass of a `vmap` where its axis has no name.
     def forward(*arrays: jax.Array) -> tuple[jax.Array, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from errors import ConfigError, one_of
-from lab.benchmarks import cells, rounds
+from lab.benchmarks import cells, header, rounds
 from lab.benchmarks.accelerator import page, record, steps
 from lab.benchmarks.accelerator.step import LIMIT, Measurement, Values, say
 from lab.benchmarks.pages import RESULTS
@@ -83,9 +83,9 @@ def run_all(
       failed += [name] if options.steps else []  # asked for by name
       continue
     say(f"\n{name}: {step.about}")
-    start = time.monotonic()
+    start, begun = time.monotonic(), header.started()
     result = run(name, found, options.peer_python)
-    made = record.entry(name, found, result, time.monotonic() - start)
+    made = record.entry(name, found, begun, result, time.monotonic() - start)
     record.add(file, hardware, name, made)
     page.write(to, results)
     said = page.result(step, {"steps": {name: made}})

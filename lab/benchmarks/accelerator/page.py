@@ -6,7 +6,8 @@ from pathlib import Path
 from lab.benchmarks.accelerator import record
 from lab.benchmarks.accelerator.step import LIMIT, Measurement, Values
 from lab.benchmarks.accelerator.steps import STEPS
-from lab.benchmarks.pages import RESULTS, ROOT, fill, source
+from lab.benchmarks.header import source
+from lab.benchmarks.pages import RESULTS, ROOT, fill
 
 PAGE = ROOT / "docs" / "accelerator.md"
 NOTHING = "No accelerator's record exists yet."
@@ -93,4 +94,4 @@ def origin(entry: Values) -> str:
   """The line below a table for one row: command, machine, versions, settings, commit, date and time."""
   settings = "".join(f" {name}={value}." for name, value in entry["environment"].items())
   commit = f" Commit {entry['commit']}{', with changes' if entry['dirty'] else ''};" if entry["commit"] else ""
-  return f"{source(entry)}{settings}{commit} {entry['date']}; took {entry['seconds']:.0f} s."
+  return f"{source(entry)}{settings}{commit} took {entry['seconds']:.0f} s."

@@ -6,12 +6,11 @@ A step that runs again replaces its own entry and no other.
 import json
 import os
 import re
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.benchmarks import throughput
+from lab.benchmarks import header, throughput
 from lab.benchmarks.accelerator.step import Values
 from lab.benchmarks.pages import RESULTS
 from runtime import device_memory
@@ -27,17 +26,14 @@ def path(hardware: Mapping[str, Any], results: Path = RESULTS) -> Path:
   return results / (re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") + ".json")
 
 
-def entry(name: str, found: Mapping[str, Any], result: Values, seconds: float) -> Values:
+def entry(name: str, found: Mapping[str, Any], begun: Values, result: Values, seconds: float) -> Values:
   """The entry of a step: its `values`, or its `error`; what made it, when, and how many seconds it took."""
-  commit, dirty = throughput.checked_out()
   return {
     "command": f"python -m tools.benchmark accelerator --step={name}",
     "machine": throughput.described(found["hardware"]),
     "versions": found["versions"],
     "environment": {name: os.environ[name] for name in ENVIRONMENT if os.environ.get(name)},
-    "commit": commit,
-    "dirty": dirty,
-    "date": time.strftime("%Y-%m-%d"),
+    **begun,
     "seconds": round(seconds, 1),
     **result,
   }
@@ -50,7 +46,7 @@ def add(file: Path, hardware: Mapping[str, Any], name: str, made: Values) -> Non
   if "values" in made or "values" not in record["steps"].get(name, {}):
     record["steps"][name] = made
   file.parent.mkdir(parents=True, exist_ok=True)
-  file.write_text(json.dumps(record, indent=1) + "\n")
+  header.write(file, record)
 
 
 def read(results: Path = RESULTS) -> list[Values]:

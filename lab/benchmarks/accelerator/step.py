@@ -83,7 +83,7 @@ class Where:
     limit = self.left() - RESERVE
     if limit <= 0:
       return {"error": NO_TIME}
-    return run(command, spec) if run else rounds.run(command, spec, limit)
+    return run(command, spec) if run else rounds.run(command, spec, limit, own_group=False)  # steps.run ends the group
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,10 +3,7 @@
 python -m lab.benchmarks.accelerator.steps < SPEC      # the process of a step
 """
 
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +16,7 @@ from typing import Any
 import jax
 
 from errors import ConfigError
+from lab.benchmarks import rounds
 from lab.benchmarks.accelerator import attention, blocks, cifar10, language_model, memory, parity, throughput
 from lab.benchmarks.accelerator.step import LIMIT, Measurement, Values, Where, reason
 from lab.benchmarks.pages import ROOT
@@ -28,7 +26,6 @@ STEPS: dict[str, Measurement] = {
 }
 COMMAND = (sys.executable, "-m", "lab.benchmarks.accelerator.steps")
 FOLDER = ROOT / "runs" / "accelerator"
-GONE = 10  # seconds that killed processes may take to end
 
 
 def run(
@@ -50,22 +47,10 @@ def run(
     except subprocess.TimeoutExpired:
       return {"error": f"not finished after {limit:.0f} s, the limit of a step"}
     finally:
-      _end(process)
+      rounds.end(process)
     if result.exists():
       return json.loads(result.read_text())
   return {"error": f"its process ended with exit status {process.returncode}"}
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-  """Ends a process and what it has started, and waits until they are gone: until then they may hold devices' memory."""
-  with contextlib.suppress(ProcessLookupError):
-    os.killpg(process.pid, signal.SIGKILL)
-  process.wait()
-  deadline = time.monotonic() + GONE
-  with contextlib.suppress(ProcessLookupError):  # none of them is left
-    while time.monotonic() < deadline:
-      os.killpg(process.pid, 0)
-      time.sleep(0.02)
 
 
 def measure(spec: Mapping[str, Any], steps: Mapping[str, Measurement] = STEPS) -> Values:

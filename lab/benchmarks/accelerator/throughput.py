@@ -1,4 +1,4 @@
-"""Step `throughput`: our step against PyTorch's on one device: bfloat16, both compiled, the same model and batch.
+"""Step `throughput`: our step against that of transformers' Llama on one device, both compiled, in bfloat16.
 
 Measures as lab/benchmarks/throughput.py does, with its rounds in turns and its processes, and with as many rounds as
 the time allows.
@@ -61,7 +61,9 @@ def judge(values: Values) -> Verdict:
   ratio = _ratio(theirs)
   if broken or ratio is None:
     return Verdict(tuple(broken))
-  return Verdict(aim=Aim(f"{ratio:.2f} times PyTorch's speed, of {figures.PEER_AIM:.2f}", ratio >= figures.PEER_AIM))
+  return Verdict(
+    aim=Aim(f"{ratio:.2f} times the speed of {cells.PEER_NAME}, of {figures.PEER_AIM:.2f}", ratio >= figures.PEER_AIM)
+  )
 
 
 def _ratio(theirs: Sequence[figures.Result]) -> float | None:
@@ -84,12 +86,14 @@ def row(values: Values) -> list[str]:
 
 STEP = Measurement(
   name="throughput",
-  about="the speed of a model of 256M parameters on one device, beside PyTorch: bfloat16, both compiled",
+  about=(
+    f"the speed of a model of 256M parameters on one device, beside {cells.PEER_NAME} with torch.compile, in bfloat16"
+  ),
   promise="PyTorch is not there, cannot use the GPU, or one of the two cannot be measured",
-  aim=f"at least {figures.PEER_AIM:.1f} times PyTorch's speed",
+  aim=f"at least {figures.PEER_AIM:.1f} times its speed",
   measure=measure,
   judge=judge,
-  columns=("Meshwright", "PyTorch", "Ratio", "MFU"),
+  columns=("Meshwright", cells.PEER_NAME, "Ratio", "MFU"),
   row=row,
   platforms=("gpu",),  # PyTorch has no compiled step for TPUs to compare with
 )

@@ -433,11 +433,11 @@ def test_our_speed_is_compared_with_pytorch():
   values = throughput.measure(where(), Peer())
   assert set(values["cells"]) == {"single/1", "peer/sdpa", "peaks"}
   assert values["rounds"] == throughput.ROUNDS
-  assert throughput.judge(values) == Verdict(aim=Aim("1.25 times PyTorch's speed, of 1.00", True))
+  assert throughput.judge(values) == Verdict(aim=Aim("1.25 times the speed of transformers' Llama, of 1.00", True))
   assert throughput.row(values)[2] == "1.25"
   assert throughput.row(values)[1] == "26,214 tokens/s, 1,250 ms (torch 2)"  # 32 · 1,024 tokens in 1.25 s
   assert throughput.judge(throughput.measure(where(), Peer(0.8))).aim == Aim(
-    "0.80 times PyTorch's speed, of 1.00", False
+    "0.80 times the speed of transformers' Llama, of 1.00", False
   )
 
 

@@ -21,6 +21,7 @@ def case(ours: list[float], dynamic: list[float], static: list[float], equal: in
 
 RECORD = {
   "command": "python -m tools.benchmark generation", "machine": "a machine", "versions": {"python": "3"}, "load": 0.5,
+  "date": "2030-01-31",
   "prompt": 256, "shorter": 8, "length": 64, "models": {"10 M": {"parameters": 10_600_000}},
   "cases": {
     "10 M/1": case([0.001, 0.002, 0.003], [0.002, 0.004, 0.003], [0.009, 0.009, 0.001], equal=1),

@@ -38,6 +38,7 @@ def made_up(**changed: Any) -> input_pipeline.Record:
     found[name]["rounds"] = [{"turn": i, "place": 0, "batches": s // 2, "seconds": 0.5} for i, s in enumerate(speeds)]
   return {
     "command": "python -m tools.benchmark input_pipeline", "machine": "a machine", "versions": {"python": "3"},
+    "date": "2030-01-31",
     "cases": {"text": {"batch_size": 16}}, "left_out": {}, "cells": found,
   } | changed  # fmt: skip
 

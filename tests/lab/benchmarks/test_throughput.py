@@ -83,8 +83,9 @@ def test_the_message_groups_equal_ratios_and_compares_with_pytorch():
   made = measured("--rows=fsdp,two_d,hsdp,peer", run=Machine(seconds))
   assert tables.headline(made) == (
     "**2 cores of made up, 3.5 M parameters.** On 8 simulated devices, throughput relative to one device is 1.00 for "
-    "fsdp, 0.80 for hsdp and two_d. On one device, Meshwright is 0.80 times as fast as PyTorch. "
-    "Missed aims: hsdp 0.80 of 0.85, two_d 0.80 of 0.85, PyTorch 0.80 of 1.00."
+    "fsdp, 0.80 for hsdp and two_d. On one device, Meshwright is 0.80 times as fast as "
+    "transformers' Llama in PyTorch, not compiled. "
+    "Missed aims: hsdp 0.80 of 0.85, two_d 0.80 of 0.85, transformers' Llama 0.80 of 1.00."
   )
   kinds = [
     "| eager attention, float32, eager ",
@@ -109,13 +110,15 @@ def test_the_page_lists_missed_aims():
   assert {aim.row: round(aim.got, 2) for aim in figures.aims(made) if not aim.met} == {
     "fsdp": 0.93, "three_d": 0.5, "peer": 0.8,
   }  # fmt: skip
-  assert "Missed aims: fsdp 0.93 of 0.95, three_d 0.50 of 0.85, PyTorch 0.80 of 1.00." in sections.summary("mine", made)
+  assert "Missed aims: fsdp 0.93 of 0.95, three_d 0.50 of 0.85, transformers' Llama 0.80 of 1.00." in sections.summary(
+    "mine", made
+  )
   assert "All measured aims are met." in sections.summary("mine", measured("--rows=two_d", "--devices=8"))
   made["cells"]["fsdp/8"] |= {"error": "out of memory", "rounds": []}
   made["cells"]["peer/eager"] |= {"error": "torch is not installed", "rounds": []}
   made["cells"]["peer/sdpa"] |= {"error": "torch is not installed", "rounds": []}
   made["cells"]["peer/sdpa-compiled"] |= {"error": "torch is not installed", "rounds": []}
-  assert "Missed aims: three_d 0.50 of 0.85. Not measured: fsdp, PyTorch." in sections.summary("mine", made)
+  assert "Missed aims: three_d 0.50 of 0.85. Not measured: fsdp, transformers' Llama." in sections.summary("mine", made)
   on_gpus = measured("--rows=fsdp", run=Machine(found=GPUS), preset="throughput_gpu")
   for without in (measured("--rows=fsdp", "--devices=1"), on_gpus):
     assert "aims" not in sections.summary("mine", without)
@@ -247,3 +250,25 @@ def test_a_row_that_fails_shows_why_and_the_others_continue():
   assert "not measured: out of memory" in sections.summary("mine", made)
   assert "not measured: out of memory" in sections.details("mine", made)
   assert "0.5" not in tables.headline(made)
+
+
+def test_the_records_of_several_machines_stand_side_by_side():
+  mine = measured("--rows=fsdp,two_d,peer", "--devices=2,8", run=Machine({"two_d/8": 1.25, "single/None": 0.8}))
+  yours = measured("--rows=fsdp", "--devices=8", run=Machine({"fsdp/8": 0.8}))
+  yours["hardware"] = yours["hardware"] | {"cpu": "another"}
+  table = tables.machines({"mine": mine | {"date": "2030-01-31", "load": 0.25}, "yours": yours | {"load": None}})
+  rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")]
+  assert rows[0] == [
+    "Throughput, single = 1", "2 cores of made up, 3.5 M parameters", "2 cores of another, 3.5 M parameters",
+  ]  # fmt: skip
+  assert rows[1:-1] == [
+    ["devices", "8", "8"],
+    ["single", "8,192 tokens/s", "8,192 tokens/s"],
+    ["fsdp", "1.00", "1.25"],
+    ["two_d", "0.80, aim 0.85", "–"],
+    ["single, transformers' Llama = 1", "0.80", "–"],
+  ]
+  assert rows[-1][:2] == ["date, load", "2030-01-31, 0.2"]
+  alike = tables.machines({"mine": mine, "ours": mine}).splitlines()[0]  # two machines of one kind have two columns
+  assert alike.count("2 cores of made up") == 2
+  assert rows[-1][2].endswith(", unknown")

@@ -51,7 +51,7 @@ def test_two_cells_measured_for_real(tmp_path: Path):
 
 @pytest.mark.full
 def test_a_cell_with_a_nan_loss_is_an_error():
-  asked = config(model__depth=1, model__seq_len=8, model__rope_base=1e-300)  # makes infinite frequencies
+  asked = config(model__depth=1, model__seq_len=8, model__embedding_scale=1e39)  # infinite in float32
   spec = cells.training(asked, "single", 1) | {"task": "steps", "warmup": 2, "steps": 1}
   assert rounds.run(cells.WORKER, spec) == {"error": "the loss is nan"}
 
