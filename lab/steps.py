@@ -13,7 +13,10 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class LessonStep:
-  """A step before it runs. `code` is the source on the page: the step, and before it what it is the first to use."""
+  """A step before it runs. `code` is the source on the page: the step, and before it what it is the first to use.
+
+  Empty for a step of the lesson's `IN_FILE`, whose code the page links to.
+  """
 
   run: Callable[[], Any]
   title: str
@@ -48,8 +51,15 @@ def steps(lesson: ModuleType) -> list[LessonStep]:
     title, _, text = inspect.getdoc(function).partition("\n\n")
     parts = [ast.get_source_segment(source, definitions[name]) for name in uses(function.__name__)]
     parts.append(_without_docstring(source, definitions[function.__name__]))
-    result.append(LessonStep(function, title, text, "\n\n\n".join(parts)))
+    result.append(
+      LessonStep(function, title, text, "" if function in getattr(lesson, "IN_FILE", ()) else "\n\n\n".join(parts))
+    )
   return result
+
+
+def file_of(lesson: ModuleType) -> str:
+  """The lesson's file, from the root."""
+  return f"{lesson.__name__.replace('.', '/')}.py"
 
 
 def run(step: LessonStep) -> Shown:

@@ -6,6 +6,7 @@ Compiled programs
     hlo.py            parses a compiled program and counts how often each instruction runs
     work.py           its FLOPs and memory traffic; calls.py: those of library calls on GPUs
     communication.py  its collectives: mesh axes, counts and bytes
+    origins.py        the lines of source behind them, and those that XLA warns of
     compiled.py       compiles a step and collects these figures
     overlap.py        which communication is hidden behind kernels, and which is exposed
     spans.py          what kernels and links do when, as rows to draw
@@ -18,7 +19,7 @@ Formulas
     update.py         what its optimizer stores, computes and sends
     compilers.py      where the compilers differ from theory, and constants fitted to them
     memory.py         memory; saved.py: activations saved for the backward pass
-    predict.py        FLOPs, traffic and time
+    predict.py        FLOPs, traffic and time; pairs.py: pairs of a query and a key
     host.py           what is in the host's memory, and the time to move it
     timeline.py       pipeline schedules: timeline, idle time, and how often each unit runs
 

@@ -18,7 +18,7 @@ def activations(case: Case) -> list[Sent]:
   A block has two sums in the forward pass, after attention and the MLP, and two in the backward pass, for the
   cotangents of their inputs. Query, key and value share an input, and so do gate and up. If remat repeats the forward
   pass, then attention's sum too, unless it is saved; the MLP's would only make the block's output, which the backward
-  pass does not need.
+  pass does not need, unless a norm follows.
   If the positions are split, they are gathered where the sums' gradients come from: before attention and the MLP, again
   for the backward pass, and the cotangents of their outputs. A pipeline's weight units gather these cotangents again,
   and repeat the forward pass, too. Without gradients of these weights, only remat needs the positions again.
@@ -30,7 +30,8 @@ def activations(case: Case) -> list[Sent]:
   stream = numbers * sizes.width * case.item  # [b, T, D]
   layers, first = case.layers, case.first
   again = 0 if "attention_output" in case.saved_names else 1 + case.splits
-  heads, mlp = 2 + again + compiler.attention_again(case), 2
+  heads = 2 + again + compiler.attention_again(case)
+  mlp = 2 + (sizes.norms != "before" and case.repeats)  # the gradient of a norm needs what the MLP returned
   has_table = any(weight.is_table for weight in weights(sizes))
   has_logits = "vocab" in sizes.predicts.head()[1]
   vocab = ["embedding"] * has_table + ["head"] * has_logits  # rows that a device does not hold are zero; the cotangent
@@ -51,12 +52,22 @@ def activations(case: Case) -> list[Sent]:
     summed("mlp", shared * 2 * stream, "activations: 2 sums a block for the shared experts"),
     *(summed(dim, first * 3 * stream, f"activations: 3 sums a dense block for the {dim}") for dim in ("heads", "mlp")),
     summed("vocab", (len(vocab) + (has_table and first > 0)) * stream, " and ".join(vocab)),
+    _waits(case, "all-reduce", "heads", _norms_over_heads(case), "norms of queries and keys"),
     _waits(case, "all-gather", "sequence", gathers * stream, "activations: positions for products"),
     _waits(case, "all-reduce", "vocab", loss, "loss"),
     _waits(case, "all-reduce", "sequence", mean, "mean over positions"),
     *_mean_over_positions(case),
     *(_handed_on(case) if case.sizes.mixes.state(case.sizes) else _positions(case)),
   ]
+
+
+def _norms_over_heads(case: Case) -> float:
+  """Bytes of the means by which queries and keys are normalized over all heads, and of those in their gradients."""
+  sizes = case.sizes
+  if not sizes.qk_norm or sizes.qk_norm_over != "width" or not sizes.mixes.per_pair(sizes):
+    return 0.0
+  passes = (2 + (sizes.remat != "minimal")) * case.layers + 3 * case.first
+  return 2 * passes * case.examples * sizes.positions * 4
 
 
 def _handed_on(case: Case) -> list[Sent]:
@@ -92,16 +103,15 @@ def _positions(case: Case) -> list[Sent]:
   sizes, n, axes = case.sizes, case.sharers, case.axes("positions")
   if n == 1 or not sizes.mixes.per_pair(sizes):
     return []
-  layers, first, heads = case.layers, case.first, case.layout.shards("heads")
+  layers, first, heads = *(blocks - local for blocks, local in local_blocks(case)), case.layout.shards("heads")
   numbers = case.examples * sizes.positions * sizes.head_dim * case.batch_parts  # of one head
-  queries, keys = sizes.heads / heads * numbers, sizes.kv_heads / heads * numbers
+  keys = sizes.kv_heads / heads * numbers
   sent = lambda kind, size, what, waits=True: Sent(kind, axes, size, what, waits=waits)
-  rows = []
+  rows = list(_halos(case))
+  if not layers + first:
+    return rows
   if sizes.attention_context == "exchange":
-    copies = max(1.0, n * heads / sizes.kv_heads)
-    times = (2 if sizes.remat == "minimal" else 3) * layers + 3 * first
-    size = times * 2 * (queries + copies * keys) * case.item * ring_share(n)
-    rows.append(sent("all-to-all", size, "attention: positions for heads, and back"))
+    rows.append(_exchange(case, layers, first, "attention"))
   elif sizes.attention_context == "ring":
     again = 0 if case.saves_attended else max(n - 2, 0)
     size = layers * 2 * keys * ((2 * n - 1 + again) * case.item + (n - 1) * 4)
@@ -111,6 +121,52 @@ def _positions(case: Case) -> list[Sent]:
     rows.append(sent("all-gather", (2 * layers + 3 * first) * size, "attention: keys and values"))
     rows.append(sent("reduce-scatter", (layers + first) * size, "attention: gradients of keys and values"))
   return rows
+
+
+def _exchange(case: Case, layers: float, first: float, what: str) -> Sent:
+  """The all-to-alls of so many blocks: queries, keys and values for heads, and what was read back."""
+  sizes, n, heads = case.sizes, case.sharers, case.layout.shards("heads")
+  numbers = case.examples * sizes.positions * sizes.head_dim * case.batch_parts  # of one head
+  copies = max(1.0, n * heads / sizes.kv_heads)
+  times = (2 if sizes.remat == "minimal" else 3) * layers + 3 * first
+  size = times * 2 * (sizes.heads / heads * numbers + copies * (sizes.kv_heads / heads * numbers))
+  why = f"{what}: positions for heads, and back"
+  return Sent("all-to-all", case.axes("positions"), size * case.item * ring_share(n), why, waits=True)
+
+
+def local_blocks(case: Case) -> tuple[tuple[int, int], tuple[int, int]]:
+  """The blocks of one device, and those that a pipeline's first stage runs before: how many, and how many local."""
+  before, own = case.sizes.windowed[: case.first], case.sizes.windowed[case.first :]
+  return (case.layers, round(sum(own) * case.layers / len(own))), (case.first, sum(before))
+
+
+def _halos(case: Case) -> list[Sent]:
+  """What local layers send: keys and values of the `window` - 1 positions before each of two chunks (ops/halo.py).
+
+  Once in the forward pass, again if remat repeats it, and their gradients come back. The early chunk's go up from the
+  device before; the late chunk's go down, but for the last device, and across the middle if a halo is longer than a
+  chunk. In the stages of a pipeline all devices gather the ends of all chunks, and scatter the gradients.
+  """
+  sizes, n, axes = case.sizes, case.sharers, case.axes("positions")
+  (_, layers), (_, first) = local_blocks(case)
+  if not layers + first:
+    return []
+  if sizes.local_way == "exchange":
+    return [_exchange(case, layers, first, "local layers")]
+  per_row = 2 * sizes.kv_heads / case.layout.shards("heads") * sizes.head_dim * case.item  # keys and values
+  halo, chunk = sizes.shown - 1, sizes.positions // chunks(n)
+  positions = case.rows * halo * case.batch_parts
+  times = (2 + (sizes.remat != "minimal")) * layers + 3 * first
+  if sizes.local_way == "halo":
+    across = case.rows * max(halo - chunk, 0) * case.batch_parts  # the middle of the text
+    size = times * (2 * positions + across) * per_row
+    return [Sent("collective-permute", axes, size, "local layers: halos and their gradients")]
+  gathers, scatters = times - layers - first, layers + first
+  size = (n - 1) * 2 * positions * per_row
+  return [
+    Sent("all-gather", axes, gathers * size, "local layers: the ends of all chunks", waits=True),
+    Sent("reduce-scatter", axes, scatters * size, "local layers: gradients of these ends", waits=True),
+  ]
 
 
 def adapters(case: Case) -> list[Sent]:

@@ -18,7 +18,7 @@ from lab.analysis.hlo import Computation, Instruction, Module, Shape
 # cuBLAS: products, also fused with a bias or an activation, or of 8-bit numbers with scales.
 _PRODUCTS = {"__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8", "__cublas$lt$matmul$mx"}
 _ATTENTION = "__cudnn$fmha"
-_SPLASH = re.compile(r"\b(causal|full)/.*\bsplash_mha_(fwd|dq|dkv)")  # in the name of a TPU kernel's origin
+_SPLASH = re.compile(r"\b(causal|full)(?:_(\d+))?/.*\bsplash_mha_(fwd|dq|dkv)")  # in the name of a TPU kernel's origin
 
 # Calls without a matrix product: memory placement, communication, annotations; sorting and random bits on GPUs.
 _NONE = {
@@ -66,7 +66,8 @@ def _attention(operands: list[Shape], config: dict[str, Any], backward: bool) ->
   causal mask removes the masked pairs from all products.
   """
   b, n, t, s = (int(size) for size in config["intermediate_tensor_shape"]["dimensions"])
-  pairs = sum(min(query + 1, s) for query in range(t)) if "CAUSAL" in config["mask_type"] else t * s
+  window = int(config.get("sliding_window_length", 0)) or s
+  pairs = sum(min(query + 1, s, window) for query in range(t)) if "CAUSAL" in config["mask_type"] else t * s
   of_scores, of_values = operands[0].dims[-1], operands[2].dims[-1]
   return 2 * b * n * pairs * (3 * of_scores + 2 * of_values if backward else of_scores + of_values)
 
@@ -78,7 +79,8 @@ def _splash(call: Instruction, operands: list[Shape]) -> splash.Work | None:
     return None
   *rows, length, head = operands[2].dims
   item = operands[2].bytes // operands[2].size
-  return splash.work(found.group(2), math.prod(rows), length, head, item, found.group(1) == "causal")
+  mask, window, kernel = found.groups()
+  return splash.work(kernel, math.prod(rows), length, head, item, mask == "causal", int(window or 0))
 
 
 def traffic(call: Instruction, computation: Computation) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import re
 import tempfile
 import time
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from lab.analysis import calls, communication, experts, gpus, hlo, overlap, work
+from lab.analysis import calls, communication, experts, gpus, hlo, origins, overlap, work
 from lab.analysis.case import Case
 from lab.analysis.links import Links
 from lab.analysis.timeline import unit_rounds
@@ -35,6 +36,7 @@ class CompiledStep:
     rounds: how often loops run whose trip count is not in the program: a pipeline's units (`timeline.unit_rounds`), and
       those of experts, if all have equal loads (`experts.loops`).
     host: bytes in the host's memory: of the state, and of activations at the worst moment. 0 for CPUs.
+    warnings: what XLA says of involuntary full rematerialization (`origins.warnings`).
   """
 
   module: hlo.Module
@@ -44,6 +46,7 @@ class CompiledStep:
   mesh: Mapping[str, int]
   rounds: Mapping[str, int]
   host: int = 0
+  warnings: tuple[str, ...] = ()
 
   @property
   def bytes(self) -> int:
@@ -98,13 +101,7 @@ def compile_step(strategy: Strategy, batch_size: int) -> CompiledStep:
   """
   lowered = strategy.lower_train_step(batch_size)
   start = time.perf_counter()
-  try:
-    with silenced(), metadata_in_cache_key():
-      compiled, text = _compile(lowered, options_of(strategy))
-  except jax.errors.JaxRuntimeError as error:
-    if is_too_little(error):
-      raise DoesNotFit(str(error)) from error
-    raise
+  compiled, text, warnings = compile_quietly(lowered, options_of(_device(strategy)), kept=True)
   seconds = time.perf_counter() - start
   sizes, rounds = planned(compiled), unit_rounds(strategy)
   if isinstance(strategy.program, TransformerProgram):
@@ -117,7 +114,29 @@ def compile_step(strategy: Strategy, batch_size: int) -> CompiledStep:
     mesh=strategy.layout.mesh,
     rounds=rounds,
     host=sizes["host"],
+    warnings=warnings,
   )
+
+
+def compile_quietly(
+  lowered: jax.stages.Lowered, options: dict[str, Any], kept: bool = False
+) -> tuple[jax.stages.Compiled, str, tuple[str, ...]]:
+  """Compiles a program. Returns it, its text, and XLA's warnings of involuntary full rematerialization.
+
+  Raises DoesNotFit as `compile_step` does.
+
+  Args:
+    kept: whether the compilation cache may keep the program. XLA does not repeat its warnings for one from there.
+  """
+  least = jax.config.jax_persistent_cache_min_compile_time_secs if kept else math.inf
+  try:
+    with silenced() as said, metadata_in_cache_key(), _option("jax_persistent_cache_min_compile_time_secs", least):
+      compiled, text = _compile(lowered, options)
+  except jax.errors.JaxRuntimeError as error:
+    if is_too_little(error):
+      raise DoesNotFit(str(error)) from error
+    raise
+  return compiled, text, origins.warnings("".join(said), text)
 
 
 def planned(compiled: jax.stages.Compiled) -> dict[str, int]:
@@ -139,21 +158,28 @@ def planned(compiled: jax.stages.Compiled) -> dict[str, int]:
   return sizes | {"total": peak if is_tpu else total, "host": host}
 
 
-@contextlib.contextmanager
-def metadata_in_cache_key() -> Iterator[None]:
+def metadata_in_cache_key() -> contextlib.AbstractContextManager[None]:
   """Includes metadata in the cache key; otherwise the cache may return an identical program with stale scope names."""
-  name = "jax_compilation_cache_include_metadata_in_key"
+  return _option("jax_compilation_cache_include_metadata_in_key", True)
+
+
+@contextlib.contextmanager
+def _option(name: str, value: Any) -> Iterator[None]:
+  """Sets an option of JAX while the body runs."""
   before = getattr(jax.config, name)
-  jax.config.update(name, True)
+  jax.config.update(name, value)
   try:
     yield
   finally:
     jax.config.update(name, before)
 
 
-def options_of(strategy: Strategy) -> dict[str, Any]:
-  """Compiler options for devices that are not there, beside those of the strategy."""
-  device = next(iter(strategy.mesh.devices.flat)) if isinstance(strategy.mesh, Mesh) else None
+def _device(strategy: Strategy) -> jax.Device | None:
+  return next(iter(strategy.mesh.devices.flat)) if isinstance(strategy.mesh, Mesh) else None
+
+
+def options_of(device: jax.Device | None) -> dict[str, Any]:
+  """Compiler options for devices that are not there, beside those of a strategy."""
   return gpus.OPTIONS if device and device.platform == "gpu" and jax.default_backend() != "gpu" else {}
 
 

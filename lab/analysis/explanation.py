@@ -101,6 +101,7 @@ def explain(
     "communication": _communication(collectives, timed) if step else None,
     "network_known": figures is None or links is not None,
     "compile_seconds": step.seconds if step else None,
+    "warnings": step.warnings if step else (),
   }
   capacity = usable_memory(list(mesh.devices.flat))
   if not isinstance(strategy.program, TransformerProgram):

@@ -67,7 +67,7 @@ def of(case: Case) -> Memory:
     loss -= gradients
   if sizes.unroll == "all":  # without stacks, a block's gradients take the place of what it has saved
     gradients = max(0.0, gradients - saved)
-  working = max(*(_block(case, stack) for stack in sizes.stacks), loss) + cast
+  working = max(*(_block(case, group) for group in sizes.groups.values()), loss) + cast
   if updated < changed:  # the new weights are gathered beside the old ones, when all else is free
     working = max(working, changed * param - gradients - saved)
   on_host, state = to_host(case)
@@ -103,7 +103,8 @@ def _saved(case: Case) -> float:
 def _block(case: Case, stack: Stack) -> float:
   """Bytes of the backward pass of a block: its values, their cotangents, its gathered weights and their gradients."""
   sizes, layout, fitted = case.sizes, case.layout, COMPILERS[case.compiler].fitted
-  splits_positions, layers = layout.shards("sequence") > 1, -(-stack.layers // layout.shards(STACKS[stack.name]))
+  splits_positions, whole = layout.shards("sequence") > 1, next(s for s in sizes.stacks if s.name == stack.name)
+  layers = -(-whole.layers // layout.shards(STACKS[stack.name]))
   copies = fitted.block[case.policy]
   if case.schedule:
     copies += 1.0 if layers // case.schedule.chunks > UNROLL else 0.6

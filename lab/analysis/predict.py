@@ -5,6 +5,7 @@ nothing.
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 
@@ -14,14 +15,14 @@ from lab.analysis.compilers import COMPILERS
 from lab.analysis.host import host_times, to_host
 from lab.analysis.links import Links
 from lab.analysis.memory import cotangents
+from lab.analysis.pairs import computed, computed_of_others, in_pieces, mean
 from lab.analysis.roofline import Roofline
 from lab.analysis.saved import block_values
 from lab.analysis.weights import trained, weights
 from models import lora
 from models.mlps import MLPS
 from models.ops.attention import KERNELS
-from models.ops.pieces import QUERY_BLOCK
-from models.sizes import STACKS, ModelSizes
+from models.sizes import STACKS
 from runtime.hardware import Chip
 
 
@@ -80,10 +81,10 @@ def _products(case: Case) -> list[Product]:
   each = 2 if sizes.lora else 3
   projections = 2 * sum(sizes.mixes.products(sizes).values()) / layout.shards("heads")
   per_pair = 2 * sizes.mixes.per_pair(sizes) / layout.shards("heads") / t
-  scores, of_others = per_pair * computed(case), per_pair * computed_of_others(case)
-  stacks = sizes.stacks[-1:] if first else sizes.stacks
-  hidden = sum(stack.layers * stack.sizes.dense_width for stack in stacks) / sum(stack.layers for stack in stacks)
-  mlp = 2 * len(MLPS[sizes.mlp].products) * sizes.width * hidden / layout.shards("mlp")  # the mean of these blocks
+  stacks = {stack.name for stack in (sizes.stacks[-1:] if first else sizes.stacks)}
+  scores, of_others = (per_pair * mean(case, of, stacks) for of in (computed, computed_of_others))
+  hidden = mean(case, lambda _, sizes: sizes.dense_width, stacks)  # of these blocks
+  mlp = 2 * len(MLPS[sizes.mlp].products) * sizes.width * hidden / layout.shards("mlp")
   projections_again, scores_again, mlp_again = _again(case, projections, scores, mlp)
   if case.splits:  # backward and weight units both compute again what they read
     projections_again *= 2 if case.repeats else 1.5
@@ -105,7 +106,7 @@ def _products(case: Case) -> list[Product]:
     Product(layers * (each * projections + projections_again), ("heads",), "block"),
     Product(layers * (3 * scores + scores_again), ("heads",), "pairs"),
     Product(layers * (each * mlp + mlp_again), ("mlp",), "block"),
-    *_first(case, each, projections, scores),
+    *_first(case, each, projections, per_pair * mean(case, computed, {"dense_blocks"})),
     *(Product(mixtures * product.flops, product.dims, "block") for product in experts.products(case)),
     # The input has no gradient, so the embedding's product has no second backward product.
     Product((each - 1) * 2 * sizes.reads.embedding_products() / layout.shards("sequence"), ("sequence",)),
@@ -170,7 +171,7 @@ def _again(case: Case, projections: float, scores: float, mlp: float) -> tuple[f
   shares, of_mlp = sizes.mixes.products(sizes), MLPS[sizes.mlp].products
   names |= {"out"} if "attention_output" in names else set()
   share = sum(n for name, n in shares.items() if name not in names) / sum(shares.values())
-  read = set(of_mlp[:-1])  # not the last product, which makes the block's output
+  read = set(of_mlp if sizes.norms != "before" else of_mlp[:-1])  # the last product makes the block's output
   if (sizes.attention in KERNELS or _saves_logsumexp(case)) and case.saves_attended:
     scores = 0
   elif "attended" in names:
@@ -185,39 +186,6 @@ def _saves_logsumexp(case: Case) -> bool:
   return case.sizes.attention == "blockwise" and case.sizes.predicts.causal
 
 
-def in_pieces(case: Case) -> bool:
-  """Whether attention reads a text in pieces, those of each device in turn (models/ops/context.py)."""
-  is_attention = case.sizes.mixes.per_pair(case.sizes) > 0
-  return is_attention and case.sharers > 1 and case.sizes.attention_context != "exchange"
-
-
-def computed(case: Case) -> float:
-  """The pairs of positions that attention computes for an example; if devices share it, all of them together."""
-  own = case.sizes.positions // (case.sharers if in_pieces(case) else 1)
-  of_own = _pairs(case.sizes, own, case.sizes.predicts.causal) * (case.sizes.positions // own)
-  return of_own + computed_of_others(case)
-
-
-def computed_of_others(case: Case) -> float:
-  """Those of them whose keys are another device's: of each other device all pairs, or with a causal mask two chunks."""
-  if not in_pieces(case):
-    return 0.0
-  sizes, own = case.sizes, case.sizes.positions // case.sharers
-  of_one = 2 * _pairs(sizes, own // 2, False) if sizes.predicts.causal else _pairs(sizes, own, False)
-  return case.sharers * (case.sharers - 1) * of_one
-
-
-def _pairs(sizes: ModelSizes, t: int, causal: bool) -> float:
-  """Those of so many queries and as many keys."""
-  if sizes.attention == "splash":
-    return splash.pairs(t, causal)
-  if not causal or (sizes.attention == "plain" and t == sizes.positions):
-    return t**2
-  if sizes.attention == "cudnn":
-    return t * (t + 1) / 2  # skips every masked pair, as calls.py counts it
-  return sum(min(QUERY_BLOCK, t - start) * min(start + QUERY_BLOCK, t) for start in range(0, t, QUERY_BLOCK))
-
-
 def traffic(case: Case) -> float:
   """Bytes that one device reads from and writes to its memory in a step.
 
@@ -229,7 +197,7 @@ def traffic(case: Case) -> float:
   layers = case.layers + case.first
   fitted = COMPILERS[case.compiler].fitted
   passes, blocks = fitted.passes[case.policy], 0.0
-  for stack in sizes.stacks:
+  for stack in sizes.groups.values():
     values, scores = block_values(stack.sizes, *case.pieces, case.sharers)
     here = -(-stack.layers // layout.shards(STACKS[stack.name]))
     blocks += here * (passes * values + (fitted.score_passes or passes) * scores)
@@ -243,7 +211,7 @@ def traffic(case: Case) -> float:
   if sizes.attention == "splash":
     activations += case.examples * layers * _splash_bytes(case)
   if in_pieces(case):
-    activations += case.examples * layers * _merged_bytes(case)
+    activations += case.examples * layers * _merged_bytes(case) * mean(case, lambda _, sizes: not sizes.shown, STACKS)
   if case.splits:  # what is kept is written, put into its slot, taken out of it, and read
     activations += case.examples * 4 * layers * cotangents(case)
   activations += case.mixtures * experts.traffic(case)
@@ -260,7 +228,8 @@ def _splash_bytes(case: Case) -> float:
   of = functools.partial(
     splash.work, length=sizes.positions, head=sizes.head_dim, item=case.item, causal=sizes.predicts.causal
   )
-  return sum(of(kernel, rows).bytes for kernel in kernels)
+  each = lambda _, sizes: sum(of(kernel, rows, window=sizes.shown).bytes for kernel in kernels)
+  return mean(case, each, STACKS)
 
 
 def _merged_bytes(case: Case) -> float:
@@ -274,23 +243,26 @@ def _merged_bytes(case: Case) -> float:
   return (case.sharers - 1) * both * numbers
 
 
-def times(case: Case, chip: Chip, links: Links) -> Roofline:
+def times(case: Case, chip: Chip, links: Links, sent: Sequence[theory.Sent] | None = None) -> Roofline:
   """Seconds of a step at a device's peaks.
 
   Kernels hide what the blocks' weights and gradients send, for as long as they take, if the compiler can hide this kind
   of collective. All other communication is exposed, and so is what takes longer than the product beside it.
+
+  Args:
+    sent: `theory.sent(case)`, if it is known already.
   """
-  rows, compiler = theory.sent(case), COMPILERS[case.compiler]
+  rows, compiler = theory.sent(case) if sent is None else sent, COMPILERS[case.compiler]
   compute = chip.seconds(flops(case), float8_flops(case))
   memory = traffic(case) / chip.bandwidth
   seconds = lambda row, numbers: _passes(case, row.kind, row.axes) * numbers / links.bandwidth(row.kind, row.axes)
   can_hide = lambda row: not row.waits and compiler.hides(case, row.kind)
   hidden = sum(seconds(row, row.bytes - row.edges) for row in rows if can_hide(row))
   hidden = max(hidden - _longer_than_products(case, chip, links), 0.0)
-  sent = sum(seconds(row, row.bytes) for row in rows)
-  exposed = sent - min(hidden, max(compute, memory))
+  communication = sum(seconds(row, row.bytes) for row in rows)
+  exposed = communication - min(hidden, max(compute, memory))
   return Roofline(
-    compute, memory, communication=sent, exposed=exposed, idle=case.idle, **host_times(case, chip),
+    compute, memory, communication=communication, exposed=exposed, idle=case.idle, **host_times(case, chip),
     attention=attention_flops(case) / chip.flops,
   )  # fmt: skip
 

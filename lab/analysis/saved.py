@@ -77,36 +77,47 @@ def bytes_per_example(
 ) -> int:
   """Bytes that `layers` blocks save for one example on a device; with `host`, in the memory of its host.
 
-  If a model has two stacks, these are the last of its blocks.
+  If a model has blocks of several kinds, these are the last of its blocks.
 
   It has 1/heads of the heads, 1/mlp of the MLP, and 1/sequence of the residual stream's positions. Each saved value is
-  proportional to one of these or to none, and exists once or in each block. Four traces of one block are therefore
-  enough.
+  proportional to one of these or to none, and exists once or in each block. At most four traces of one block are
+  therefore enough.
 
   Args:
     remat: the remat policy; the model's if None. "all" counts all values of a block.
     sharers: how many devices share the positions of an example. The bytes are those of all of them.
   """
-  if sizes.dense_layers:
-    dense, others = (
-      functools.partial(bytes_per_example, of.sizes, heads, mlp, sequence, remat=remat, host=host, sharers=sharers)
-      for of in sizes.stacks
-    )
-    rest = layers - sizes.mixtures
-    if rest <= 0:
-      return others(layers)
-    return others(sizes.mixtures) + dense(rest + 1) - dense(1)  # what exists once is the same for both
+  if len(sizes.groups) > 1:
+    found = 0
+    for kind, group in reversed(sizes.groups.items()):
+      count, of = sizes.kinds[-layers:].count(kind), group.sizes
+      each = functools.partial(bytes_per_example, of, heads, mlp, sequence, remat=remat, host=host, sharers=sharers)
+      if count:
+        found += each(count + 1) - each(1) if found else each(count)  # what exists once is the same for all
+    return found
+  if sizes.layers_pattern:  # of one kind, in whatever period
+    ((_, kind),) = sizes.groups
+    sizes = sizes.only(kind)
+  if _saves_inputs_only(sizes, remat or sizes.remat):  # so one trace serves all ways to split and compute a block
+    sizes, heads, mlp, sharers = dataclasses.replace(sizes, attention="plain", attention_context="auto"), 1, 1, 1
   traced_here = lambda **shards: traced(sizes, remat or sizes.remat, **shards, sharers=sharers)[host]
   own = sizes.positions // sharers
   own_heads = min(getattr(sizes, name) for name in sizes.mixes.heads)
   splits = {"heads": (own_heads, heads), "mlp": (sizes.hidden_width, mlp), "sequence": (own, sequence)}
   whole = found = traced_here().of(layers)
-  for part, (size, shards) in splits.items():
-    if shards > 1:
-      few = next(n for n in range(2, size + 1) if size % n == 0)
-      in_part = (whole - traced_here(**{part: few}).of(layers)) * few // (few - 1)
-      found -= in_part - in_part // shards
+  for shards in {heads, mlp, sequence} - {1}:  # parts that are split alike share a trace
+    parts = [part for part in splits if splits[part][1] == shards]
+    size = math.gcd(*(splits[part][0] for part in parts))
+    few = next(n for n in range(2, size + 1) if size % n == 0)
+    in_parts = (whole - traced_here(**dict.fromkeys(parts, few)).of(layers)) * few // (few - 1)
+    found -= in_parts - in_parts // shards
   return found
+
+
+def _saves_inputs_only(sizes: ModelSizes, remat: str) -> bool:
+  """Whether a block's input is all that is of the examples: no named value, scale, key of dropout or document."""
+  others = sizes.saved or sizes.products != "dtype" or sizes.dropout or sizes.segments
+  return remat in ("full", "offload") and not others
 
 
 def block_values(sizes: ModelSizes, heads: int, mlp: int, sequence: int, sharers: int = 1) -> tuple[int, int]:
@@ -166,6 +177,7 @@ def _traced(sizes: ModelSizes, remat: str, sequence: int, sharers: int) -> tuple
   segments = jax.ShapeDtypeStruct((examples, sizes.positions), "int32") if sizes.segments else None
   vjp = lambda params, x, given: jax.vjp(functools.partial(blocks, given=given), params, x)[1]
   with gpus.assumed():
+    # Not eval_shape, which forgets the memory space of a value.
     leaves = jax.make_jaxpr(lambda *given: jax.tree.leaves(vjp(*given)), axis_env=[(SHARERS, sharers)])(
       nnx.to_pure_dict(definition(sizes)[1]), x, {"keys": keys, "segments": segments}
     ).out_avals

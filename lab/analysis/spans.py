@@ -25,7 +25,7 @@ def panels(found: Overlap) -> list[dict[str, Any]]:
   end = max((span.end for span in found.spans), default=0.0)
   whole = [_panel("step", 1, 0.0, end, (span for span in found.spans if not span.loop))]
   return whole + [
-    _panel(_name(loop), loop.times, loop.begin, loop.round, (s for s in found.spans if s.loop == loop.name))
+    _panel(name_of(loop), loop.times, loop.begin, loop.round, (s for s in found.spans if s.loop == loop.name))
     for loop in loops
   ]
 
@@ -38,7 +38,7 @@ def seconds(drawn: Iterable[dict[str, Any]], kind: str) -> float:
 def _panel(name: str, times: int, start: float, length: float, spans: Iterable[Span]) -> dict[str, Any]:
   rows: dict[str, list[list[Any]]] = {"kernel": [], "sent": [], "exposed": [], "loop": []}
   for span in spans:
-    row = [span.kind, span.begin - start, span.end - start, span.times, _name(span)]
+    row = [span.kind, span.begin - start, span.end - start, span.times, name_of(span)]
     before = rows[span.kind][-1] if rows[span.kind] else None
     if span.kind != "loop" and before and _joins(before, row, LEAST * length):
       longer = max(before, row, key=lambda one: one[2] - one[1])
@@ -59,7 +59,7 @@ def _joins(before: list[Any], row: list[Any], least: float) -> bool:
   return abs(gap) < 1e-9 and row[3] == before[3] and (row[4] == before[4] or short < least)
 
 
-def _name(span: Span) -> str:
+def name_of(span: Span) -> str:
   """Of a collective: kind, axes and bytes each time. Then the scopes, or else an instruction's name without numbers."""
   named, one = "/".join(scope(span.op_name).split("/")[:DEPTH]), span.collective
   if one:

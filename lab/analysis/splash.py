@@ -7,6 +7,7 @@ for those of keys and values. Both compute the scores and the gradients of the w
 
 from typing import NamedTuple
 
+from models import windows
 from models.ops.pieces import splash_block
 
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # matrix products of a kernel for each pair of blocks
@@ -19,7 +20,7 @@ class Work(NamedTuple):
   bytes: float
 
 
-def work(kernel: str, rows: float, length: int, head: int, item: int, causal: bool) -> Work:
+def work(kernel: str, rows: float, length: int, head: int, item: int, causal: bool, window: int = 0) -> Work:
   """What one run of a kernel does.
 
   Args:
@@ -28,9 +29,10 @@ def work(kernel: str, rows: float, length: int, head: int, item: int, causal: bo
     length: positions; a kernel pads them.
     head: elements of a head.
     item: bytes of an element.
+    window: how many positions a query sees; 0: all.
   """
-  block = splash_block(length)
-  count, computed = -(-length // block), pairs(length, causal)
+  block = splash_block(length, window)
+  count, computed = -(-length // block), pairs(length, causal, window)
   flops = PRODUCTS[kernel] * 2 * computed * head
   once = {"fwd": 2, "dq": 3, "dkv": 4}[kernel] * count * block * head * item  # what is read or written block by block
   again = 2 * computed / block * head * item  # keys and values for each block of queries, or queries and cotangents
@@ -39,8 +41,9 @@ def work(kernel: str, rows: float, length: int, head: int, item: int, causal: bo
   return Work(rows * flops, rows * (once + again + sums))
 
 
-def pairs(length: int, causal: bool) -> int:
+def pairs(length: int, causal: bool, window: int = 0) -> int:
   """How many pairs of a query and a key a kernel computes: all those of each block that it does not skip."""
-  block = splash_block(length)
+  block = splash_block(length, window)
   count = -(-length // block)
-  return (count * (count + 1) // 2 if causal else count**2) * block**2
+  seen = 1 + -(-(window - 1) // block) if window else count  # blocks of keys with one that some query of a block sees
+  return windows.pairs(count, seen, causal) * block**2

@@ -1,7 +1,8 @@
 """The pages that are made by running code, and their lessons. `python -m tools.tour` runs them.
 
-A lesson is a module. The first line of its docstring has its title and its subject. Its `STEPS` are functions. A step
-takes no arguments, prints what it shows, and returns data for the tests. Its docstring has a title and the text before
+A lesson is a module. The first line of its docstring has its title and its subject. Its `STEPS` are functions. A
+step takes no arguments, prints what it shows, and returns data for the tests. The page links to the code of those in
+`IN_FILE` and shows only what they print. Its docstring has a title and the text before
 the code. Its body is shown on the page, so write it for readers. Other definitions of the module that a step uses are
 shown once, before it. What it prints must be the same with every supported version of JAX. To add a step, write it, add
 it to `STEPS`, and test what it teaches in tests/tools (`test_tour.py` and the files beside it).
@@ -20,11 +21,17 @@ from lab.lessons import (
   looking,
   memory,
   migrating,
+  modes,
+  moves,
   placing,
   pmap_here,
+  recompiling,
   ring,
+  rounding,
+  state,
   three_ways,
   train_step,
+  waiting,
 )
 from lab.lessons.trying import AFTER, Try
 
@@ -35,6 +42,7 @@ class Page:
 
   Attributes:
     tries: what to try after a step, by the step's name. A page with these is also written as a notebook.
+    in_parts: whether each lesson has a file of its own, and the page only their contents.
   """
 
   title: str
@@ -42,6 +50,7 @@ class Page:
   lessons: tuple[ModuleType, ...]
   conclusion: str
   tries: Mapping[str, Try] = dataclasses.field(default_factory=dict)
+  in_parts: bool = False
 
 
 TOUR = Page(
@@ -63,26 +72,23 @@ alone, by the name of its function: `python -m tools.tour --steps=specs`.""",
 You have now seen everything that the strategies are made of. Next, read `strategies/layout.py` and
 `strategies/fsdp.py`. Then train with one: `python train.py --config=configs/fsdp.py:tiny`.""",
   AFTER,
+  in_parts=True,
 )
 
 PMAP = Page(
   "From pmap to jit",
   """\
-`jax.pmap` was JAX's first way to use several devices, and much code still uses it. Since jax 0.8 it is a `jax.jit` of a
-`jax.shard_map` over a mesh of one axis. At first the flag `jax_pmap_shmap_merge` could bring the old one back. The
-versions that this repository runs with do not have this flag. What pmap adds today:
+`jax.pmap` was JAX's first way to use several devices. Since jax 0.8 it is a `jax.jit` of a `jax.shard_map` over a mesh
+of one axis. What pmap adds:
 
 - It takes the leading dimension of each argument off inside the function, and puts it on again outside.
 - It makes the mesh itself, from the first devices, as many as the leading dimension has entries.
 - With several processes, it turns each one's own arrays into global ones before the call, and back after it.
 - It does not check that the devices agree on a result which should be the same on all of them (`check_vma=False`).
 
-So pmap is no faster than the other two, and new code has no reason to use it. This page shows the same training step in
-all three, then what changes when you migrate, and how this repository does it. JAX's own notes are on
-[docs.jax.dev](https://docs.jax.dev/en/latest/migrate_pmap.html).
-
-Each step below is a function in `lab/lessons`, followed by what it printed on eight simulated devices. Running the
-steps wrote this page, and tests check what it claims:
+So new code has no reason to use it. This page shows the same training step in all three, then what changes when you
+migrate, and how this repository does it. JAX has [notes](https://docs.jax.dev/en/latest/migrate_pmap.html), too. Each
+step below is a function in `lab/lessons`, followed by what it printed on eight simulated devices:
 
 ```
 python -m tools.tour pmap
@@ -96,20 +102,20 @@ global batch, and delete the psums. Keep a shard_map where you want to write the
 )
 
 DEBUGGING = Page(
-  "Debugging shardings",
+  "Debugging",
   """\
 A wrong sharding rarely fails. The numbers are right, and the program sends too much or computes everything twice. This
 page shows how to see where an array is and what a program sends, how to find the line that is to blame, and how to fix
-it. It needs no accelerator. The compiler's choices below are those for CPUs, but the causes are the same elsewhere.
+it; then what compiles again, what waits, and which differences are normal. It needs no accelerator. The compiler's
+choices below are those for CPUs, but the causes are the same elsewhere.
 
 | Question | What answers it |
 |---|---|
 | Where is this array? | `x.sharding`, `jax.debug.visualize_array_sharding(x)`, `lab.views.pictures.picture` |
 | And inside jit? | `jax.debug.inspect_array_sharding`; with `Explicit` mesh axes also `jax.typeof` |
 | What does my program send? | `.lower(...).compile().as_text()`, read by `print_sent` and `print_origins` |
+| And one of my own? | `python -m tools.explain --program=my.module:step` ([below](#the-warning-and-its-line)) |
 | What does a step of this repository send? | `python -m tools.explain --config=...` ([explain](explain.md)) |
-| What did it send before my change? | the pages in `tests/golden/explain`, which a test compares |
-| How long does that take? | `python -m tools.profile` ([profile](profile.md)) |
 
 Each step below is a function in `lab/lessons`, followed by what it printed on eight simulated devices. Running the
 steps wrote this page, and tests check what it claims:
@@ -118,7 +124,7 @@ steps wrote this page, and tests check what it claims:
 python -m tools.tour debugging
 python -m tools.tour debugging --steps=fixed    # a step alone, by the name of its function
 ```""",
-  (looking, gathers, causes),
+  (looking, gathers, causes, moves, modes, state, recompiling, waiting, rounding),
   """\
 If you add a strategy or change the model, run `python -m tests.golden.make_explain` and look at the diff. It shows
 every collective that came or went. Next: [what each strategy sends](strategies.md), and [the tour](tour.md).""",

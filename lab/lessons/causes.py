@@ -9,7 +9,8 @@ from jax.lax import with_sharding_constraint as constrain
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from lab.lessons.sent import print_sent
+from lab.analysis.communication import collectives
+from lab.analysis.hlo import parse
 
 
 def causes():
@@ -26,7 +27,7 @@ def causes():
   - **Joining, cumulative sums and top_k** need their dimension whole. Split another one, or work in two steps: in each
     piece first, then on the few results of the pieces. top_k even gathers the rows, at least on CPUs.
   - **Two operands that disagree** make the compiler move one of them, often the smaller. Say which one, with a
-    constraint. With `Explicit` mesh axes this is an error instead ([the tour](tour.md#5-where-they-differ)).
+    constraint. With `Explicit` mesh axes this is an error instead ([the tour](tour-four-ways.md#5-where-they-differ)).
   - **A size that does not divide** is an error for an array. Within a program the last piece is shorter. But where a
     result leaves the program, as here, the compiler gives up the constraint without a word: it is whole on all devices.
     Choose sizes that divide, or pad at the border ([how](strategies.md#devices-that-do-not-divide)).
@@ -52,13 +53,15 @@ def causes():
     ("constrain 7 rows over 4 devices", lambda x: constrain(x[:7], P("data")), ((8, 16), rows)),
     ("want a split value whole", lambda x: constrain(jnp.tanh(x), P()), ((8, 16), rows)),
   ):
-    print(name)
     dtype = lambda shape: jnp.float32 if shape else jnp.int32
     placed = [jax.ShapeDtypeStruct(s, dtype(s), sharding=NamedSharding(mesh, spec)) for s, spec in arrays]
     with jax.set_mesh(mesh):
       program = jax.jit(function).lower(*placed).compile()
-    result[name.strip()] = print_sent(program, mesh)
+    found = collectives(parse(program.as_text()), dict(mesh.shape))
+    sent = [f"{one.kind} over {'+'.join(one.axes)}, {one.sent:,.0f} bytes" for one in found]
+    print(f"{name}:", "; ".join(sent) or "nothing")
+    result[name.strip()] = found
   return result
 
 
-STEPS = (causes,)
+STEPS = IN_FILE = (causes,)

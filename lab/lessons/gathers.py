@@ -3,23 +3,13 @@
 The second lesson of docs/debugging.md. Next: causes.py.
 """
 
-import difflib
-from unittest import mock
-
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import strategies
-from configs import base
 from lab.analysis.compiled import metadata_in_cache_key
-from lab.analysis.explanation import explain
-from lab.benchmarks.pages import ROOT
-from lab.lessons.origins import print_origins
-from lab.views.communication import communication
-from strategies.execution.constraints import Constraints
-from training import settings
+from lab.lessons.sent import print_origins
 
 
 def features(x, heads_of, constrain=lambda w: w):
@@ -50,7 +40,7 @@ def a_merged_dimension():
   text. (Older versions of JAX write `source_file` and `source_line` into each instruction.) But no line asks for this
   gather. The compiler added it, with the metadata of a neighbour. jax 0.10 takes those of the operation that needs the
   result, here the reshape. jax 0.12 takes those of the operation that made the operand, here the einsum.
-  `print_origins` ([`lab/lessons/origins.py`](../lab/lessons/origins.py)) therefore shows the lines on both sides.
+  `print_origins` ([`lab/analysis/origins.py`](../lab/analysis/origins.py)) therefore shows the lines on both sides.
   The analysis of this repository reads `op_name` alone, to name the part of the model (`lab/analysis/profile.py`).
 
   There is a trap: the compilation cache ignores metadata, so a program that comes from it may name the lines of an
@@ -82,35 +72,4 @@ def fixed():
   return result
 
 
-def in_a_strategy():
-  """In a strategy of this repository
-
-  The model pins its activations with `sharding.activation`. One pin is on the embedding table, in `models/inputs.py`:
-  it says that the table is whole along the width when tokens are looked up. Below, `fsdp` runs without this pin.
-
-  `tools.explain` prints what a step sends, and `tests/golden/explain` keeps such a page for each strategy. A test
-  compares it with the compiler's program. So a lost constraint fails the test, with the lines that differ: these.
-
-  The table's gradient was all-reduced. Now it is not, but there is an all-to-all, and one more all-gather. Without the
-  pin the compiler leaves the table split by columns, as it is stored. Each device then adds up some columns for the
-  tokens of *all* devices, and needs their ids and their gradients. In this small example that sends fewer bytes. But it
-  grows with the batch, and gradients of the table do not.
-
-  `explain` has the scope of every collective, and the all-to-all's says where to look: in the backward pass of `embed`.
-  """
-  config = base.get_config("tiny", "fsdp")
-  strategy = strategies.create(base.get_config("tiny", "fsdp"), settings.program(config, "cpu"), jax.devices())
-  pin = Constraints.activation
-  without = lambda self, x, *dims: x if dims == ("vocab", None) else pin(self, x, *dims)
-  with mock.patch.object(Constraints, "activation", without):
-    found = explain("fsdp", strategy, batch_size=32)
-  golden = ROOT / "tests/golden/explain/fsdp.txt"
-  tables = golden.read_text().split("\n\n")[3], communication(found).partition("\n\n")[0]
-  changes = [line for line in difflib.ndiff(*(table.splitlines() for table in tables)) if line[0] in "-+"]
-  print("  " + communication(found).splitlines()[0], *changes, sep="\n")
-  scopes = {row["kind"]: row["scopes"] for row in found["communication"]}
-  print("all-to-all:", *scopes["all-to-all"])
-  return {"changes": changes, "found": found}
-
-
-STEPS = (a_merged_dimension, fixed, in_a_strategy)
+STEPS = (a_merged_dimension, fixed)

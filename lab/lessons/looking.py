@@ -122,3 +122,4 @@ def of_a_program():
 
 
 STEPS = (of_an_array, inside_jit, of_a_gradient, of_a_program)
+IN_FILE = (of_a_gradient,)

@@ -124,7 +124,8 @@ def batches():
 
   pmap runs on as many devices as the leading dimension says. If a last batch has five parts, it runs on five devices
   and compiles again, without a warning. jit always uses the whole mesh, so a batch that does not divide is an error, as
-  it is in pmap's reshape. Pad it and pass a mask ([the tour](tour.md#a-batch-that-does-not-divide-padding-and-a-mask)).
+  it is in pmap's reshape. Pad it and pass a mask ([the
+  tour](tour-placing.md#a-batch-that-does-not-divide-padding-and-a-mask)).
 
   Neither splits a *committed* array for you, one that `device_put` has placed elsewhere. Place it in the sharding that
   the step wants. `jax.device_put_sharded` and `device_put_replicated` no longer exist. `device_put` with a
@@ -239,3 +240,4 @@ STEPS = (
   nested,
   processes,
 )
+IN_FILE = (batches, donated_and_static, nested)

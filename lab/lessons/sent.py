@@ -1,11 +1,16 @@
-"""Prints what a lesson's compiled program sends, one line for each collective (see lab/analysis/communication.py)."""
+"""Prints what a lesson's compiled program sends, one line for each collective, and says what devices hold.
 
-from collections import Counter
+See lab/analysis/communication.py and origins.py.
+"""
+
+from typing import Any
 
 import jax
 
 from lab.analysis.communication import Collective, collectives
 from lab.analysis.hlo import parse
+from lab.analysis.origins import origins
+from lab.views.communication import sentence, with_lines
 
 
 def print_sent(program: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> list[Collective]:
@@ -16,20 +21,24 @@ def print_sent(program: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> list[Co
   """
   found = collectives(parse(program.as_text()), dict(mesh.shape))
   for one in found:
-    print("sends:", line(one))
+    print("sends:", sentence(one))
   if not found:
     print("sends: nothing")
   return found
 
 
-def line(one: Collective) -> str:
-  """One collective as text."""
-  shapes = Counter(f"{shape.dtype}[{','.join(map(str, shape.dims))}]" for shape in one.operands)
-  given = ", ".join(shape if n == 1 else f"{n} × {shape}" for shape, n in shapes.items())
-  given = given if len(shapes) <= 2 else f"{len(one.operands)} arrays"
-  often = "" if one.times == 1 else f", {one.times} times"
-  # A permutation is always between pairs of devices.
-  together = "" if one.kind == "collective-permute" else f", {one.devices} devices together"
-  return (
-    f"{one.kind} over {' and '.join(one.axes)}{together}: each puts in {given} and sends {one.sent:,.0f} bytes{often}"
-  )
+def print_origins(program: jax.stages.Compiled, mesh: jax.sharding.Mesh) -> list[tuple[str, str, str]]:
+  """Prints all collectives with the lines that make their operand and use their result, and returns these as text."""
+  found = origins(program.as_text(), dict(mesh.shape))
+  for one in found:
+    print(*with_lines(one), sep="\n")
+  return [(one.collective.kind, one.made, one.used) for one in found]
+
+
+def held(tree: Any) -> str:
+  """Of a tree of arrays: the bytes on the fullest device, and the number of devices that hold something."""
+  found: dict[jax.Device, int] = {}
+  for x in jax.tree.leaves(tree):
+    for shard in x.addressable_shards:
+      found[shard.device] = found.get(shard.device, 0) + shard.data.nbytes
+  return f"{max(found.values()):,} bytes on a device, {len(found)} device{'s' * (len(found) > 1)}"

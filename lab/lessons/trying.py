@@ -218,6 +218,19 @@ print(f"the last of {devices} devices needs {chunks[-1] / chunks[0]:.1f} times a
     ("4, 256", "16, 4096"),
     "the last of 16 devices needs 30.9 times as many scores as the first",
   ),
+  "halo": Try(
+    "Let eight devices share the text. How much more does each device send?",
+    """\
+devices = 4
+mesh = jax.make_mesh((devices,), ("context",), devices=jax.devices()[:devices])
+whole = jax.random.normal(jax.random.key(0), (3, 256, 16))
+q, k, v = (jax.device_put(x, NamedSharding(mesh, P("context"))) for x in whole)
+layer = jax.shard_map(with_a_halo, mesh=mesh, in_specs=P("context"), out_specs=P("context"))
+sent = print_sent(jax.jit(layer).lower(q, k, v).compile(), mesh)
+print(f"{devices} devices: each sends {sum(one.sent_in_step for one in sent):,.0f} bytes")""",
+    ("devices = 4", "devices = 8"),
+    "8 devices: each sends 2,048 bytes",
+  ),
   "a_router_chooses": Try(
     "Add the same number to all scores of the first expert. How many tokens does it get? Routers need a remedy against "
     "this: here it is a loss, `model.router_aux`.",

@@ -5,11 +5,12 @@ lab/analysis/ computes every figure here, once, as text. calculator.js only look
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from models.sizes import REMAT
 from reporting.pages.element import json_of, table, tag
 from reporting.pages.units import amount, duration, mfu
 from strategies.execution.mesh import abstract_mesh, resolve
+from strategies.execution.runner import check_limits
 from strategies.layout import PLACES
 from training import settings
 
@@ -39,7 +41,7 @@ sequences of {LENGTH:,} tokens with AdamW, in bfloat16 with float32 weights and 
 of [`configs/base.py`](configs/base.py). Mesh axes with a default size are also tried with {WIDER}. MFU counts the
 arithmetic that a step needs, without the masked half of attention; PaLM's count includes that half. This page was made
 with jax {jax.__version__}. `python -m tools.plan` does the same for any model and number of devices, and tries more
-([how far to trust the predictions](docs/explain.md)). What does not fit needs more than
+([how far to trust the predictions](docs/evidence.md)). What does not fit needs more than
 [a program may use](docs/memory.md#how-much-of-a-device-a-program-may-use) of a device's memory.
 """
 
@@ -95,22 +97,30 @@ def meshes(name: str, devices: int) -> list[Mesh]:
   return list(dict.fromkeys(found)) or [tuple(template.mesh.items())]
 
 
-@functools.lru_cache(100)  # the rows of another batch have the same
-def strategy_of(name: str, mesh: Mesh, devices: int, parameters: str, remat: str, platform: str) -> strategies.Strategy:
+@functools.lru_cache(100)  # the rows of another remat policy or batch have the same
+def strategy_of(name: str, mesh: Mesh, devices: int, parameters: str, platform: str) -> strategies.Strategy:
   """The strategy with a model of this size. Raises ConfigError as a run does."""
   layout, config = resolve(strategies.layout_of(name), devices, dict(mesh)), base.get_config("lm", name)
-  config.model.update(model_of(float(parameters), LENGTH) | {"remat": remat})
+  config.model.update(model_of(float(parameters), LENGTH))
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of pipelines with few microbatches
     return strategies.build(config, layout, settings.program(config, platform), abstract_mesh(layout))
 
 
-def figures(made: strategies.Strategy, batch_size: int, where: Sequence[Machine]) -> list[str]:
-  """The columns of a row from memory on. Raises ConfigError if the batch does not split evenly."""
+def case_of(name: str, made: strategies.Strategy, remat: str, batch_size: int, platform: str) -> Case:
+  """A step of the strategy with this remat policy. Raises ConfigError as a run does."""
+  case = Case.of(made, batch_size, platform)
+  case = dataclasses.replace(case, sizes=dataclasses.replace(case.sizes, remat=remat))
+  check_limits(strategies.limits(name, made.layout, case))
   made.check_batch("batch_size", batch_size, made.program.accumulation)
-  case, layout = Case.of(made, batch_size, where[0].platform), made.layout
-  predicted, sent = memory.of(case), collections.Counter[str]()
-  for row in theory.sent(case):
+  return case
+
+
+def figures(case: Case, where: Sequence[Machine]) -> list[str]:
+  """The columns of a row from memory on."""
+  layout = case.layout
+  predicted, messages, sent = memory.of(case), theory.sent(case), collections.Counter[str]()
+  for row in messages:
     sent["+".join(row.axes)] += row.bytes
   held = amount(predicted.total) + (f", and {amount(predicted.host)} of its host" if predicted.host else "")
   cells = [held, "; ".join(f"over {axes} {amount(size)}" for axes, size in sent.items()) or "nothing"]
@@ -118,7 +128,7 @@ def figures(made: strategies.Strategy, batch_size: int, where: Sequence[Machine]
     if predicted.total > one.chip.memory:
       cells.append("does not fit")
     else:
-      times = predict.times(case, one.chip, one.links(layout.mesh))
+      times = predict.times(case, one.chip, one.links(layout.mesh), messages)
       shares = (times.mfu(flops, one.chip) for flops in (case.model_flops, case.palm_flops))
       cells.append(f"{duration(times.seconds)}, {mfu(*shares, digits=0)}")
   return cells
@@ -130,8 +140,8 @@ def rows(kinds: Sequence[str], parameters: str, devices: int, remat: str, batch:
   for name in names():
     for mesh in meshes(name, devices):
       try:
-        made = strategy_of(name, mesh, devices, parameters, remat, where[0].platform)
-        cells = figures(made, batch * devices, where)
+        made = strategy_of(name, mesh, devices, parameters, where[0].platform)
+        cells = figures(case_of(name, made, remat, batch * devices, where[0].platform), where)
       except ConfigError as error:
         cells = [str(error)]
       found.append([name, strategies.layout_of(name).on(**dict(mesh)).mesh_in_words, *cells])
@@ -152,6 +162,14 @@ def data(choices: Choices = ALL) -> dict[str, Any]:
   }
 
 
+def packed(known: Mapping[str, Any]) -> dict[str, Any]:
+  """The same with each text once, the most frequent ones first: rows have the numbers of their texts."""
+  count = collections.Counter(text for rows in known["rows"].values() for row in rows for text in row)
+  number = {text: i for i, (text, _) in enumerate(count.most_common())}
+  rows = {key: [[number[text] for text in row] for row in rows] for key, rows in known["rows"].items()}
+  return {"kinds": known["kinds"], "texts": list(number), "rows": rows}
+
+
 def view(choices: Choices = ALL) -> str:
   """The view of docs/index.html: what it computes, the fields, and the answer for their first values."""
   known, fields = data(choices), []
@@ -166,7 +184,7 @@ def view(choices: Choices = ALL) -> str:
       rendered(ABOUT, ROOT),
       tag("form", tag("div", *fields, class_="fields"), id="calculator-form", class_="card script"),
       tag("div", table(HEAD, shown), id="calculator-answer", aria_live="polite"),
-      tag("script", json_of(known), type="application/json", id="calculator-data"),
+      tag("script", json_of(packed(known)), type="application/json", id="calculator-data"),
     )
   )
 

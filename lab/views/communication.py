@@ -1,6 +1,10 @@
 """What a step sends, as tables of text."""
 
+from collections import Counter
 from typing import Any
+
+from lab.analysis.communication import Collective
+from lab.analysis.origins import Origin
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
@@ -29,3 +33,22 @@ def communication(found: dict[str, Any]) -> str:
   rows.append(("total", "", "", "", "", f"{sum(row['sent_in_step'] for row in found['communication']):,.0f}"))
   theory.append(("total", "", f"{sum(row['bytes'] for row in found['theory']):,.0f}"))
   return "\n\n".join([table(rows), table(theory), *(row["said"] for row in found["excess"])])
+
+
+def with_lines(one: Origin) -> list[str]:
+  """A collective as text, and the lines of source that make its operand and use its result, if they are known."""
+  places = ("made by", one.made), ("used by", one.used)
+  return [f"sends: {sentence(one.collective)}", *(f"  {how}: {line}" for how, line in places if line)]
+
+
+def sentence(one: Collective) -> str:
+  """One collective as text."""
+  shapes = Counter(f"{shape.dtype}[{','.join(map(str, shape.dims))}]" for shape in one.operands)
+  given = ", ".join(shape if n == 1 else f"{n} × {shape}" for shape, n in shapes.items())
+  given = given if len(shapes) <= 2 else f"{len(one.operands)} arrays"
+  often = "" if one.times == 1 else f", {one.times} times"
+  # A permutation is always between pairs of devices.
+  together = "" if one.kind == "collective-permute" else f", {one.devices} devices together"
+  return (
+    f"{one.kind} over {' and '.join(one.axes)}{together}: each puts in {given} and sends {one.sent:,.0f} bytes{often}"
+  )

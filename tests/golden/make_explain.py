@@ -1,9 +1,9 @@
 """Writes explain's placement and communication tables for each strategy: python -m tests.golden.make_explain
 
-Run it after a change that should affect placement or communication, and review the diff. It also fills in
-docs/strategies.md, which shows these files. `--topology` also writes the files for a TPU slice; it needs the TPU
-compiler. Write the files on the oldest stack first. On a newer one a strategy gets a file of its own where the compiler
-does something else.
+Run it after a change that should affect placement or communication, and review the diff. It also fills in the pages of
+docs/ that show these files. `--topology` also writes the files for a TPU slice; it needs the TPU compiler. Write the
+files on the oldest stack first. On a newer one a strategy gets a file of its own where the compiler does something
+else.
 """
 
 import functools
@@ -17,8 +17,9 @@ import jax
 FOLDER = Path(__file__).parent / "explain"
 SLICE = "v5e:2x4"
 OLDEST = (0, 10)  # the version of jax that the common files are written with
-# Changes to the tiny preset: a batch that suits all strategies, and for TPUs sizes that they do not pad.
-FIELDS = {"batch_size": 32}
+# Changes to the tiny preset, for other programs than the golden pages (`guide.shown`): a batch that suits all
+# strategies, experts for those that share some, and for TPUs sizes that they do not pad.
+FIELDS, MIXTURE = {"batch_size": 32}, {"model.experts": 8}
 TPU_FIELDS = {"model.width": 256, "model.heads": 8, "model.kv_heads": 8, "model.mlp_width": 1024, "model.seq_len": 128}
 INPUTS = {
   "tokens": {"model.inputs": "tokens", "model.objective": "next_token"},
@@ -34,22 +35,21 @@ INPUTS = {
     "model.qk_norm": True,
   },
 }
-MIXTURE = {"model.experts": 8}  # for strategies that share experts
-# Every strategy has a program for tokens, and these have one for images too, with each kind of collective among them.
-OF_IMAGES = ("fsdp", "two_d", "pipeline")
+# With 8 devices, local layers read 4 positions before each chunk: one or two chunks, as these are of 2 or 8 positions.
+INPUTS["windows"] = INPUTS["tokens"] | {"model.window": 5, "model.layers_pattern": "local:1,global:1"}
+# Every strategy has a program for tokens. These have others too: with images, each kind of collective is among them.
+OTHERS = {"images": ("fsdp", "two_d", "pipeline"), "windows": ("context",)}
 
 
 @functools.cache
 def strategy(name: str, topology: str | None = None, inputs: str = "tokens") -> Any:
   """The strategy that is explained, on 8 simulated CPU devices or on a slice."""
-  import strategies
-  from configs import base
   from lab.analysis.topology import machine_of
+  from lab.benchmarks import guide
   from tools import explain as tool
 
-  config, shares_experts = base.get_config("tiny", name), bool(strategies.layout_of(name).axes("experts"))
-  sizes = (TPU_FIELDS if topology else {}) | INPUTS[inputs] | (MIXTURE if shares_experts else {})
-  config.update_from_flattened_dict(FIELDS | sizes)
+  config = guide.shown(name)
+  config.update_from_flattened_dict((TPU_FIELDS if topology else {}) | INPUTS[inputs])
   config.compilation_cache_dir = "~/.cache/meshwright/tests"
   return tool.create(config, machine_of(topology) if topology else None)
 
@@ -59,14 +59,21 @@ def explained(name: str, topology: str | None, inputs: str) -> dict[str, Any]:
   """explain's figures for a strategy."""
   from lab.analysis.explanation import explain
   from lab.analysis.topology import machine_of
+  from lab.benchmarks import guide
 
   where = machine_of(topology) if topology else None
-  return explain(name, strategy(name, topology, inputs), FIELDS["batch_size"], where)
+  return explain(name, strategy(name, topology, inputs), guide.BATCH, where)
 
 
 def page(name: str, topology: str | None = None) -> str:
-  """The content of a strategy's golden file."""
-  return text(explained(name, topology, "tokens"))
+  """The content of a golden file: of a strategy, or of "context-windows"."""
+  strategy, _, inputs = name.partition("-")
+  return text(explained(strategy, topology, inputs or "tokens"))
+
+
+def names(of: Iterable[str]) -> list[str]:
+  """The names of golden files: strategies, and those with windows."""
+  return [*of, *(f"{name}-windows" for name in OTHERS["windows"])]
 
 
 def text(found: dict[str, Any]) -> str:
@@ -99,9 +106,9 @@ def write(name: str, topology: str | None) -> None:
     _file(name, topology, jax.__version_info__[:2]).write_text(text)
 
 
-def programs(names: Iterable[str]) -> list[tuple[str, str]]:
-  """Strategies and inputs to compile for an accelerator."""
-  return [(name, inputs) for name in names for inputs in INPUTS if inputs == "tokens" or name in OF_IMAGES]
+def programs(names: Iterable[str], others: Iterable[str] = tuple(OTHERS)) -> list[tuple[str, str]]:
+  """Strategies and inputs to compile for an accelerator: tokens, and these others."""
+  return [(name, inputs) for name in names for inputs in ("tokens", *others) if name in OTHERS.get(inputs, names)]
 
 
 def of_tokens(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -123,7 +130,7 @@ if __name__ == "__main__":
 
   FOLDER.mkdir(exist_ok=True)
   for topology in (None, SLICE) if "--topology" in sys.argv else (None,):
-    for name in strategies.names():
+    for name in strategies.names() if topology else names(strategies.names()):
       if lowers_for(name, topology):
         write(name, topology)
   guide.write()

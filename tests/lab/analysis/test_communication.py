@@ -1,6 +1,5 @@
 """Compares what each strategy sends with the formulas: each kind of collective, over each mesh axis, byte by byte."""
 
-import collections
 import functools
 import itertools
 import math
@@ -9,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from compiled_steps import holds_all_logits
+from compiled_steps import holds_all_logits, sent_and_wanted
 from helpers import config, in_full, program, strategy
 from variants import (
   ACCUMULATION,
@@ -28,9 +27,10 @@ from variants import (
 )
 
 import strategies
-from lab.analysis import compiled, memory, predict, theory
+from lab.analysis import compiled, memory, predict
 from lab.analysis.case import Case
 from lab.analysis.host import to_host
+from lab.analysis.pairs import in_pieces
 from lab.analysis.weights import weights
 from models.flops import palm_flops_per_example
 from strategies import layout_of
@@ -80,18 +80,6 @@ def compiled_case(name: str, variant: str) -> tuple[Case, compiled.CompiledStep]
 @functools.cache
 def measured(name: str, variant: str) -> tuple[dict, dict]:
   return sent_and_wanted(*compiled_case(name, variant))
-
-
-def sent_and_wanted(case: Case, step: compiled.CompiledStep) -> tuple[dict, dict]:
-  """Bytes that a device sends in a step by (kind, axes): in the compiled program, and by the formulas."""
-  ours: collections.Counter = collections.Counter()
-  for collective in step.collectives():
-    assert collective.times, f"nothing says how often {collective} runs"
-    ours[collective.kind, collective.axes] += collective.sent_in_step
-  wanted: collections.Counter = collections.Counter()
-  for row in theory.sent(case):
-    wanted[row.kind, row.axes] += row.bytes
-  return ours, wanted
 
 
 @pytest.mark.parametrize("name, variant", PAIRS)
@@ -270,7 +258,7 @@ def test_no_flop_is_done_twice(name: str, variant: str):
   in_stages = strategies.layout_of(name).layers is not None
   case, step = compiled_at(name, variant, BATCH * (2 if in_stages and "images" in variant else 1))
   assert step.flops() == round(predict.flops(case))  # which divides by the number of positions
-  if not in_stages and variant in ("text", DOCUMENTS) and not predict.in_pieces(case):
+  if not in_stages and variant in ("text", DOCUMENTS) and not in_pieces(case):
     once, sizes = step.flops() - predict.repeated_flops(case), case.sizes
     # Texts this short are one block of queries, so attention computes all pairs, as PaLM counts. Its backward pass
     # computes the scores again.

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import jax
 import pytest
-from compiled_steps import explained_in_8_gb, loops_beside_sends
+from compiled_steps import explained_in_8_gb, loops_beside_sends, sent_and_wanted
 from golden import make_explain as golden
 from helpers import config, laid_out
 
 import strategies
 from configs import base
-from lab.analysis import calls, explanation, gpus, memory, predict, theory
+from lab.analysis import calls, explanation, gpus, memory, predict
 from lab.analysis.case import Case
 from lab.analysis.compiled import CompiledStep, compile_step
 from lab.analysis.topology import Machine, machine_of
@@ -57,23 +57,25 @@ def compiled(name: str, inputs: str) -> tuple[Strategy, Case, CompiledStep]:
 @functools.cache
 def grouped(name: str, inputs: str) -> tuple[collections.Counter, collections.Counter]:
   """Bytes that a device sends in a step, by (kind, axes): in the compiled program, and according to the formulas."""
-  return compared(*compiled(name, inputs)[1:])
-
-
-def compared(case: Case, step: CompiledStep) -> tuple[collections.Counter, collections.Counter]:
-  """The same of any compiled step."""
-  ours, wanted = collections.Counter(), collections.Counter()
-  for collective in step.collectives():
-    assert collective.times, f"unknown how often {collective} runs"
-    ours[collective.kind, collective.axes] += collective.sent_in_step
-  for row in theory.sent(case):
-    wanted[row.kind, row.axes] += row.bytes
-  return ours, wanted
+  return sent_and_wanted(*compiled(name, inputs)[1:])
 
 
 @pytest.mark.parametrize("name, inputs", golden.programs(SENDERS))
 def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, inputs: str):
   ours, wanted = grouped(name, inputs)
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+
+
+def test_eight_hosts_share_positions_in_a_ring_and_by_halos():
+  """64 GPUs, for global and local layers."""
+  asked = base.get_config("tiny", "long_context")
+  sizes = {"width": 1024, "depth": 2, "heads": 8, "kv_heads": 4, "mlp_width": 4096, "vocab_size": 4096}
+  asked.model.update(**sizes, seq_len=2048, attention_context="ring", window=129, layers_pattern="local:1,global:1")
+  asked.update_from_flattened_dict({"batch_size": 16, "mesh.context": 4})
+  runner = tool.create(asked, machine_of("h100:8x8"))
+  ours, wanted = sent_and_wanted(Case.of(runner, 16, "gpu"), compile_step(runner, 16))
+  assert ours["collective-permute", ("context",)] > 0
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
 
@@ -86,7 +88,7 @@ def test_six_gpus_that_do_not_divide_the_model_send_padding_and_nothing_else(nam
   runner = tool.create(asked, machine_of("h100:1x6"))
   assert runner.program.sizes.width % runner.layout.shards("state")
   case, step = Case.of(runner, 48, "gpu"), compile_step(runner, 48)
-  ours, wanted = compared(case, step)
+  ours, wanted = sent_and_wanted(case, step)
   if name == "two_d":
     # The gradient of the last norm's scale is summed by the compiler over `model`, and then by hand over `data`. XLA
     # makes one sum over both of these, which sends less: on n devices each sends 2(n − 1)/n of it.
@@ -121,7 +123,7 @@ def test_stages_with_experts_send_and_compute_what_theory_says(fields: dict):
   where = machine_of(HOST)
   runner = laid_out(layout, settings.program(config(**named), "gpu"), where.devices(), **named)
   case, step = Case.of(runner, asked["batch_size"], "gpu"), compile_step(runner, asked["batch_size"])
-  ours, wanted = compared(case, step)
+  ours, wanted = sent_and_wanted(case, step)
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
   assert step.left_out() == []

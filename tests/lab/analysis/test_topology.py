@@ -61,7 +61,7 @@ def size(name: str, inputs: str, *, edges: bool = False) -> int:
   return 2 * sum(math.prod(weight["shape"]) for weight in wanted)
 
 
-@pytest.mark.parametrize("name, inputs", golden.programs(SENDERS))
+@pytest.mark.parametrize("name, inputs", golden.programs(SENDERS, ["images"]))
 def test_every_strategy_sends_what_theory_says_and_nothing_else(name: str, inputs: str):
   ours, wanted = grouped(name, inputs)
   layout = strategies.layout_of(name)
@@ -243,13 +243,12 @@ def test_a_whole_slice_scatters_the_sums_of_split_products():
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
 
 
-def test_a_whole_slice_shares_positions_in_a_ring():
-  """Of 64 chips. It never gathers keys, and sends what theory says, kind by kind."""
+def test_a_whole_slice_shares_positions_in_a_ring_and_by_halos():
+  """Of 64 chips, for global and local layers. It never gathers keys, and sends what theory says, kind by kind."""
   config, where = base.get_config("tiny", "long_context"), machine_of("v5p:4x4x4")
   sizes = {"width": 1024, "depth": 2, "heads": 8, "kv_heads": 4, "mlp_width": 4096, "vocab_size": 4096}
-  config.update_from_flattened_dict({f"model.{name}": size for name, size in sizes.items()})
-  config.update_from_flattened_dict({"model.seq_len": 2048, "batch_size": 16, "mesh.context": 4})
-  config.model.attention_context = "ring"
+  config.model.update(**sizes, seq_len=2048, attention_context="ring", window=129, layers_pattern="local:1,global:1")
+  config.update_from_flattened_dict({"batch_size": 16, "mesh.context": 4})
   runner = tool.create(config, where)
   found = explanation.explain("long_context", runner, config.batch_size, where)
   ours, wanted = by_kind(found)
