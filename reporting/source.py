@@ -74,8 +74,7 @@ def _of_folder(path: str) -> Model:
   file = folder.path / "tokenizer.json"
   load = lambda strategy: pretrained.load(folder, strategy.program.sizes, strategy.abstract_state().params)
   tokenizer = tokenizers.from_file(file) if file.exists() else None
-  limits = [length for length in (config.model.window, folder.shape.context) if length]  # 0: no window, or unknown
-  return Model(config, tokenizer, load, min([SEQ_LEN, *limits]), folder.shape.context or None)
+  return Model(config, tokenizer, load, min(SEQ_LEN, folder.shape.context or SEQ_LEN), folder.shape.context or None)
 
 
 def _of_run(workdir: Location) -> Model:
@@ -174,16 +173,8 @@ def checkpoint_of(workdir: Location, step: int | None) -> tuple[Location, dict[s
   return folder, saved
 
 
-def check_window(model: Model, length: int) -> None:
-  """Raises ConfigError if the model cannot read a text of this length."""
-  window = model.config.model.window
-  if window and length > window:
-    raise ConfigError(f"{length} tokens are more than the window of {window} positions of this model; use fewer")
-
-
 def laid_out(model: Model, strategy: str, mesh: dict[str, int], length: int, devices: list[jax.Device]) -> Strategy:
   """A strategy that runs the model on texts of this length."""
-  check_window(model, length)
   config = model.config.copy_and_resolve_references()
   config.strategy, config.mesh = strategy, ConfigDict(dict.fromkeys(("replica", "stage", "data", "model")) | mesh)
   config.model.seq_len = length

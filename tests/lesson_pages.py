@@ -23,7 +23,8 @@ def run_steps(name: str) -> Shown:
 def check_page(name: str, shown: Shown) -> None:
   """Asserts that a page shows what its steps print, and that every step is short and has a text."""
   lessons = [(lesson, [shown[step.__name__] for step in lesson.STEPS]) for lesson in PAGES[name].lessons]
-  assert (tour.DOCS / f"{name}.md").read_text() == tour.markdown(name, lessons)
+  for file, text in tour.pages(name, lessons).items():
+    assert (tour.DOCS / file).read_text() == text, file
   for name, one in shown.items():
     assert min(len(one.step.title), len(one.output)) > 0, name
     assert len(one.step.text) > 200, name

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 import types
 from pathlib import Path
 from types import ModuleType
@@ -39,7 +40,7 @@ from tools.benchmark import measurements
 
 CODE = Path(strategies.__file__).parents[1]  # the root, or the package of a fork that is one package
 README, COMMANDS = ROOT / "README.md", ROOT / "docs/commands.md"
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_layouts_in_the_readme_are_the_code_of_the_strategies():
@@ -152,36 +153,39 @@ def test_muon_is_better_than_adamw_from_every_seed():
 # The field's names, each beside ours, and the pages on which somebody would look for it.
 COMMON = {
   "activation checkpointing": ["questions"],
-  "async dispatch": ["profile", "questions"],
-  "collective matmul": ["thousand-chips"],
+  "arithmetic intensity": ["choosing-sizes", "questions"],
+  "async dispatch": ["debugging", "profile", "questions"],
+  "collective matmul": ["glossary", "thousand-chips"],
   "CPU offload": ["memory"],
-  "DCN": ["cluster", "strategies", "thousand-chips"],
+  "DCN": ["cluster", "glossary", "strategies", "thousand-chips"],
   "deadlock": ["cluster"],
-  "early stopping": ["checkpoints"],
+  "early stopping": ["checkpoints", "commands"],
   "FP8": ["float8"],
-  "gradient accumulation": ["memory", "strategies"],
+  "gradient accumulation": ["commands", "explain", "glossary", "memory", "strategies"],
   "gradient checkpointing": ["memory"],
   "gradient clipping": ["optimizers"],
-  "latency hiding": ["thousand-chips"],
-  "logical ax": ["fork", "strategies"],  # axis or axes
-  "master weights": ["optimizers"],
-  "mixed precision": ["memory", "optimizers"],
-  "experts (MoE": ["strategies"],
-  "multi-host": ["cluster"],
+  "latency hiding": ["glossary", "thousand-chips"],
+  "logical ax": ["fork", "glossary", "strategies"],  # axis or axes
+  "master weights": ["glossary", "optimizers"],
+  "microbatch": ["glossary", "pipeline"],
+  "mixed precision": ["commands", "glossary", "memory", "optimizers"],
+  "experts (MoE": ["experts", "glossary"],
+  "multi-host": ["cluster", "commands", "glossary"],
   "multi-node": ["cluster"],
-  "multi-slice": ["cluster", "strategies", "thousand-chips"],
+  "multi-slice": ["choosing-sizes", "cluster", "glossary", "strategies", "thousand-chips"],
   "NCCL": ["cluster"],
   "out of memory": ["memory"],
   "recompile": ["data"],
   "RESOURCE_EXHAUSTED": ["memory"],
-  "ring attention": ["strategies"],
-  "roofline": ["profile", "thousand-chips"],
+  "ring attention": ["glossary", "long-text"],
+  "roofline": ["explain", "glossary", "profile", "thousand-chips"],
   "sequence packing": ["data"],
-  "Ulysses": ["strategies"],
+  "shard_map": ["explain", "glossary"],
+  "Ulysses": ["glossary", "long-text"],
   "W&B": ["cluster"],
   "ZeRO-1": ["strategies"],
   "ZeRO-2": ["strategies"],
-  "ZeRO-3": ["strategies"],
+  "ZeRO-3": ["glossary", "strategies"],
 }
 
 
@@ -212,9 +216,37 @@ def test_the_explain_page_shows_published_speeds():
   assert pages.fill(page, {"ways": published.ways(json.loads(published.RECORD.read_text()))}) == page
 
 
-def test_the_strategies_page_shows_the_golden_pages_and_the_records():
-  page = guide.PAGE.read_text()
-  assert pages.fill(page, guide.parts()) == page
+@pytest.mark.parametrize("page", guide.PAGES, ids=lambda page: page.name)
+def test_a_page_of_strategies_shows_uses_the_golden_pages_and_the_records(page: Path):
+  made = guide.parts(page)
+  assert len(made) >= 2
+  assert pages.fill(page.read_text(), made) == page.read_text()
+
+
+def test_every_strategy_of_the_readme_is_on_one_page():
+  placed = [name for page in guide.PAGES for name in re.findall(r"<!-- (\w+) -->", page.read_text())]
+  assert sorted(set(placed) - {"machine", "end"}) == sorted(strategies_of_the_readme())
+
+
+def test_when_to_use_a_strategy_is_written_in_its_docstring_alone():
+  """README shows the first sentence of it. `python -m tools.benchmark guide` writes README."""
+  for name in strategies_of_the_readme():
+    assert re.match(r"Use it .+?[.:] .*Don't use it ", guide.use(name)), name
+  assert guide.with_uses(README.read_text()) == README.read_text()
+
+
+@pytest.mark.full
+def test_the_commands_page_shows_the_sizes_of_the_presets():
+  page = COMMANDS.read_text()
+  assert pages.fill(page, {"presets": guide.presets()}) == page
+  assert {*guide.SIZED, "images", "finetune", "lora"} == set(PRESETS)
+
+
+def test_the_citation_is_of_this_version():
+  cited = dict(re.findall(r"^([\w-]+): (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
+  project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+  assert (cited["version"], cited["license"]) == (project["version"], project["license"])
+  assert {"cff-version", "message", "title", "type"} <= set(cited)
 
 
 def test_a_step_of_fsdp_is_followed_in_ten_files():

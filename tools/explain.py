@@ -3,6 +3,7 @@
     python -m tools.explain --config=configs/fsdp.py [--topology=v5p:8x8x16] [--html=FILE] [--json=FILE]
     python -m tools.explain --config=configs/fsdp.py --topology=h100:16x8 [--network=400Gb]
     python -m tools.explain --config=configs/fsdp.py --fit=gpu:8:76.5e9    # what fits into this much memory
+    python -m tools.explain --program=my.module:step [--topology=v5e:2x4]  # a jitted function of one's own
 
 Compiles the step for this machine's devices and reads the compiled program. With --topology it compiles for a TPU slice
 (pip install '.[topology]') or a cluster of GPUs (pip install '.[gpu-topology]') that you need not have.
@@ -25,12 +26,15 @@ from absl import flags
 
 import strategies
 from checkpointing import pretrained
+from configs import base
 from errors import ConfigError
 from lab.analysis import memory
 from lab.analysis.case import Case
 from lab.analysis.explanation import explain
 from lab.analysis.fixes import cheapest, fixes
 from lab.analysis.topology import Machine, bytes_of, machine_of
+from lab.own_program import explain as explain_program
+from lab.own_program import warned
 from lab.views import strategy_page
 from lab.views.communication import communication, table
 from lab.views.pictures import picture
@@ -74,6 +78,7 @@ def text(found: dict[str, Any], strategy: Strategy) -> str:
     _picture(strategy),
     _memory(found["memory"]),
     communication(found),
+    "\n".join(warned(found["warnings"])),
     _waits(found),
     _timeline(found),
     _time(found),
@@ -268,6 +273,12 @@ def main(config: Any, asked: flags.FlagValues = flags.FLAGS) -> None:
     print(fitting(config, asked.fit), end="")
     return
   where = machine_of(asked.topology, asked.network) if asked.topology else None
+  if asked.program:
+    devices = where.devices() if where else start_jax(config or base.get_config())
+    print(explain_program(asked.program, devices), end="")
+    return
+  if config is None:
+    raise ConfigError("config is missing; name one with --config=configs/fsdp.py")
   network = bytes_of(asked.network) if asked.network else None
   file = asked.json and Path(asked.json)
   if file:
@@ -317,10 +328,13 @@ def define(into: flags.FlagValues = flags.FLAGS) -> None:
   flags.DEFINE_string("topology", None, to_compile_for, **named)
   flags.DEFINE_string("network", None, NETWORK, **named)
   flags.DEFINE_string("fit", None, "PLATFORM:DEVICES:BYTES: only say what fits there, as gpu:8:76.5e9", **named)
+  own = "MODULE:FUNCTION: explain this instead; it takes the devices and returns jax.jit(...).lower(...)."
+  flags.DEFINE_string("program", None, own, **named)
   flags.DEFINE_string("json", None, "A JSON file to write all figures to.", **named)
   flags.DEFINE_string("html", None, "A page to write, with the same as pictures.", **named)
 
 
 if __name__ == "__main__":
   define()
-  command_line.run(lambda config: survive_compilers(functools.partial(main, config)))
+  jax.config.update("jax_enable_compilation_cache", False)  # XLA warns only when it compiles
+  command_line.run(lambda config: survive_compilers(functools.partial(main, config)), needs_config=False)

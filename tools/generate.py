@@ -24,7 +24,7 @@ from data.dataset import Text
 from data.text import spans, tokenizers
 from errors import ConfigError, one_of, positive
 from models.generate import Sampling
-from reporting.source import Model, check_window, laid_out, mesh_of, open_model
+from reporting.source import Model, laid_out, mesh_of, open_model
 from runtime import command_line
 from runtime.devices import start_jax
 from strategies import Strategy, names
@@ -184,7 +184,6 @@ def chat(model: Model, options: argparse.Namespace, sampling: Sampling, said: It
   params = model.load(strategy)
   for message, ids in itertools.chain([first], asked):
     size = len(ids) + options.length
-    check_window(model, size)
     _note_length(model, size)
     steps = write(
       strategy, params, dialogue.text, [ids], length=options.length, sampling=sampling, seed=options.seed,

@@ -8,8 +8,8 @@
 Ranks plans by the expected time of a step, of equally fast ones the simplest first, and shows at most two plans of a
 strategy if there are enough others. With --price it says what a billion tokens cost. It compiles nothing and needs no
 TPU or GPU. With --compile, the compiler of these devices checks the best three (pip
-install '.[topology]' or '.[gpu-topology]'). lab/analysis/search.py searches. docs/explain.md says how far to trust the
-predictions.
+install '.[topology]' or '.[gpu-topology]'). lab/analysis/search.py searches. docs/evidence.md says how far to trust
+the predictions.
 """
 
 import math

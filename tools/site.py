@@ -9,23 +9,27 @@ compiled: it takes less than a minute, most of it for the table that the calcula
 
 import argparse
 import ast
+import functools
+import gc
 import importlib
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import jax
 
 import strategies
-from configs import base
 from lab.analysis import explanation
+from lab.benchmarks import guide
 from lab.benchmarks.pages import RESULTS
-from lab.views import calculator, guide_pages, step_timeline, strategy_page
+from lab.views import calculator, guide_pages, search_index, step_moves, step_timeline, strategy_page
 from reporting import pages
 from reporting.pages.document import HERE
 from reporting.pages.element import card, tag, text, tiles
@@ -34,24 +38,13 @@ from runtime.folders import writable_file
 from tools import explain
 
 FILE = guide_pages.DOCS / "index.html"
-PRESET, BATCH, DEVICES = "lm", 32, 8  # of the pictures
 ABOUT = "One Transformer, and a file for each way to shard it: a reference training repository in JAX"
 
 
 def page(choices: calculator.Choices = calculator.ALL) -> str:
   """The whole page. `choices`: of the calculator."""
-  guides, names = guide_pages.pages(), strategies.names()
-  lists = {
-    "strategies": [(f"strategy-{name}", name) for name in names],
-    "guide": [(found.id, found.title.partition(":")[0]) for found in guides],
-  }
-  main = [("start", "Start"), ("strategies", "Strategies"), ("calculator", "Calculator")]
-  main += [("timeline", "Timeline"), ("guide", "Guide")]
-  bars = [tag("div", *links(main))]
-  bars += [tag("div", *links(found), class_="pages", data_group=group) for group, found in lists.items()]
-  return pages.document(
-    "Meshwright",
-    ABOUT,
+  guides, names = guide_pages.pages(), guide_pages.in_order(strategies.names())
+  views = [
     view("start", "Start", start()),
     view("strategies", "Strategies", comparison(names)),
     *(view(f"strategy-{name}", name, strategy(name), group="strategies") for name in names),
@@ -59,10 +52,37 @@ def page(choices: calculator.Choices = calculator.ALL) -> str:
     view("timeline", "Timeline of a step", timeline()),
     view("guide", "Guide", guide_pages.contents()),
     *(view(found.id, found.title, found.content, group="guide") for found in guides),
-    navigation=tag("a", "Skip to the content", href="#main", class_="skip")
-    + tag("nav", *bars, class_="navigation", aria_label="Views"),
+  ]
+  scripts = (HERE / "search.js", HERE / "site.js")
+  return pages.document(
+    "Meshwright",
+    ABOUT,
+    *views,
+    tag("script", search_index.index(views), type="text/plain", id="search-index"),
+    navigation=navigation(
+      [(f"strategy-{name}", name) for name in names],
+      [(found.id, found.title.partition(":")[0]) for found in guides],
+    ),
     style=(HERE / "site.css").read_text(),
-    script=calculator.script() + (HERE / "site.js").read_text(),
+    script=calculator.script() + "".join(file.read_text() for file in scripts),
+  )
+
+
+def navigation(of_strategies: Sequence[tuple[str, str]], of_guide: Sequence[tuple[str, str]]) -> str:
+  """The search, and links to all views. On narrow screens, a button shows the links."""
+  listed = lambda found: tag("ul", *(tag("li", link) for link in links(found)))
+  found = tag("ol", id="found", class_="found", hidden=True, aria_label="Results")
+  field = tag("input", type="search", id="search", placeholder="Search: /", aria_label="Search all pages",
+              aria_controls="found", aria_expanded="false", autocomplete="off")  # fmt: skip
+  button = tag("button", "Pages", type="button", class_="menu", aria_expanded="false", aria_controls="pages")
+  shown = [*links([("start", "Start"), ("strategies", "Strategies")]), listed(of_strategies)]
+  shown += [*links([("calculator", "Calculator"), ("timeline", "Timeline"), ("guide", "Guide")]), listed(of_guide)]
+  return tag("a", "Skip to the content", href="#main", class_="skip") + tag(
+    "nav",
+    tag("search", field, button, found, class_="script"),
+    tag("div", *shown, class_="pages", id="pages"),
+    class_="navigation",
+    aria_label="Views",
   )
 
 
@@ -78,33 +98,41 @@ def links(found: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def start() -> str:
-  """What Meshwright is, and where to go."""
-  return guide_pages.rendered(
-    START, guide_pages.ROOT, links={name: f"#{name}" for name in ("strategies", "calculator", "timeline", "guide")}
+  """What Meshwright is, how to begin, which strategy to take, and where to go."""
+  readme = (guide_pages.ROOT / "README.md").read_text()
+  begin = readme[readme.index("Clone this repository") : readme.index("- **Which strategy?**")]
+  (chart,) = re.findall(
+    r"^```mermaid\n.*?^```\n", (guide_pages.DOCS / "explain.md").read_text(), re.DOTALL | re.MULTILINE
+  )
+  write = lambda source: guide_pages.rendered(source, guide_pages.ROOT, links=START_LINKS)
+  return write(f"{START}\n## Try it\n\n{begin}\n## Which strategy?\n\n{chart}\n## My problem is…\n") + (
+    guide_pages.problems() + write(PLACES)
   )
 
 
+START_LINKS = {name: f"#{name}" for name in ("strategies", "calculator", "timeline", "guide")}
 START = """
 Meshwright trains one Transformer in every common way to use many devices: data parallelism, ZeRO, FSDP, tensor
 parallelism, pipelines and their combinations. Each way is a *strategy*, a short file that says which dimension of the
 model is split over which axis of the device mesh. Tests show that every strategy computes the same losses and gradients
 as a single device, and that it sends what the formulas here say.
+"""
+PLACES = """
+## What is here
 
 - [Strategies](strategies): which device holds which piece of each array, how much memory that takes, what is sent, and
   when each stage of a pipeline works
 - [Calculator](calculator): the same numbers for large models on TPUs and GPUs, and the time of a step
 - [Timeline](timeline): when the kernels and links of a step work on 64 TPUs, with the recommended compiler options and
   without
-- [Something is wrong?](docs/questions.md) Questions and error texts, with answers
 - [Guide](guide): all pages of the documentation, beginning with a [tour](docs/tour.md) of sharding in JAX
-- [README](README.md): how to install it and train a first model in about a minute
 - [Map of the code](WORKSPACE.md): what to read first
 """
 
 
 def timeline() -> str:
   """The recorded timeline: what it shows, and its pictures."""
-  record = json.loads((RESULTS / "timeline.json").read_text())
+  record = _recorded("timeline")
   name, topology, model, length, batch_size, _, _ = record["case"]
   versions = ", ".join(f"{package} {version}" for package, version in record["versions"].items())
   about = TIMELINE.format(**locals(), command=record["command"])
@@ -124,8 +152,13 @@ The times come from the compiled program, at the peaks of the device. Nothing ha
 
 def comparison(names: Sequence[str]) -> str:
   """All strategies: the first line of each file, and what its layout splits."""
-  about = f"The pictures are of a small language model, the preset `{PRESET}`, on {DEVICES} simulated devices, with "
-  about += f"batches of {BATCH} sequences. Their numbers are predicted by formula, for XLA's CPU backend."
+  about = (
+    f"The pictures are of the preset `{guide.PRESET}`, for mixtures with {guide.EXPERTS} experts, on {guide.DEVICES} "
+  )
+  about += (
+    f"simulated devices, with batches of {guide.BATCH} sequences. Their numbers are predicted by formula, for XLA's "
+  )
+  about += "CPU backend, as in the [guide](docs/strategies.md)."
   lines = [f"{about}\n", "| Strategy | What it is | What is split |", "|---|---|---|"]
   for name in names:
     says = (inspect.getdoc(_module(name)) or "").partition("\n")[0]
@@ -135,6 +168,13 @@ def comparison(names: Sequence[str]) -> str:
   return guide_pages.rendered("\n".join(lines), guide_pages.ROOT, links=links)
 
 
+@functools.cache
+def _recorded(name: str) -> dict[str, Any]:
+  """A record of the benchmarks."""
+  record: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+  return record
+
+
 def _module(name: str) -> ModuleType:
   return importlib.import_module(f"strategies.{name}")
 
@@ -142,8 +182,7 @@ def _module(name: str) -> ModuleType:
 def strategy(name: str) -> str:
   """A strategy: what its file says, and its pictures."""
   module = _module(name)
-  config = base.get_config(PRESET, name)
-  config.batch_size, config.simulated_devices = BATCH, DEVICES
+  config = guide.shown(name)
   made = explain.create(config, None)
   found = explanation.explain(name, made, config.batch_size, compiled=False)
   source = Path(inspect.getfile(module))
@@ -159,6 +198,7 @@ def strategy(name: str) -> str:
         class_="cards",
       ),
       *strategy_page.sections(found, made),
+      step_moves.view(_recorded("moves"), name),
     )
   )
 
@@ -182,6 +222,7 @@ def main(arguments: list[str]) -> None:
   file = parser.parse_args(arguments).html
   writable_file(file, "html")
   jax.config.update("jax_platforms", "cpu")
+  gc.disable()  # JAX's traces are many objects and little garbage: a tenth of the time
   pages.write(file, page())
   print(f"wrote {file}")
 

@@ -1,9 +1,9 @@
 """Pages that are made by running code: a tour of sharding, pmap, debugging. Each step is shown with what it prints.
 
-    python -m tools.tour                                # all steps, in the terminal and as docs/tour.md and tour.ipynb
+    python -m tools.tour                                # all steps, in the terminal and as docs/tour*.md and tour.ipynb
     python -m tools.tour pmap                           # another page; lab/lessons lists them
     python -m tools.tour --steps=specs,resharding       # these steps, in the terminal only
-    python -m tools.tour --page=FILE                    # all steps, with the page in another file
+    python -m tools.tour --page=FILE                    # all steps, with the page in another file, its parts beside it
 
 The steps always run on eight simulated devices, so that they are the same on every machine.
 """
@@ -12,7 +12,7 @@ import argparse
 import importlib.util
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -21,7 +21,7 @@ import jax
 from errors import ConfigError, one_of
 from lab.lessons import PAGES
 from lab.notebook import notebook
-from lab.steps import Shown, heading, run, steps
+from lab.steps import Shown, file_of, heading, run, steps
 from runtime import command_line
 from runtime.folders import writable_file
 
@@ -30,20 +30,35 @@ DEFAULT = "tour"
 DEVICES = 8
 
 
-def markdown(name: str, shown: Iterable[tuple[ModuleType, Sequence[Shown]]]) -> str:
-  """The text of a page, from its lessons and what their steps printed."""
-  page, command = PAGES[name], f"python -m tools.tour{'' if name == DEFAULT else f' {name}'}"
-  contents, parts = [], []
-  for number, (lesson, results) in enumerate(shown, start=1):
+def pages(name: str, shown: Sequence[tuple[ModuleType, Sequence[Shown]]]) -> dict[str, str]:
+  """The text of a page by its file, from its lessons and what their steps printed.
+
+  A page in parts has its introduction and its contents in NAME.md, and each lesson in a file of its own.
+  """
+  page, main = PAGES[name], f"{name}.md"
+  command = f"python -m tools.tour{'' if name == DEFAULT else f' {name}'}"
+  made = f"<!-- Written by {command} from lab/lessons: change it there. -->"
+  titles = [heading(lesson)[0] for lesson, _ in shown]
+  files = [_file(name, lesson) if page.in_parts else main for lesson, _ in shown]
+  contents: list[str] = []
+  texts = {main: [f"# {page.title}", made, page.introduction]}
+  for number, (lesson, results) in enumerate(shown):
     title, subject, imports = heading(lesson)
-    titles = (one.step.title[0].lower() + one.step.title[1:] for one in results)
-    contents.append(f"{number}. [{title}](#{_anchor(title)}): {'; '.join(titles)}")
-    parts += [f"## {title}", subject, f"```python\n{imports}\n```"]
+    steps = "; ".join(one.step.title[0].lower() + one.step.title[1:] for one in results)
+    target, mark = files[number] if page.in_parts else f"#{_anchor(title)}", "##" if page.in_parts else "###"
+    contents.append(f"{number + 1}. [{title}]({target}): {steps}")
+    part = texts.setdefault(files[number], [])
+    part += [f"{mark[1:]} {title}", *([made, f"Part {number + 1} of [the tour]({main})."] if page.in_parts else [])]
+    link, has_code = f"[The code](../{file_of(lesson)}) prints:", any(one.step.code for one in results)
+    part += [subject, *([f"```python\n{imports}\n```"] if has_code else [])]
     for one in results:
-      code, output = f"```python\n{one.step.code}\n```", f"```text\n{one.output}\n```"
-      parts += [f"### {one.step.title}", one.step.text, code, output]
-  top = [f"# {page.title}", f"<!-- Written by {command} from lab/lessons: change it there. -->", page.introduction]
-  return "\n\n".join([*top, "\n".join(contents), *parts, "---", page.conclusion]) + "\n"
+      code, output = f"```python\n{one.step.code}\n```" if one.step.code else link, f"```text\n{one.output}\n```"
+      part += [f"{mark} {one.step.title}", one.step.text, code, output]
+    if page.in_parts and number + 1 < len(files):
+      part += ["---", f"Next: [{titles[number + 1]}]({files[number + 1]})"]
+  texts[main].insert(3, "\n".join(contents))
+  texts[files[-1] if files else main] += ["---", page.conclusion]
+  return {file: "\n\n".join(text) + "\n" for file, text in texts.items()}
 
 
 def terminal(one: Shown) -> str:
@@ -83,7 +98,8 @@ def main(arguments: list[str]) -> None:
       shown[-1][1].append(run(step))
       print("\n" + terminal(shown[-1][1][-1]), flush=True)
   if not asked:
-    file.write_text(markdown(options.name, shown), encoding="utf-8")
+    for made, content in pages(options.name, shown).items():
+      (file if made == f"{options.name}.md" else file.with_name(made)).write_text(content, encoding="utf-8")
     print(f"\n\n{page.conclusion}\n\nThis page is also in {file}.")
     if page.tries and not importlib.util.find_spec("nbformat"):
       print("It is not written as a notebook, which needs nbformat: pip install '.[dev]'.")
@@ -91,6 +107,11 @@ def main(arguments: list[str]) -> None:
       made = file.with_suffix(".ipynb")
       made.write_text(notebook(options.name, page, shown, DEVICES), encoding="utf-8")
       print(f"As a notebook it is in {made}.")
+
+
+def _file(name: str, lesson: ModuleType) -> str:
+  """The file of a lesson's own page."""
+  return f"{name}-{lesson.__name__.rpartition('.')[2].replace('_', '-')}.md"
 
 
 def _anchor(title: str) -> str:

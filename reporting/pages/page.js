@@ -42,17 +42,25 @@ for (const figure of document.querySelectorAll("[data-chart]")) {
     });
 }
 
-// Marks, bars, points and units: the text of the one that is pointed at is written below.
+// Marks, bars, points and units: the text of the one that is pointed at is written below. Without a text of its own, it
+// is the row of the table that has its number.
 for (const svg of document.querySelectorAll("svg.marks")) {
-  const marks = [...svg.querySelectorAll("[data-label]")], output = svg.closest("figure").querySelector("output");
+  const marks = [...svg.querySelectorAll("[data-label]")], figure = svg.closest("figure");
+  const output = figure.querySelector("output");
   let here = -1;
   const show = (index) => {
     marks[here]?.classList.remove("here");
     here = Math.max(0, Math.min(marks.length - 1, index));
     marks[here].classList.add("here");
-    output.textContent = marks[here].dataset.label;
+    const cells = figure.querySelectorAll("tbody tr")[here]?.cells ?? [];
+    output.textContent = marks[here].dataset.label || Array.from(cells, (cell) => cell.textContent).join(": ");
   };
   marks.forEach((mark, i) => mark.addEventListener("pointerenter", () => show(i)));
+  for (const button of figure.querySelectorAll("[data-move]"))
+    button.addEventListener("click", () => {
+      show(here + +button.dataset.move);
+      marks[here].scrollIntoView({ block: "nearest", inline: "nearest" });
+    });
   onArrows(svg, (move) => show(move === "Home" ? 0 : move === "End" ? marks.length - 1 : here + move));
 }
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import program
 
-from data.batches import Batches, EvaluationBatches, Mixture
+from data.batches import Batches, EvaluationBatches, Mixture, id_words
 from data.order import shuffled
 from data.prefetch import prefetch
 from data.synthetic import Synthetic
@@ -32,6 +32,61 @@ def test_shuffled_is_a_permutation_that_seed_and_epoch_change(size: int):
 def test_shuffled_computes_each_position_by_itself():
   whole = shuffled(np.arange(1000), 1000, seed=3, epoch=7)
   np.testing.assert_array_equal(shuffled(np.array([17, 999, 4]), 1000, seed=3, epoch=7), whole[[17, 999, 4]])
+
+
+def in_python(place: int, size: int, seed: int, epoch: int, stream: int = 0) -> int:
+  """`shuffled` for one place, written out with Python's integers: a Feistel network of six rounds, walked in cycles.
+
+  Its hash is the finalizer of splitmix64 (Steele et al. 2014), with the constants of Java's SplittableRandom.
+  """
+  keys = np.random.Philox(key=[seed, epoch + (stream << 32)]).random_raw(6).tolist()
+  half = max(1, -(-(size - 1).bit_length() // 2))
+  x = place
+  while True:
+    left, right = divmod(x, 2**half)
+    for key in keys:
+      z = (right + key) % 2**64
+      z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+      z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+      left, right = right, left ^ (z ^ z >> 31) % 2**half
+    x = left * 2**half + right
+    if x < size:
+      return x
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 17, 1024, 1025, 5_000_000_000])
+def test_the_order_is_that_of_the_network_in_python(size: int):
+  """Also for numbers above 2³², and of several sources and epochs together."""
+  places = np.unique(np.linspace(0, size - 1, 50).astype(np.int64))
+  found = shuffled(places, size, seed=7, epoch=3, stream=2)
+  assert found.tolist() == [in_python(p, size, 7, 3, 2) for p in places.tolist()]
+  mixed = [(0, size, 4, 0), (size // 2, size, 5, 1), (3, 11, 4, 0), (10, 11, 0, 70_000)]
+  place, sizes, epochs, streams = (np.array(x) for x in zip(*mixed, strict=True))
+  assert shuffled(place, sizes, 9, epochs, streams).tolist() == [in_python(p, n, 9, e, s) for p, n, e, s in mixed]
+
+
+def test_the_order_goes_on_where_numbers_are_computed_anew():
+  """`ids` computes the numbers of 8,192 examples at a time, so this epoch is made of three such pieces."""
+  size, batch = 20_000, 500
+  order = batches(size, batch, seed=5)
+  ids = np.concatenate([order.ids(step) for step in range(2 * size // batch)])
+  for epoch in range(2):
+    assert sorted(ids[epoch * size : (epoch + 1) * size]) == list(range(size)), f"epoch {epoch}"
+  assert ids[[0, 8191, 8192, 8193, 19_999]].tolist() == [
+    in_python(p, size, 5, 0) for p in (0, 8191, 8192, 8193, 19_999)
+  ]
+  assert ids[20_000] == in_python(0, size, 5, 1)
+  for step in (39, 0, 17):  # in any order
+    assert order.ids(step).tolist() == ids[step * batch :][:batch].tolist()
+
+
+def test_a_batch_of_more_than_is_computed_at_a_time():
+  ids = batches(20_000, 9000, seed=5).ids(1)
+  assert ids[[0, 8999]].tolist() == [in_python(p, 20_000, 5, 0) for p in (9000, 17_999)]
+
+
+def test_words_of_a_number_are_its_low_and_its_high_half():
+  assert id_words(np.array([5, 2**32 + 7, 3 * 2**32])).tolist() == [[5, 0], [7, 1], [0, 3]]
 
 
 @pytest.mark.parametrize("batch", [8, 12, 250])
@@ -74,7 +129,18 @@ def test_a_partial_evaluation_always_has_the_same_examples():
 
   assert len(chosen(4)) == 10
   assert chosen(4) == chosen(32)
-  assert chosen(4) != list(range(10))
+  assert chosen(7) == [in_python(p, 100, seed=0, epoch=0) for p in range(10)]
+  assert [len(EvaluationBatches(source(100), batch, 10)) for batch in (4, 5, 10, 32)] == [3, 2, 1, 1]
+  assert [EvaluationBatches(source(100), 4, examples).total for examples in (0, 10, 100, 101)] == [100, 10, 100, 100]
+
+
+def test_an_evaluation_is_padded_with_its_last_example():
+  """What is masked must be an example that there is: of 16, place 16 has none."""
+  for examples, last in ((10, 9), (16, 15)):
+    *_, final = EvaluationBatches(source(16), 7, examples).all()
+    padding = final["id"][~final["mask"], 0]
+    assert len(padding) == -examples % 7
+    assert set(padding.tolist()) == {in_python(last, 16, seed=0, epoch=0)}
 
 
 def test_prefetch_keeps_the_order_and_reads_ahead():

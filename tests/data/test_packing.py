@@ -82,6 +82,13 @@ def test_long_documents_are_cut_and_the_rest_is_placed_where_it_fits_best(tmp_pa
   )
 
 
+def test_documents_far_apart_share_a_sequence(tmp_path: Path):
+  """2,000 of 5 tokens, then 2,000 of 4: each sequence of 9 tokens has one of both, since all are packed together."""
+  examples = pack(tmp_path, [5] * 2000 + [4] * 2000, length=8)
+  assert len(examples) == 2000
+  assert (examples.read(np.arange(2000))["segments"] == [1] * 5 + [2] * 4).all()
+
+
 def test_each_piece_goes_where_the_least_room_is_left():
   sizes = sorted(np.random.default_rng(0).integers(2, 31, 500).tolist(), reverse=True)
   sums: list[int] = []

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import types
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,44 @@ def test_a_disabled_writer_writes_nothing(tmp_path: Path):
   with metrics.Writer(tmp_path, LoopState(), 10, enabled=False) as writer:
     writer.write(1, "train", {"loss": 1.0})
   assert list(tmp_path.iterdir()) == []
+
+
+def test_a_line_without_step_or_split_is_no_measurement(tmp_path: Path):
+  whole = {"step": 1, "split": "train", "loss": 2.5}
+  lines = [whole, {"step": 2, "loss": 2.5}, {"split": "train", "loss": 2.5}]
+  (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+  assert metrics.read(tmp_path / "metrics.jsonl") == [whole]
+  assert metrics.last(tmp_path / "metrics.jsonl", "train") == whole
+
+
+def test_measurements_are_flushed_to_disk_by_the_process_that_writes_them(
+  tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+  flushed = list[int]()
+  monkeypatch.setattr(os, "fsync", flushed.append)
+  with metrics.Writer(tmp_path, LoopState(), 10) as writer:
+    writer.sync()
+    assert flushed == [writer.file.descriptor]
+  with metrics.Writer(tmp_path / "other", LoopState(), 10, enabled=False) as writer:
+    writer.sync()
+  assert len(flushed) == 1
+
+
+def test_the_progress_bar_moves_to_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+  made = list[types.SimpleNamespace]()
+
+  def bar(**given: Any) -> types.SimpleNamespace:
+    made.append(types.SimpleNamespace(n=given["initial"], given=given, moves=[], close=list))
+    made[0].update = made[0].moves.append
+    return made[0]
+
+  monkeypatch.setattr(metrics, "tqdm", bar)
+  monkeypatch.setattr(metrics.sys, "stderr", types.SimpleNamespace(isatty=lambda: True))
+  with metrics.Writer(tmp_path, LoopState(step=5), 20) as writer:
+    for step in (8, 5):
+      writer.progress(step)
+  assert (made[0].given["initial"], made[0].given["total"]) == (5, 20)
+  assert made[0].moves == [3, 0]  # this bar stays at 5
 
 
 def test_meter_divides_work_by_time(monkeypatch: pytest.MonkeyPatch):

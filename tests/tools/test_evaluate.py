@@ -118,9 +118,9 @@ def test_a_run_is_evaluated_on_the_command_line(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-  "name, context, length", [("llama", 4096, 1024), ("llama", 64, 64), ("llama", None, 1024), ("mistral", 64, 48)]
+  "name, context, length", [("llama", 4096, 1024), ("llama", 64, 64), ("llama", None, 1024), ("mistral", 64, 64)]
 )
-def test_a_sequence_of_a_folder_has_1024_tokens_if_its_context_and_its_window_allow(
+def test_a_sequence_of_a_folder_has_1024_tokens_if_its_context_allows(
   name: str, context: int | None, length: int, tmp_path: Path
 ):
   said = json.loads((model_folders.FOLDER / name / "config.json").read_text())
@@ -175,6 +175,23 @@ def row(question: str, choice: str, tokenizer: Tokenizer = BYTES, between: str =
   (found,) = choices.rows([asked], tokenizer, between=between, longest=100)
   text = lambda ids: bytes(ids).decode()
   return text(found.tokens[: found.before]), text(found.tokens[found.before :])
+
+
+@pytest.mark.parametrize(
+  "tokens, unit, batches",
+  [
+    # The longest first: one row of 24 or 16 predictions is all that fits, and three of 8.
+    (30, 1, [([3], 24), ([2], 16), ([0, 1, 4], 8), ([5, 6, 6], 8)]),
+    (30, 2, [([3, 3], 24), ([2, 2], 16), ([0, 1, 4, 5], 8), ([6, 6, 6, 6], 8)]),
+    (32, 4, [([3] * 4, 24), ([2] * 4, 16), ([0, 1, 4, 5], 8), ([6] * 4, 8)]),
+    (1, 1, [([3], 24), ([2], 16), *[([n], 8) for n in (0, 1, 4, 5, 6)]]),
+    (999, 2, [([3, 3], 24), ([2, 2], 16), ([0, 1, 4, 5, 6, 6], 8)]),
+  ],
+)
+def test_rows_of_similar_length_make_whole_batches(tokens: int, unit: int, batches: list[tuple[list[int], int]]):
+  """Lengths are powers of two from 8, and at most 24; what is missing of a batch repeats the last row."""
+  rows = [choices.Answer([0] * size, 1) for size in (9, 2, 10, 18, 9, 3, 8)]  # one more than predictions
+  assert list(choices._batches(rows, 24, tokens, unit)) == batches
 
 
 def test_a_choice_begins_with_the_space_before_it():
@@ -252,7 +269,6 @@ def test_a_line_that_is_no_question_gets_one_sentence(line: str, parts: list[str
     ("llama", ["--data.path=a", "--seq-len=0"], ["seq-len=0", "at least 1"]),
     ("llama", ["--data.path=a", "--examples=-1"], ["examples=-1", "0 for all"]),
     ("llama", ["--data.path=a", "--strategy=fsdp", "--batch-size=3"], ["batch-size=3", "use 8"]),
-    ("mistral", ["--data.path=a", "--seq-len=49"], ["49 tokens", "window of 48"]),
     ("llama", [f"--choices={GOLDEN / 'questions.jsonl'}", "--seq-len=9"], ["line 5 of", "seq-len=9", "--seq-len=29"]),
   ],
 )

@@ -40,7 +40,7 @@ def marks(name: str) -> list[pytest.MarkDecorator]:
   return [pytest.mark.full] * (name not in SHORT) + [pytest.mark.both_stacks] * golden.has_own_page(name)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in strategies.names()])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in golden.names(strategies.names())])
 def test_what_a_strategy_places_and_sends_is_the_golden_page(name: str):
   """If a change is intended, run python -m tests.golden.make_explain and read the diff."""
   file = golden.file(name)

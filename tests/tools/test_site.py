@@ -3,6 +3,7 @@
 import collections
 import html
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,19 @@ from browser import Browser
 from helpers import one_sentence
 
 import strategies
-from configs import base
+from lab.benchmarks import guide, moves
 from lab.views import calculator, guide_pages
 from reporting import pages
 from reporting.pages.devices import DRAWN
 from tools import explain, site
 
 ROOT = Path(__file__).parents[2]
-# Bytes, besides the calculator's other choices, which take 0.4 MB. The guide's prose takes a sixteenth more as HTML
-# than as Markdown, its tables and code take the constant, and a strategy's pictures and rows take 12 kB.
+# Bytes, besides the calculator's other choices, which take a quarter of a megabyte. The guide's prose takes a sixteenth
+# more as HTML than as Markdown. Its tables and code, the index of the search, and Start take the constant, and a
+# strategy's pictures and rows take 12 kB, with a step's moves up to 27 kB.
 GUIDE = sum(file.stat().st_size for file in (ROOT / "docs").glob("*.md"))
-LARGEST = int(1.06 * GUIDE) + 176_000 + 16_000 * len(strategies.names())
+LARGEST = int(1.06 * GUIDE) + 310_000 + 27_000 * len(strategies.names())
+RECORDED = json.loads(moves.FILE.read_text())["strategies"]
 OWN = """\"\"\"A strategy of a user: one file and no other edit.\"\"\"
 
 from strategies.layout import Layout
@@ -31,6 +34,21 @@ LAYOUT = Layout(mesh={"x": 2, "fsdp": -1}, batch=("x", "fsdp"), embed="fsdp")
 """
 # Once the browser has drawn the page: only then does it scroll to what the address names.
 SCROLLED = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(scrollY))))"
+# Words of headings that the search has for other parts of the page alone.
+MISPLACED = """() => {
+  const parts = [...document.querySelectorAll(".view, .view [id]")], words = new Map(), wrong = [];
+  for (const line of document.getElementById("search-index").textContent.split("\\n")) {
+    const [word, ...steps] = line.split(" ");
+    let at = 0;
+    words.set(word, new Set(steps.map((step) => (at += parseInt(step, 36)))));
+  }
+  parts.forEach((part, n) => {
+    if (/^H\\d$/.test(part.tagName))
+      for (const word of part.textContent.toLowerCase().match(/[\\p{L}\\p{N}]+/gu))
+        if (words.has(word) && !words.get(word).has(n)) wrong.push([part.id, word]);
+  });
+  return words.size > 1000 ? wrong : ["few words"];
+}"""
 SHOWN = "[...document.querySelectorAll('.view')].filter(v => v.checkVisibility()).map(v => v.id)"
 
 
@@ -51,7 +69,7 @@ def content(file: Path) -> str:
 
 
 def test_the_page_is_small_and_complete(content: str):
-  assert len(content.encode()) < LARGEST
+  assert len(content.encode()) < LARGEST < 1_500_000 - 250_000
   ids = re.findall(r'<section id="([\w-]+)" class="view"', content)
   assert {f"strategy-{name}" for name in strategies.names()} < set(ids)
   assert {f"strategy-{name}" for name in strategies.names()} == set(
@@ -59,7 +77,10 @@ def test_the_page_is_small_and_complete(content: str):
   )
   assert {f"guide-{file.stem}" for file in (ROOT / "docs").glob("*.md")} < set(ids)
   navigation = content.partition("<nav")[2].partition("</nav>")[0]
-  assert sorted(re.findall(r'href="#([\w-]+)"', navigation)) == sorted(ids)
+  listed = re.findall(r'href="#([\w-]+)"', navigation)
+  assert sorted(listed) == sorted(ids)
+  in_readme = re.findall(r"^\| \[`(\w+)`\]\(strategies/", (ROOT / "README.md").read_text(), re.MULTILINE)
+  assert [id for id in listed if id.startswith("strategy-")] == [f"strategy-{name}" for name in (*in_readme, "own")]
 
 
 def test_ids_are_unique_and_links_lead_somewhere(content: str):
@@ -76,26 +97,38 @@ def test_ids_are_unique_and_links_lead_somewhere(content: str):
 
 def test_links_between_pages_of_the_guide_stay_in_the_page():
   source = "[a](memory.md) [b](data.md#mixtures) [c](#here) [d](../train.py) [e](https://x.org/y.md) ![f](report.png)"
-  found = guide_pages.rendered(f"# Here\n\n{source}\n\n## Here\n", ROOT / "docs", "guide-x")
+  entries = "**Here.** An entry\n\n**`Here`** and\n**here**\n"
+  found = guide_pages.rendered(f"# Here\n\n{source}\n\n## Here\n\n{entries}", ROOT / "docs", "guide-x")
   assert re.findall(r'href="([^"]+)"', found) == [
     "#guide-memory", "#guide-data--mixtures", "#guide-x--here", "../train.py", "https://x.org/y.md",
   ]  # fmt: skip
-  assert re.findall(r'id="([^"]+)"', found) == ["guide-x--here", "guide-x--here-1"]
+  ids = ["guide-x--here", "guide-x--here-1", "guide-x---here", "guide-x---here-1"]
+  assert re.findall(r'id="([^"]+)"', found) == ids
   assert '<img src="data:image/png;base64,iVBOR' in found
 
 
-def test_a_code_block_of_any_language_stays_text():
-  found = guide_pages.rendered("```mermaid\nflowchart TD\n  a --> b\n```\n\n<!-- made -->\n", ROOT)
-  assert '<pre tabindex="0">flowchart TD\n  a --&gt; b</pre>' in found
+def test_a_chart_is_drawn_and_other_code_stays_text():
+  chart = 'flowchart TD\n  a{"So?"} -- "yes" --> fsdp\n'
+  found = guide_pages.rendered(f"```mermaid\n{chart}```\n\n<!-- made -->\n\n```dot\n{chart}```\n", ROOT)
+  assert '<li><span class="question">So?</span><ul><li><span class="answer">yes</span>' in found
+  assert '<a href="#strategy-fsdp">fsdp</a>' in found
+  assert '<pre tabindex="0">flowchart TD\n  a{&quot;So?&quot;} -- &quot;yes&quot; --&gt; fsdp</pre>' in found
   assert "made" not in found
+
+
+def test_start_has_commands_the_chart_and_every_problem(content: str):
+  start = content.partition('<section id="start"')[2].partition('<section id="strategies"')[0]
+  assert "make train" in start
+  assert start.count('href="#strategy-') == len(strategies.names()) - 3  # single, pmap_ddp and own
+  questions = (ROOT / "docs/questions.md").read_text().partition("\n## ")[2]
+  assert len(set(re.findall(r'href="(#guide-questions---[^"]*)"', start))) == len(re.findall(r"^\*\*", questions, re.M))
 
 
 def test_every_strategy_has_its_pictures(content: str):
   """What its file says, its layout, devices and arrays, memory, messages, and in a pipeline the schedule."""
   for name in strategies.names():
     view = html.unescape(content.partition(f'<section id="strategy-{name}"')[2].partition("<section id=")[0])
-    config = base.get_config(site.PRESET, name)
-    config.batch_size, config.compilation_cache_dir = site.BATCH, "auto"
+    config = guide.shown(name)
     made = explain.create(config, None)
     assert "LAYOUT" in view
     assert made.describe(name) in view
@@ -103,6 +136,7 @@ def test_every_strategy_has_its_pictures(content: str):
     assert "saved activations" in view
     assert ("The schedule of the pipeline" in view) == bool(made.schedule)
     assert ("Sent by a device in a step" in view) == (name != "single")
+    assert ("What moves in a step" in view) == (name in RECORDED)
 
 
 def test_the_recorded_timeline_is_drawn(content: str):
@@ -162,9 +196,13 @@ def test_pointing_and_picking_work_for_every_strategy(file: Path, browser: Brows
   assert seen.errors == []
   for name, (up, scale, *marks) in seen.value:
     layout = strategies.layout_of(name)
-    split, in_stages = any(map(layout.axes, ("embed", "mlp", "layers"))), bool(layout.axes("layers"))
+    split, in_stages = any(map(layout.axes, ("embed", "mlp", "layers", "experts"))), bool(layout.axes("layers"))
     assert re.match(rf"Device \d \(.*\) holds {'piece' if split else 'the whole'} .*of blocks/mlp/up: layers", up), name
-    assert "the whole of norm/scale: · 0:128" in scale
+    assert "the whole of norm/scale: · 0:64" in scale  # the width of the preset tiny
+    if name in RECORDED:
+      *marks, first, last = marks
+      assert first.startswith("1 of "), name
+      assert re.match(r"(\d+) of \1: ", last), name
     assert len(marks) == 2 * (1 + (name != "single") + in_stages)
     assert marks[0].startswith("predicted: parameters")
     assert marks[1].startswith("predicted: working memory")
@@ -195,9 +233,8 @@ def test_picking_in_one_picture_leaves_the_others_alone(file: Path, browser: Bro
 def test_links_and_the_keyboard_change_the_view(file: Path, browser: Browser):
   def act(page: Any) -> list[Any]:
     found = [page.evaluate(SHOWN)]
-    page.keyboard.press("Tab")  # to "Skip to the content"
-    page.keyboard.press("Tab")
-    page.keyboard.press("Tab")
+    for _ in range(4):  # "Skip to the content", the search, Start, Strategies
+      page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     page.wait_for_function("document.getElementById('strategies').checkVisibility()")
     found += [page.evaluate(SHOWN), page.evaluate("document.activeElement.textContent"), page.title()]
@@ -223,6 +260,75 @@ def test_links_and_the_keyboard_change_the_view(file: Path, browser: Browser):
     ["guide-data"], True,
     0,
   ]  # fmt: skip
+
+
+def test_search_start_chart_and_steps_work_by_keyboard_and_on_a_phone(file: Path, browser: Browser):
+  """One session for all, because a browser takes long to open the page."""
+  shown = lambda page, id: page.wait_for_function("id => document.getElementById(id).checkVisibility()", arg=id)
+  results = "[...document.querySelectorAll('#found a')].map(a => a.getAttribute('href'))"
+
+  def act(page: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"misplaced": page.evaluate(MISPLACED)}
+    page.keyboard.press("/")
+    page.keyboard.type("checkpo")  # a word may be longer
+    found["results"] = page.evaluate(results)
+    for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowUp", "Enter"):
+      page.keyboard.press(key)
+    page.wait_for_function("location.hash")
+    found["second"] = page.evaluate("location.hash"), page.locator("#found").is_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("RESOURCE_EXHAUSTED")
+    page.keyboard.press("Enter")
+    shown(page, "guide-questions")
+    found["first"] = page.evaluate("location.hash")
+    page.keyboard.press("/")
+    page.keyboard.type("zzzz")
+    found["nothing"] = page.locator("#found").inner_text()
+    page.keyboard.press("Escape")
+    found["closed"] = page.locator("#found").is_visible(), page.evaluate("document.activeElement.id")
+    page.evaluate("location.hash = 'start'")
+    shown(page, "start")
+    page.locator("#start summary", has_text="Speed").click()
+    page.locator("#start .problems a", has_text="step recompiles").click()
+    shown(page, "guide-questions")
+    problem = page.locator("[id^='guide-questions---the-step-recompiles']")
+    page.wait_for_timeout(100)
+    found["problem"] = 0 <= problem.bounding_box()["y"] < 450
+    page.evaluate("location.hash = 'guide-explain--choosing-a-strategy'")
+    page.locator("#guide-explain .chart").get_by_role("link", name="fsdp", exact=True).click()
+    shown(page, "strategy-fsdp")
+    moves = page.locator("#strategy-fsdp figure:has([data-move])")
+    for button in ("next", "next", "previous", "next"):
+      moves.get_by_role("button", name=button).press("Enter")
+    found["step"] = moves.locator("output").inner_text()
+    page.set_viewport_size({"width": 360, "height": 780})
+    links, menu = page.locator(".pages"), page.locator(".menu")
+    found["menu"] = [links.is_visible()]
+    menu.press("Enter")
+    found["menu"] += [links.is_visible(), page.evaluate("document.documentElement.scrollWidth")]
+    links.locator("a").first.press("Escape")
+    found["menu"] += [links.is_visible(), menu.evaluate("menu => menu === document.activeElement")]
+    menu.click()
+    links.get_by_text("zero1").click()
+    shown(page, "strategy-zero1")
+    found["menu"].append(links.is_visible())
+    return found
+
+  seen = browser.look(file, act)
+  assert seen.errors == seen.requests == []
+  _, second, *_ = seen.value.pop("results")
+  assert seen.value.pop("first").startswith("#guide-questions---out-of-memory-oom-resource_exhausted")
+  step = seen.value.pop("step")
+  assert step.startswith("2 of ")
+  assert step.endswith(" in memory")
+  assert seen.value == {
+    "misplaced": [],
+    "second": (second, False),
+    "nothing": "Nothing found",
+    "closed": (False, "search"),
+    "problem": True,
+    "menu": [False, True, 360, False, True, False],
+  }
 
 
 @pytest.mark.full

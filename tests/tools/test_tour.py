@@ -1,4 +1,4 @@
-"""The tour: every step shows what its text claims, and docs/tour.md shows what the steps print."""
+"""The tour: every step shows what its text claims, and docs/tour*.md show what the steps print."""
 
 from types import ModuleType
 from typing import Any
@@ -186,6 +186,16 @@ def test_devices_with_an_early_and_a_late_chunk_need_equally_many_scores(shown: 
   assert data["in_order"].tolist() == seen.reshape(4, -1).sum(axis=1).tolist()
   assert len(set(data["early_and_late"])) == 1
   assert sum(data["early_and_late"]) == sum(data["in_order"]) == seen.sum()
+
+
+def test_a_halo_equals_plain_attention_with_a_window_and_grows_with_no_text(shown: Shown):
+  data, window = shown["halo"].data, 17
+  assert relative_difference(data["y"], data["expected"]) < PARITY
+  assert data["bytes"] == [2 * (window - 1) * 16 * 4] * 2  # keys and values of 16 numbers of 4 bytes
+  q, k, v = (np.asarray(x, np.float64) for x in jax.random.normal(jax.random.key(0), (3, 1024, 16)))
+  seen = slice(1000 - window + 1, 1001)
+  weights = np.exp(k[seen] @ q[1000] / 4)
+  assert relative_difference(np.asarray(data["y"])[1000], weights @ v[seen] / weights.sum()) < PARITY
 
 
 def test_a_mixture_is_the_weighted_sum_of_two_experts(shown: Shown):

@@ -45,7 +45,7 @@ def test_a_machine_without_tpus_prints_nothing_about_them(program: list[str]):
 
 
 def test_the_compiler_confirms_the_plan(capsys: pytest.CaptureFixture):
-  """For blocks of realistic size. Of smaller ones, more values stay on the chip than predicted (docs/explain.md)."""
+  """For blocks of realistic size. Of smaller ones, more values stay on the chip than predicted (docs/evidence.md)."""
   sizes = {"width": 2048, "heads": 16, "kv_heads": 16, "mlp_width": 5632, "depth": 4, "seq_len": 1024}
   sizes |= {"vocab_size": 32_000}
   fields = [f"--config.model.{name}={size}" for name, size in sizes.items()]

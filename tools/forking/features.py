@@ -105,7 +105,7 @@ FEATURES = {
   ),
   "positions": Feature(
     "texts split over devices",
-    files="models/ops/context.py models/ops/peers.py configs/experiments/long_texts.py",
+    files="models/ops/context.py models/ops/halo.py models/ops/peers.py configs/experiments/long_texts.py",
     words="attention_context",
   ),
   "stages": Feature(

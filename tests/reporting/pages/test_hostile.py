@@ -17,11 +17,11 @@ from reporting_runs import made
 
 from lab.analysis import explanation, search
 from lab.analysis.topology import machine_of
-from lab.views import calculator, guide_pages, plan_page, strategy_page
+from lab.views import calculator, guide_pages, plan_page, search_index, strategy_page
 from reporting import pages, report
 from reporting.pages.devices import Array, placement
 from reporting.pages.document import HERE
-from reporting.pages.element import json_of
+from reporting.pages.element import json_of, tag
 from reporting.recorded import load
 from tools import plan, site
 
@@ -86,7 +86,7 @@ def of_the_calculator(folder: Path) -> str:
     patch.setattr(calculator, "data", lambda _: real | {"rows": hostile(real["rows"])})
     view = calculator.view(choices)
   looked_up = re.findall(r'id="calculator-data">(.*?)</script>', view)
-  assert json.loads(looked_up[0])["rows"] == hostile(real["rows"])
+  assert json.loads(looked_up[0]) == calculator.packed(real | {"rows": hostile(real["rows"])})
   return pages.document("", "", view, script=calculator.script())
 
 
@@ -94,7 +94,11 @@ def of_the_site(folder: Path) -> str:
   """Its parts that render Markdown: docstrings of strategies, pages of the guide, titles."""
   says = f"{EVIL}\n\n# {EVIL}\n\n| {EVIL} |\n|---|\n| `{EVIL}` |\n\n[a](javascript:window.hit=1)\n\n```\n{EVIL}\n```\n"
   view = site.view("start", EVIL, guide_pages.rendered(says, guide_pages.ROOT, "guide-x"), *site.links([("x", EVIL)]))
-  return pages.document(EVIL, EVIL, view, script=(HERE / "site.js").read_text())
+  index = tag("script", search_index.index([view]), type="text/plain", id="search-index")
+  script = "".join((HERE / name).read_text() for name in ("search.js", "site.js"))
+  return pages.document(
+    EVIL, EVIL, view, index, script=script, navigation=site.navigation([("x", EVIL)], [("y", EVIL)])
+  )
 
 
 KINDS = [of_a_run, of_runs, of_explain, of_plan, of_the_calculator, of_the_site]
@@ -106,8 +110,9 @@ def test_hostile_text_stays_text(kind: Any, tmp_path: Path):
   assert "window.hit = 1" in html.unescape(page.replace("\\u003c", "<"))
   assert SCRIPT not in page
   own = re.findall(r"<script[^>]*>", page)
-  assert set(own) <= {"<script>", '<script type="application/json" id="calculator-data">'}
-  assert page.count("</script>") == len(own) == 1 + (kind is of_the_site) + 2 * (kind is of_the_calculator)
+  data = ('type="application/json" id="calculator-data"', 'type="text/plain" id="search-index"')
+  assert set(own) <= {"<script>", *(f"<script {attributes}>" for attributes in data)}
+  assert page.count("</script>") == len(own) == 1 + 2 * (kind in (of_the_site, of_the_calculator))
   assert not re.search(r"<[^>]*\son(error|focus)=", re.sub(r'"[^"]*"', '""', page))
   assert "javascript:window" not in re.findall(r'href="([^"]*)"', page)
 
@@ -130,6 +135,8 @@ def assert_harmless(browser: Browser, file: Path) -> None:
   def act(page: Any) -> Any:
     for chosen in page.locator("button, select, [tabindex]").all()[:40]:
       chosen.focus()
+    for field in page.locator("#search").all():
+      field.fill("window hit")
     return page.evaluate("[window.hit ?? 0, document.querySelectorAll('img').length]")
 
   seen = browser.look(file, act)
