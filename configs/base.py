@@ -75,6 +75,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         # A mixture of experts in place of the MLP (docs/experts.md)
         "experts": 0,  # of each block; 0: none
         "dense_layers": 0,  # of a mixture: so many blocks at the start have the MLP of mlp_width, and no experts
+        "experts_every": 1,  # of a mixture: 2: only every second block has experts, and the others an MLP of mlp_width
         "experts_per_token": 2,  # how many work on a token
         "expert_width": 0,  # hidden units of an expert; 0: mlp_width
         "shared_experts": 0,  # experts that work on every token, in addition to the chosen ones

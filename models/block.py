@@ -3,7 +3,7 @@
 The kinds of both are in mixers.py and mlps.py. How their products and cores are computed is in ops/.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import nnx
@@ -15,40 +15,8 @@ from models.mixers import MIXERS
 from models.mlps import MLPS
 from models.ops.layers import RMSNorm, dropout, fold_in
 from models.ops.loss import Sums
-from models.ops.routing import Counted
+from models.side_inputs import SideInputs
 from models.sizes import ModelSizes
-from models.windows import LOCAL, NOPE
-
-
-class SideInputs(NamedTuple):
-  """What every block reads beside the residual stream. `Transformer.side_inputs` makes it.
-
-  Attributes:
-    angles: [T, H/2] or [B, T, H/2], the angles of rotary embedding; after `of_layer` None if the layer has none.
-    local_angles: those of local layers, if these have others.
-    scale: what queries and keys are multiplied by when they are rotated by `angles`.
-    window: how many positions local layers see, and after `of_layer` those that this layer sees; 0: all.
-    segments: [B, T], the document of each token, for all positions, even if a device has only some of them; or None.
-    keys: [B], the dropout keys of the examples, or None.
-    counted: the tokens and predictions that count in the sums of routers; None: there are no sums.
-  """
-
-  angles: jax.Array | None
-  segments: jax.Array | None = None
-  keys: jax.Array | None = None
-  counted: Counted | None = None
-  local_angles: jax.Array | None = None
-  scale: float = 1.0
-  window: int = 0
-
-  def of_layer(self, number: jax.Array, kind: str) -> "SideInputs":
-    """What one block reads, with its dropout keys, and with the window and the angles of its kind (windows.py)."""
-    found = self._replace(keys=fold_in(self.keys, number), window=self.window if kind == LOCAL else 0)
-    if kind == NOPE:
-      return found._replace(angles=None)
-    has_own = kind == LOCAL and self.local_angles is not None
-    return found._replace(angles=self.local_angles, scale=1.0) if has_own else found
-
 
 # The names of norms of a mixer or MLP, by `model.norms`.
 PLACES = {"before": ("_norm",), "after": ("_norm_after",), "both": ("_norm", "_norm_after")}

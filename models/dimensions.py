@@ -13,7 +13,8 @@ activations have separate names, so that `embed` (weights) can be split over the
     experts    weights: the experts of a block (ops/experts.py)
     vocab      weights and activations: the vocabulary of the embedding, the head and the logits
     layers     weights: the stacked blocks
-    dense_layers  weights: the first blocks of a mixture, if these are dense (`ModelSizes.stacks`)
+
+No layout splits `first_layers`: the blocks before those that the stages of a pipeline split (`Stacks.first_layers`).
 
 Strategies use `strategies.execution.constraints.Constraints`. Without a strategy, the model runs on a single device.
 """
@@ -24,9 +25,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-DIMENSIONS = ("batch", "positions", "sequence", "embed", "heads", "mlp", "experts", "vocab", "layers", "dense_layers")
+DIMENSIONS = ("batch", "positions", "sequence", "embed", "heads", "mlp", "experts", "vocab", "layers")
 
-STACKED = ("layers", "dense_layers", "experts")  # the dimensions along which a weight is several matrices
+FIRST_LAYERS = "first_layers"
+STACKED = ("layers", FIRST_LAYERS, "experts")  # the dimensions along which a weight is several matrices
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from errors import ConfigError, above_zero, not_negative, one_of
+from errors import ConfigError, above_zero, not_negative, one_of, positive
 
 ROUTERS = ("softmax_topk", "topk_softmax", "sigmoid_bias")  # ops/routing.py
 WAYS = ("auto", "gather", "exchange", "ragged")  # ops/experts.py
@@ -17,6 +17,7 @@ CONFIG_NAMES = {
   "shared": "shared_experts",
   "transport": "expert_transport",
   "capacity": "expert_capacity",
+  "every": "experts_every",
 }
 
 
@@ -29,6 +30,7 @@ class ExpertSizes:
   width: int  # 0 becomes mlp_width
   shared: int
   dense_layers: int
+  every: int
   router: str
   router_scale: float
   router_aux: float
@@ -46,6 +48,7 @@ class ExpertSizes:
     for name in (*counts, "expert_capacity", "router_aux", "router_z", "router_bias_rate"):
       not_negative(f"model.{name}", model[name])
     above_zero("model.router_scale", model["router_scale"], "1")
+    positive("model.experts_every", model["experts_every"])
     count, depth, per_token = (model[name] for name in ("experts", "depth", "experts_per_token"))
     if not count:
       for name in ("shared_experts", "dense_layers", "expert_capacity"):
@@ -54,11 +57,18 @@ class ExpertSizes:
             f"model.{name}={value} is for mixtures of experts, but model.experts=0; set model.experts, or use "
             f"model.{name}=0"
           )
+      if model["experts_every"] > 1:
+        raise ConfigError(f"model.experts_every={model['experts_every']} needs model.experts; set it, or use 1")
       return None
     if model["dense_layers"] >= depth:
       raise ConfigError(
         f"model.dense_layers={model['dense_layers']} leaves no block for the experts (model.experts={count}), "
         f"because model.depth={depth}; use at most {depth - 1}, or model.experts=0 for a dense model"
+      )
+    if model["dense_layers"] // model["experts_every"] == depth // model["experts_every"]:
+      raise ConfigError(
+        f"model.experts_every={model['experts_every']} with model.dense_layers={model['dense_layers']} leaves no block "
+        f"for the experts (model.experts={count}), because model.depth={depth}; use smaller numbers"
       )
     if not 1 <= per_token <= count:
       raise ConfigError(
@@ -66,6 +76,18 @@ class ExpertSizes:
       )
     model = {**model, "expert_width": model["expert_width"] or model["mlp_width"]}
     return ExpertSizes(**{ours: model[theirs] for ours, theirs in EXPERT_FIELDS.items()})
+
+  def has(self, layer: int) -> bool:
+    """Whether a layer of the model has experts: the last of each `every`, but none of the first `dense_layers`."""
+    return layer >= self.dense_layers and (layer + 1) % self.every == 0
+
+  def number_of(self, layer: Any) -> Any:
+    """The number of a layer that has experts among these: an int, or an array of them."""
+    return layer // self.every - self.dense_layers // self.every if self.every > 1 else layer - self.dense_layers
+
+  def layer_of(self, number: int) -> int:
+    """The inverse of `number_of`."""
+    return (number + self.dense_layers // self.every + 1) * self.every - 1
 
   @property
   def has_bias(self) -> bool:

@@ -5,20 +5,22 @@ its own tokens over it.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from errors import ConfigError, not_negative
-from models import windows
+from models import stacks
 from models.dimensions import UNSHARDED, Sharding
 from models.keys import Purpose
 from models.ops import cache as caches
 from models.ops.cache import AnyCache, Cache
 from models.ops.loss import LOGITS
+from models.side_inputs import SideInputs
+from models.stacks import Loop, Place
 from models.transformer import Transformer
 
 RunBlocks = Callable[[jax.Array, AnyCache, jax.Array | int], tuple[jax.Array, AnyCache]]  # (x, cache, start)
@@ -158,46 +160,35 @@ class TextWriter(NamedTuple):
 def run_cached(
   model: Transformer,
   x: jax.Array,  # [B, T, D]
-  cache: AnyCache,  # of all layers, or of those of `only`
+  cache: AnyCache,  # of the layers that run
   start: jax.Array | int,
   sharding: Sharding = UNSHARDED,
-  only: str | None = None,
+  loops: Sequence[Loop] | None = None,
 ) -> tuple[jax.Array, AnyCache]:
   """Runs the blocks on positions that see earlier ones in the cache. Also returns the cache with the new positions.
 
   Args:
     start: the position of the first column of x; [B] if it differs between rows.
-    only: one of STACKS, to run only the blocks of this stack. The cache then holds only these blocks.
+    loops: the blocks to run, by default all (`Transformer.run_blocks`).
   """
-  side = model.side_inputs(x.shape[1], start=start, sharding=sharding)
+  c, side = model.sizes, SideInputs.of(model.sizes, x.shape[1], start=start, sharding=sharding)
+  loops = stacks.loops(c.kinds) if loops is None else loops
+  kinds = [kind for loop in loops for kind in loop.period * loop.times]
+  found = {name: model.scanned(name, sharding) for name in dict.fromkeys(kind.stack for kind in kinds)}
 
-  def run(name: str, x: jax.Array, before: list[bool]) -> tuple[jax.Array, Cache, list[bool]]:
-    weights, block_of = model.scanned(name, sharding)
-    kinds, held = model.kinds(name), jax.tree.leaves(weights)[0].shape[0]
-    is_local = [model.sizes.has_window(kind) for kind in kinds]
+  def body(place: Place, x: jax.Array, layer: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Cache]:
+    (weights, first), local = layer, c.has_window(place.kind)
+    # A block takes its part of the cache by its number: a part for each loop would be a copy.
+    number = place.number_among(first, lambda kind: c.has_window(kind) == local)
+    own, block = caches.of_kind(cache, local).of_layer(number), found[place.kind.stack][1](place.own(weights))
+    x, new, _ = block(x, side.of_layer(first + place.at, place.kind.sees), sharding, own, start)
+    assert new is not None
+    return x, new
 
-    def body(at: int, x: jax.Array, layer: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Cache]:
-      weights, number = layer
-      local, place = is_local[at], number
-      if len({*before, *is_local}) > 1:  # its number among the layers whose cache is like its own
-        periods = (number - len(before)) // len(kinds)
-        place = before.count(local) + periods * is_local.count(local) + is_local[:at].count(local)
-      # A block takes its part of the cache by its number: a part for each stack would be a copy.
-      own_cache = caches.of_kind(cache, local).of_layer(place)
-      x, new, _ = block_of(weights)(x, side.of_layer(number, kinds[at]), sharding, own_cache, start)
-      assert new is not None
-      return x, new
-
-    bodies = [functools.partial(body, at) for at in range(len(kinds))]
-    x, new = windows.scan(bodies, x, (weights, len(before) + jnp.arange(held)))
-    return x, new, before + [is_local[i % len(kinds)] for i in range(held)]
-
-  news, local = list[Any](), list[bool]()
-  for name in [only] if only else [stack.name for stack in model.sizes.stacks]:
-    x, new, local = run(name, x, local)
-    news.append(new)
+  weights = {name: weights for name, (weights, _) in found.items()}
+  x, new = stacks.scan(lambda place: functools.partial(body, place), x, weights, loops)
   # Written once for all blocks: a scan that returned the cache would copy it.
-  return x, caches.added(cache, jax.tree.map(lambda *parts: jnp.concatenate(parts), *news), local, start)
+  return x, caches.added(cache, stacks.in_order(new), [c.has_window(kind) for kind in kinds], start)
 
 
 def generate(writer: TextWriter, prompt: jax.Array, *, length: int, key: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ from models.ops.recurrence import State, states
 from models.ops.rotary import rotate
 
 if TYPE_CHECKING:
-  from models.block import SideInputs
+  from models.side_inputs import SideInputs
   from models.sizes import ModelSizes
 
 Arrays = tuple[jax.Array, ...]

@@ -14,7 +14,7 @@ from models import lora
 from models.dimensions import Sharding
 from models.keys import Purpose
 from models.ops.float8 import quantized
-from models.sizes import STACKS, ModelSizes
+from models.sizes import ModelSizes
 from models.transformer import Transformer, is_param, used_dtype
 
 Path = tuple[str, ...]  # the keys of nested dicts that lead to an entry
@@ -29,7 +29,8 @@ def definition(sizes: ModelSizes) -> tuple[nnx.GraphDef, nnx.State]:
 
 def logical_dims(sizes: ModelSizes) -> dict[str, Any]:
   """The names of each parameter's dimensions, in the same nested dicts as the parameters."""
-  return _of_each(sizes, lambda top, param: ((STACKS[top],) if top in STACKS else ()) + param.dims)
+  lead = {stack.name: (stack.dim,) for stack in sizes.stacks}
+  return _of_each(sizes, lambda top, param: lead.get(top, ()) + param.dims)
 
 
 def used_dtypes(sizes: ModelSizes) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def multiplying(sizes: ModelSizes) -> dict[str, Any]:
 
 
 def _of_each(sizes: ModelSizes, f: Callable[[str, nnx.Param], Any]) -> dict[str, Any]:
-  """f of each parameter, given the name of the outermost entry that holds it: "embedding", "norm", or one of STACKS."""
+  """f of each parameter, given the name of the outermost entry that holds it: "embedding", "norm", or a stack's."""
   of = lambda path, param: f(path[0].key, param)
   return nnx.to_pure_dict(jax.tree.map_with_path(of, definition(sizes)[1], is_leaf=is_param))
 
@@ -108,13 +109,12 @@ def nested(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
   return out
 
 
-def in_float8(sizes: ModelSizes, blocks: dict[str, Any], sharding: Sharding) -> dict[str, Any]:
-  """Stacked blocks, with the weights that multiply in float8 made so; as they are if none does."""
+def in_float8(sizes: ModelSizes, stacks: dict[str, Any], sharding: Sharding) -> dict[str, Any]:
+  """Stacks of blocks, with the weights that multiply in float8 made so; as they are if none does."""
   if sizes.products == "dtype":
-    return blocks
-  others = nnx.to_pure_dict(definition(sizes)[1])  # shapes alone, which nobody reads
-  weights, _ = bind(sizes, others | {"blocks": blocks}).scanned("blocks", sharding)
-  return nnx.to_pure_dict(quantized(weights, sharding))
+    return stacks
+  model = bind(sizes, nnx.to_pure_dict(definition(sizes)[1]) | stacks)  # of the others shapes alone, which nobody reads
+  return {name: nnx.to_pure_dict(quantized(model.scanned(name, sharding)[0], sharding)) for name in stacks}
 
 
 def bind(sizes: ModelSizes, params: dict[str, Any]) -> Transformer:

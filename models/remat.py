@@ -60,8 +60,8 @@ def save_all_but(primitives: frozenset[str]) -> Policy:
 
 
 def _cuts(primitive: Any, **named: Any) -> bool:
-  """Whether a primitive cuts off the end of an array: the padding of a gathered weight."""
-  return primitive.name == "pad" and any(high < 0 for _, high, _ in named["padding_config"])
+  """Whether a primitive cuts off ends of an array: the padding of a gathered weight, or the weights of other blocks."""
+  return primitive.name == "pad" and any(min(low, high) < 0 for low, high, _ in named["padding_config"])
 
 
 def _reads_bits(primitive: Any, **named: Any) -> bool:

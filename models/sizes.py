@@ -4,10 +4,9 @@ What only some models have is a group of its own: experts, adapters, images.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -24,6 +23,7 @@ from models.ops.context import WAYS
 from models.ops.rotary import SCALINGS
 from models.packings import PACKINGS, counts_parts
 from models.remat import names_of
+from models.stacks import Stacks
 
 ATTENTION = ("auto", "plain", "blockwise", "cudnn", "splash")
 REMAT = ("minimal", "dots", "full", "offload")  # from the one that keeps most on the device to the one that keeps least
@@ -39,20 +39,10 @@ KNOWN: dict[str, Collection[str]] = {
   "attention_context": WAYS, "remat": REMAT, "param_dtype": DTYPES, "unroll": UNROLL, "products": PRODUCTS,
   "rope_scaling_kind": SCALINGS, "norms": NORMS, "qk_norm_over": NORMED,
 }  # fmt: skip
-# The entries of the parameters that hold blocks, in the order in which these run, and the dimension that counts them.
-STACKS = {"dense_blocks": "dense_layers", "blocks": "layers"}
-
-
-class Stack(NamedTuple):
-  """Equal blocks that follow one another."""
-
-  name: str  # one of STACKS
-  sizes: "ModelSizes"  # the sizes of a model that has only such blocks
-  layers: int  # the number of blocks
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelSizes:
+class ModelSizes(Stacks):
   """The sizes and options of a model. `configs/base.py` documents each field and holds the defaults."""
 
   inputs: str
@@ -150,65 +140,6 @@ class ModelSizes:
     self.predicts.check()
 
   @property
-  def stacks(self) -> tuple[Stack, ...]:
-    """The stacks of blocks, in the order in which they run: one, or two if the first blocks of a mixture are dense."""
-    experts, first = self.experts, self.dense_layers
-    if not experts or not first:
-      return (Stack("blocks", self, self.depth),)
-    dense = dataclasses.replace(self, experts=None)
-    others = dataclasses.replace(self, experts=dataclasses.replace(experts, dense_layers=0))
-    return Stack("dense_blocks", dense, first), Stack("blocks", others, self.depth - first)
-
-  @functools.cached_property
-  def kinds(self) -> tuple[tuple[str, str], ...]:
-    """Of each block, its stack and its kind (windows.py): "global" if another kind would change nothing."""
-    plain, first = windows.GLOBAL, self.dense_layers
-    alike = {plain} if self.shown or self.rope_base_local else {plain, windows.LOCAL}
-    kinds = windows.kinds_of_layers(self.layers_pattern, self.depth, windows.LOCAL if self.window else plain)
-    kinds = tuple(plain if kind in alike else kind for kind in kinds)
-    return tuple(("dense_blocks" if i < first else "blocks", kind) for i, kind in enumerate(kinds))
-
-  @functools.cached_property
-  def groups(self) -> dict[tuple[str, str], Stack]:
-    """The blocks of each kind: a stack, or a part of one that has blocks of several kinds."""
-    found = dict[tuple[str, str], Stack]()
-    for stack in self.stacks:
-      kinds = sorted({kind for kind in self.kinds if kind[0] == stack.name})
-      for kind in kinds:
-        sizes = stack.sizes if len(kinds) == 1 else stack.sizes.only(kind[1])
-        found[kind] = Stack(stack.name, sizes, self.kinds.count(kind))
-    return found
-
-  def only(self, kind: str) -> "ModelSizes":
-    """The sizes of a model that has only such layers."""
-    window, pattern = (self.window, "") if kind == windows.LOCAL else (0, f"{kind}:1")
-    return dataclasses.replace(self, layers_pattern=pattern, window=window, rope_base_local=0.0)
-
-  def has_window(self, kind: str) -> bool:
-    """Whether layers of a kind see less than the whole text."""
-    return kind == windows.LOCAL and self.shown > 0
-
-  @property
-  def windowed(self) -> list[bool]:
-    """Of each layer, whether it sees less than the whole text."""
-    return [self.has_window(kind) for _, kind in self.kinds]
-
-  @property
-  def shown(self) -> int:
-    """How many positions a local layer sees; 0: all, because the model reads no more."""
-    return self.window if self.window < self.positions else 0
-
-  @property
-  def dense_layers(self) -> int:
-    """The number of dense blocks with which a mixture begins."""
-    return self.experts.dense_layers if self.experts else 0
-
-  @property
-  def mixtures(self) -> int:
-    """The number of blocks with experts."""
-    return self.depth - self.dense_layers if self.experts else 0
-
-  @property
   def expert_limit(self) -> int:
     """How many tokens of an example an expert takes at most; 0: no limit."""
     if not self.experts:
@@ -271,11 +202,12 @@ class ModelSizes:
 
   def shardable(self) -> list[tuple[str, str, int]]:
     """(logical dimension, config field, size) for every size that a layout may split."""
+    first = self.first_layers
     found = [
       ("embed", "model.width", self.width),
       *(("heads", f"model.{name}", getattr(self, name)) for name in self.mixes.heads),
-      *(("mlp", f"model.{'expert' if c.experts else 'mlp'}_width", c.hidden_width) for _, c, _ in self.stacks),
-      ("layers", "model.depth" + " - model.dense_layers" * bool(self.dense_layers), self.stacks[-1].layers),
+      *(("mlp", f"model.{'expert' if c.experts else 'mlp'}_width", c.hidden_width) for _, c, *_ in self.stacks),
+      ("layers", "model.depth" + " - model.dense_layers" * bool(first), self.depth - first),
     ]
     if self.experts:
       found.append(("experts", "model.experts", self.experts.count))

@@ -2,33 +2,35 @@
 
 The blocks' weights are stacked on a leading `layers` dimension and the blocks run in a scan. So compile time does not
 grow with depth, and a pipeline stage is a slice of that dimension. The body of the scan gathers the weights of one
-block. That one line is all that fully sharded data parallelism needs from a model. If the first blocks of a mixture are
-dense, these are a stack of their own, with a scan that runs before the scan of the rest.
+block. That one line is all that fully sharded data parallelism needs from a model. Blocks of other shapes are a stack
+of their own, and the scan runs periods of the kinds that a model has (stacks.py).
 
 A training step has three parts, each a method (`embed`, `run_blocks`, `head_loss_sums`), so that a pipeline can run
 them on different devices.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from models import windows
-from models.block import Block, SideInputs
+from models import stacks
+from models.block import Block
 from models.dimensions import UNSHARDED, Sharding
-from models.ops import rotary
 from models.ops.float8 import Quantized, quantized
 from models.ops.layers import RMSNorm, linear_by_rows, weight
 from models.ops.loss import Sums, Targets
 from models.ops.positions import own
 from models.ops.routing import Counted, of_layers, penalty
 from models.remat import Policy, policy_of
-from models.sizes import ModelSizes, Stack
+from models.side_inputs import SideInputs
+from models.sizes import ModelSizes
+from models.stacks import Loop, Place, Stack
 
 
 class Transformer(nnx.Module):
@@ -99,7 +101,7 @@ class Transformer(nnx.Module):
     table = self._cast_and_gathered(self.embedding, sharding)
     x = self.embed(inputs, sharding, table)
     length = x.shape[1] * sharding.shards("positions")
-    side = self.side_inputs(length, segments=segments, keys=keys, counted=counted, sharding=sharding)
+    side = SideInputs.of(self.sizes, length, segments=segments, keys=keys, counted=counted, sharding=sharding)
     x, routed = self.run_blocks(x, side, sharding)
     return x, table if self.sizes.tied_embedding else None, routed
 
@@ -112,91 +114,56 @@ class Transformer(nnx.Module):
     table = self._cast_and_gathered(self.embedding, sharding) if table is None else table
     return self.sizes.reads.embed(table, inputs, sharding)
 
-  def side_inputs(
-    self,
-    length: int,
-    *,
-    start: jax.Array | int = 0,
-    segments: jax.Array | None = None,  # [B, T]
-    keys: jax.Array | None = None,  # [B]
-    counted: Counted | None = None,
-    sharding: Sharding = UNSHARDED,
-  ) -> SideInputs:
-    """What every block reads beside the stream of `length` positions, which begin at `start`: a number, or [B].
-
-    With segments, the positions in each segment begin at 0. If devices share positions, `length` counts all positions.
-    """
-    if segments is None:
-      positions = jnp.expand_dims(start, -1) + own(jnp.arange(length)[None], sharding)[0]  # [T] or [B, T]
-    else:
-      # Whole: the compiler would split them in attention, and permutes inside a pipeline's units hang.
-      segments = sharding.activation(segments, "batch", None)
-      positions = own(sharding.activation(positions_in(segments), "batch", None), sharding)  # [B, T]
-    c, located = self.sizes, self.sizes.reads.locate(positions)
-    pairs, scaling = c.head_dim // 2 // located.shape[-1], (c.rope_scaling, c.rope_scaling_kind)
-    angles = rotary.angles(located, rotary.frequencies(pairs, c.rope_base, *scaling))
-    local = rotary.angles(located, rotary.frequencies(pairs, c.rope_base_local, ())) if c.rope_base_local else None
-    return SideInputs(angles, segments, keys, counted, local, rotary.scale_of(*scaling), c.shown)
-
   def run_blocks(
-    self, x: jax.Array, side: SideInputs, sharding: Sharding = UNSHARDED, policy: Policy | None = None
-  ) -> tuple[jax.Array, Sums]:
-    """Runs all blocks on x [B, T, D]. Also returns the sums of their routers, of which `load` is by layer."""
-    routed = dict[str, jax.Array]()
-    for stack in self.sizes.stacks:
-      x, found = self.run_stack(stack.name, x, side, sharding, policy=policy)
-      routed |= found
-    return x, routed
-
-  def run_stack(
     self,
-    name: str,
     x: jax.Array,  # [B, T, D]
     side: SideInputs,
     sharding: Sharding = UNSHARDED,
     *,
-    first_layer: jax.Array | int | None = None,
+    loops: Sequence[Loop] | None = None,
+    first_layer: jax.Array | int = 0,
     unroll: int = 1,
     policy: Policy | None = None,
   ) -> tuple[jax.Array, Sums]:
-    """Runs the blocks of one stack, or a slice of it (`run_blocks`).
+    """Runs the blocks. Also returns the sums of their routers, of which `load` is by layer.
 
     Args:
-      name: one of STACKS.
-      first_layer: the first block's number in the model; by default the number of the stack's first block.
-      unroll: how many blocks one iteration of the scan runs.
+      loops: the blocks to run (stacks.py); by default all. The model must hold their weights and no others of a stack.
+      first_layer: the number of the first of them in the model.
+      unroll: how many blocks one iteration of a loop runs.
       policy: what the backward pass may reuse; by default the policy of `model.remat` and `model.saved`.
     """
     c = self.sizes
-    weights, block_of = self.scanned(name, sharding)
-    if c.products != "dtype":
-      weights = quantized(weights, sharding)
-    if first_layer is None:
-      first_layer = c.dense_layers if name == "blocks" else 0
-    held = jax.tree.leaves(weights)[0].shape[0]
+    loops = stacks.loops(c.kinds) if loops is None else loops
+    kinds = [kind for loop in loops for kind in loop.period * loop.times]
+    weights, block_of = {}, {}
+    for name in dict.fromkeys(kind.stack for kind in kinds):
+      weights[name], block_of[name] = self.scanned(name, sharding)
+      if c.products != "dtype":
+        weights[name] = quantized(weights[name], sharding)
     # The last stage of a pipeline may have room for more blocks than are left.
-    padded = not isinstance(first_layer, int) and c.stacks[-1].layers % held != 0
+    padded = not isinstance(first_layer, int) and (c.depth - c.first_layers) % len(kinds) != 0
 
-    def body(kind: str, x: jax.Array, layer: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Sums]:
-      x, (weights, number) = checkpoint_name(x, "block_input"), layer
-      block = block_of(weights)
-      run = lambda x: block(x, side.of_layer(number, kind), sharding)[::2]
+    def body(place: Place, x: jax.Array, layer: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Sums]:
+      x, (weights, first) = checkpoint_name(x, "block_input"), layer
+      block, number = block_of[place.kind.stack](place.own(weights)), first_layer + first + place.at
+      run = lambda x: block(x, side.of_layer(number, place.kind.sees), sharding)[::2]
       if not padded:
         return run(x)
       nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(run, x)[1])
       return jax.lax.cond(number < c.depth, run, lambda x: (x, nothing), x)
 
-    numbers, kinds = first_layer + jnp.arange(held), self.kinds(name)
-    # Without a loop, compilers would merge what is computed again with the forward pass, and save it.
-    no_loop = c.unroll == "all" or (len(c.stacks) > 1 and held == 1) or len(kinds) > 1
     policy = policy or policy_of(c.remat, c.saved, c.lora.rank if c.lora else 0)
-    bodies = [jax.checkpoint(functools.partial(body, kind), policy=policy, prevent_cse=no_loop) for kind in kinds]
-    x, routed = windows.scan(bodies, x, (weights, numbers), unroll=held if c.unroll == "all" else unroll)
-    return x, of_layers(routed, numbers, c)
 
-  def kinds(self, name: str) -> tuple[str, ...]:
-    """The period of a stack's layers (windows.py), or of a slice that is whole periods."""
-    return windows.period_of([kind for stack, kind in self.sizes.kinds if stack == name])
+    def body_at(place: Place) -> Callable:
+      period, times = place.loop
+      # Without a loop, compilers would merge what is computed again with the forward pass, and save it.
+      no_loop = c.unroll == "all" or len(period) > 1 or (times == 1 and len(loops) > 1)
+      return jax.checkpoint(functools.partial(body, place), policy=policy, prevent_cse=no_loop)
+
+    x, results = stacks.scan(body_at, x, weights, loops, unroll=len(kinds) if c.unroll == "all" else unroll)
+    numbers = jnp.asarray(first_layer + np.flatnonzero([kind.stack == stacks.BLOCKS for kind in kinds]))
+    return x, of_layers(stacks.in_order(results), numbers, c)
 
   def scanned(self, name: str, sharding: Sharding) -> tuple[nnx.State, Callable[[nnx.State], Block]]:
     """A stack's weights, to scan over its layers, and a function for the scan's body: one layer's weights → a block.
@@ -276,13 +243,6 @@ def stacked(stack: Stack, rngs: nnx.Rngs) -> Block:
 def used_dtype(w: nnx.Variable, sizes: ModelSizes) -> str:
   """The dtype in which the model uses a parameter. Norms are computed in float32, so their scales stay as they are."""
   return (getattr(w, "used", None) or sizes.dtype) if any(w.dims) else w.dtype.name
-
-
-def positions_in(segments: jax.Array) -> jax.Array:
-  """The position of each token in its segment: [1, 1, 1, 2, 2, 0] → [0, 1, 2, 0, 1, 0], for each row of [B, T]."""
-  index = jnp.arange(segments.shape[1])
-  is_first = jnp.concatenate([jnp.ones_like(segments[:, :1], bool), segments[:, 1:] != segments[:, :-1]], axis=1)
-  return index - jax.lax.cummax(jnp.where(is_first, index, 0), axis=1)
 
 
 def is_param(x: Any) -> bool:

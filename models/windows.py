@@ -5,16 +5,12 @@
     global  a position sees the whole text
     nope    global, without rotary positions (arXiv:2305.19466)
 
-The scan over blocks runs over periods of the pattern (`scan`). So the kind of each block is known when the step is
-compiled, and kernels skip what a window hides.
+Blocks run in loops over periods of the pattern (stacks.py).
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-
-import jax
-import jax.numpy as jnp
 
 from errors import ConfigError, not_negative
 
@@ -49,7 +45,7 @@ def pattern_of(kinds: Sequence[str]) -> str:
   return "" if set(kinds) in ({LOCAL}, {GLOBAL}) else ",".join(f"{kind}:{count}" for kind, count in runs)
 
 
-def period_of(kinds: Sequence[str]) -> tuple[str, ...]:
+def period_of(kinds: Sequence[Any]) -> tuple[Any, ...]:
   """The first layers, as few as give all layers if they are repeated."""
   fits = lambda size: all(kinds[i] == kinds[i % size] for i in range(len(kinds)))
   return tuple(kinds[: next(size for size in range(1, len(kinds) + 1) if fits(size))])
@@ -84,35 +80,3 @@ def check(sizes: "ModelSizes") -> None:
       f"model.window={window} and model.layers_pattern={pattern!r} are for attention, and model.mixer={sizes.mixer!r} "
       "has no pairs of positions; use 0 and ''"
     )
-
-
-def scan(
-  bodies: Sequence[Callable[[jax.Array, Any], tuple[jax.Array, Any]]], x: jax.Array, layers: Any, unroll: int = 1
-) -> tuple[jax.Array, Any]:
-  """`jax.lax.scan` over layers, where layer i runs `bodies[i % len(bodies)]`.
-
-  One iteration runs all bodies, a period. Layers of a last period that is not whole follow the loop.
-
-  Args:
-    layers: the arrays of all layers, stacked along their first dimension.
-    unroll: how many layers one iteration runs, if that is more than a period.
-  """
-  size, count = len(bodies), jax.tree.leaves(layers)[0].shape[0]
-  if size == 1:
-    return jax.lax.scan(bodies[0], x, layers, unroll=unroll)
-  looped = count // size * size
-
-  def run(x: jax.Array, layers: Any) -> tuple[jax.Array, Any]:
-    results = []
-    for number, body in zip(range(jax.tree.leaves(layers)[0].shape[0]), bodies, strict=False):
-      x, found = body(x, jax.tree.map(lambda array, number=number: array[number], layers))
-      results.append(found)
-    return x, jax.tree.map(lambda *each: jnp.stack(each), *results)
-
-  periods = jax.tree.map(lambda array: array[:looped].reshape(-1, size, *array.shape[1:]), layers)
-  x, found = jax.lax.scan(run, x, periods, unroll=max(1, unroll // size))
-  found = jax.tree.map(lambda array: array.reshape(looped, *array.shape[2:]), found)
-  if looped == count:
-    return x, found
-  x, rest = run(x, jax.tree.map(lambda array: array[looped:], layers))
-  return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), found, rest)

@@ -52,4 +52,6 @@ class DeadExperts:
       fix = f"raise model.router_bias_rate={c.experts.router_bias_rate:g}"
     else:
       fix = f"raise model.router_aux={c.experts.router_aux:g}, or use model.router='sigmoid_bias'"
-    return f"{which} of layer {c.dense_layers + layer}, counted from 0, had no token in the last {STEPS} steps; {fix}"
+    return (
+      f"{which} of layer {c.experts.layer_of(layer)}, counted from 0, had no token in the last {STEPS} steps; {fix}"
+    )

@@ -1,6 +1,6 @@
 """Layout: which logical dimension is sharded over which mesh axis.
 
-A strategy is a Layout: the sizes of a device mesh, and for each of the model's ten logical dimensions
+A strategy is a Layout: the sizes of a device mesh, and for each of the model's nine logical dimensions
 (models/dimensions.py) the mesh axis that splits it, or none. Two more places say where `embed` is split in the sums of
 gradients and in the optimizer's state, if not as in the weights. Two layouts join with `|`: 2D is FSDP | tensor
 parallelism. This file holds the value and its algebra. Next, in execution/: mesh.py (sizes and devices), transfers.py
@@ -15,7 +15,7 @@ from typing import Any
 from jax.sharding import PartitionSpec as P
 
 from errors import ConfigError
-from models.dimensions import DIMENSIONS
+from models.dimensions import DIMENSIONS, FIRST_LAYERS
 
 # Canonical mesh axes, the outermost (slowest links) first. Strategies compose because they agree on these names.
 # A layout may add axes of its own; they come after these, in the order given.
@@ -37,8 +37,8 @@ class Layout:
 
   Attributes:
     mesh: the size of each mesh axis; -1 takes the devices that are left.
-    batch, positions, sequence, embed, heads, mlp, experts, vocab, layers, dense_layers: the mesh axis or axes that
-      split this dimension; None if not split.
+    batch, positions, sequence, embed, heads, mlp, experts, vocab, layers: the mesh axis or axes that split this
+      dimension; None if not split.
     gradients: those that split `embed` in sums of gradients, while the parts of a batch run; None: as in the weights.
     state: those that split `embed` in the optimizer's state; None: as in the sums of gradients.
   """
@@ -53,7 +53,6 @@ class Layout:
   experts: Place = None
   vocab: Place = None
   layers: Place = None
-  dense_layers: Place = None
   gradients: Place = None
   state: Place = None
 
@@ -123,7 +122,7 @@ class Layout:
 
   def axes(self, dim: str) -> tuple[str, ...]:
     """The mesh axes that split a dimension; for "gradients" and "state", those that split `embed` in them."""
-    place = getattr(self, dim)
+    place = None if dim == FIRST_LAYERS else getattr(self, dim)
     return axes_of(place) if place or dim not in FOLLOWS else self.axes(FOLLOWS[dim])
 
   def axes_in(self, dims: Iterable[str | None], dim: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from helpers import PARITY, placed, random_batch, random_params, unpadded
 
-from models.sizes import STACKS
+from models.stacks import STACKS
 from strategies import Strategy
 from training.program import Params, TrainState
 

@@ -68,7 +68,7 @@ class Traits(NamedTuple):
     is_image: whether an example is an image.
     keeps_statistics: whether the model keeps statistics of its batches, in which each row counts.
     activations: the logical dimensions of activations, which layouts may split.
-    stacks: the entries of the parameters whose arrays begin with a dimension of layers (`models.sizes.STACKS`).
+    stacks: the entries of the parameters whose arrays begin with a dimension of layers, and its name (`Stack.dim`).
     products: how the weights of blocks multiply, one of `models.sizes.PRODUCTS`.
   """
 
@@ -84,7 +84,7 @@ class Traits(NamedTuple):
   is_image: bool = False
   keeps_statistics: bool = False
   activations: Collection[str] = ("batch",)
-  stacks: Collection[str] = ()
+  stacks: Mapping[str, str] = {}
   products: str = "dtype"
 
 
@@ -306,7 +306,8 @@ class Program:
       return jax.tree.map(lambda new, old: jnp.where(finite, new, old), (new, new_state), (params, opt_state))
 
     if self.optimizer.on_host:
-      update = functools.partial(streamed, update, self.traits.stacks, pieces=sharding.shards("layers"))
+      pieces = {name: sharding.shards(dim) for name, dim in self.traits.stacks.items()}
+      update = functools.partial(streamed, update, pieces)
     grads = self.optimizer.clipped(grads, norm)
     params, opt_state = update(self.trained(state.params), state.opt_state, grads, *words)
     params = joined(params, self.frozen(state.params))

@@ -7,7 +7,7 @@ memory as a state that is always on the device, or more: the TPU compiler keeps 
 
 import functools
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,23 +18,22 @@ Update = Callable[..., tuple[Parts, State]]  # parameters, state, gradients and 
 
 
 def streamed(
-  update: Update, stacks: Collection[str], params: Parts, state: State, *given: Parts, pieces: int = 1
+  update: Update, stacks: Mapping[str, int], params: Parts, state: State, *given: Parts
 ) -> tuple[Parts, State]:
   """Calls `update` for each part, with the parameters, the state, the gradients and the rest of this part alone.
 
   Args:
-    stacks: the entries of the parameters that are stacked by layer.
+    stacks: the entries of the parameters that are stacked by layer, each with the number of pieces into which devices
+      split its layers. A part has one layer of each.
     state: its arrays for weights are in the host's memory.
     given: the gradients, and other trees with an array for each weight, stacked by layer as the weights are.
-    pieces: the number of pieces into which devices split the layers. A part has one layer of each.
   """
   new, states = dict[str, Any](), []
   for name in sorted(params, key=lambda name: name not in stacks):
     entry = lambda x, name=name: {name: x[name]}
     part = entry(params), _of_weights(entry, state), *map(entry, given)
     part, new = jax.lax.optimization_barrier((part, new))  # waits until the part before is updated
-    count = pieces if name == "blocks" else 1  # dense blocks stay together (strategies/pipeline.py)
-    run = functools.partial(_by_layer, pieces=count) if name in stacks else _on_device
+    run = functools.partial(_by_layer, pieces=stacks[name]) if name in stacks else _on_device
     weights, after = run(update, *part)
     new |= weights
     states.append(after)

@@ -20,8 +20,8 @@ from models.ops import routing
 from models.ops.loss import BY_POSITION, Targets, buckets
 from models.ops.workarounds import in_order
 from models.parameters import bind, frozen, init_params, logical_dims, trained, used_dtypes
+from models.side_inputs import positions_in
 from models.sizes import ModelSizes
-from models.transformer import positions_in
 from training.augmentation import crop_and_flip
 from training.program import Batch, Metrics, Params, Program, Sums, Traits
 
@@ -67,7 +67,7 @@ class TransformerProgram(Program):
       causal=predicts.causal,
       is_image=sizes.reads.is_image,
       activations=("batch", "positions", "sequence"),
-      stacks=[stack.name for stack in sizes.stacks],
+      stacks={stack.name: stack.dim for stack in sizes.stacks},
       products=sizes.products,
     )
 

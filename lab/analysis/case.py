@@ -110,7 +110,7 @@ class Case:
 
     Its backward unit runs their forward pass again (strategies/execution/stages/stage.py).
     """
-    return self.sizes.dense_layers if self.schedule else 0
+    return self.sizes.first_layers if self.schedule else 0
 
   @property
   def layers(self) -> int:

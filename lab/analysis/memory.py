@@ -15,9 +15,10 @@ from lab.analysis.compilers import COMPILERS
 from lab.analysis.host import IN_FLIGHT, offloaded, to_host
 from lab.analysis.saved import block_values, bytes_per_example
 from lab.analysis.weights import trained, weights
+from models.dimensions import FIRST_LAYERS
 from models.mlps import MLPS
 from models.ops.loss import chunk_count
-from models.sizes import STACKS, Stack
+from models.stacks import Stack
 from strategies.execution.stages.stage import REMAT_OF_FIRST, UNROLL
 from training.loop import MEMORY_SAVES
 
@@ -104,7 +105,7 @@ def _block(case: Case, stack: Stack) -> float:
   """Bytes of the backward pass of a block: its values, their cotangents, its gathered weights and their gradients."""
   sizes, layout, fitted = case.sizes, case.layout, COMPILERS[case.compiler].fitted
   splits_positions, whole = layout.shards("sequence") > 1, next(s for s in sizes.stacks if s.name == stack.name)
-  layers = -(-whole.layers // layout.shards(STACKS[stack.name]))
+  layers = -(-whole.layers // layout.shards(whole.dim))
   copies = fitted.block[case.policy]
   if case.schedule:
     copies += 1.0 if layers // case.schedule.chunks > UNROLL else 0.6
@@ -118,7 +119,7 @@ def _block(case: Case, stack: Stack) -> float:
     case.used(w) * case.item_of(w) for w in weights(sizes) if w.entry == stack.name and case.used(w) > case.resident(w)
   )
   total += experts.working(case) if stack.sizes.experts else 0.0
-  if case.first and stack.name != "blocks":  # what their forward pass saves just before
+  if case.first and stack.dim == FIRST_LAYERS:  # what their forward pass saves just before
     found = bytes_per_example(stack.sizes, *case.pieces, layers, remat=REMAT_OF_FIRST, sharers=case.sharers)
     total += case.examples * found
   return total + fitted.gathered * gathered / layers + fitted.head_later * _gathered_head(case)

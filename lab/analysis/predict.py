@@ -20,9 +20,10 @@ from lab.analysis.roofline import Roofline
 from lab.analysis.saved import block_values
 from lab.analysis.weights import trained, weights
 from models import lora
+from models.dimensions import FIRST_LAYERS
 from models.mlps import MLPS
 from models.ops.attention import KERNELS
-from models.sizes import STACKS
+from models.stacks import STACKS
 from runtime.hardware import Chip
 
 
@@ -81,7 +82,7 @@ def _products(case: Case) -> list[Product]:
   each = 2 if sizes.lora else 3
   projections = 2 * sum(sizes.mixes.products(sizes).values()) / layout.shards("heads")
   per_pair = 2 * sizes.mixes.per_pair(sizes) / layout.shards("heads") / t
-  stacks = {stack.name for stack in (sizes.stacks[-1:] if first else sizes.stacks)}
+  stacks = {stack.name for stack in sizes.stacks if not (first and stack.dim == FIRST_LAYERS)}
   scores, of_others = (per_pair * mean(case, of, stacks) for of in (computed, computed_of_others))
   hidden = mean(case, lambda _, sizes: sizes.dense_width, stacks)  # of these blocks
   mlp = 2 * len(MLPS[sizes.mlp].products) * sizes.width * hidden / layout.shards("mlp")
@@ -199,7 +200,7 @@ def traffic(case: Case) -> float:
   passes, blocks = fitted.passes[case.policy], 0.0
   for stack in sizes.groups.values():
     values, scores = block_values(stack.sizes, *case.pieces, case.sharers)
-    here = -(-stack.layers // layout.shards(STACKS[stack.name]))
+    here = -(-stack.layers // layout.shards(stack.dim))
     blocks += here * (passes * values + (fitted.score_passes or passes) * scores)
   whole = fitted.whole_passes * sizes.positions * sizes.width * case.item if layout.shards("sequence") > 1 else 0
   logits = case.logits * 4

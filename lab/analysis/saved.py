@@ -20,6 +20,7 @@ from lab.analysis import gpus
 from models.dimensions import Sharding
 from models.parameters import bind, definition
 from models.remat import VIEWS, policy_of, save_all_but
+from models.side_inputs import SideInputs
 from models.sizes import ModelSizes
 
 GATHER = "pad"  # the primitive of `OwnPositions.whole_sequence`; no block uses it otherwise
@@ -169,8 +170,8 @@ def _traced(sizes: ModelSizes, remat: str, sequence: int, sharers: int) -> tuple
 
   def blocks(params: Any, x: jax.Array, given: dict[str, Any]) -> jax.Array:
     model = bind(sizes, params)
-    side = model.side_inputs(sizes.positions, **given, sharding=sharding)
-    return model.run_blocks(x, side, sharding, policy)[0]
+    side = SideInputs.of(model.sizes, sizes.positions, **given, sharding=sharding)
+    return model.run_blocks(x, side, sharding, policy=policy)[0]
 
   x = jax.ShapeDtypeStruct((examples, sizes.positions // sharers // sequence, sizes.width), sizes.dtype)
   keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), examples)) if sizes.dropout else None

@@ -135,7 +135,9 @@ def _variants(sizes: ModelSizes, layout: Layout) -> Iterator[ModelSizes]:
 def _cases(case: Case) -> Iterator[tuple[Case, tuple[str, int, int, int] | None]]:
   """The case in parts, by accumulation or by a pipeline's schedule, with that schedule as in `_pipelines`."""
   layout = case.layout
-  for accumulation, pipeline in itertools.product((1, 2, 4, 8, 16), _pipelines(layout, case.sizes.stacks[-1].layers)):
+  for accumulation, pipeline in itertools.product(
+    (1, 2, 4, 8, 16), _pipelines(layout, case.sizes.depth - case.sizes.first_layers)
+  ):
     schedule = _schedule(*pipeline) if pipeline else None
     if schedule and accumulation > 1:
       continue
@@ -176,7 +178,7 @@ def _layouts(
       waiting = {axis for dim in WAITING for axis in layout.axes(dim)}
       idle |= layout.shards("experts") > 1 and not sizes.experts
       sharers = layout.shards("positions")
-      idle |= not each_has_layers(layout.shards("layers"), sizes.stacks[-1].layers)
+      idle |= not each_has_layers(layout.shards("layers"), sizes.depth - sizes.first_layers)
       idle |= sharers > 1 and sizes.positions // sharers < TILE  # kernels of attention work on no fewer positions
       if idle or any(mesh[axis] > LARGEST for axis in waiting):
         continue

@@ -8,10 +8,10 @@ import jax
 from flax import nnx
 
 from models import lora
-from models.dimensions import Dims, is_dims
+from models.dimensions import FIRST_LAYERS, Dims, is_dims
 from models.mixers import MIXERS
 from models.parameters import definition, logical_dims, multiplying, stored_dtypes, used_dtypes
-from models.sizes import STACKS, ModelSizes
+from models.sizes import ModelSizes
 
 
 class Weight(NamedTuple):
@@ -106,7 +106,7 @@ def trained(sizes: ModelSizes) -> tuple[Weight, ...]:
 
 
 def _roles(sizes: ModelSizes, name: str, dims: Dims) -> tuple[str, ...]:
-  if dims[0] in STACKS.values():
+  if dims[0] in (FIRST_LAYERS, "layers"):
     return ("block", "adapter") if lora.NAME in name.split("/") else ("block",)
   if dims == sizes.reads.embedding()[1]:
     return ("embedding", "head") if sizes.tied_embedding else ("embedding",)

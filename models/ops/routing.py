@@ -148,7 +148,7 @@ def of_layers(found: Sums, numbers: jax.Array, sizes: "ModelSizes") -> Sums:
   if not found or not sizes.experts:
     return {}
   empty = jnp.zeros((sizes.mixtures, sizes.experts.count), jnp.int32)
-  numbers = numbers - sizes.dense_layers if sizes.dense_layers else numbers
+  numbers = sizes.experts.number_of(numbers)
   return {name: jnp.sum(x) for name, x in found.items()} | {"load": empty.at[numbers].add(found["load"])}
 
 

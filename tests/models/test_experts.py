@@ -136,16 +136,19 @@ def plainly_routed(scores: jax.Array, bias: Any, experts: ExpertSizes, sharding:
   return routing.Routes(best, experts.router_scale * weights, probabilities, normalizer, taken)
 
 
+run_blocks = Transformer.run_blocks
+
+
 def one_after_another(model: Transformer, x: jax.Array, *given: Any) -> tuple[jax.Array, Any]:
   """Runs the blocks of a mixture whose first blocks are dense as two models: a dense one, then a mixture."""
   sizes, params = model.sizes, nnx.to_pure_dict(nnx.state(model, nnx.Param))
   experts = dataclasses.replace(sizes.experts, dense_layers=0)
-  mixture = dataclasses.replace(sizes, experts=experts, depth=sizes.depth - sizes.dense_layers)
-  dense = dataclasses.replace(sizes, experts=None, depth=sizes.dense_layers)
+  mixture = dataclasses.replace(sizes, experts=experts, depth=sizes.mixtures)
+  dense = dataclasses.replace(sizes, experts=None, depth=sizes.first_layers)
   first = {name: params[{"blocks": "dense_blocks"}.get(name, name)] for name in params if name != "dense_blocks"}
   rest = {name: params[name] for name in params if name != "dense_blocks"}
-  x, _ = bind(dense, first).run_stack("blocks", x, *given)
-  return bind(mixture, rest).run_stack("blocks", x, *given, first_layer=sizes.dense_layers)
+  x, _ = run_blocks(bind(dense, first), x, *given)
+  return run_blocks(bind(mixture, rest), x, *given, first_layer=sizes.first_layers)
 
 
 FIRST_ARE_DENSE = {"dense_layers": 2, "depth": 4, "mlp_width": 40, "expert_width": F, "dropout": 0.2}
@@ -170,7 +173,7 @@ def test_a_model_with_experts_equals_the_dense_computation(
     return whole.loss_sums(params, batch, np.int32(0))[0]
 
   ours = jax.jit(jax.value_and_grad(loss))(params)
-  if sizes.dense_layers:
+  if sizes.first_layers:
     monkeypatch.setattr(Transformer, "run_blocks", one_after_another)
   monkeypatch.setattr("models.experts.mix", lambda x, chosen, scales, w, *_: dense(x, chosen, scales, w))
   monkeypatch.setattr("models.experts.route", plainly_routed)
@@ -296,6 +299,9 @@ def test_auto_chooses_what_sends_less():
     ({"dense_layers": -1}, ["model.dense_layers=-1"]),
     ({"dense_layers": 2}, ["model.dense_layers=2", "model.depth=2", "at most 1"]),
     ({"dense_layers": 1, "experts": 0}, ["model.dense_layers=1", "model.experts=0"]),
+    ({"experts_every": 0}, ["model.experts_every=0"]),
+    ({"experts_every": 3}, ["model.experts_every=3", "model.depth=2", "no block for the experts"]),
+    ({"experts_every": 2, "experts": 0}, ["model.experts_every=2", "needs model.experts"]),
   ],
 )
 def test_mistakes_get_one_sentence(fields: dict[str, Any], parts: list[str]):

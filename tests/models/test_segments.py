@@ -20,7 +20,7 @@ from helpers import (
 )
 
 from lab.analysis import gpus
-from models import parameters, transformer
+from models import parameters, side_inputs
 from models.ops import attention
 from models.sizes import ModelSizes
 from training.program import Program
@@ -68,7 +68,7 @@ def test_attention_stays_in_its_segment(core: str, causal: bool):
 def test_positions_restart_in_each_segment():
   segments = np.array([[1, 1, 1, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 2, 0, 0, 3]])
   np.testing.assert_array_equal(
-    jax.jit(transformer.positions_in)(segments),
+    jax.jit(side_inputs.positions_in)(segments),
     [[0, 1, 2, 0, 1, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 0, 1, 0, 0, 1, 0]],
   )
 

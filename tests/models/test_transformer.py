@@ -27,6 +27,7 @@ from models.flops import palm_flops_per_example, train_flops_per_example
 from models.generate import Sampling, TextWriter, generate, text_keys
 from models.inputs import patches
 from models.ops import attention, layers, rotary
+from models.side_inputs import SideInputs
 from models.sizes import ModelSizes
 
 
@@ -303,7 +304,7 @@ def test_every_layer_draws_its_own_dropout():
   same = jax.tree.map(lambda w: np.stack([w[0], w[0]]), jax.device_get(params["blocks"]))
   model = parameters.bind(sizes, params | {"blocks": same})
   x, keys = normal(1, 8, sizes.width), jax.random.key(2)[None]
-  run = jax.jit(lambda first: model.run_stack("blocks", x, model.side_inputs(8, keys=keys), first_layer=first)[0])
+  run = jax.jit(lambda first: model.run_blocks(x, SideInputs.of(model.sizes, 8, keys=keys), first_layer=first)[0])
   both, later = (np.asarray(run(first)) for first in (0, 1))
   assert (both != later).any()
 

@@ -13,10 +13,10 @@ import pytest
 from helpers import in_full, logits_in_parts, model_sizes, one_sentence, params_of, relative_difference
 
 from models import parameters
-from models.block import SideInputs
 from models.dimensions import UNSHARDED
 from models.generate import Sampling, TextWriter, text_keys
 from models.ops import attention, rotary
+from models.side_inputs import SideInputs
 from models.windows import kinds_of_layers, pairs, pattern_of
 
 L, G, N = "local", "global", "nope"
@@ -109,7 +109,7 @@ def test_layers_of_a_pattern_are_those_blocks_one_by_one():
   @jax.jit
   def both(params: dict, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
     model = parameters.bind(sizes, params)
-    x, side = model.embed(tokens), model.side_inputs(24)
+    x, side = model.embed(tokens), SideInputs.of(model.sizes, 24)
     expected = x
     for number, kind in enumerate((L, N, G, L, N)):
       frequencies = rotary.frequencies(4, 100.0 if kind == L else 1e4, ())

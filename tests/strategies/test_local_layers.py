@@ -19,6 +19,7 @@ from helpers import (
 
 import strategies
 from strategies import layout_of
+from strategies.execution.stages.stage import Stage
 from strategies.layout import Layout
 from training import settings
 from training.program import Params, Program
@@ -47,6 +48,9 @@ VARIANTS = {
     "model__attention_sinks": True, "model__qkv_bias": True, "model__out_bias": True, "model__mlp_bias": True,
     "model__mlp": "swiglu_clamped",
   },
+  "every second": {
+    "model__experts": 8, "model__experts_every": 2, "model__depth": 8, "model__router_z": 0.03, "model__remat": "full",
+  },
 }  # fmt: skip
 VARIANTS["sinks, experts"] = VARIANTS["sinks"] | {"model__experts": 8, "data__packing": "documents"}
 CONTEXT = layout_of("context")
@@ -65,9 +69,12 @@ OTHERS = [
   ("pipeline", "documents"),  # ends that are gathered
   ("context-8", "sinks"), ("tensor_parallel", "sinks"), ("zero_bubble", "sinks"),
   ("expert", "sinks, experts"), ("pipeline", "sinks, experts"), ("three_d", "sinks, experts"),
+  *((name, "every second") for name in ("pipeline", "zero_bubble", "interleaved", "three_d")),
+  ("fsdp-8", "every second"), ("expert", "every second"),
 ]  # fmt: skip
-SHORT = [("context-8", "documents")]
+SHORT = [("context-8", "documents"), ("pipeline", "every second")]
 CASES = [(name, variant) for i, name in enumerate(LAYOUTS) for j, variant in enumerate(VARIANTS) if (i + j) % 3 == 0]
+LAYOUTS["interleaved"] = LAYOUTS["pipeline"]  # which needs two periods a stage
 
 
 def program_of(variant: str, **fields: object) -> Program:
@@ -75,7 +82,8 @@ def program_of(variant: str, **fields: object) -> Program:
 
 
 def schedule_of(name: str) -> dict[str, object]:
-  return {"pipeline__schedule": "zero_bubble" if name == "zero_bubble" else "1f1b", "pipeline__microbatches": 4}
+  schedule = name if name in ("zero_bubble", "interleaved") else "1f1b"
+  return {"pipeline__schedule": schedule, "pipeline__microbatches": 4}
 
 
 def gradients(layout: Layout, variant: str, **fields: object) -> tuple[Any, Params, Any]:
@@ -95,10 +103,30 @@ def test_local_layers_equal_a_single_device(name: str, variant: str):
   assert_trees_close(ours, expected(variant), PARITY)
 
 
+@pytest.mark.parametrize("variant", ["text", "every second"])
+def test_the_slots_of_a_stage_hold_no_weights(variant: str, monkeypatch: pytest.MonkeyPatch):
+  """A stage has them already. Those of a period must be known as weights, or each microbatch would keep a copy."""
+  program, kept = program_of(variant, model__mlp_width=40), list[tuple[int, ...]]()
+  runner = laid_out(LAYOUTS["pipeline"], program, **schedule_of("pipeline"))
+  linearize = Stage.linearize
+
+  def seen(stage: Stage, *given: Any) -> Any:
+    found = linearize(stage, *given)
+    kept.extend(residual.shape for residual in found[2])
+    return found
+
+  monkeypatch.setattr(Stage, "linearize", seen)
+  runner.lower_train_step(BATCH)
+  assert kept
+  assert not [shape for shape in kept if {*shape[-2:]} == {40, 64}]
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["fsdp-8", "pipeline"])
-def test_texts_are_scored_and_continued(name: str):
-  program = program_of("grouped keys")
+@pytest.mark.parametrize(
+  "name, variant", [("fsdp-8", "grouped keys"), ("pipeline", "grouped keys"), ("pipeline", "every second")]
+)
+def test_texts_are_scored_and_continued(name: str, variant: str):
+  program = program_of(variant)
   ours = laid_out(LAYOUTS[name], program, **schedule_of(name))
   assert_writes_as(ours, laid_out(layout_of("single"), program))
 
@@ -110,6 +138,11 @@ def test_texts_are_scored_and_continued(name: str):
       "pipeline",
       {"mesh__stage": 4, "mesh__data": 2, "model__layers_pattern": "local:2,global:1", "model__depth": 8},
       ["model.layers_pattern='local:2,global:1'", "3 layers", "model.depth=8", "multiple of 12"],
+    ),
+    (
+      "pipeline",
+      {"mesh__stage": 4, "mesh__data": 2, "model__experts": 4, "model__experts_every": 2, "model__layers_pattern": ""},
+      ["model.experts_every=2 repeats after 2 layers", "model.depth=4", "multiple of 8"],
     ),
     (
       "context",

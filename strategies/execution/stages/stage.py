@@ -13,14 +13,16 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from models.block import SideInputs
-from models.dimensions import Dims, map_dims
+from models import stacks
+from models.dimensions import Dims
 from models.ops.float8 import values_of, with_values
 from models.ops.loss import Targets
 from models.ops.routing import penalty
 from models.ops.workarounds import in_order
 from models.parameters import bind, joined
 from models.remat import policy_of
+from models.side_inputs import SideInputs
+from models.stacks import Loop
 from models.transformer import Transformer
 from strategies.execution.constraints import Constraints
 from strategies.execution.stages.schedule import BACKWARD, FORWARD, WEIGHTS, Schedule
@@ -38,7 +40,7 @@ T = TypeVar("T")
 # (measured once, when this was built).
 UNROLL = 2
 
-# The remat policy of the dense blocks with which a mixture may begin.
+# The remat policy of the dense blocks before those that stages split.
 REMAT_OF_FIRST = "minimal"
 
 
@@ -77,7 +79,8 @@ class Stage:
   schedule: Schedule
   sharding: Constraints
   index: jax.Array  # the stage's number
-  params: Params  # "blocks" [chunks, layers of a chunk, ...]; other entries are for the first and the last stage
+  loop: Loop  # the blocks of a chunk
+  params: Params  # of its stacks [chunks, `by_period`, ...]; other entries are for the first and the last stage
   batch: Batch  # [microbatches, b, ...]
   step: jax.Array | None
 
@@ -92,7 +95,7 @@ class Stage:
     for number, phase in enumerate(self.schedule.phases):
       of_phase = jax.tree.map(lambda column, phase=phase: column[phase.first : phase.end], rows)
       carry, _ = jax.lax.scan(functools.partial(self.tick, number, pullback), carry, of_phase)
-    sums, edges = in_order((carry.to_next, carry.to_previous), (carry.sums, edges_of(carry.gradients)))
+    sums, edges = in_order((carry.to_next, carry.to_previous), (carry.sums, self.edges_of(carry.gradients)))
     return carry._replace(sums=sums, gradients=carry.gradients | edges)
 
   def tick(self, number: int, pullback: Pullback, carry: Carry, rows: Rows) -> tuple[Carry, None]:
@@ -191,32 +194,35 @@ class Stage:
 
   def with_gradient(self, weights: Params, row: Row, carry: Carry) -> Carry:
     """Adds the gradient of a chunk's weights."""
-    blocks = jax.tree.map(lambda total, g: total.at[row["chunk"]].add(g), carry.gradients["blocks"], weights)
-    return carry._replace(gradients=carry.gradients | {"blocks": blocks})
+    before = {name: carry.gradients[name] for name in weights}
+    after = jax.tree.map(lambda total, g: total.at[row["chunk"]].add(g), before, weights)
+    return carry._replace(gradients=carry.gradients | after)
 
   def embed_backward(self, row: Row, carry: Carry) -> Carry:
     _, vjp = jax.vjp(lambda edges: self.embed(edges, row), self.edges)
     return carry._replace(gradients=add_to(carry.gradients, *vjp(carry.to_previous)))
 
   def embed(self, edges: Params, row: Row) -> jax.Array:
-    """The embedded microbatch, after the dense blocks if a mixture begins with some."""
+    """The embedded microbatch, after the blocks that come before those of all stages."""
     microbatch, model = self.microbatch(row), self.model(edges, self.weights(row))
     x = model.embed(self.program.inputs(microbatch, self.step, self.sharding), self.sharding)
-    if not self.program.sizes.dense_layers:
+    sizes = self.program.sizes
+    if not sizes.first_layers:
       return x
     # Only `embed_backward` saves anything here, and for no later unit. So little need be computed again.
     policy, side = policy_of(REMAT_OF_FIRST, "", 0), self.side_inputs(model, microbatch, x)
-    return self.pin(model.run_stack("dense_blocks", x, side, self.sharding, policy=policy)[0])
+    first = stacks.loops(sizes.kinds[: sizes.first_layers])
+    return self.pin(model.run_blocks(x, side, self.sharding, loops=first, policy=policy)[0])
 
   def run_chunk(self, weights: Params, x: jax.Array, row: Row) -> tuple[jax.Array, jax.Array, Sums]:
     """A chunk's output, what its routers add to the loss, and their sums."""
-    depth = jax.tree.leaves(weights)[0].shape[0]
+    depth = len(self.loop.period) * self.loop.times
     first_layer = (row["chunk"] * self.schedule.stages + self.index) * depth
-    if self.program.sizes.dense_layers:
-      first_layer += self.program.sizes.dense_layers
+    if self.program.sizes.first_layers:
+      first_layer += self.program.sizes.first_layers
     microbatch, model = self.microbatch(row), self.model(self.edges, weights)
     side = self.side_inputs(model, microbatch, x, self.program.targets(microbatch, self.sharding))
-    y, routed = model.run_stack("blocks", x, side, self.sharding, first_layer=first_layer, unroll=UNROLL)
+    y, routed = model.run_blocks(x, side, self.sharding, loops=[self.loop], first_layer=first_layer, unroll=UNROLL)
     return y, jnp.asarray(penalty(routed, self.program.sizes.experts), jnp.float32), routed
 
   def side_inputs(
@@ -226,7 +232,7 @@ class Stage:
     segments, keys = self.program.segments(microbatch), self.program.dropout_keys(microbatch, self.step)
     counted = None if targets is None else model.counted(targets, segments, self.sharding)
     length = x.shape[1] * self.sharding.shards("positions")
-    return model.side_inputs(length, segments=segments, keys=keys, counted=counted, sharding=self.sharding)
+    return SideInputs.of(model.sizes, length, segments=segments, keys=keys, counted=counted, sharding=self.sharding)
 
   def loss(self, edges: Params, y: jax.Array, row: Row) -> tuple[jax.Array, Sums]:
     program, microbatch = self.program, self.microbatch(row)
@@ -236,13 +242,19 @@ class Stage:
   @property
   def edges(self) -> Params:
     """The weights outside the blocks that are trained."""
-    return edges_of(self.program.trained(self.params))
+    return self.edges_of(self.program.trained(self.params))
 
-  def model(self, edges: Params, blocks: Params) -> Transformer:
-    return bind(self.program.sizes, joined(edges, self.program.frozen(self.params)) | {"blocks": blocks})
+  def edges_of(self, params: Params) -> Params:
+    """The entries of parameters outside the blocks of the stages."""
+    return {name: entry for name, entry in params.items() if not self.loop.layers_of(name)}
+
+  def model(self, edges: Params, weights: Params) -> Transformer:
+    return bind(self.program.sizes, joined(edges, self.program.frozen(self.params)) | weights)
 
   def weights(self, row: Row) -> Params:
-    return jax.tree.map(lambda w: w[row["chunk"]], self.params["blocks"])
+    """The weights of a chunk, by stack."""
+    held = {name: entry for name, entry in self.params.items() if self.loop.layers_of(name)}
+    return jax.tree.map(lambda w: w[row["chunk"]], held)
 
   def microbatch(self, row: Row) -> Batch:
     return jax.tree.map(lambda x: x[row["microbatch"]], self.batch)
@@ -289,20 +301,14 @@ class Stage:
 
   def zero_gradients(self) -> Params:
     """Zeros for the gradients, sharded as the weights are over the mesh axes that are left to the compiler."""
-    dims = self.program.dims()
-    dims |= {"blocks": map_dims(lambda names: (None, *names), dims["blocks"])}  # stacked by chunk
-    params = values_of(self.params)
+    dims, params = self.program.dims(), values_of(self.params)
 
     def zeros(w: jax.Array, names: Dims) -> jax.Array:
       zeros = jnp.zeros(w.shape, jnp.float32)
-      return jax.lax.with_sharding_constraint(zeros, self.sharding.layout.spec(names))
+      by_chunk = (None,) * (w.ndim - len(names))  # and by period
+      return jax.lax.with_sharding_constraint(zeros, self.sharding.layout.spec((*by_chunk, *names)))
 
     return jax.tree.map(zeros, *map(self.program.trained, (params, dims)))
-
-
-def edges_of(params: Params) -> Params:
-  """The entries of parameters outside the blocks."""
-  return {name: entry for name, entry in params.items() if name != "blocks"}
 
 
 def once(name: str, wanted: jax.Array, work: Callable[[Any, T], T], row: Any, carry: T) -> T:

@@ -16,6 +16,7 @@ from models.ops.cache import AnyCache, split
 from models.ops.workarounds import sum_in_dtype
 from models.parameters import bind, in_float8
 from models.sizes import ModelSizes
+from models.stacks import Loop, by_period, loops
 from strategies.execution.by_hand import ByHand
 from strategies.execution.constraints import Constraints
 from strategies.execution.padding import Stored
@@ -99,7 +100,7 @@ class Staged(ByHand):
     if sizes.unroll != "scan":
       why = "the stages of a pipeline run their blocks in a loop"
       found.append(Limit("model.unroll", sizes.unroll, why, "'scan'", instead="scan"))
-    layers = sizes.stacks[-1].layers
+    layers = sizes.depth - sizes.first_layers
     if program.optimizer.on_host and layers % layout.shards("layers"):
       why = f"stages then need equally many of the {layers} layers"
       fits = layout.sizes_in_words(layout.axes("layers"), divisor_of(layers))
@@ -123,16 +124,26 @@ class Staged(ByHand):
     return self.evaluation if step is None else self.schedule
 
   def arranged(self, weights: Params, step: jax.Array | None) -> Params:
-    schedule = self._schedule_of(step)
-    return weights | {"blocks": jax.tree.map(lambda w: regroup(w, schedule.stages, schedule.chunks), weights["blocks"])}
+    schedule, loop = self._schedule_of(step), self._loop(step)
+    regrouped = lambda w: by_period(loop, regroup(w, schedule.stages, schedule.chunks), at=1)
+    return weights | {name: jax.tree.map(regrouped, weights[name]) for name in weights if loop.layers_of(name)}
+
+  def _loop(self, step: jax.Array | None) -> Loop:
+    """The blocks of a chunk: those of the first. It begins as each of the others does (`check_periods`)."""
+    schedule, sizes = self._schedule_of(step), self.program.sizes
+    period = windows.period_of(sizes.kinds[sizes.first_layers :])
+    layers = -(-(sizes.depth - sizes.first_layers) // (schedule.stages * schedule.chunks))
+    return Loop(period, layers // len(period))
 
   def _run(self, params: Params, batch: Batch, step: jax.Array | None, sharding: Constraints) -> tuple[Sums, Params]:
     """Sums over a stage's rows and, in training (`step` is given), the gradient of the summed loss."""
     schedule = self._schedule_of(step)
     microbatches = split_batch(batch, schedule.microbatches, sharding)
     # Once, or each unit would do it again, and keep the results until its backward pass.
-    params = params | {"blocks": jax.vmap(lambda w: in_float8(self.program.sizes, w, sharding))(params["blocks"])}
-    end = Stage(self.program, schedule, sharding, jax.lax.axis_index("stage"), params, microbatches, step).run()
+    loop, stage = self._loop(step), jax.lax.axis_index("stage")
+    held = {name: entry for name, entry in params.items() if loop.layers_of(name)}
+    params = params | jax.vmap(lambda weights: in_float8(self.program.sizes, weights, sharding))(held)
+    end = Stage(self.program, schedule, sharding, stage, loop, params, microbatches, step).run()
     return end.sums, end.gradients
 
   def text_writer(self, params: Params, sampling: Sampling, sharding: Constraints) -> TextWriter:
@@ -140,16 +151,18 @@ class Staged(ByHand):
 
     Padding is blocks of zeros, which change nothing.
     """
-    blocks = Stored(sharding.layout, self.program.dims()["blocks"], params["blocks"], ["stage"])
+    loop, sizes = self._loop(None), self.program.sizes
+    held = {name: entry for name, entry in params.items() if loop.layers_of(name)}
+    blocks = Stored(sharding.layout, {name: self.program.dims()[name] for name in held}, held, ["stage"])
 
     def in_turn(x: jax.Array, cache: AnyCache, start: jax.Array | int) -> tuple[jax.Array, AnyCache]:
       def stage(blocks: Params, x: jax.Array, cache: AnyCache, start: jax.Array) -> tuple[jax.Array, AnyCache]:
         stages, index = sharding.layout.mesh["stage"], jax.lax.axis_index("stage")
-        model = bind(self.program.sizes, params | {"blocks": blocks})
+        model = bind(sizes, params | blocks)
 
         def work(start: jax.Array, carry: tuple) -> tuple:
           x, cache = carry
-          return run_cached(model, x, cache, start, sharding.place(layers=None), only="blocks")
+          return run_cached(model, x, cache, start, sharding.place(layers=None), [loop])
 
         def turn(i: jax.Array, carry: tuple) -> tuple:
           x, cache = once("turn", index == i, work, start, carry)
@@ -168,15 +181,15 @@ class Staged(ByHand):
         out_specs=(P(), P("stage")),
         axis_names={"stage"},
         check_vma=False,
-      )(blocks.pad(params["blocks"]), x, of_layers.pad(cache), jnp.asarray(start))
+      )(blocks.pad(held), x, of_layers.pad(cache), jnp.asarray(start))
       return x, of_layers.cut(new)
 
-    model, first = bind(self.program.sizes, params), self.program.sizes.dense_layers
+    model, first = bind(sizes, params), sizes.first_layers
 
     def run(x: jax.Array, cache: AnyCache, start: jax.Array | int) -> tuple[jax.Array, AnyCache]:
-      """All stages run the dense blocks with which a mixture may begin. This copies the cache for each token."""
+      """All stages run the blocks that come before those of the stages. This copies the cache for each token."""
       before, own = split(cache, model.sizes.windowed[:first])
-      x, new = run_cached(model, x, before, start, sharding, only="dense_blocks")
+      x, new = run_cached(model, x, before, start, sharding, loops(sizes.kinds[:first]))
       x, own = in_turn(x, own, start)
       return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), new, own)
 
@@ -190,12 +203,16 @@ def shared_axes(layout: Layout) -> list[str]:
 
 
 def check_periods(sizes: ModelSizes, chunks: int, named: str, depth: int) -> None:
-  """Raises ConfigError unless each of so many chunks of the layers begins with a period of `model.layers_pattern`."""
-  period = len(windows.period_of([kind for stack, kind in sizes.kinds if stack == "blocks"]))
-  held = -(-depth // chunks)
+  """Raises ConfigError unless each of so many chunks of the layers begins with a period of kinds (stacks.py)."""
+  period = len(windows.period_of(sizes.kinds[sizes.first_layers :]))
+  held, experts = -(-depth // chunks), sizes.experts
   if period > 1 and held % period:
+    fields = [f"model.layers_pattern={sizes.layers_pattern!r}"] * (len({kind.sees for kind in sizes.kinds}) > 1)
+    if experts and experts.every > 1:
+      first = f" and model.dense_layers={experts.dense_layers}" * (experts.dense_layers > 0)
+      fields.append(f"model.experts_every={experts.every}{first}")
     raise ConfigError(
-      f"model.layers_pattern={sizes.layers_pattern!r} repeats after {period} layers, but {named}={depth} gives each "
+      f"{' with '.join(fields)} repeats after {period} layers, but {named}={depth} gives each "
       f"part of the pipeline {held}, which are not whole periods; use a depth that is a multiple of {chunks * period}, "
       "or fewer stages"
     )

@@ -37,6 +37,14 @@ CASES = {
     IN_STAGES.on(stage=2, data=1, context=4),
     {"model__experts": 8, "model__dense_layers": 2, "model__depth": 6, "pipeline__schedule": "zero_bubble"},
   ),
+  "stages, every second block with experts": (
+    IN_STAGES.on(stage=2, data=2, context=2),
+    {"model__experts": 8, "model__experts_every": 2, "model__layers_pattern": "", "model__remat": "full"},
+  ),
+  "every second block with experts": (
+    (layout_of("expert_fsdp") | CONTEXT).on(data=2, expert=2, context=2),
+    {"model__experts": 8, "model__experts_every": 2, "model__layers_pattern": "global:1", "model__window": 0},
+  ),
   "whole texts": (layout_of("fsdp").on(data=8), {}),
 }  # fmt: skip
 
