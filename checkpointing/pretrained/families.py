@@ -23,6 +23,7 @@ FIXED = {
   "rope_interleaved": False, "is_encoder_decoder": False, "add_cross_attention": False, "use_mrope": False,
   "router_jitter_noise": 0.0, "decoder_sparse_step": 1, "mlp_only_layers": [],
 }  # fmt: skip
+DENSE = ("mlp_only_layers", "decoder_sparse_step")  # which layers of a mixture have no experts
 READ = {
   *REQUIRED, *FIXED, "model_type", "num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings",
   "rope_theta", "rope_scaling", "rope_parameters", "sliding_window", "use_sliding_window", "layer_types",
@@ -47,6 +48,7 @@ NUMBER = (int, float)
 COUNT, FLAG = (int, 1, "a positive number"), (bool, False, "true or false")
 TYPES: dict[str, tuple[Any, int, str]] = {
   **dict.fromkeys(("num_key_value_heads", "head_dim", "sliding_window", "max_position_embeddings"), COUNT),
+  "decoder_sparse_step": COUNT,
   "max_window_layers": (int, 0, "a number of layers"),
   **dict.fromkeys(("rms_norm_eps", "rope_theta", "router_aux_loss_coef"), (NUMBER, 0, "a number")),
   "query_pre_attn_scalar": (NUMBER, 1, "a number of at least 1"),
@@ -84,11 +86,15 @@ def read(given: dict[str, Any], where: str) -> Shape:
     known |= {*family.experts, *READ_OF_EXPERTS}
   if "num_experts" in family.experts:  # newer files call it num_local_experts
     given = {"num_experts": given.get("num_local_experts"), **given}
-  dense = (given.get("mlp_only_layers") or []) if family.dense_layers else []
+  dense, every = list[int](), 1
+  if family.dense_layers:
+    known |= {*DENSE}
+    fixed = {key: value for key, value in fixed.items() if key not in DENSE}
+    dense, every = given.get(DENSE[0]) or [], given.get(DENSE[1]) or 1
   if family.packed and (given.get("quantization_config") or {}).get("quant_method") == "mxfp4":
     fixed["quantization_config"] = given["quantization_config"]
   for key, value in given.items():
-    if key in fixed and not (dense and key == "mlp_only_layers") and value not in (fixed[key], None):
+    if key in fixed and value not in (fixed[key], None):
       raise ConfigError(f"{where} has {key}={shown(value)}, which this model cannot compute; use a model without it")
     if key not in known and key not in fixed and not key.endswith(("_token_id", "name_or_path")):
       raise ConfigError(
@@ -112,9 +118,11 @@ def read(given: dict[str, Any], where: str) -> Shape:
       f"{where} has num_hidden_layers={given['num_hidden_layers']}, which makes {count:,} tensors, more than the limit "
       f"of {limits.TENSORS:,}; copy the file again"
     )
-  if not isinstance(dense, list) or dense != [*range(min(len(dense), given["num_hidden_layers"] - 1))]:
+  is_first = isinstance(dense, list) and dense == [*range(len(dense))]
+  if not is_first or len(dense) // every == given["num_hidden_layers"] // every:
     raise ConfigError(
-      f"{where} has mlp_only_layers={dense!r}, but only the first layers may be dense, and not all; use another model"
+      f"{where} has mlp_only_layers={dense!r} with decoder_sparse_step={every}, but only the first layers may be "
+      "dense, and not all; use another model"
     )
   get = lambda key: {**DEFAULTS, **family.defaults, **given}[key]
   fields = {
@@ -133,6 +141,7 @@ def read(given: dict[str, Any], where: str) -> Shape:
     **windows.read(family.windows, given, where),
     "experts": 0,
     "dense_layers": len(dense),
+    "experts_every": every,
     **{ours: given[theirs] for theirs, ours in family.experts.items()},
     "shared_experts": 0,
   }
@@ -159,7 +168,8 @@ def _aux_unit(fields: Mapping[str, Any]) -> float:
   The library's loss is that of all blocks with experts together, and is experts_per_token if all experts have equal
   loads. Ours is 1 in each of these blocks.
   """
-  return (fields["depth"] - fields["dense_layers"]) / fields["experts_per_token"]
+  of_first = lambda layers: layers // fields["experts_every"]
+  return (of_first(fields["depth"]) - of_first(fields["dense_layers"])) / fields["experts_per_token"]
 
 
 def of(sizes: ModelSizes) -> str:
@@ -191,11 +201,12 @@ def of(sizes: ModelSizes) -> str:
       f"{of_experts} with model.qk_norm={sizes.qk_norm} and "
       f"model.qkv_bias={sizes.qkv_bias} is no known family; use model.router='softmax_topk' without biases"
     )
-  fitting = [name for name in fitting if FAMILIES[name].dense_layers or not sizes.dense_layers]
-  if not fitting:
+  fitting = [name for name in fitting if FAMILIES[name].dense_layers or len(sizes.stacks) == 1]
+  if not fitting and experts:
     raise ConfigError(
-      f"model.dense_layers={sizes.dense_layers} with model.qk_norm={sizes.qk_norm} is no known family; use "
-      "model.qk_norm=True, as Qwen3-MoE has, or model.dense_layers=0"
+      f"model.dense_layers={experts.dense_layers} and model.experts_every={experts.every} with "
+      f"model.qk_norm={sizes.qk_norm} are no known family; use model.qk_norm=True, as Qwen3-MoE has, or "
+      "model.dense_layers=0 and model.experts_every=1"
     )
   fitting = [name for name in fitting if _has_window(FAMILIES[name].windows, sizes)]
   if not fitting:
@@ -252,8 +263,9 @@ def write(sizes: ModelSizes, dtype: str, end: int | None, context: int = 0) -> d
     mixture["router_aux_loss_coef"] = float(f"{experts.router_aux * unit:.12g}")
     if len(family.routers) > 1:
       mixture["norm_topk_prob"] = experts.router == family.routers[1]
-    if experts.dense_layers:
-      mixture["mlp_only_layers"] = [*range(experts.dense_layers)]
+    if family.dense_layers:
+      without = zip(DENSE, ([*range(experts.dense_layers)], experts.every), strict=True)
+      mixture |= {key: value for key, value in without if value != FIXED[key]}
   return {
     "architectures": [family.architecture],
     "model_type": name,

@@ -24,7 +24,7 @@ class Family:
     local_theta: the base of rotary positions in local layers (rotary.read).
     experts: what a config.json calls the fields of experts; {} if the family has none.
     routers: how experts are weighed, if the family has any: without norm_topk_prob, and with it.
-    dense_layers: whether layers may have an MLP instead of experts (`mlp_only_layers`).
+    dense_layers: whether layers may have an MLP instead of experts (`mlp_only_layers`, `decoder_sparse_step`).
     windows: how its models may have windows; None if they have none.
     packed: whether weights of experts may be stored in four bits each (mxfp4.py).
     rope_scaling: what a config.json means that does not scale rotary positions.

@@ -19,6 +19,7 @@ from flax import nnx
 from checkpointing.pretrained import families
 from models.parameters import definition, trained
 from models.sizes import ModelSizes
+from models.stacks import STACKS
 
 Form = tuple[Any, ...]  # a name and groups of dimensions, for each dimension of a tensor one
 LAYER = "model.layers.{}."
@@ -190,15 +191,16 @@ def adapter_tensors(sizes: ModelSizes) -> tuple[Tensor, ...]:
 def _made(sizes: ModelSizes, params: dict[str, Any], form: Callable[[str], Form]) -> tuple[Tensor, ...]:
   """The tensors of these parameters. `form` returns the form of a weight (FORMS).
 
-  A folder numbers all layers. Here the stack `blocks` begins after the dense ones.
+  A folder numbers the layers of all stacks together.
   """
   made = []
+  layers = {name: [i for i, kind in enumerate(sizes.kinds) if kind.stack == name] for name in STACKS}
   for path, param in jax.tree.leaves_with_path(params):
     weight = jax.tree_util.keystr(path, simple=True, separator="/")
     name, *given = form(weight)
     stacked, groups = name.count("{}"), tuple(group for group in given if group)
     turns = {"turn": TURNS[weight.split("/")[-1]], "turns": 2} if "gate_up" in name else {}
-    shape, first = tuple(param.shape[stacked:]), sizes.dense_layers if weight.startswith("blocks/") else 0
+    shape, numbers = tuple(param.shape[stacked:]), layers.get(weight.split("/")[0], [])
     for at in np.ndindex(*param.shape[:stacked]):
-      made.append(Tensor(name.format(*[at[0] + first, *at[1:]] if at else []), weight, at, shape, groups, **turns))
+      made.append(Tensor(name.format(*[numbers[at[0]], *at[1:]] if at else []), weight, at, shape, groups, **turns))
   return tuple(made)

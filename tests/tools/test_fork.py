@@ -242,7 +242,7 @@ def test_all_that_a_slim_fork_imports_is_there(keep: str, every: tree.Files):
   """Every module and every name; of other packages, those that it still depends on."""
   found = slimming.slim(every, keep.split(","))
   lines = sum(c.count(b"\n") for p, c in found.items() if p.endswith(".py") and not p.startswith("tests/"))
-  assert lines < 20_500  # of 55,000; docs/fork.md says how many for each choice
+  assert lines < 20_700  # of 58,000; docs/fork.md says how many for each choice
   modules = {"jax": "jax", **{slimming.MODULE_OF.get(p, p.replace("-", "_")): p for p in slimming.packages(found)}}
   theirs = {slimming.MODULE_OF.get(p, p.replace("-", "_")) for p in slimming.packages(every)} - modules.keys()
   for path, content in found.items():

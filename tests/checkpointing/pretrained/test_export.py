@@ -69,22 +69,23 @@ def test_what_comes_in_goes_out_bit_for_bit(name: str, shard_bytes: int, tmp_pat
   pretrained.Folder(str(out)).check(runner.program.sizes)
 
 
-def test_a_mixture_whose_first_layers_are_dense_goes_out_and_comes_in(tmp_path: Path):
-  """A folder numbers all layers; here those with experts are a stack of their own."""
-  fields = {"width": 16, "heads": 2, "kv_heads": 2, "mlp_width": 40, "experts": 4, "expert_width": 24, "depth": 3}
-  sizes = model_sizes(**fields, dense_layers=1, qk_norm=True, router="topk_softmax", router_aux=0.03)
+def test_a_mixture_with_dense_layers_goes_out_and_comes_in(tmp_path: Path):
+  """A folder numbers all layers; here those with experts are a stack of their own: layers 3 and 5."""
+  fields = {"width": 16, "heads": 2, "kv_heads": 2, "mlp_width": 40, "experts": 4, "expert_width": 24, "depth": 6}
+  sizes = model_sizes(**fields, dense_layers=3, experts_every=2, qk_norm=True, router="topk_softmax", router_aux=0.03)
   params = random_params(sizes)
   export(tmp_path / "out", sizes, lambda weight: model_folders.weight(params, weight), {})
   written, mlps = weights_of(tmp_path / "out"), [params[stack]["mlp"] for stack in ("dense_blocks", "blocks")]
   np.testing.assert_array_equal(written["model.layers.0.mlp.up_proj.weight"], mlps[0]["up"][0].T)
-  np.testing.assert_array_equal(written["model.layers.2.mlp.experts.3.up_proj.weight"], mlps[1]["up"][1, 3].T)
-  np.testing.assert_array_equal(written["model.layers.1.mlp.gate.weight"], mlps[1]["router"][0].T)
+  np.testing.assert_array_equal(written["model.layers.4.mlp.up_proj.weight"], mlps[0]["up"][3].T)
+  np.testing.assert_array_equal(written["model.layers.5.mlp.experts.3.up_proj.weight"], mlps[1]["up"][1, 3].T)
+  np.testing.assert_array_equal(written["model.layers.3.mlp.gate.weight"], mlps[1]["router"][0].T)
   said = json.loads((tmp_path / "out/config.json").read_text())
-  assert said["mlp_only_layers"] == [0]
+  assert (said["mlp_only_layers"], said["decoder_sparse_step"]) == ([0, 1, 2], 2)
   assert said["router_aux_loss_coef"] == pytest.approx(0.03 * 2 / sizes.experts.per_token)  # of two layers
   read = shape_of(tmp_path / "out").fields
-  assert {name: read[name] for name in ("dense_layers", "mlp_width", "expert_width")} == {
-    "dense_layers": 1, "mlp_width": 40, "expert_width": 24
+  assert {name: read[name] for name in ("dense_layers", "experts_every", "mlp_width", "expert_width")} == {
+    "dense_layers": 3, "experts_every": 2, "mlp_width": 40, "expert_width": 24
   }  # fmt: skip
   assert read["router_aux"] == pytest.approx(0.03)
   runner = strategy("expert_fsdp", dataclasses.replace(program(), sizes=sizes))
@@ -92,7 +93,7 @@ def test_a_mixture_whose_first_layers_are_dense_goes_out_and_comes_in(tmp_path: 
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(loaded), params)
   adapted = dataclasses.replace(sizes, lora=LoraSizes(2, 4.0, ("query",)))
   names = {tensor.name.partition(".self_attn")[0] for tensor in adapter_tensors(adapted)}
-  assert names == {f"base_model.model.model.layers.{layer}" for layer in range(3)}
+  assert names == {f"base_model.model.model.layers.{layer}" for layer in range(6)}
 
 
 def test_dense_layers_of_another_family_are_refused():

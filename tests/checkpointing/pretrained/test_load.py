@@ -57,7 +57,10 @@ def test_logits_and_gradients_equal_those_of_transformers(name: str):
 
 
 @pytest.mark.parametrize(
-  "name", in_full(["mixtral", "qwen3_moe", "qwen3_moe_dense", "qwen3_moe_unnormed", "gpt_oss"], "qwen3_moe")
+  "name",
+  in_full(
+    ["mixtral", "qwen3_moe", "qwen3_moe_dense", "qwen3_moe_every_second", "qwen3_moe_unnormed", "gpt_oss"], "qwen3_moe"
+  ),
 )
 def test_the_balance_loss_counts_as_in_transformers(name: str):
   """Of one text. In the library the blocks of a model have one loss together, here each has its own."""

@@ -110,6 +110,12 @@ MODELS = {
     | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True, "head_dim": 8}
     | {"num_hidden_layers": 3, "mlp_only_layers": [0, 1], "intermediate_size": 20},
   ),
+  "qwen3_moe_every_second": (  # every second layer has experts
+    "Qwen3Moe",
+    EXPERTS
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12, "norm_topk_prob": True, "head_dim": 8}
+    | {"num_hidden_layers": 4, "decoder_sparse_step": 2, "intermediate_size": 20},
+  ),
   "qwen3_moe_unnormed": (
     "Qwen3Moe",
     EXPERTS | {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8},
