@@ -173,7 +173,7 @@ def run_cached(
   """
   c, side = model.sizes, SideInputs.of(model.sizes, x.shape[1], start=start, sharding=sharding)
   loops = stacks.loops(c.kinds) if loops is None else loops
-  kinds = [kind for loop in loops for kind in loop.period * loop.times]
+  kinds = stacks.kinds_of(loops)
   found = {name: model.scanned(name, sharding) for name in dict.fromkeys(kind.stack for kind in kinds)}
 
   def body(place: Place, x: jax.Array, layer: tuple[nnx.State, jax.Array]) -> tuple[jax.Array, Cache]:
@@ -188,7 +188,7 @@ def run_cached(
   weights = {name: weights for name, (weights, _) in found.items()}
   x, new = stacks.scan(lambda place: functools.partial(body, place), x, weights, loops)
   # Written once for all blocks: a scan that returned the cache would copy it.
-  return x, caches.added(cache, stacks.in_order(new), [c.has_window(kind) for kind in kinds], start)
+  return x, caches.added(cache, stacks.in_order(new), [*map(c.has_window, kinds)], start)
 
 
 def generate(writer: TextWriter, prompt: jax.Array, *, length: int, key: jax.Array) -> jax.Array:

@@ -53,6 +53,11 @@ class Loop(NamedTuple):
   period: tuple[Kind, ...]
   times: int
 
+  @property
+  def stacks(self) -> tuple[str, ...]:
+    """The names of the stacks that the blocks belong to."""
+    return tuple(dict.fromkeys(kind.stack for kind in self.period))
+
   def layers_of(self, stack: str) -> int:
     """How many of the blocks belong to a stack."""
     return self.times * sum(kind.stack == stack for kind in self.period)
@@ -177,6 +182,11 @@ def loops(kinds: tuple[Kind, ...]) -> tuple[Loop, ...]:
   return best, *loops(kinds[len(best.period) * best.times :])
 
 
+def kinds_of(loops: Sequence[Loop]) -> tuple[Kind, ...]:
+  """The blocks that these loops run."""
+  return tuple(kind for loop in loops for kind in loop.period * loop.times)
+
+
 def by_period(loop: Loop, weight: jax.Array, at: int = 0) -> jax.Array:
   """A weight of a stack with its layers in dimension `at`: [times, layers in a period] there, or as it is if that is 1.
 
@@ -210,7 +220,7 @@ def scan(
   results, before = list[list[Any]](), tuple[Kind, ...]()
   for number, loop in enumerate(loops):
     parts = dict[str, Any]()
-    for name in dict.fromkeys(kind.stack for kind in loop.period):
+    for name in loop.stacks:
       first, held = (sum(each.layers_of(name) for each in some) for some in (loops[:number], loops))
       last = first + loop.layers_of(name)
       own = weights[name] if last - first == held else jax.tree.map(lambda w, a=first, b=last: w[a:b], weights[name])

@@ -128,15 +128,14 @@ class Transformer(nnx.Module):
     """Runs the blocks. Also returns the sums of their routers, of which `load` is by layer.
 
     Args:
-      loops: the blocks to run (stacks.py); by default all. The model must hold their weights and no others of a stack.
+      loops: the blocks to run (stacks.py); by default all. Of their stacks the model must hold no others.
       first_layer: the number of the first of them in the model.
       unroll: how many blocks one iteration of a loop runs.
       policy: what the backward pass may reuse; by default the policy of `model.remat` and `model.saved`.
     """
     c = self.sizes
     loops = stacks.loops(c.kinds) if loops is None else loops
-    kinds = [kind for loop in loops for kind in loop.period * loop.times]
-    weights, block_of = {}, {}
+    kinds, weights, block_of = stacks.kinds_of(loops), {}, {}
     for name in dict.fromkeys(kind.stack for kind in kinds):
       weights[name], block_of[name] = self.scanned(name, sharding)
       if c.products != "dtype":

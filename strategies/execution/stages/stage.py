@@ -246,15 +246,14 @@ class Stage:
 
   def edges_of(self, params: Params) -> Params:
     """The entries of parameters outside the blocks of the stages."""
-    return {name: entry for name, entry in params.items() if not self.loop.layers_of(name)}
+    return {name: entry for name, entry in params.items() if name not in self.loop.stacks}
 
   def model(self, edges: Params, weights: Params) -> Transformer:
     return bind(self.program.sizes, joined(edges, self.program.frozen(self.params)) | weights)
 
   def weights(self, row: Row) -> Params:
     """The weights of a chunk, by stack."""
-    held = {name: entry for name, entry in self.params.items() if self.loop.layers_of(name)}
-    return jax.tree.map(lambda w: w[row["chunk"]], held)
+    return jax.tree.map(lambda w: w[row["chunk"]], {name: self.params[name] for name in self.loop.stacks})
 
   def microbatch(self, row: Row) -> Batch:
     return jax.tree.map(lambda x: x[row["microbatch"]], self.batch)

@@ -126,7 +126,7 @@ class Staged(ByHand):
   def arranged(self, weights: Params, step: jax.Array | None) -> Params:
     schedule, loop = self._schedule_of(step), self._loop(step)
     regrouped = lambda w: by_period(loop, regroup(w, schedule.stages, schedule.chunks), at=1)
-    return weights | {name: jax.tree.map(regrouped, weights[name]) for name in weights if loop.layers_of(name)}
+    return weights | jax.tree.map(regrouped, {name: weights[name] for name in loop.stacks})
 
   def _loop(self, step: jax.Array | None) -> Loop:
     """The blocks of a chunk: those of the first. It begins as each of the others does (`check_periods`)."""
@@ -141,7 +141,7 @@ class Staged(ByHand):
     microbatches = split_batch(batch, schedule.microbatches, sharding)
     # Once, or each unit would do it again, and keep the results until its backward pass.
     loop, stage = self._loop(step), jax.lax.axis_index("stage")
-    held = {name: entry for name, entry in params.items() if loop.layers_of(name)}
+    held = {name: params[name] for name in loop.stacks}
     params = params | jax.vmap(lambda weights: in_float8(self.program.sizes, weights, sharding))(held)
     end = Stage(self.program, schedule, sharding, stage, loop, params, microbatches, step).run()
     return end.sums, end.gradients
@@ -152,8 +152,8 @@ class Staged(ByHand):
     Padding is blocks of zeros, which change nothing.
     """
     loop, sizes = self._loop(None), self.program.sizes
-    held = {name: entry for name, entry in params.items() if loop.layers_of(name)}
-    blocks = Stored(sharding.layout, {name: self.program.dims()[name] for name in held}, held, ["stage"])
+    held, dims = ({name: tree[name] for name in loop.stacks} for tree in (params, self.program.dims()))
+    blocks = Stored(sharding.layout, dims, held, ["stage"])
 
     def in_turn(x: jax.Array, cache: AnyCache, start: jax.Array | int) -> tuple[jax.Array, AnyCache]:
       def stage(blocks: Params, x: jax.Array, cache: AnyCache, start: jax.Array) -> tuple[jax.Array, AnyCache]:
