@@ -23,6 +23,7 @@ def equals_a_single_device(
   in_each: Collection[str],
   refused: Collection[str] | None = None,
   own: Collection[str] = (),
+  names: Collection[str] = (),
 ) -> Callable[[str], None]:
   """A test of each strategy: gradients, a step and an evaluation equal a single device's, or one sentence refuses it.
 
@@ -31,6 +32,7 @@ def equals_a_single_device(
     in_each: the strategies that `make test` runs; `make test-all` runs all.
     refused: the strategies that cannot run it; None: whichever say so in one sentence.
     own: strategies of the project.
+    names: the strategies, if not all.
   """
 
   @functools.cache
@@ -63,7 +65,7 @@ def equals_a_single_device(
       return str(error)
     return ""
 
-  cases = [name for name in (*strategies.names(), *own) if name != "single"]
+  cases = names or [name for name in (*strategies.names(), *own) if name != "single"]
 
   @pytest.mark.parametrize("name", in_full(cases, *in_each))
   def test(name: str) -> None:

@@ -48,7 +48,6 @@ KILLED = {
   "eval_every": 25, "checkpoint__every": 2, "simulated_devices": 8,
 }  # fmt: skip
 IN_STAGES = {"model__depth": 2, "mesh__stage": 2, "pipeline__microbatches": 2}
-MIXTURE = {"model__experts": 8, "model__router": "sigmoid_bias", "mesh__expert": 4}
 MOMENTS = ("starting", "saving", "saved", "training")  # at which a run is killed, one after another
 
 
@@ -68,7 +67,6 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
       ("fsdp", {}, 3, 30),
       ("fsdp", {}, 20, 120),
       ("pipeline", IN_STAGES, 4, 30),
-      ("expert_fsdp", MIXTURE, 4, 30),
     ],
     ("fsdp", {}, 3, 30),
   ),

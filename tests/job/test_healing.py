@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -78,41 +77,6 @@ def test_a_job_that_is_hurt_at_random_loses_nothing(
   known = account.account(account.attempts(events))
   assert known.restarts >= output.count("restart   process") > 0
   assert known.wall_time == pytest.approx(events[-1]["time"] - min(event["began"] for event in events), rel=0.01)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("processes", [4])
-def test_a_lost_process_is_done_without_until_it_is_back(
-  processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-):
-  """4 processes of a device, then 3, which divide neither the model nor the batch, then 4, against a single process."""
-  short = {"steps": 60, "eval_every": 30, "checkpoint__every": 10, "runtime__heartbeat": 0.1}
-  train.train(config("fsdp", **TINY | short), tmp_path / "whole")
-  killed: list[int] = []
-  watch = supervisor.Supervisor._hung
-
-  def hung(self: Any, attempt: Any, running: set[int], began: float) -> Any:
-    beats = heartbeat.of_job(tmp_path / "run")
-    if not killed and len(steps(tmp_path / "run" / FOLDER)) > 1:
-      killed.append(beats[2]["pid"])
-      os.kill(killed[0], signal.SIGKILL)
-    if attempt.count == 3 and beats and any(beat["step"] for beat in beats.values()):
-      self.state.lost = {}  # it is back
-    return watch(self, attempt, running, began)
-
-  monkeypatch.setattr(supervisor.Supervisor, "_hung", hung)
-  arguments = flags("fsdp", tmp_path / "run", **short)
-  began = time.monotonic()
-  assert supervise(Policy(processes, 1, lost_for=1000.0), arguments) == 0
-  output = capfd.readouterr().out
-  assert re.search(r"restart   process 2 of 4 on \S+ was killed by SIGKILL", output), time.monotonic() - began
-  assert "cannot run" not in output
-  assert re.search(r"resumed .*\n(.*\n)*?.*processes was 4 and is now 3", output)
-  assert re.search(r"restart   4 of 4 processes can run again\n(.*\n)*?.*processes was 3 and is now 4", output)
-  ours, reference = (
-    {(line["split"], line["step"]): line["loss"] for line in measured(tmp_path / name)} for name in ("run", "whole")
-  )
-  assert ours == pytest.approx(reference, rel=1e-5)
 
 
 @pytest.mark.full

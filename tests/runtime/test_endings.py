@@ -85,7 +85,6 @@ KILLED = SIGNALLED.replace("SIGTERM", "SIGKILL").replace(
   [
     ("two_d", (2, 4), (4, 2), {"mesh__model": 4}),  # each group of `model` in one process, then in two
     ("three_d", (2, 4), (1, 8), {}),  # `stage` over the processes
-    ("hsdp", (2, 4), (1, 8), {}),  # a process for each replica
   ],
 )
 def test_axes_over_processes_equal_one_process_through_a_kill(

@@ -102,14 +102,11 @@ CASES = [
 ]
 CASES += [
   ("two_d", "exchange", "one has all"), ("pipeline", "ragged", "dropout, accumulated"),
-  ("expert_fsdp", "gather", "dense first"), ("tensor_parallel", "exchange", "dense first"),
-  ("context", "exchange", "dense first, documents"), ("two_d", "gather", "dense first, documents"),
-  ("hsdp", "ragged", "dense first, documents"), ("zero2", "gather", "dense first, documents"),
+  ("expert_fsdp", "gather", "dense first"), ("context", "exchange", "dense first, documents"),
   ("expert_fsdp", "exchange", "dense first, adapters"),
   ("gpipe", "exchange", "dense first"), ("pipeline", "ragged", "dense first, documents"),
   ("interleaved", "gather", "dense first, in chunks"), ("zero_bubble", "exchange", "dense first, in chunks"),
-  ("zero_bubble", "gather", "dense first, adapters"), ("three_d", "gather", "dense first"),
-  ("expert-8", "exchange", "limited"), ("context", "ragged", "limited"), ("two_d", "gather", "limited"),
+  ("three_d", "gather", "dense first"), ("expert-8", "exchange", "limited"), ("context", "ragged", "limited"),
   ("own axis", "exchange", "text"),
 ]  # fmt: skip
 # For the cases above only. The devices along `x` have the same tokens.

@@ -67,8 +67,7 @@ LAYOUTS = ALONE | WITH_OTHERS | WHOLE
 OTHERS = [
   ("tensor_parallel", "norms"),  # heads that devices split
   ("pipeline", "documents"),  # ends that are gathered
-  ("context-8", "sinks"), ("tensor_parallel", "sinks"), ("zero_bubble", "sinks"),
-  ("expert", "sinks, experts"), ("pipeline", "sinks, experts"), ("three_d", "sinks, experts"),
+  ("context-8", "sinks"), ("tensor_parallel", "sinks"), ("expert", "sinks, experts"), ("pipeline", "sinks, experts"),
   *((name, "every second") for name in ("pipeline", "zero_bubble", "interleaved", "three_d")),
   ("fsdp-8", "every second"), ("expert", "every second"),
 ]  # fmt: skip
