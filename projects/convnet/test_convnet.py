@@ -32,7 +32,7 @@ def small() -> ConfigDict:
   return config
 
 
-test_every_strategy = contract.equals_a_single_device(small, ("fsdp", "pmap_ddp", *REFUSED), REFUSED)
+test_every_strategy = contract.equals_a_single_device(small, ("fsdp", *REFUSED), REFUSED)
 
 
 def test_statistics_are_those_of_the_whole_batch():

@@ -29,7 +29,7 @@ def small(preset: str = "wave") -> ConfigDict:
   return config
 
 
-test_waves_under_every_strategy = contract.equals_a_single_device(small, (PAIRS,), own=(PAIRS,))
+test_waves_under_every_strategy = contract.equals_a_single_device(small, (), own=(PAIRS,))
 # A number in place of a class. It has nothing of its own that a strategy could treat in another way.
 test_pitch_under_some_strategies = contract.equals_a_single_device(
   lambda: small("pitch"), (), names=("pmap_ddp", "fsdp", "two_d", "context", "pipeline")

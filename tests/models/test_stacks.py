@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import assert_trees_close, model_sizes, params_of
+from helpers import assert_trees_close, in_full, model_sizes, params_of
 
 from models import parameters
 from models.dimensions import UNSHARDED
@@ -40,14 +40,12 @@ def test_what_repeats_is_a_loop(kinds: list[Kind], expected: list[Loop]):
 SMALL = {"width": 32, "heads": 4, "kv_heads": 2, "mlp_width": 32, "seq_len": 24}
 
 
-@pytest.mark.parametrize(
-  "fields, order",
-  [
-    # Kinds of both sorts at once, in two periods and a part of one; and dense blocks before a period.
-    ({"experts_every": 2, "window": 4, "layers_pattern": "local:1,global:3", "depth": 9}, "dbdbdbdbd"),
-    ({"experts_every": 2, "dense_layers": 3, "depth": 7}, "dddbdbd"),
-  ],
-)
+# Kinds of both sorts at once, in two periods and a part of one; and dense blocks before a period.
+BOTH_SORTS = {"experts_every": 2, "window": 4, "layers_pattern": "local:1,global:3", "depth": 9}, "dbdbdbdbd"
+DENSE_FIRST = {"experts_every": 2, "dense_layers": 3, "depth": 7}, "dddbdbd"
+
+
+@pytest.mark.parametrize("fields, order", in_full([BOTH_SORTS, DENSE_FIRST], DENSE_FIRST))
 def test_a_model_is_its_blocks_one_after_another(fields: dict, order: str):
   """The stream, every gradient, and the loads of experts, against a model that runs without a loop."""
   sizes = model_sizes(**SMALL, experts=4, expert_width=16, **fields)

@@ -84,7 +84,7 @@ def logits(tokens: np.ndarray, **fields: object) -> np.ndarray:
 @pytest.mark.parametrize(
   "pattern, depth, reach",
   in_full(
-    [("", 3, 9), ("local:2,global:1", 3, 23), ("local:2,global:1", 5, 23), ("local:1", 1, 3)],
+    [("", 3, 9), ("local:2,global:1", 3, 23), ("local:2,global:1", 7, 23), ("local:1", 1, 3)],
     ("local:1", 1, 3),
   ),
 )
@@ -98,9 +98,9 @@ def test_a_position_reaches_as_far_as_the_windows_of_all_layers(pattern: str, de
 
 
 def test_layers_of_a_pattern_are_those_blocks_one_by_one():
-  """A model of 5 layers in periods of 3, against its blocks run without a loop, each with the window of its kind."""
+  """A model of 7 layers in periods of 3, against its blocks run without a loop, each with the window of its kind."""
   sizes = model_sizes(
-    width=32, heads=4, kv_heads=2, mlp_width=32, depth=5, seq_len=24, window=4,
+    width=32, heads=4, kv_heads=2, mlp_width=32, depth=7, seq_len=24, window=4,
     layers_pattern="local:1,nope:1,global:1",
     rope_base_local=100.0,
   )  # fmt: skip
@@ -111,7 +111,7 @@ def test_layers_of_a_pattern_are_those_blocks_one_by_one():
     model = parameters.bind(sizes, params)
     x, side = model.embed(tokens), SideInputs.of(model.sizes, 24)
     expected = x
-    for number, kind in enumerate((L, N, G, L, N)):
+    for number, kind in enumerate((L, N, G, L, N, G, L)):
       frequencies = rotary.frequencies(4, 100.0 if kind == L else 1e4, ())
       angles = None if kind == N else rotary.angles(jnp.arange(24)[:, None], frequencies)
       own = SideInputs(angles, window=4 if kind == L else 0)
@@ -151,7 +151,7 @@ def products(jaxpr: jax.extend.core.Jaxpr) -> int:
 def writer(pattern: str, experts: int = 0) -> TextWriter:
   mixture = {"experts": experts, "dense_layers": 1} if experts else {}
   sizes = model_sizes(
-    width=32, heads=4, kv_heads=2, mlp_width=32, depth=5, seq_len=24, window=5, layers_pattern=pattern, **mixture
+    width=32, heads=4, kv_heads=2, mlp_width=32, depth=7, seq_len=24, window=5, layers_pattern=pattern, **mixture
   )
   return TextWriter(parameters.bind(sizes, params_of(sizes)), Sampling(temperature=0))
 
