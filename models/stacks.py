@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from models import windows
+from models.dimensions import FIRST_LAYERS
 
 if TYPE_CHECKING:
   from models.expert_sizes import ExpertSizes
@@ -116,7 +117,7 @@ class Stacks:
       return (Stack(BLOCKS, self, self.depth, "layers"),)
     dense = dataclasses.replace(self, experts=None)
     others = dataclasses.replace(self, experts=dataclasses.replace(self.experts, dense_layers=0, every=1))
-    dim = "first_layers" if self.first_layers else "layers"
+    dim = FIRST_LAYERS if self.first_layers else "layers"
     return Stack(DENSE, dense, count[DENSE], dim), Stack(BLOCKS, others, count[BLOCKS], "layers")
 
   @functools.cached_property
