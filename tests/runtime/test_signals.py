@@ -85,7 +85,7 @@ def test_a_first_process_that_forwards_nothing_is_named(tmp_path: Path, capsys, 
 
 
 FIRST = """
-import ctypes, os, signal, sys
+import ctypes, os, signal, sys, time
 from runtime import command_line, signals
 
 def compile():  # holds the interpreter, as a compiler may: no handler in Python runs
@@ -96,7 +96,7 @@ def main(config):
     with signals.Requests() as requests:
       print("ready", flush=True)
       while not requests.decide().stop:
-        pass
+        time.sleep(0.001)  # a step; without one, Python 3.11 overlooks a signal that a thread of jaxlib is given
       print("saving", flush=True)
       compile()
   print("ready", flush=True)
