@@ -78,10 +78,7 @@ def attend(
   name, causal = sizes.attention, sizes.predicts.causal
 
   def core(q: jax.Array, k: jax.Array, v: jax.Array, segments: Any, sinks: Any) -> jax.Array:
-    as_piece = name in KERNELS and sinks is not None
-    run = functools.partial(_whole, PIECES[name]) if as_piece else IMPLEMENTATIONS[name]
-    more = {} if sinks is None else {"sinks": sinks}
-    return run(q, k, v, causal=causal, segments=segments, window=window, **more)
+    return of_text(name, q, k, v, causal=causal, segments=segments, window=window, sinks=sinks)
 
   splits = sharding.shards("positions") > 1
   if name not in KERNELS and not splits:
@@ -101,6 +98,14 @@ def attend(
 
   arrays, dims = zip(*given, strict=True)
   return sharding.local(kernel, *arrays, dims=dims, results=heads)
+
+
+def of_text(name: str, *arrays: jax.Array, sinks: jax.Array | None = None, **options: Any) -> jax.Array:
+  """What queries read of whole texts, by an implementation. The arguments are those of `plain`."""
+  if sinks is None:
+    return IMPLEMENTATIONS[name](*arrays, **options)
+  run = functools.partial(_whole, PIECES[name]) if name in KERNELS else IMPLEMENTATIONS[name]
+  return run(*arrays, sinks=sinks, **options)
 
 
 def plain(

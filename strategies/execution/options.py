@@ -27,7 +27,7 @@ CHOICES = ("recommended", "default")
 Options = dict[str, str | bool | int]
 
 _KINDS = ("all_gather", "reduce_scatter", "all_reduce")
-_RENAMED = jax.__version_info__ >= (0, 12)  # XLA's options for pipelined collectives have new names
+_RENAMED = jax.__version_info__ >= (0, 11)  # XLA's options for pipelined collectives have new names
 
 # Moves the collectives of a scan over blocks by one round, so that they run beside another block.
 PIPELINED: Options = (

@@ -39,6 +39,10 @@ IMAGES = {
   "model.inputs": "images", "model.objective": "class", "model.image_size": 16, "model.channels": 3,
   "model.classes": 10, "data.augment": True,
 }  # fmt: skip
+LOCAL = {
+  "model.seq_len": 64, "model.window": 16, "model.layers_pattern": "local:1,global:1", "model.attention_sinks": True,
+}  # fmt: skip
+KERNEL = {"model.dtype": "bfloat16", "model.attention": "auto"}
 VARIANTS: dict[str, dict[str, Any]] = {
   "text": {**TEXT, "model.dropout": 0.1},
   "documents": {
@@ -47,8 +51,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
   },
   "images": {**TEXT, **IMAGES, "model.dropout": 0.1},
   "experts": {**TEXT, "model.experts": 8, "model.expert_width": 32},
-  "kernel": {**TEXT, "model.dtype": "bfloat16", "model.attention": "auto"},
+  "local": {**TEXT, **LOCAL, "model.rope_base_local": 1e3, "model.norms": "both", "model.qk_norm": True},
+  "kernel": {**TEXT, **KERNEL},
+  "local kernel": {**TEXT, **LOCAL, **KERNEL},
 }  # fmt: skip
+
+
+def in_bfloat16(variant: str) -> bool:
+  return VARIANTS[variant].get("model.dtype") == "bfloat16"
+
 
 Trained = tuple[np.ndarray, dict[str, np.ndarray]]  # losses, and the first step's gradients by parameter
 
@@ -112,7 +123,7 @@ def compare_all(
   names = list(names or [name for name in strategies.names() if name != "single"])
 
   def add(strategy: str, variant: str, against: str, made: Values) -> None:
-    bound = IN_BFLOAT16 if variant == "kernel" else {CPU: BETWEEN_KINDS, ONE: BETWEEN_STRATEGIES}[against]
+    bound = IN_BFLOAT16 if in_bfloat16(variant) else {CPU: BETWEEN_KINDS, ONE: BETWEEN_STRATEGIES}[against]
     rows.append({"strategy": strategy, "variant": variant, "against": against, "bound": bound} | made)
     known = made.get("left_out") or made.get("error")
     shown = known or f"losses {_show(made['loss'])}, gradients {_show(made['gradient'])}"
@@ -172,7 +183,7 @@ def row(values: Values) -> list[str]:
   cells = [f"{len(compared)}" + (f"; left out: {', '.join(left_out)}" if left_out else "")]
   for against in (CPU, ONE):
     for part in ("loss", "gradient"):
-      found = [r[part] for r in rows if part in r and r["against"] == against and r["variant"] != "kernel"]
+      found = [r[part] for r in rows if part in r and r["against"] == against and not in_bfloat16(r["variant"])]
       cells.append(_show(largest(found)) if found else "–")
   return cells
 

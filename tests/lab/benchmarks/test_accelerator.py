@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ from lab.benchmarks.accelerator import (
   training,
 )
 from lab.benchmarks.accelerator.step import Aim, Measurement, Verdict, Where, largest
-from models.ops import context
+from models.ops import context, halo
 from models.ops.attention import blockwise, plain
 from runtime import hardware
 from training import settings
@@ -284,23 +285,31 @@ SMALL = [
   attention.Kind(4, 2, 16, causal=causal, segments=segments)
   for causal, segments in ((True, False), (True, True), (False, True))
 ]
+LOCAL = [attention.Kind(4, 2, 16, True, window > 0, window=window, sinks=True) for window in (0, 33)]
 
 
 @pytest.mark.full
 def test_kernels_are_compared_in_output_gradients_and_time():
-  values = {"bound": attention.BOUND, "rows": attention.check_all(attention.kernels("cpu"), SMALL, batch=2, length=128)}
+  values = {
+    "bound": attention.BOUND,
+    "rows": attention.check_all(attention.kernels("cpu"), SMALL + LOCAL, batch=2, length=128),
+  }
   assert attention.judge(values) == Verdict()
   for made in values["rows"]:
     for errors in made["errors"].values():
-      assert all(0.001 < error < 0.01 for error in errors.values())  # of bfloat16: 0.4%
+      assert len(errors) == 4 + made["case"]["sinks"]
+      assert all(0.001 < errors[part] < 0.01 for part in attention.PARTS[:4])  # of bfloat16: 0.4%
+      assert 0 < errors.get("sink gradient", 0.001) < 0.01  # a sum over all queries
     assert all(seconds > 0 for seconds in made["seconds"].values())
-  assert attention.row(values)[0] == "3 of 3"
-  assert list(attention.kernels("gpu")) == ["cudnn", "cudnn in a ring", "plain"]
-  assert list(attention.kernels("tpu")) == ["splash", "splash in a ring", "plain"]
+  values["long"] = attention.windows(blockwise, 256, (0, 64))
+  assert attention.row(values)[0] == "5 of 5"
+  assert re.fullmatch(r"no window: [\d.]+ ms; 64: [\d.]+ ms", attention.row(values)[3])
+  assert list(attention.kernels("gpu")) == ["cudnn", "cudnn in pieces", "plain"]
+  assert list(attention.kernels("tpu")) == ["splash", "splash in pieces", "plain"]
 
 
 def test_the_cases_of_attention_have_any_three_of_their_four_choices_in_all_combinations():
-  choices = [(case.kv_heads, case.head_dim, case.causal, case.segments) for case in attention.CASES]
+  choices = [(case.kv_heads, case.head_dim, case.causal, case.segments) for case in attention.CASES[:8]]
   for left_out in range(4):
     assert len({choice[:left_out] + choice[left_out + 1 :] for choice in choices}) == 8
 
@@ -333,19 +342,23 @@ def test_wrong_kernels_are_found(monkeypatch: pytest.MonkeyPatch):
   rows = attention.check_all(wrong, SMALL[1:2], batch=2, length=128)
   hides_a_piece = lambda a, b: a
   monkeypatch.setattr(context, "merge", hides_a_piece)
-  (ring,) = attention.check_all({"ring": attention.in_a_ring("blockwise")}, SMALL[1:2], batch=2, length=128)
+  (ring,) = attention.check_all({"ring": attention.by_sharers("blockwise")}, SMALL[1:2], batch=2, length=128)
   rows.append(ring)
+  monkeypatch.setattr(halo, "merge", hides_a_piece)
+  halos = {"halos": attention.by_sharers("blockwise")}
+  rows += attention.check_all(halos, [attention.Kind(4, 2, 16, True, False, window=33)], batch=2, length=128)
   rows += attention.check_all({"fails": fails, "plain": plain}, SMALL[:1], batch=2, length=128)
   broken = attention.judge({"bound": attention.BOUND, "rows": rows}).broken
-  assert [sentence.partition(",")[0] for sentence in broken] == [*wrong, "ring", "fails"]
+  assert [sentence.partition(",")[0] for sentence in broken] == [*wrong, "ring", "halos", "fails"]
   assert "an error of not finite" in broken[3]
-  assert broken[5] == "fails, causal, 4/2 heads of 16: no such head size"
+  assert broken[6] == "fails, causal, 4/2 heads of 16: no such head size"
   assert attention.row({"rows": attention.check_all({"fails": fails}, SMALL[:1], batch=2, length=128)}) == [
     "0 of 1",
     "–",
     "–",
+    "–",
   ]
-  complete, errors, _ = attention.row({"rows": rows[2:]})
+  complete, errors, *_ = attention.row({"rows": rows[3:]})
   assert complete == "0 of 1"
   assert errors.startswith("plain: output 0.")
   assert "fails" not in errors
