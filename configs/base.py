@@ -124,7 +124,7 @@ def get_config(preset: str = "lm", strategy: str = "single") -> ConfigDict:
         # and attention kernels; "full": everything; "offload": as "full", but what is saved is in the host's memory.
         "remat": "minimal",
         "saved": "",  # more values to save, by name and with commas, such as "attended,mlp_up" (docs/memory.md)
-        "unroll": "scan",  # "all": blocks without the copies of a loop; "auto": so where it saves (docs/memory.md)
+        "unroll": "auto",  # "scan": blocks in a loop; "all": without; "auto": what is faster (docs/memory.md)
         "loss_chunk": 0,  # tokens whose logits a device has at a time, at most; 0: automatic
         "products": "dtype",  # of blocks' weights: "float8", or "float8_gathers": only sent so (docs/float8.md)
         "dtype": "auto",  # of the computation: "auto" (float32 on CPU, bfloat16 elsewhere), "float32" or "bfloat16"

@@ -17,6 +17,7 @@ import io
 import json
 import math
 import re
+import statistics
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +38,7 @@ from lab.analysis.case import Case
 from lab.analysis.topology import machine_of
 from lab.analysis.weights import weights
 from lab.benchmarks import explained, pipeline_schedules
+from lab.benchmarks.accelerator import blocks
 from lab.benchmarks.pages import RESULTS, ROOT, fill
 from lab.benchmarks.predictions import case_on
 from models.ops import loss
@@ -113,6 +115,12 @@ def share_of_norms() -> float:
   made = weights(settings.program(base.get_config("lm", "fsdp"), "cpu").sizes)
   share = sum(w.size for w in made if "norm" in w.name) / sum(w.size for w in made)
   return math.ceil(100 * share) / 100
+
+
+def h200(way: str) -> float:
+  """The median seconds of a step of `lm_1b` on an H200, run in one of the ways of step `blocks`."""
+  ways = record("accelerator-1-nvidia-h200")["steps"]["blocks"]["values"]["ways"]
+  return statistics.median(ways[way]["seconds"])
 
 
 def step(name: str) -> dict[str, Any]:
@@ -237,7 +245,7 @@ COMPUTED: list[tuple[str, str, Callable[[], tuple[Any, ...]]]] = [
   ("accelerator", "needs {:.1f} GB of disk", lambda: (12 * sum(w.size for w in weights(lm_1b().sizes)) / 1e9,)),
   ("accelerator", "at least {:.1f} ms at the device's peaks and {:.1f} GB",
    lambda: (1e3 * seconds_at_best(lm_1b()), memory.of(lm_1b()).total / 1e9)),
-  ("accelerator", "step took {:.1f} ms", lambda: (step("language_model")["step_ms"],)),
+  ("accelerator", "loop over blocks, took {:.1f} ms", lambda: (step("language_model")["step_ms"],)),
   ("accelerator", "was {:.1f} GB ({:.1f} GiB), {:.0%} less than predicted",
    lambda: (step("language_model")["peak_gib"] * 2**30 / 1e9, step("language_model")["peak_gib"],
             1 - step("language_model")["peak_gib"] * 2**30 / memory.of(lm_1b()).total)),
@@ -283,6 +291,8 @@ COMPUTED: list[tuple[str, str, Callable[[], tuple[Any, ...]]]] = [
    lambda: (step("memory")["limit"] / 0.75 * hardware.GPU_SHARE / 1e9,
             hardware.GPU_SHARE, 1 - hardware.GPU_SHARE)),
   ("memory", "use to at most {:.0%}", lambda: (device_memory.IN_USE,)),
+  ("memory", "takes {:.2f} of the loop's time", lambda: (h200(blocks.UNROLLED) / h200(blocks.LOOP),)),
+  ("float8", "is {:.2f} times as fast as in bfloat16", lambda: (h200(blocks.UNROLLED) / h200("float8"),)),
   ("memory", "send ({:.1f} ms exposed, with the loop {:.1f})",
    lambda: (1e3 * explain("unroll/all-8")["time"]["exposed"], 1e3 * explain("unroll/scan-8")["time"]["exposed"])),
   ("memory", "4,096 tokens and 32 heads, {:.1f} GB an example", lambda: (4096**2 * 32 * 4 / 1e9,)),

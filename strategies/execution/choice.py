@@ -62,8 +62,8 @@ UNROLLED = 32  # blocks, at most: more would take minutes to compile
 def on_device(sizes: ModelSizes, layout: Layout, device: jax.Device | None) -> ModelSizes:
   """The model as it runs on such devices. Raises ConfigError if products in float8 gain nothing there.
 
-  `unroll="auto"`: without a loop on GPUs, where it takes a fifth of the memory traffic (docs/memory.md). On TPUs it
-  takes more memory. `loss_chunk=0`: on GPUs, see `chunk_of_gpus`.
+  `unroll="auto"`: without a loop on a GPU alone, where a step is faster (docs/accelerator.md). Several have not been
+  timed. On TPUs programs without a loop take more memory. `loss_chunk=0`: on GPUs, see `chunk_of_gpus`.
   """
   kind = device.device_kind if device else "cpu"
   if sizes.products == "float8" and not kind.startswith(("cpu", *MULTIPLY_FLOAT8)):
@@ -79,8 +79,8 @@ def on_device(sizes: ModelSizes, layout: Layout, device: jax.Device | None) -> M
     sizes = dataclasses.replace(sizes, loss_chunk=chunk_of_gpus(sizes.width, sizes.vocab_size))
   if sizes.unroll != "auto":
     return sizes
-  is_loop = device is None or device.platform != "gpu" or layout.shards("layers") > 1 or sizes.depth > UNROLLED
-  return dataclasses.replace(sizes, unroll="scan" if is_loop else "all")
+  alone = device is not None and device.platform == "gpu" and layout.device_count == 1
+  return dataclasses.replace(sizes, unroll="all" if alone and sizes.depth <= UNROLLED else "scan")
 
 
 def with_way(sizes: ModelSizes, layout: Layout) -> ModelSizes:

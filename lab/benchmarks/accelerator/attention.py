@@ -320,8 +320,7 @@ STEP = Measurement(
   about=(
     f"each attention kernel in bfloat16 against `plain` in float32, on {BATCH} sequences of {LENGTH:,} tokens: output, "
     "gradients and time; causal and not, grouped heads, heads of 64, 128 and 256, documents, windows, sinks; on whole "
-    f"texts, and in pieces, as in a ring of {SHARERS} devices or by their halos, which one device simulates; and what "
-    f"windows save in a text of {LONG_TEXT:,}"
+    f"texts, and in pieces, as {SHARERS} devices would share them; what windows save in a text of {LONG_TEXT:,}"
   ),
   promise=f"an error is above {BOUND:.0%} of the largest entry, or a kernel fails",
   aim="",

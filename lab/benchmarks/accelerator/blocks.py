@@ -66,15 +66,16 @@ def judge(values: Values) -> Verdict:
 
 
 def row(values: Values) -> list[str]:
-  """For each way the time of a step, to that of the loop, and the peak memory."""
+  """For each way the time of a step, to that of the loop, the peak memory, and the loss of the last step."""
   first = seconds(values, LOOP)
 
   def cell(name: str) -> str:
-    taken, peak = seconds(values, name), values["ways"][name].get("peak_bytes")
+    made = values["ways"][name]
+    taken, peak = seconds(values, name), made.get("peak_bytes")
     if taken is None:
       return "not measured"
     beside = f", {taken / first:.2f}" if first and name != LOOP else ""
-    return f"{1e3 * taken:,.0f} ms{beside}" + (f"; {peak / 2**30:.1f} GiB" if peak else "")
+    return f"{1e3 * taken:,.0f} ms{beside}{f'; {peak / 2**30:.1f} GiB' if peak else ''}; {made['loss']:.2f}"
 
   return [cell(name) for name in WAYS]
 
@@ -86,7 +87,7 @@ STEP = Measurement(
   aim=f"an MFU of {MFU:.0%} as PaLM counts in bfloat16, and float8 {GAIN} times as fast, on an H100 or H200",
   measure=measure,
   judge=judge,
-  columns=tuple(f"{name}: a step" + ("" if name == LOOP else ", to the loop") + "; peak" for name in WAYS),
+  columns=tuple(WAYS),
   row=row,
   platforms=("gpu",),
 )

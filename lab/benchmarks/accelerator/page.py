@@ -6,7 +6,6 @@ from pathlib import Path
 from lab.benchmarks.accelerator import record
 from lab.benchmarks.accelerator.step import LIMIT, Measurement, Values
 from lab.benchmarks.accelerator.steps import STEPS
-from lab.benchmarks.header import source
 from lab.benchmarks.pages import RESULTS, ROOT, fill
 
 PAGE = ROOT / "docs" / "accelerator.md"
@@ -55,7 +54,7 @@ def table(step: Measurement, records: Sequence[Values]) -> str:
     measured = made["steps"][step.name].get("values")
     cells = step.row(measured) if measured else ["–"] * len(step.columns)
     lines.append(f"| {' | '.join([devices(made), *cells, '; '.join(result(step, made, most=FAILURES))])} |")
-  return "\n".join([*lines, *(line for made in ran for line in ("", origin(made["steps"][step.name])))])
+  return "\n".join([*lines, *(line for made in ran for line in ("", origin(made, step.name)))])
 
 
 def devices(made: Values) -> str:
@@ -87,11 +86,13 @@ def short(step: Measurement, made: Values) -> str:
   verdict = step.judge(entry["values"]) if "values" in entry else None
   if verdict is None or not verdict.good:
     return "**fails**"
-  return f"aim {verdict.aim.show()}" if verdict.aim else "holds"
+  return f"aim {verdict.aim.show().partition(':')[0]}" if verdict.aim else "holds"
 
 
-def origin(entry: Values) -> str:
-  """The line below a table for one row: command, machine, versions, settings, commit, date and time."""
+def origin(made: Values, name: str) -> str:
+  """The line below a table for one row: command, devices, jax, settings, date, commit and time. The record has more."""
+  entry = made["steps"][name]
   settings = "".join(f" {name}={value}." for name, value in entry["environment"].items())
   commit = f" Commit {entry['commit']}{', with changes' if entry['dirty'] else ''};" if entry["commit"] else ""
-  return f"{source(entry)}{settings}{commit} took {entry['seconds']:.0f} s."
+  where = f"{devices(made)}; jax {entry['versions']['jax']}; {entry['date']}."
+  return f"`{entry['command']}`, {where}{settings}{commit} took {entry['seconds']:.0f} s."

@@ -97,9 +97,9 @@ class Staged(ByHand):
     if sizes.remat == "offload":  # the TPU compiler fails on slots in the host's memory (libtpu 0.0.42)
       why = "the stages of a pipeline keep what they save in slots on the device"
       found.append(Limit("model.remat", "offload", why, "'full'"))
-    if sizes.unroll != "scan":
+    if sizes.unroll == "all":
       why = "the stages of a pipeline run their blocks in a loop"
-      found.append(Limit("model.unroll", sizes.unroll, why, "'scan'", instead="scan"))
+      found.append(Limit("model.unroll", "all", why, "'scan'", instead="scan"))
     layers = sizes.depth - sizes.first_layers
     if program.optimizer.on_host and layers % layout.shards("layers"):
       why = f"stages then need equally many of the {layers} layers"

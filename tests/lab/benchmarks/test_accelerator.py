@@ -553,7 +553,7 @@ def test_ways_of_blocks_are_compared_with_the_loop():
   assert verdict.aim
   assert verdict.aim.reached
   assert verdict.aim.text == "MFU 66.7% as PaLM counts, of 60%; float8 1.33 times as fast, of 1.28"
-  assert blocks.row(values)[:2] == ["400 ms; 30.0 GiB", "360 ms, 0.90; 30.0 GiB"]
+  assert blocks.row(values)[:2] == ["400 ms; 30.0 GiB; 1.00", "360 ms, 0.90; 30.0 GiB; 1.00"]
   values["ways"]["float8"] = {"error": "too large"}
   assert blocks.judge(values).broken == ("float8: too large",)
   assert blocks.judge(values).aim.reached is False
