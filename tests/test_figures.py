@@ -117,15 +117,14 @@ def share_of_norms() -> float:
   return math.ceil(100 * share) / 100
 
 
+def step(name: str, device: str = "h100-80gb-hbm3") -> dict[str, Any]:
+  """What a step of `make accelerator` has measured."""
+  return record(f"accelerator-1-nvidia-{device}")["steps"][name]["values"]
+
+
 def h200(way: str) -> float:
   """The median seconds of a step of `lm_1b` on an H200, run in one of the ways of step `blocks`."""
-  ways = record("accelerator-1-nvidia-h200")["steps"]["blocks"]["values"]["ways"]
-  return statistics.median(ways[way]["seconds"])
-
-
-def step(name: str) -> dict[str, Any]:
-  """What a step of `make accelerator` has measured."""
-  return record("accelerator-1-nvidia-h100-80gb-hbm3")["steps"][name]["values"]
+  return statistics.median(step("blocks", "h200")["ways"][way]["seconds"])
 
 
 def explain(name: str) -> dict[str, Any]:
@@ -225,8 +224,8 @@ def of_70b() -> float:
 COMPUTED: list[tuple[str, str, Callable[[], tuple[Any, ...]]]] = [
   ("", "{:.0f} bytes a parameter", lambda: (state_bytes(),)),
   ("README", "trains at {:,.0f} tokens a second, an MFU of {:.1%}, or {:.1%} as PaLM counts",
-   lambda: (round(step("language_model")["tokens_per_second"], -2), step("language_model")["mfu"],
-            step("language_model")["palm_mfu"])),
+   lambda: (round(step("language_model", "h200")["tokens_per_second"], -2), step("language_model", "h200")["mfu"],
+            step("language_model", "h200")["palm_mfu"])),
   ("README", "was {:.2f} times as fast as transformers' Llama", lambda: (ratio_to_peer(),)),
   ("README", "needed {:.0f}% to {:.0f}% less memory than predicted",
    lambda: (less_than_predicted()[0], less_than_predicted()[-1])),
