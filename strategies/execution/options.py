@@ -76,6 +76,9 @@ _TORUS_3D: Options = {f"{_OFFLOAD}_3d_all_gather": True}
 # For layouts that share experts: rows travel beside kernels. In `long_context`, gathers waited longer than this saved.
 EXPERTS: Options = {"xla_tpu_enable_async_all_to_all": True}
 
+# A layout has options for TPUs if devices share one of these.
+DIMS = ("state", "heads", "mlp", "experts", "positions")
+
 # By the beginning of `jax.Device.device_kind`; the longest match counts.
 TPUS: dict[str, Options] = {
   "TPU v5": TPU | SPARSE_CORES | _TORUS_3D,
@@ -89,14 +92,14 @@ def options(choice: str, device: jax.Device, layout: Layout, products: str = "dt
   """The options of one of CHOICES for a device, a resolved layout and `model.products`.
 
   TPUs have some for layouts that split the optimizer's state (as all do that split weights over the batch's axes),
-  products or experts. With other layouts, such as data_parallel and pipeline, nothing was gained.
+  products, experts or the positions of a text. With others, such as data_parallel and pipeline, nothing was gained.
   """
   if choice == "recommended" and device.platform == "gpu":
     is_fsdp = layout.axes("embed") and layout.axes("embed") == layout.axes("batch") and not layout.axes("layers")
     sends_far = layout.device_count > HOST and layout.shards("heads") == 1
     found = GPU | FEWER_COPIES if is_fsdp and not sends_far else GPU
     return found | FLOAT8 if products == "float8" else found
-  if choice != "recommended" or all(layout.shards(dim) == 1 for dim in ("state", "heads", "mlp", "experts")):
+  if choice != "recommended" or all(layout.shards(dim) == 1 for dim in DIMS):
     return {}
   kind = max((kind for kind in TPUS if device.device_kind.startswith(kind)), key=len, default="")
   return TPUS[kind] | (EXPERTS if layout.shards("experts") > 1 else {}) if kind else {}

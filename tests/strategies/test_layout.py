@@ -260,7 +260,8 @@ def test_accelerators_have_recommended_options():
     assert options("recommended", accelerator, fsdp)
     assert options("default", accelerator, fsdp) == {}
   assert options("recommended", gpu, whole)
-  assert options("recommended", v5p, strategies.layout_of("tensor_parallel").on(model=8))
+  for shares in (strategies.layout_of("tensor_parallel").on(model=8), strategies.layout_of("context").on(context=8)):
+    assert options("recommended", v5p, shares)
   without = [(v5p, whole), (device("tpu", "TPU v4"), fsdp), (jax.devices()[0], fsdp)]
   assert [options("recommended", *each) for each in without] == [{}, {}, {}]
 

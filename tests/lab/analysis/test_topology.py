@@ -259,6 +259,20 @@ def test_a_whole_slice_shares_positions_in_a_ring_and_by_halos():
   assert found["excess"] == []
 
 
+def test_a_whole_slice_gathers_keys_and_values():
+  """Of 64 chips that share a text, and no weights. Without the options, libtpu gathers and scatters by all-reduces."""
+  config, where = base.get_config("tiny", "context"), machine_of("v5p:4x4x4")
+  sizes = {"width": 1024, "depth": 2, "heads": 8, "kv_heads": 4, "mlp_width": 2048, "vocab_size": 4096}
+  config.model.update(**sizes, seq_len=16_384, attention_context="gather")
+  config.update_from_flattened_dict({"batch_size": 1, "mesh.context": 64})
+  found = explanation.explain("context", tool.create(config, where), config.batch_size, where)
+  ours, wanted = by_kind(found)
+  assert {kind for kind, _ in ours} == {"all-gather", "reduce-scatter", "all-reduce"}
+  for what in ours | wanted:
+    assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
+  assert found["excess"] == []
+
+
 def test_a_whole_slice_shares_experts():
   """Of 64 chips. Experts are gathered over the chips that have the same ones, and other weights over all."""
   config, where = base.get_config("tiny", "expert_fsdp"), machine_of("v5p:4x4x4")
