@@ -33,7 +33,7 @@ from checkpointing.pretrained import export
 from configs import base
 from data import opening
 from data.text import tokenizers
-from lab.analysis import memory, predict, search
+from lab.analysis import memory, predict, search, theory
 from lab.analysis.case import Case
 from lab.analysis.topology import machine_of
 from lab.analysis.weights import weights
@@ -142,6 +142,20 @@ def written(file: str, pattern: str) -> float:
 
 def lm_1b() -> Case:
   return case_on(machine_of("h100:1x1"), base.get_config("lm_1b", "single"))
+
+
+LOCAL = {"window": 1024, "layers_pattern": "local:5,global:1"}
+
+
+@functools.cache
+def keys_sent(**fields: Any) -> float:
+  """GB of keys, values and their gradients that each of 64 v5p sends for 2^20 tokens; a 12B of Gemma 3's shape."""
+  asked = base.get_config("lm", "long_context")
+  sizes = {"width": 3840, "depth": 48, "heads": 16, "kv_heads": 8, "head_dim": 256, "mlp_width": 15_360}
+  asked.model.update(**sizes, vocab_size=262_144, seq_len=1 << 20, remat="full", **fields)
+  asked.update_from_flattened_dict({"mesh.data": 1, "mesh.context": 64, "batch_size": 1})
+  sent = theory.sent(case_on(machine_of("v5p:4x4x4"), asked))
+  return sum(row.bytes for row in sent if row.what.startswith(("local layers", "attention"))) / 1e9
 
 
 def state_bytes() -> float:
@@ -290,6 +304,8 @@ COMPUTED: list[tuple[str, str, Callable[[], tuple[Any, ...]]]] = [
    lambda: (step("memory")["limit"] / 0.75 * hardware.GPU_SHARE / 1e9,
             hardware.GPU_SHARE, 1 - hardware.GPU_SHARE)),
   ("memory", "use to at most {:.0%}", lambda: (device_memory.IN_USE,)),
+  ("long-text", "tokens {:.0f} GB of keys, values and their gradients, {:.2f} of what global layers",
+   lambda: (keys_sent(**LOCAL), keys_sent(**LOCAL) / keys_sent())),
   ("memory", "takes {:.2f} of the loop's time", lambda: (h200(blocks.UNROLLED) / h200(blocks.LOOP),)),
   ("float8", "is {:.2f} times as fast as in bfloat16", lambda: (h200(blocks.UNROLLED) / h200("float8"),)),
   ("memory", "send ({:.1f} ms exposed, with the loop {:.1f})",

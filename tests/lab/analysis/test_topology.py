@@ -22,6 +22,7 @@ from lab.analysis import explanation, memory, theory
 from lab.analysis.case import Case
 from lab.analysis.compiled import compile_step
 from lab.analysis.topology import machine_of
+from models.ops import pieces
 from strategies.execution.strategy import Strategy
 from tools import explain as tool
 from training import settings
@@ -271,6 +272,17 @@ def test_a_whole_slice_gathers_keys_and_values():
   for what in ours | wanted:
     assert ours[what] == pytest.approx(wanted[what], rel=1e-6, abs=SCALARS), what
   assert found["excess"] == []
+
+
+def test_explaining_a_long_text_lists_no_mask_of_all_of_it(monkeypatch: pytest.MonkeyPatch):
+  """Splash attention visits each block of a mask in Python: for a million positions that took most of an hour."""
+  made, kernel = [], pieces.splash_kernel
+  record = lambda q, k, *rest, **more: made.append(k) or kernel(q, k, *rest, **more)
+  monkeypatch.setattr(pieces, "splash_kernel", record)
+  config, where = base.get_config("tiny", "context"), machine_of("v5p:2x2x2")
+  config.update_from_flattened_dict({"model.seq_len": 16_384, "model.window": 256, "batch_size": 1})
+  explanation.explain("context", tool.create(config, where), config.batch_size, where, compiled=False)
+  assert max(made, default=0) <= 16_384 // 8
 
 
 def test_a_whole_slice_shares_experts():
