@@ -240,6 +240,8 @@ COMPUTED: list[tuple[str, str, Callable[[], tuple[Any, ...]]]] = [
   ("README", "trains at {:,.0f} tokens a second, an MFU of {:.1%}, or {:.1%} as PaLM counts",
    lambda: (round(step("language_model", "h200")["tokens_per_second"], -2), step("language_model", "h200")["mfu"],
             step("language_model", "h200")["palm_mfu"])),
+  ("README", "losses and gradients of the CPU, up to {:.1e}",
+   lambda: (max(max(row["loss"], row["gradient"]) for row in step("parity", "h200")["rows"] if row["bound"] <= 1e-4),)),
   ("README", "was {:.2f} times as fast as transformers' Llama", lambda: (ratio_to_peer(),)),
   ("README", "needed {:.0f}% to {:.0f}% less memory than predicted",
    lambda: (less_than_predicted()[0], less_than_predicted()[-1])),

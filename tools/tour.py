@@ -44,9 +44,9 @@ def pages(name: str, shown: Sequence[tuple[ModuleType, Sequence[Shown]]]) -> dic
   texts = {main: [f"# {page.title}", made, page.introduction]}
   for number, (lesson, results) in enumerate(shown):
     title, subject, imports = heading(lesson)
-    steps = "; ".join(one.step.title[0].lower() + one.step.title[1:] for one in results)
+    steps = ": " + "; ".join(one.step.title[0].lower() + one.step.title[1:] for one in results)
     target, mark = files[number] if page.in_parts else f"#{_anchor(title)}", "##" if page.in_parts else "###"
-    contents.append(f"{number + 1}. [{title}]({target}){f': {steps}' if page.in_parts else ''}")
+    contents.append(f"{number + 1}. [{title}]({target}){steps if page.in_parts else ''}")
     part = texts.setdefault(files[number], [])
     part += [f"{mark[1:]} {title}", *([made, f"Part {number + 1} of [the tour]({main})."] if page.in_parts else [])]
     link, has_code = f"[The code](../{file_of(lesson)}) prints:", any(one.step.code for one in results)

@@ -57,25 +57,24 @@ class Row:
 
 
 def ours() -> list[Row]:
-  """The steps of this repository that were measured on a GPU, from the record of `make accelerator`."""
-  steps = json.loads(MEASURED.read_text())["steps"]
-  model, small = steps["language_model"]["values"], steps["throughput"]["values"]
+  """The steps of this repository that were measured on a GPU, from the records of `make accelerator`."""
+  steps, later = (json.loads(file.read_text())["steps"] for file in (MEASURED, LATER))
+  model, small, on_h200 = (
+    one["values"] for one in (steps["language_model"], steps["throughput"], later["language_model"])
+  )
   timed = [second for done in small["cells"]["single/1"]["rounds"] for second in done["seconds"]]
-  where, rows = machine_of("h100:1x1"), []
-  for preset, strategy, batch_size, seconds in (
-    (model["preset"], "fsdp", model["batch_size"], model["step_ms"] / 1e3),
-    ("throughput_gpu", "single", small["config"]["batch_size"], statistics.median(timed)),
+  rows = []
+  for device, preset, strategy, batch_size, seconds, unlike in (
+    ("H100", model["preset"], "fsdp", model["batch_size"], model["step_ms"] / 1e3, ""),
+    ("H100", "throughput_gpu", "single", small["config"]["batch_size"], statistics.median(timed), ""),
+    ("H200", on_h200["preset"], "fsdp", on_h200["batch_size"], on_h200["step_ms"] / 1e3, NO_LOOP),
   ):
-    asked = base.get_config(preset, strategy)
+    where, asked = machine_of(f"{device.lower()}:1x1"), base.get_config(preset, strategy)
     asked.batch_size = batch_size
     case = case_on(where, asked)
     times = predict.times(case, where.chip, where.links(case.layout.mesh))
-    rows.append(Row(OURS, f"`{preset}`, 1 H100", "gpu", seconds, times, times.seconds))
-  model, where = json.loads(LATER.read_text())["steps"]["language_model"]["values"], machine_of("h200:1x1")
-  case = case_on(where, base.get_config(model["preset"], "fsdp"))
-  times = predict.times(case, where.chip, where.links(case.layout.mesh))
-  what, seconds = f"`{model['preset']}`, 1 H200", model["step_ms"] / 1e3
-  return [*rows, Row(OURS, what, "gpu", seconds, times, times.seconds, NO_LOOP)]
+    rows.append(Row(OURS, f"`{preset}`, 1 {device}", "gpu", seconds, times, times.seconds, unlike))
+  return rows
 
 
 def others(slower: float | None = None) -> list[Row]:

@@ -37,7 +37,6 @@ from strategies.layout import Layout
 
 BATCH, LENGTH, DOCUMENTS = 4, 2048, 4
 SHARERS = 4  # devices that share a text, all simulated by the one that runs it
-SHARED = "{} in pieces"
 ROUNDS, CALLS = 9, 5  # each round times each kernel once, over so many calls
 LONGEST = 40  # seconds that a case may take; on an H100 one takes about 20
 PARTS = ("output", "query gradient", "key gradient", "value gradient", "sink gradient")  # the last if there are sinks
@@ -88,7 +87,7 @@ Attention = Callable[..., jax.Array]  # an implementation, as models/ops/attenti
 def kernels(platform: str) -> dict[str, Attention]:
   """The implementations to check on a platform. One is `plain` in bfloat16, whose time the others are compared with."""
   best = BEST[platform]
-  return {best: functools.partial(of_text, best), SHARED.format(best): by_sharers(best), "plain": plain}
+  return {best: functools.partial(of_text, best), f"{best} in pieces": by_sharers(best), "plain": plain}
 
 
 def by_sharers(name: str) -> Attention:
@@ -181,11 +180,10 @@ def program(kernel: Attention, case: Kind, dtype: Any) -> Callable[..., tuple[ja
   def run(
     q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array, segments: jax.Array | None, sinks: jax.Array | None
   ) -> tuple[jax.Array, ...]:
-    with_sinks = lambda q, k, v, sinks: kernel(q, k, v, segments=segments, sinks=sinks, **options)
-    without = lambda q, k, v: kernel(q, k, v, segments=segments, **options)
-    arrays = [x.astype(dtype) for x in (q, k, v)]
-    out, vjp = jax.vjp(without, *arrays) if sinks is None else jax.vjp(with_sinks, *arrays, sinks)
-    return (out, *vjp(g.astype(dtype)))
+    core = lambda arrays, more: kernel(*arrays, segments=segments, **options, **more)
+    out, vjp = jax.vjp(core, [x.astype(dtype) for x in (q, k, v)], {} if sinks is None else {"sinks": sinks})
+    of_arrays, of_more = vjp(g.astype(dtype))
+    return (out, *of_arrays, *of_more.values())
 
   return run
 
@@ -211,7 +209,7 @@ def check(case: Kind, among: dict[str, Attention], batch: int = BATCH, length: i
     except Exception as error:  # nor one kernel
       failed[name] = reason(error)
       continue
-    errors[name] = {part: difference(a, b) for part, a, b in zip(PARTS, got, exact, strict=False)}
+    errors[name] = {part: difference(a, b) for part, a, b in zip(PARTS[: len(exact)], got, exact, strict=True)}
     runs[name] = functools.partial(run, *arrays, *masks)
   return {"case": _named(case), "errors": errors, "failed": failed, "seconds": timed(runs)}
 

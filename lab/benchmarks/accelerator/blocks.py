@@ -75,7 +75,8 @@ def row(values: Values) -> list[str]:
     if taken is None:
       return "not measured"
     beside = f", {taken / first:.2f}" if first and name != LOOP else ""
-    return f"{1e3 * taken:,.0f} ms{beside}{f'; {peak / 2**30:.1f} GiB' if peak else ''}; {made['loss']:.2f}"
+    memory = [f"{peak / 2**30:.1f} GiB"] if peak else []
+    return "; ".join([f"{1e3 * taken:,.0f} ms{beside}", *memory, f"{made['loss']:.2f}"])
 
   return [cell(name) for name in WAYS]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from lab.benchmarks.accelerator import record
 from lab.benchmarks.accelerator.step import LIMIT, Measurement, Values
 from lab.benchmarks.accelerator.steps import STEPS
+from lab.benchmarks.header import source
 from lab.benchmarks.pages import RESULTS, ROOT, fill
 
 PAGE = ROOT / "docs" / "accelerator.md"
@@ -86,7 +87,7 @@ def short(step: Measurement, made: Values) -> str:
   verdict = step.judge(entry["values"]) if "values" in entry else None
   if verdict is None or not verdict.good:
     return "**fails**"
-  return f"aim {verdict.aim.show().partition(':')[0]}" if verdict.aim else "holds"
+  return f"aim {verdict.aim.outcome}" if verdict.aim else "holds"
 
 
 def origin(made: Values, name: str) -> str:
@@ -94,5 +95,5 @@ def origin(made: Values, name: str) -> str:
   entry = made["steps"][name]
   settings = "".join(f" {name}={value}." for name, value in entry["environment"].items())
   commit = f" Commit {entry['commit']}{', with changes' if entry['dirty'] else ''};" if entry["commit"] else ""
-  where = f"{devices(made)}; jax {entry['versions']['jax']}; {entry['date']}."
-  return f"`{entry['command']}`, {where}{settings}{commit} took {entry['seconds']:.0f} s."
+  shown = entry | {"machine": devices(made), "versions": {"jax": entry["versions"]["jax"]}}
+  return f"{source(shown)}{settings}{commit} took {entry['seconds']:.0f} s."

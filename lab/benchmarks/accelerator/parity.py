@@ -196,7 +196,7 @@ STEP = Measurement(
   name="parity",
   about=(
     "every strategy on all devices against one device, and one device against the CPU: "
-    f"{STEPS} losses and every gradient, in float32 with exact products, and once in bfloat16 with attention's kernel"
+    f"{STEPS} losses and every gradient, in float32 with exact products, and in bfloat16 with attention's kernel"
   ),
   promise=(
     f"a relative difference is above {BETWEEN_STRATEGIES:.0e} between strategies or {BETWEEN_KINDS:.0e} to the CPU, "

@@ -28,8 +28,12 @@ class Aim:
   text: str
   reached: bool | None
 
+  @property
+  def outcome(self) -> str:
+    return {True: "reached", False: "missed", None: "is for another device"}[self.reached]
+
   def show(self) -> str:
-    return {True: "reached", False: "missed", None: "is for another device"}[self.reached] + f": {self.text}"
+    return f"{self.outcome}: {self.text}"
 
 
 @dataclasses.dataclass(frozen=True)
